@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 ERROR: Final = 2
-"""Exit code of what came to no result."""
+"""Exit code of a run without a result."""
 
 
 def _seconds(text: str) -> float:
@@ -52,26 +52,31 @@ def _bytes(text: str) -> bytes:
 
 FLAGS: Final[tuple[tuple[str, str, Callable[[str], Any] | None, str], ...]] = (
     ("--bucket-type", "bucket_type", str, "which bucket type; default"),
-    ("--bucket", "bucket", _bytes, "only keys of this bucket; bytes that are no text as 0xff00"),
+    ("--bucket", "bucket", _bytes, "only keys of this bucket; bytes that are not UTF-8 as 0xff00"),
     ("--modified-since", "modified_since_ms", _moment, "only keys that either side changed since then"),
     ("--modified-before", "modified_before_ms", _end, "only keys that either side changed before then"),
     ("--full", "full", None, "read all, without asking trees"),
-    ("--bodies", "bodies", None, "read objects too, and hold each against the hash in its key row; implies --full"),
-    ("--sample", "sample", float, "a part of the segments alone, such as 0.01"),
-    ("--max-differences", "max_differences", int, "findings that are kept; totals stay true"),
-    ("--max-time", "max_time_s", _seconds, "begin nothing new after this, such as 10m"),
+    ("--bodies", "bodies", None, "read objects too, and compare each with the hash in its key row; implies --full"),
+    ("--sample", "sample", float, "compare only this part of the segments, such as 0.01"),
+    ("--max-differences", "max_differences", int, "most findings that are stored; totals stay exact"),
+    ("--max-time", "max_time_s", _seconds, "begin no further work after this time, such as 10m"),
     ("--settle", "settle_s", _seconds, "pause before the second look, such as 10s"),
-    ("--filter", "filter", str, "a queue's filter: what it leaves out is filtered"),
+    ("--filter", "filter", str, "a queue's filter: keys that it does not select are `filtered`"),
     ("--rate-limit", "rows_per_second", int, "rows a second of each cluster; 0: no limit"),
-    ("--give-up-after", "give_up_after_s", lambda text: max(1, round(_seconds(text))), "patience with a cluster"),
+    (
+        "--give-up-after",
+        "give_up_after_s",
+        lambda text: max(1, round(_seconds(text))),
+        "how long to retry a cluster that does not answer",
+    ),
     ("--token-file", "token_file", str, "a token for both clusters; the path is read on every worker"),
     ("--right-token-file", "right_token_file", str, "one for the right cluster, if it has others"),
     ("--ca-file", "ca_file", str, "trusted certificate authorities"),
-    ("--certificate-file", "certificate_file", str, "what to show where nodes want a certificate"),
+    ("--certificate-file", "certificate_file", str, "the certificate for nodes that require one"),
     ("--key-file", "key_file", str, "its key"),
 )
-"""(flag, field of ReconcileOptions, how its text is read, what it means); None for a switch. `isthmus reconcile run`
-has the same ones."""
+"""(flag, field of ReconcileOptions, parser of its text, help text); parser None: a switch. `isthmus reconcile run` has
+the same options."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,9 +112,11 @@ def _parser() -> argparse.ArgumentParser:
         "application.py", description="Compare two clusters key by key.", argument_default=argparse.SUPPRESS
     )
     parser.add_argument("--left", required=True, metavar="URL[,URL...]", help="HTTP listeners of nodes of one cluster")
-    parser.add_argument("--right", required=True, metavar="URL[,URL...]", help="the same of the other one")
-    parser.add_argument("--output", required=True, help="where runs are kept; driver and workers reach it")
-    parser.add_argument("--run-id", default=None, help="the same id goes on with a run; without it a new one is made")
+    parser.add_argument(
+        "--right", required=True, metavar="URL[,URL...]", help="HTTP listeners of nodes of the other cluster"
+    )
+    parser.add_argument("--output", required=True, help="directory of runs, which driver and workers can write to")
+    parser.add_argument("--run-id", default=None, help="resume the run of this id; without it a new run begins")
     for flag, field, kind, meaning in FLAGS:
         if kind is None:
             parser.add_argument(flag, dest=field, action="store_true", help=meaning)

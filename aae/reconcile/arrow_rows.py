@@ -71,8 +71,8 @@ KEY_COLUMNS: Final[Mapping[str, t.DataType]] = {
 }
 """Columns of the view `keys`. `clock`: canonical bytes, equal where clocks are equal; `clock_hash`: their `xxhash64` as
 Spark computes it; `object_hash`: xxh64 (seed 0) of the object's canonical bytes; hashes are signed. `change_offset`: of
-the key's newest change in its partition of this cluster. `partition`, `apply_epoch`, `apply_offset`: what the row is as
-of. `fault`: null for a sound row."""
+the key's newest change in its partition of this cluster. `partition`, `apply_epoch`, `apply_offset`: the applied
+position at which the row was read. `fault`: null for a valid row."""
 
 ENTRY_COLUMNS: Final[Mapping[str, t.DataType]] = {"clock_entries": t.ArrayType(_ENTRY)}
 """Optional columns of both views: the clock's entries, with the counter split into epoch and offset."""
@@ -121,7 +121,7 @@ def check_schema(view: RowView, schema: t.StructType) -> None:
 _FAULT: Final = "fault"
 
 _APART: Final = OBJECT_COLUMNS.keys() - {"object"}
-"""Columns for which objects are taken apart."""
+"""Columns for which objects are decoded."""
 
 
 class Columns:
@@ -187,7 +187,7 @@ class _Frame:
         return self._tails
 
     def _objects(self, apart: bool) -> list[Object | None]:
-        """The objects, taken apart if they are to be; what is wrong with any of them is noted all the same."""
+        """The objects, decoded if `apart`; the faults of all objects are recorded in any case."""
         found: list[Object | None] = []
         hashes, sizes = self.column(_HASH), self.column(_SIZE)
         for at, (data, hash64) in enumerate(zip(self.data, hashes, strict=True)):
@@ -226,7 +226,7 @@ _OFFSET: Final = 6
 
 
 def _cut(data: bytes, places: Places, first: int, every: int) -> pa.Array:
-    """Of the strings between neighbouring places every so many-th, from the `first` on."""
+    """Every `every`-th of the strings between neighbouring places, from number `first` on."""
     ends = places.astype(np.int32)
     whole = pa.Array.from_buffers(pa.binary(), len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
     return whole.take(pa.array(np.arange(first, len(ends) - 1, every, dtype=np.int32)))

@@ -22,7 +22,7 @@ from isthmus.repl.model.objects import summarize_encoded
 
 DAY_S: Final = 86_400
 AGES: Final = (("hour", 3_600), ("day", DAY_S), ("week", 7 * DAY_S), ("month", 30 * DAY_S), ("year", 365 * DAY_S))
-"""Upper ends of the classes of age; what is older is in the last one."""
+"""Upper ends of the age classes; the last class has all older objects."""
 
 BRANCHES_AT_ONCE: Final = 256
 

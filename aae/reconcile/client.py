@@ -115,8 +115,10 @@ def first_response(
     fatal: Callable[[PeerFault | CodecError], bool],
     failed: str,
 ) -> Response:
-    """The result of `send` at the first node for which it does not fail. Raises an error that is `fatal`, since it
-    would be the same at every node; PeerFault with `failed` and all other errors if there is no node left."""
+    """The result of `send` at the first node for which it does not fail.
+
+    Raises an error that is `fatal`, because it would be the same at every node; PeerFault with `failed` and all errors
+    if every node has failed."""
     access = credentials.access()
     failures: list[str] = []
     for url in urls:
@@ -145,7 +147,9 @@ def fetch_plan(urls: Sequence[str], credentials: Credentials, bucket_type: str) 
             raise
         return parse_plan(data, peer.url)
 
-    return first_response(urls, credentials, send, fatal=lambda _: False, failed="no node says who holds what")
+    return first_response(
+        urls, credentials, send, fatal=lambda _: False, failed="no node answers which nodes hold which partitions"
+    )
 
 
 def parse_plan(data: bytes, asked_url: str) -> ReplicaDirectory:
@@ -215,7 +219,7 @@ def _frames(url: str, take: Any) -> Iterator[Frame]:
     while piece := take():
         for frame in frames.feed(piece):
             yield frame
-            began_s = monotonic()  # what the reader took its time for is not the node's
+            began_s = monotonic()  # the time that the reader takes between frames is not the node's
         if monotonic() - began_s > FRAME_TIMEOUT_S:
             raise PeerFault(f"{url}: no frame of rows for {FRAME_TIMEOUT_S:.0f} s, though bytes trickle")
     raise PeerFault(f"{url}: the stream of rows was cut off")
@@ -237,7 +241,7 @@ def _checked(url: str, frames: Iterator[Frame]) -> Iterator[Rows | SkippedTo | T
 
 
 class Pusher:
-    """Pushes batches to whichever node responds. Not thread-safe."""
+    """Pushes batches to the first node that responds. Not thread-safe."""
 
     def __init__(self, urls: Sequence[str], credentials: Credentials) -> None:
         access = credentials.access()

@@ -116,7 +116,7 @@ def read_runs(side: SideSpec, runs: Runs, *, committed: bool = False, bodies: bo
 
 
 def scattered(runs: Runs) -> bool:
-    """Whether one question names the segments, rather than a stream a run."""
+    """Whether to request the segments by number, instead of one stream per range."""
     return len(runs) > 1 and sum(end - first for first, end in runs) <= SCATTERED_MAX
 
 
@@ -136,8 +136,8 @@ def leaves_of(side: SideSpec, branches: Sequence[int]) -> Hashes:
 
 
 def decoded(names: Sequence[bytes], key_rows: Sequence[bytes]) -> Iterable[tuple[Name, ObservedKey]]:
-    """The rows of a frame. One that cannot be read has a fault, and its name. Raises CodecError for a name that is
-    none."""
+    """The rows of a frame, with their names; a row that cannot be decoded has a fault. Raises CodecError for an invalid
+    name."""
     joined = b"\xdd" + len(key_rows).to_bytes(4, "big") + b"".join(key_rows)
     try:
         raws = msgpack.unpackb(joined, use_list=False, max_map_len=0, max_ext_len=0)
@@ -153,11 +153,12 @@ def decoded(names: Sequence[bytes], key_rows: Sequence[bytes]) -> Iterable[tuple
             yield named, _one(key_rows[at])
 
 
-def _held_against(
+def _checked_objects(
     objects: Sequence[bytes], found: Iterable[tuple[Name, ObservedKey]]
 ) -> Iterable[tuple[Name, ObservedKey]]:
-    """The rows, with a fault where the object is not the one that its row tells of. One that is too large to be sent
-    goes by its row, as all do without bodies."""
+    """The rows, with a fault if the object does not match the hash in its row.
+
+    For an object that is too large to be sent, only the row is compared."""
     for data, (name, seen) in zip(objects, found, strict=True):
         too_large = not data and (seen.size_bytes or 0) > OBJECT_BYTES_MAX
         if seen.fault or too_large or xxh64_intdigest(data) == seen.hash64:
@@ -181,7 +182,7 @@ def _one(data: bytes) -> ObservedKey:
 def frames_of(
     side: SideSpec, runs: Runs, as_of: list[ReadPoint], *, committed: bool = False, bodies: bool = False
 ) -> Iterator[Rows]:
-    """The frames of the ranges, one stream per partition; appends to `as_of` what they are as of."""
+    """The frames of the ranges, one stream per partition; appends their read points to `as_of`."""
     consistency = Consistency.COMMITTED if committed else Consistency.ANY
     ask = partial(plan_of, side)
     plan = ask()
@@ -208,7 +209,7 @@ def _by_streams(side: SideSpec, runs: Runs, committed: bool, bodies: bool) -> Ra
     size = 0
     for rows in frames_of(side, runs, taken.as_of, committed=committed, bodies=bodies):
         found = decoded(rows.names, rows.key_rows)
-        taken.rows.update(_held_against(rows.objects, found) if bodies else found)
+        taken.rows.update(_checked_objects(rows.objects, found) if bodies else found)
         size += sum(sum(map(len, each)) for each in (rows.names, rows.key_rows, rows.objects))
     return taken._replace(bytes=size)
 
@@ -333,7 +334,7 @@ def _same_end(row: bytes) -> int | None:
 
 
 def _taken(side: _Side, names: Iterable[bytes]) -> RangeRows:
-    """Some rows as a look wants them."""
+    """Some rows in the form for `verdicts`."""
     sound = [name for name in names if name in side.rows]
     hurt = [name for name in names if name in side.damaged]
     rows = dict(decoded(sound, [side.rows[name] + FIRST_OFFSET for name in sound]))

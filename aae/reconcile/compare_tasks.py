@@ -1,4 +1,4 @@
-"""What Spark's tasks do for `job`: a first or second look at each chunk of a batch, in Arrow columns.
+"""Spark tasks of `job`: a first or second look at each chunk of a batch, in Arrow columns.
 
 A task receives chunks as bytes and returns a row per chunk. The error of a chunk is in its row, so that an unreachable
 node affects no other chunk. For reads see `compare_range`, for verdicts `verdicts`.
@@ -30,16 +30,16 @@ from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import key_hash, segment_of
 
 FURTHER_LOOKS_MAX: Final = 4
-"""Looks after the second one at keys that still differ, as long as each finds that some have arrived: then others may
-be under way, too. Keys that still differ when the last look found arrivals are unreachable rather than lost, and left
-to the next attempt."""
+"""Most looks after the second one at keys that still differ. They go on while each finds that some writes have arrived:
+others may be under way, too. Keys that still differ after the last look are `unreachable` rather than `diverged` if it
+found arrivals, and left to the next attempt."""
 
 STILL_ARRIVING: Final = "still-arriving: changes take longer than --settle and further looks; go on with the run later"
 """Why a chunk stays open after the last look."""
 
 
 class Job(NamedTuple):
-    """What all chunks of a run have in common. `rest_s`: pause before a further look."""
+    """Parameters that all chunks of a run share. `rest_s`: pause before a further look."""
 
     left: SideSpec
     right: SideSpec

@@ -56,7 +56,7 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
     def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:
         """For spark.readStream. Raises BadInput."""
         if self._parsed.view == FINDINGS:
-            raise BadInput("findings are read with spark.read: a run that is done changes no more")
+            raise BadInput("findings are read with spark.read: a finished run does not change")
         check_schema(RowView(self._parsed.view), schema)
         for name in ("bucket", "prefix", "modified_since", "modified_before", "segments"):
             if name in self.options:

@@ -90,10 +90,10 @@ class RunFileSystem:
 EXPORTED: Final = "bucket_type,bucket,key,last_modified,object"
 
 MARK: Final = "_export.json"
-"""Begins with what Parquet's readers pass over."""
+"""Begins with an underscore, so that Parquet readers skip it."""
 
 SLICE_ROWS: Final = 1_000_000
-"""Objects of a slice, about: a gigabyte, and a minute or so that a killed export does again."""
+"""Approximate objects of a slice: a gigabyte, and about a minute's work that a killed export repeats."""
 
 SLICES_MAX: Final = 4_096
 
@@ -151,8 +151,9 @@ def import_objects(
     progress: Progress | None = None,
 ) -> int:
     """Push an export into a cluster with its clocks; returns its number of rows. Repeating it changes nothing.
-    `directory` records which slices are done, and where. Of `options` bucket, prefix and times select rows. Raises
-    BadInput."""
+
+    `directory` records the finished slices and the target cluster. The fields bucket, prefix and times of `options`
+    select rows. Raises BadInput."""
     chosen = parse_options({"urls": urls, **options})
     sending = {name: value for name, value in options.items() if name not in _CHOOSING}
     slices = _stored_slices(RunFileSystem(spark, path)) if is_store(path) else check_whole(path)

@@ -54,15 +54,15 @@ plan has no objects; references were given up meanwhile, so it has to be applied
 
 
 class Queue(Protocol):
-    """Where references go."""
+    """A queue of the sending cluster that accepts references."""
 
     def check(self, sender: str, receiver: str) -> int:
         """Wall clock (ms) of the queue's cluster. Raises BadInput unless that is `sender` (a uuid in hexadecimal) and
         only `receiver` fetches from the queue."""
 
     def lost(self, since_ms: int) -> list[str]:
-        """Descriptions of what the queue gave up at its lowest priority since then and full-sync has not closed. What a
-        crashed node lost is known once it is back, or half a minute later."""
+        """Descriptions of the references at the lowest priority that the queue lost since `since_ms`, and that
+        full-sync has not closed. Losses of a crashed node are known once it is back, or half a minute later."""
 
     def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
         """Enqueue references to (bucket, key) at the lowest priority; returns how many of the first ones were taken."""
@@ -131,10 +131,11 @@ def apply(
     *,
     again: bool = False,
 ) -> dict[str, Any]:
-    """Do a plan, or what is left of it; `again`: all of it, whatever was queued before. Its progress at the end, with
-    `queued_now` (references that this call queued), `lost` (what the queue gave up of earlier ones) and `state`. Raises
-    BadInput for a plan that is none, and for a queue of another cluster, Overloaded when the queue takes nothing for
-    minutes, and what `queue` raises: what was taken till then is recorded."""
+    """Apply a plan, or the rest of it; `again`: all of it, even what was queued before.
+
+    Returns the progress at the end, with `queued_now` (references that this call queued), `lost` (earlier references
+    that the queue lost) and `state`. Raises BadInput for an unknown plan and for a queue of another cluster, Overloaded
+    if the queue is full for minutes, and the errors of `queue`. References that were accepted are recorded first."""
     made = directory.read(f"repairs/{plan_id}.json")
     if made is None:
         raise BadInput(
@@ -161,7 +162,7 @@ def apply(
 
     for batch in _planned(directory, made, done):
         names = [(one.bucket, one.key) for one in batch]
-        note("running")  # before the first reference: from then on some may be lost
+        note("running")  # before the first reference is pushed: references pushed after `began_ms` may be lost
         _pushed(queue, batch[0].bucket_type.encode(), names)
         done += len(batch)
         note("running")
@@ -178,7 +179,7 @@ def apply(
 
 
 def _clusters(directory: RunDirectory, direction: str) -> tuple[str, str]:
-    """The uuids of the sending and of the lacking cluster, in hexadecimal. Raises BadInput."""
+    """The uuids of the sending and of the receiving cluster, in hexadecimal. Raises BadInput."""
     summary = directory.read("summary.json") or {}
     with directory.decoding("summary.json"):
         clusters = summary["clusters"]
@@ -194,7 +195,9 @@ def _check_findings(directory: RunDirectory, made: Mapping[str, Any]) -> None:
     with directory.decoding("summary.json"):
         named = summary and _named(summary, made["queue"], made["direction"], int(made["rate_per_second"]))
     if named != made["plan"]:
-        raise BadInput(f"run {directory.run_id} has gone on since plan {made['plan']}, and found other keys: plan anew")
+        raise BadInput(
+            f"run {directory.run_id} was resumed after plan {made['plan']}, and found other keys: make a new plan"
+        )
 
 
 def _planned(directory: RunDirectory, made: Mapping[str, Any], behind: int) -> Iterator[list[RepairKey]]:
@@ -204,7 +207,7 @@ def _planned(directory: RunDirectory, made: Mapping[str, Any], behind: int) -> I
             _check_findings(directory, made)
             yield batch
     except OSError:
-        _check_findings(directory, made)  # that is why a file of theirs is gone
+        _check_findings(directory, made)  # a resumed run removes the files of its findings
         raise
 
 
@@ -270,7 +273,9 @@ def _pushed(queue: Queue, bucket_type: bytes, names: list[tuple[bytes, bytes]]) 
             continue
         rests += 1
         if rests > FULL_RESTS_MAX:
-            raise Overloaded("the queue takes no references: is its owner fetching? The same plan goes on later")
+            raise Overloaded(
+                "the queue accepts no references: does its owner fetch? Applying this plan later resumes it"
+            )
         sleep(FULL_REST_S)
 
 

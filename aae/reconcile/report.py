@@ -132,7 +132,7 @@ def _verdicts(firsts: list[ChunkResult], seconds: list[ChunkResult]) -> dict[str
 
 
 FEW: Final = 50_000
-"""Keys that differ, up to which the driver has them in its hands: some 20 MB."""
+"""Most differing keys that the driver holds in its memory: some 20 MB."""
 
 _PIECES: Final = pa.list_(
     pa.struct([("partition", pa.int64()), ("epoch", pa.int64()), ("apply_offset", pa.int64())])

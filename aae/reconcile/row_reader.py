@@ -69,7 +69,7 @@ class SegmentPartition(ds.InputPartition):  # type: ignore[misc]
         self.end = end
         self.copies = copies
         self.epoch = 0
-        """Of changes: what a copy must have applied to be read."""
+        """For a range of changes: the offset that a replica must have applied to be read."""
         self.tasks = 1
         self.manifest = ""
 
@@ -98,8 +98,8 @@ def plan_ranges(
         copies = usable(one, consistency)
         if not copies:
             raise RangeUnreadable(
-                f"partition {one.partition}, segments {one.first} to {one.end}: no node has a copy that may be read"
-                f" ({'only the leader may, and there is none' if one.copies else 'no node that answers holds it'})"
+                f"partition {one.partition}, segments {one.first} to {one.end}: no node has a replica that may be read"
+                f" ({'only the leader may be read, and there is none' if one.copies else 'no answering node has one'})"
             )
         start, stop = max(first, one.first), min(end, one.end)
         cuts = [start + (stop - start) * at // pieces for at in range(pieces + 1)]
@@ -139,7 +139,7 @@ def wait_for_ranges(
 
 
 class RangeStream:
-    """The frames of one range, from whichever replicas respond. `pieces` lists afterwards what they are as of."""
+    """The frames of one range, from the replicas that respond. Afterwards `pieces` lists their read points."""
 
     def __init__(
         self,
@@ -191,13 +191,13 @@ class RangeStream:
                 else:
                     return
             if full and monotonic() < placed_s + PLACE_S:
-                deadline_s = max(deadline_s, monotonic() + self._give_up_after_s)  # a node that is busy is there
+                deadline_s = max(deadline_s, monotonic() + self._give_up_after_s)  # a busy node counts as reachable
             if monotonic() >= deadline_s:
-                raise self._unreadable(f"no copy could be read for {self._give_up_after_s:.0f} s", failures)
+                raise self._unreadable(f"no replica could be read for {self._give_up_after_s:.0f} s", failures)
             sleep(PLACE_RETRY_S if full else RETRY_S)
-            self._look_around()
+            self._refresh_plan()
 
-    def _look_around(self) -> None:
+    def _refresh_plan(self) -> None:
         """Update the replicas from a new plan, if one can be fetched."""
         if self._ask is None:
             return
@@ -230,7 +230,7 @@ class RangeStream:
                     f"{copy.url} has applied epoch {head.epoch} of partition {part.partition}, not {part.epoch}"
                 )
             if (head.partition, head.first, head.end) != (asked.partition, asked.first, asked.end):
-                raise CodecError(f"{copy.url} answers about another range than was asked for")
+                raise CodecError(f"{copy.url} answers about another range than the requested one")
             count, whole = 0, False
             try:
                 for frame in frames:
@@ -252,10 +252,10 @@ class RangeStream:
 
 
 def _behind(asked: RowsRequest | ChangesRequest, rows: Rows | SkippedTo) -> RowsRequest | ChangesRequest:
-    """The request for what is left behind these rows. Raises CodecError."""
+    """The request for the rest of the range, behind these rows. Raises CodecError."""
     if isinstance(rows, SkippedTo):
         if not isinstance(asked, RowsRequest) or rows.name <= asked.after:
-            raise CodecError("a stream of rows says that it is behind where it was")
+            raise CodecError("a stream of rows went backwards")
         return asked._replace(after=rows.name)
     if isinstance(asked, RowsRequest):
         return asked._replace(after=rows.names[-1])

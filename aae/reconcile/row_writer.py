@@ -43,7 +43,7 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 
 RETRY_S: Final = 0.5
 RETRY_S_MAX: Final = 8.0
-"""Pauses before what failed is sent again: doubled each time, up to the longest."""
+"""First and longest pause before failed rows are sent again; each pause is twice the last one."""
 
 TOO_LARGE: Final = 413
 """HTTP status of a request above a node's limits; a part of it may be accepted."""
@@ -72,9 +72,9 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, options: RunOptions, schema: t.StructType, overwrite: bool) -> None:
         """Raises BadInput for missing columns, or columns of other types."""
         if overwrite:
-            raise BadInput('a cluster is only added to: use .mode("append")')
+            raise BadInput('rows can only be added to a cluster: use .mode("append")')
         if not options.urls:
-            raise BadInput("option urls is missing: findings, and files, are not written here")
+            raise BadInput("option urls is missing: this format writes to a cluster, not findings or files")
         self._options = options
         self._job = uuid4().bytes
         names = schema.fieldNames()
@@ -235,7 +235,7 @@ _PUSH_OUTCOMES: Final = frozenset(one.value for one in PushOutcome)
 
 def _put_outcome(answer: Any) -> tuple[str, str] | None:
     match answer:
-        case [204, _, _] | [404, _, "not-found"]:  # the second: a delete of what is not there
+        case [204, _, _] | [404, _, "not-found"]:  # the second: a delete of an absent key
             return "applied", ""
         case [int(status), _, reason] if 400 <= status < 600:
             return ("failed" if status >= 500 else "rejected"), str(reason)

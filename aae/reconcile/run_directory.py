@@ -31,10 +31,9 @@ from isthmus.repl.model.errors import BadInput, LocalFault
 RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 RUN: Final = "run_id"
-"""Prefixes of directory names: a comparison, a seed (`seed`), an import (`export`)."""
 SEED: Final = "seed_id"
 IMPORT: Final = "import_id"
-"""What a directory's name begins with: a comparison, a seed (`seed`), an import (`export`)."""
+"""Kinds of runs, and prefixes of their directories' names: a comparison, a seed (`seed`), an import (`export`)."""
 
 FIRST: Final = "first"
 SECOND: Final = "second"
@@ -119,8 +118,8 @@ class RunDirectory:
         differing = sorted(name for name in known.keys() | asked.keys() if known.get(name) != asked.get(name))
         if differing:
             raise BadInput(
-                f"run {self.run_id} is there and was asked with other {', '.join(differing)}: take another --run-id, "
-                "or the same options"
+                f"run {self.run_id} exists with different {', '.join(differing)}: take another --run-id, or the same "
+                "options"
             )
         return True
 
@@ -152,7 +151,7 @@ class RunDirectory:
         try:
             yield
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise LocalFault(f"{self.path / name} is not as a run leaves it: {error!r}") from error
+            raise LocalFault(f"{self.path / name} is not a valid document of a run: {error!r}") from error
 
     def write(self, name: str, document: object) -> None:
         """Write a document atomically and durably."""
@@ -243,8 +242,9 @@ def known_runs(output: str, kind: str = RUN) -> list[RunDirectory]:
 
 
 class ReadRange(NamedTuple):
-    """What a task read from one node: the rows of the segments [first, end) behind `after` (hexadecimal; "": none), as
-    of everything below `offset`. `whole`: it was read to its end."""
+    """A range that a task read from one node: rows of the segments [first, end) behind `after` (hexadecimal; "": none).
+
+    The rows include every change below `offset`. `whole`: the range was read to its end."""
 
     partition: int
     first: int

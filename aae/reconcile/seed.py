@@ -46,7 +46,7 @@ ROUNDS: Final = 3
 """Attempts per chunk in one run; each lasts `give_up_after_s`."""
 
 CATCH_UP_S: Final = 120.0
-"""How long the target may take to fetch what waits; it is verified afterwards in any case."""
+"""How long the target may take to fetch the waiting changes; it is verified afterwards in any case."""
 
 POLL_S: Final = 0.5
 
@@ -61,7 +61,7 @@ Progress = Callable[[str], None]
 def check(options: SeedOptions, queue: QueueHandOver | None) -> None:
     """Raises BadInput, BadConfig."""
     if (queue is None) == bool(options.queue):
-        raise BadInput("a queue goes with the admin listener of the source, and that with a queue")
+        raise BadInput("give both a queue and the admin listener of the source, or neither")
     if min(options.rows_per_second, options.max_time_s, options.settle_s) < 0 or options.give_up_after_s < 1:
         raise BadInput("rate, max-time and settle are 0 or more, and a cluster is given at least a second to answer")
     if bool(options.certificate_file) != bool(options.key_file):
@@ -188,7 +188,7 @@ class _Seed:
     # ---------------------------------------------------------------- copy
 
     def _copy(self) -> None:
-        """Waves over what is left, until nothing is, it has failed often enough, or time is over."""
+        """Copy the remaining chunks in waves, until all are done, have failed TRIES times, or time is over."""
         begun = self._rows()
         for _ in range(ROUNDS):
             left = [chunk for number, chunk in self._chunks.items() if number not in self._done]
@@ -201,11 +201,11 @@ class _Seed:
                 self._wave(left[:size])
                 left = left[size:]
                 size = 2 * size if monotonic() - wave_began_s < WAVE_S else size
-                self._tell(begun)
+                self._report_progress(begun)
             if len(self._done) == len(self._chunks):
                 return
 
-    def _tell(self, begun: int) -> None:
+    def _report_progress(self, begun: int) -> None:
         objects, rows = self._plan["objects"], self._rows()
         rate = (rows - begun) / (monotonic() - self._began_s)
         about = "" if not objects or not rate else f", about {max(0, objects - rows) / rate:.0f} s left"
@@ -270,7 +270,9 @@ class _Seed:
         self._directory.write("handover.json", record | {"state": "handed over", "at_ms": _now_ms()})
 
     def _catch_up(self) -> tuple[bool, str]:
-        """Wait until the target has what waited: whether it fetches at all, and why it has not got there, or ""."""
+        """Wait until the target has fetched the waiting changes.
+
+        Returns whether it fetches at all, and why it did not catch up ("" if it did)."""
         if self._queue is None:
             return True, ""
         target, settle_ms = self._plan["clusters"][1], self._options.settle_s * 1000
@@ -284,7 +286,7 @@ class _Seed:
             if not now.owner:
                 why = f"no node of the target fetches from queue {queue}: its [[sink.peers]] must name it"
             elif now.waiting is None:
-                why = f"not every node, or not of every partition, says what waits in queue {queue}"
+                why = f"not all nodes and partitions report the waiting changes of queue {queue}"
             elif not now.waiting or (now.oldest_age_ms or 0) < settle_ms:
                 return True, ""
             else:

@@ -30,7 +30,7 @@ TIMEOUT_MS: Final = 20_000
 
 
 class AdminTransport(Protocol):
-    """A node's admin listener: paths, and JSON objects as answers. What goes wrong is raised."""
+    """Requests to a node's admin listener, with JSON objects as answers. Raises IsthmusError for failures."""
 
     def get(self, path: str) -> dict[str, Any]:
         """The object at a path."""
@@ -84,7 +84,7 @@ class QueueHandOver:
         queue belongs to another cluster than the target."""
         told = self._admin.get("/admin/cluster")
         if told.get("cluster_uuid") != source.hex():
-            raise BadInput(f"the admin listener is of cluster {told.get('cluster')}, which is not the source")
+            raise BadInput(f"the admin listener belongs to cluster {told.get('cluster')}, which is not the source")
         queues = self._admin.get("/admin/queues").get("queues", [])
         found: dict[str, Any] | None = next((one for one in queues if one.get("name") == self.queue), None)
         owner = None if found is None else found.get("owner")
@@ -300,7 +300,7 @@ def _chunks(plan: ReplicaDirectory) -> list[SeedChunk]:
         cuts = [one.first + span * at // pieces for at in range(pieces + 1)] if pieces else []
         found += [SeedChunk(0, one.partition, *cut) for cut in pairwise(cuts)]
     begins = {one.partition: one.first for one in plan.partitions}
-    # One chunk of each partition after the other: all nodes are busy.
+    # Round robin over the partitions, so that all nodes share the load.
     found.sort(key=lambda chunk: (chunk.first - begins[chunk.partition], chunk.partition))
     return [chunk._replace(number=number) for number, chunk in enumerate(found)]
 

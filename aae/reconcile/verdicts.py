@@ -157,7 +157,7 @@ def unreachable_verdict(first: CandidateKey) -> KeyVerdict:
 
 
 def filtered_verdict(first: CandidateKey) -> KeyVerdict:
-    """The verdict of what the filter leaves out."""
+    """The verdict of a key that the filter does not select."""
     return KeyVerdict(VerdictKind.FILTERED, *_known(first))
 
 
@@ -168,7 +168,7 @@ def _known(first: CandidateKey) -> tuple[DifferenceKind, BehindSide]:
 
 
 def _within(seen: ObservedKey | None, since_ms: int, before_ms: int) -> bool:
-    """Of a row that cannot be read its time is not known: it counts."""
+    """Whether a row changed in [since_ms, before_ms); True for a row that cannot be decoded, whose time is unknown."""
     if seen is None:
         return False
     if seen.fault:

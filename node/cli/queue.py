@@ -564,7 +564,7 @@ def throttle(name: str, size: str | None, objects: int | None, default: bool, ac
 @click.argument("bucket")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @click.option("--fold", is_flag=True, help="At the fold priority, below full-sync.")
-@click.option("--percent", is_flag=True, help="BUCKET and keys are percent-encoded, for bytes that are no text.")
+@click.option("--percent", is_flag=True, help="BUCKET and keys are percent-encoded, for bytes that are not UTF-8.")
 @admin_act()
 def push(name: str, keys: tuple[str, ...], percent: bool, act: AdminAct, **place: Any) -> Exit:
     """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says. Code

@@ -65,12 +65,14 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--left", required=True, metavar="URL[,URL...]", help="HTTP listeners of nodes of one cluster.")
 @click.option("--right", required=True, metavar="URL[,URL...]", help="The same of the other one.")
 @click.option("--bucket-type", default="default", show_default=True)
-@click.option("--bucket", callback=_bytes, help="Only keys of this bucket; bytes that are no text as 0xff00.")
+@click.option("--bucket", callback=_bytes, help="Only keys of this bucket; bytes that are not UTF-8 as 0xff00.")
 @click.option("--modified-since", metavar="TIME", help="Only keys that either side changed since then.")
 @click.option("--modified-before", metavar="TIME", help="Only keys that either side changed before then.")
 @click.option("--full", is_flag=True, help="Read all, without asking trees.")
 @click.option("--bodies", is_flag=True, help="Read objects, too, and hold each against its key row; implies --full.")
-@click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="A part of the segments alone.")
+@click.option(
+    "--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Compare only this part of the segments."
+)
 @click.option("--max-differences", type=click.IntRange(0), default=0, help="Findings that are kept; totals stay true.")
 @click.option("--max-time", callback=duration_s, metavar="TIME", help="Begin nothing new after this, such as 10m.")
 @click.option("--settle", callback=duration_s, default="10s", show_default=True, help="Pause before the second look.")
@@ -237,12 +239,14 @@ class AdminQueue:
         found = next((one for one in queues if one.get("name") == self._name), None)
         if found is None:
             names = ", ".join(str(one.get("name")) for one in queues) or "none"
-            raise BadInput(f"cluster {cluster.get('cluster')} has no queue {self._name}; it has {names}: plan anew")
+            raise BadInput(
+                f"cluster {cluster.get('cluster')} has no queue {self._name}; it has {names}: make a new plan"
+            )
         owner = found.get("owner") or {}
         if owner.get("uuid") not in (None, receiver):
             raise BadInput(
                 f"queue {self._name} belongs to cluster {owner.get('cluster')}, uuid {owner.get('uuid')}; what the plan"
-                f" repairs is lacking in cluster {receiver}: plan anew for a queue that it fetches from"
+                f" repairs is lacking in cluster {receiver}: make a new plan for a queue that it fetches from"
             )
         return self._clock_ms(self._gaps())
 
@@ -326,7 +330,7 @@ def repair(
         found = _plan(repairs.repairs_of(directory), plan_id)
         if queue not in (None, found["queue"]):
             raise CommandFailed(
-                Exit.USAGE, "bad-input", f"plan {found['plan']} is of queue {found['queue']}: plan anew"
+                Exit.USAGE, "bad-input", f"plan {found['plan']} is of queue {found['queue']}: make a new plan"
             )
 
         def progress(done: int, objects: int) -> None:

@@ -26,7 +26,7 @@ SEGMENTS = click.option("--segments", metavar="FIRST-END", help="Only these of 2
 NAMED_MAX: Final = 20
 
 _SELECTION: Final = (
-    click.option("--bucket", metavar="NAME", help="Only this bucket; bytes that are no text as 0xff00."),
+    click.option("--bucket", metavar="NAME", help="Only this bucket; bytes that are not UTF-8 as 0xff00."),
     click.option("--prefix", metavar="TEXT", help="Only keys of the bucket that begin so."),
     click.option("--modified-since", metavar="TIME", help="Only what was changed then or later, such as 2026-01-31."),
     click.option("--modified-before", metavar="TIME", help="Only what was changed before then."),
@@ -126,7 +126,7 @@ def export(path: str, urls: str, bucket_type: str, master: str, output: str, **g
 @selection_options
 @transfer_options
 @click.option("--origin", metavar="UUID", help="The cluster that it comes from: it is not sent back there.")
-@click.option("--run-id", help="Keeps what is done: the same id goes on. Needs --run-dir.")
+@click.option("--run-id", help="Record progress: a command with the same id resumes. Needs --run-dir.")
 @click.option("--run-dir", metavar="DIR", help="Where runs are kept.")
 @MASTER
 @output_option

@@ -119,7 +119,7 @@ def test_a_token_in_the_environment_is_of_no_use_to_workers(
 def test_a_seed_whose_cluster_is_not_there_is_unavailable(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 3, and nothing is on record: the plan comes first."""
     assert main(["reconcile", *words]) == Exit.UNAVAILABLE
-    assert "no node says who holds what" in capsys.readouterr().err
+    assert "no node answers which nodes hold which partitions" in capsys.readouterr().err
     assert not list(Path().iterdir())
 
 

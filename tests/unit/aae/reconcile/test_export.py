@@ -101,7 +101,7 @@ def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         export.import_objects(spark, "copy", "http://n1:1", directory=directory)
     assert seen == [str(tmp_path / "east" / "copy")]
     clusters[0] = b"w" * 16
-    with pytest.raises(BadInput, match="other cluster:"):
+    with pytest.raises(BadInput, match="different cluster:"):
         export.import_objects(spark, "copy", "http://n1:1", directory=directory)
     clusters[0] = b"e" * 16
     monkeypatch.chdir(tmp_path / "west")

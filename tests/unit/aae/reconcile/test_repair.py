@@ -83,7 +83,7 @@ def test_a_plan_of_findings_that_are_others_now_passes_over_no_key(tmp_path: Pat
         apply(directory, first, FakeQueue(500))
 
     ended(directory, early + later, 1.5)
-    with pytest.raises(BadInput, match="plan anew"):
+    with pytest.raises(BadInput, match="make a new plan"):
         apply(directory, first, FakeQueue(9_999))
     queue = FakeQueue(9_999)
     second = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
 
     queue = RacingQueue(9_999)
     for _ in range(2):
-        with pytest.raises(BadInput, match="plan anew"):
+        with pytest.raises(BadInput, match="make a new plan"):
             apply(directory, made, queue)
         assert queue.keys == keys[:500]
     with pytest.raises(BadInput, match="has not ended"):

@@ -29,7 +29,7 @@ from isthmus.repl.model.errors import BadInput, Corruption, PeerFault
 
 FACTS = {"max_differences": 0}
 CHUNKS = (SegmentChunk(0, ((0, 1 << 19),)), SegmentChunk(1, ((1 << 19, 1 << 20),)))
-PLAN = SegmentPlan("full", "all was asked for", 1 << 20, 1 << 20, ("aa", "bb"), CHUNKS, [])
+PLAN = SegmentPlan("full", "a full comparison was requested", 1 << 20, 1 << 20, ("aa", "bb"), CHUNKS, [])
 
 
 def done(chunk: int, error: str = "", **counts: int) -> ChunkResult:
@@ -109,7 +109,7 @@ def test_a_run_id_stands_for_one_question(tmp_path: Path) -> None:
     run = RunDirectory(str(tmp_path), "r")
     assert not run.open({"left": "a", "full": True})
     assert run.open({"left": "a", "full": True})
-    with pytest.raises(BadInput, match="other full"):
+    with pytest.raises(BadInput, match="different full"):
         run.open({"left": "a", "full": False})
     with pytest.raises(BadInput, match="run id"):
         RunDirectory(str(tmp_path), "../r")

@@ -204,7 +204,7 @@ def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.Mon
     seed.open_seed("http://s", "http://t", options._replace(into_nonempty=True))
     _, again = seed.open_seed("http://s", "http://t", options)
     assert again["objects"] == 10
-    with pytest.raises(BadInput, match="other bucket_type"):
+    with pytest.raises(BadInput, match="different bucket_type"):
         seed.open_seed("http://s", "http://t", options._replace(bucket_type="other"))
     planned_with(monkeypatch, plan_of_type(EAST, 10), plan_of_type(EAST, 0))
     with pytest.raises(BadInput, match="the same cluster"):
@@ -214,8 +214,8 @@ def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("options", "queue", "words"),
     [
-        (SeedOptions("d", "s", queue="q"), None, "a queue goes with"),
-        (SeedOptions("d", "s"), QueueHandOver(FakeAdmin([]), "q", "ann"), "a queue goes with"),
+        (SeedOptions("d", "s", queue="q"), None, "give both a queue"),
+        (SeedOptions("d", "s"), QueueHandOver(FakeAdmin([]), "q", "ann"), "give both a queue"),
         (SeedOptions("d", "s", settle_s=-1), None, "0 or more"),
         (SeedOptions("d", "s", key_file="k"), None, "go together"),
         (SeedOptions("d", "s", filter="bucket:x"), None, "bucket:x"),

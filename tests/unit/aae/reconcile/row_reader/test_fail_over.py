@@ -358,5 +358,5 @@ def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -
     whole = (0, SEGMENT_COUNT)
     _, ranges = row_reader.wait_for_ranges(lambda: plans.pop(0), whole, 1, Consistency.COMMITTED, 5)
     assert ranges[0].copies == (leads,)
-    with pytest.raises(RangeUnreadable, match="only the leader may, and there is none"):
+    with pytest.raises(RangeUnreadable, match="only the leader may be read, and there is none"):
         row_reader.wait_for_ranges(lambda: plan(first), whole, 1, Consistency.COMMITTED, 0.05)

@@ -9,15 +9,15 @@ from isthmus.aae.reconcile.spark_session import WORDS_MAX, JobFailed, job, spark
 PLANNED = """\
 [PYTHON_DATA_SOURCE_ERROR] Failed to generate Python data source read partitions: Traceback (most recent call last):
   File "/x/aae/reconcile/client.py", line 124, in fetch_plan
-    raise PeerFault(f"no node says who holds what: {'; '.join(trouble)}")
-isthmus.repl.model.errors.PeerFault: no node says who holds what: http://n1:1: connection refused
+    raise PeerFault(f"no node answers which nodes hold which partitions: {'; '.join(trouble)}")
+isthmus.repl.model.errors.PeerFault: no node answers which nodes hold which partitions: http://n1:1: connection refused
  SQLSTATE: 38000"""
 
 STAGE = """\
 Job aborted due to stage failure: Task 1 in stage 11.0 failed 1 times, most recent failure: Lost task 1.0 in stage 11.0
 org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python worker:
   File "/x/aae/reconcile/reading.py", line 112, in frames
-isthmus.aae.reconcile.row_reader.RangeUnreadable: partition 3, segments 0 to 9: no copy could be read for 120 s: cut off
+isthmus.aae.reconcile.row_reader.RangeUnreadable: partition 3, segments 0 to 9: no replica could be read: cut off
  SQLSTATE: 38000
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:1097)
 
@@ -27,8 +27,8 @@ Driver stacktrace:"""
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (PLANNED, "no node says who holds what: http://n1:1: connection refused"),
-        (STAGE, "partition 3, segments 0 to 9: no copy could be read for 120 s: cut off"),
+        (PLANNED, "no node answers which nodes hold which partitions: http://n1:1: connection refused"),
+        (STAGE, "partition 3, segments 0 to 9: no replica could be read: cut off"),
         ("[USER_RAISED_EXCEPTION] damaged: no object SQLSTATE: P0001", "[USER_RAISED_EXCEPTION] damaged: no object"),
         ("[PATH_NOT_FOUND] There is no file:/x. SQLSTATE: 42K03", "[PATH_NOT_FOUND] There is no file:/x."),
         ("Oh\n: Job aborted: lost\n\nDriver stacktrace:\n\tat x\n\t... 1 more", "Job aborted: lost"),
@@ -53,7 +53,7 @@ def test_a_command_says_why_its_job_failed(monkeypatch: pytest.MonkeyPatch) -> N
             stopped.append(1)
 
     monkeypatch.setattr("isthmus.aae.reconcile.spark_session.session", lambda *_, **__: Session())
-    said = r"^stats: no node says who holds what: http://n1:1: connection refused$"
+    said = r"^stats: no node answers which nodes hold which partitions: http://n1:1: connection refused$"
     with pytest.raises(JobFailed, match=said), job("stats"):
         raise AnalysisException(PLANNED)
     assert stopped == [1]
