@@ -1,4 +1,4 @@
-"""What full-sync needs of the node that it runs on, as protocols; `node.services` implements them."""
+"""Protocols by which full-sync uses the node that it runs on; `node.services` implements them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LedPartition(NamedTuple):
 
 
 class ReplicaSnapshot(NamedTuple):
-    """A local replica. It has no tree unless `whole`: all rows below the applied offset are in the store."""
+    """A local replica. A tree exists only if `whole`: all rows below the applied offset are in the store."""
 
     partition: int
     bucket_type: bytes

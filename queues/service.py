@@ -67,7 +67,7 @@ _CURSOR: Final = int(EntryKind.CURSOR)
 
 
 class QueueCluster(Protocol):
-    """What the queues need to know of this node's cluster."""
+    """Identity and state of this node's cluster, as the queues need them."""
 
     def partition_types(self) -> Mapping[int, bytes]:
         """Bucket type of each partition with a replica on this node."""

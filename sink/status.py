@@ -96,7 +96,7 @@ def state_of(
 
 
 def by_whom(suspension: SinkSuspension) -> str:
-    """Who suspended the link, and why."""
+    """An operator's suspension of the link: author and reason."""
     return f"by {suspension.by}" + (f": {suspension.reason}" if suspension.reason else "")
 
 

@@ -393,7 +393,7 @@ def _compare_leaves(branches: Sequence[int], size_bits: int) -> Generator[Step, 
 def _confirm(
     compare_once: Callable[[], Generator[Step, object, list[int]]], findings: Findings, state: str
 ) -> Generator[Step, object, list[int]]:
-    """What differs in every comparison: at least two, and more as long as the set shrinks."""
+    """The hashes that differ in every comparison: at least two comparisons, and more as long as the set shrinks."""
     found = yield from compare_once()
     for _ in range(CONFIRMS_MAX):
         if not found:

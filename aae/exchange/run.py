@@ -54,7 +54,7 @@ class ExchangeEnd(Protocol):
 
 
 class ExchangeActions(Protocol):
-    """What a run does besides comparing."""
+    """Action of a run besides the comparison."""
 
     async def repair(self, differences: Sequence[KeyDifference]) -> int:
         """Enqueue differing keys, waiting for capacity; returns how many were enqueued."""
@@ -64,9 +64,11 @@ class ExchangeActions(Protocol):
 
 
 class ExchangeScope(NamedTuple):
-    """What a run compares. Trees are always compared whole; rows only if changed in [since_ms, before_ms) (0: no bound)
-    and of `bucket`, if given. `key_filter(bucket, key)`: False for keys that may differ; None: none may.
-    `segment_limit`, `start`: see `aae.exchange.exchange.exchange`."""
+    """Scope of a comparison.
+
+    Trees are always compared whole; rows only if changed in [since_ms, before_ms) (0: no bound) and of `bucket`, if
+    given. `key_filter(bucket, key)`: False for keys that may differ; None: none may. `segment_limit`, `start`: see
+    `aae.exchange.exchange.exchange`."""
 
     bucket_type: bytes
     since_ms: int = 0

@@ -44,7 +44,7 @@ WAITING_MAX: Final = 32
 
 
 class FoldKind(StrEnum):
-    """What a fold does with the rows of its scope."""
+    """Action of a fold on the rows of its scope."""
 
     LIST_BUCKETS = "list-buckets"
     FIND_KEYS = "find-keys"

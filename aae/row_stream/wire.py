@@ -72,7 +72,7 @@ SKIPPED_TO: Final = 4
 
 
 class RowView(StrEnum):
-    """What is read of each key."""
+    """The data that is read for each key."""
 
     KEYS = "keys"
     OBJECTS = "objects"

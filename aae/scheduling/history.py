@@ -47,7 +47,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """Who suspended a peer's checks, when and why."""
+    """An operator's suspension of a peer's checks: author, time and reason."""
 
     by: str
     at_ms: int
@@ -76,7 +76,7 @@ class CheckResult:
     transient: int
     filtered: int
     by: str
-    """Who requested it; "" for the schedule."""
+    """The user who requested it; "" for the schedule."""
     unexplained: int = 0
     """Segments that differ in keys that this check did not compare."""
     refused: int = 0

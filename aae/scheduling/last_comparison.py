@@ -1,4 +1,4 @@
-"""What full-sync knows about one key, by the newest check of its bucket type with each peer.
+"""The state of one key by the newest full-sync check of its bucket type with each peer.
 
 Every check compares the segment of every key, so a key is equal unless the check named it as differing. Keys that a
 check did not compare, or could not name because there were too many, are unknown. Transient differences count as equal.

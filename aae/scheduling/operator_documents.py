@@ -188,7 +188,7 @@ def encode_suspensions(suspensions: Sequence[FullSyncSuspension]) -> bytes:
 
 
 class FullSyncAuditInfo(NamedTuple):
-    """Who acts, when (wall clock), and why."""
+    """Author, time (wall clock) and reason of an operator's action."""
 
     by: str
     at_ms: int

@@ -33,7 +33,7 @@ RANGE_AHEAD_MS: Final = 5_000
 
 
 class CheckKind(StrEnum):
-    """What a check compares. `none` is an empty slot; `auto` is replaced by another kind when it begins."""
+    """Scope of a check. `none` is an empty slot; `auto` is replaced by another kind when it begins."""
 
     NONE = "none"
     ALL = "all"

@@ -88,7 +88,7 @@ def row_leaf(bucket: bytes, key: bytes, row: bytes) -> int:
 
 
 class _Page:
-    """Indexes of the parts of each row. Of rows that are not `usual` only the segment is meaningful."""
+    """Indexes of the parts of each row. For rows that are not `usual` only the segment is valid."""
 
     def __init__(self, names: Sequence[bytes], values: Sequence[bytes]) -> None:
         self._names, self._values = b"".join(names) + _BEYOND, b"".join(values) + _BEYOND
@@ -184,7 +184,7 @@ class TreeBuild:
     """A tree under construction. `fold` runs in a thread, all other methods on the event loop."""
 
     def __init__(self, first: int = 0, end: int = SEGMENT_COUNT) -> None:
-        """Of the segments [first, end)."""
+        """A builder for the segments [first, end)."""
         self._changes: list[tuple[int, int, int]] = []
         self._since: int | None = None
         self._delta = HashTree(first, end)

@@ -518,7 +518,7 @@ def trees(rebuild: bool, partition: int | None, own: bool, act: AdminAct) -> Non
     if rebuild:
         answer = act.post("/admin/trees/rebuild", partition=partition)
         partitions = [number for number in answer.get("rebuilding", ()) if isinstance(number, int)]
-        act.echo(answer, f"{len(partitions)} trees of this node are built anew")
+        act.echo(answer, f"{len(partitions)} trees of this node are rebuilt")
         return
     answer = act.admin.get("/admin/trees" if own else "/admin/trees/nodes")
     if act.json:

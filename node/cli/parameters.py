@@ -75,7 +75,9 @@ def confirm(yes: bool, question: str, output: str = "table") -> None:
 
 YES: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
-BY: Final = click.option("--by", default=whoami, show_default="USER@HOST", help="Who does it; shown to others.")
+BY: Final = click.option(
+    "--by", default=whoami, show_default="USER@HOST", help="Name of the person who runs this command; shown to others."
+)
 REASON: Final = click.option("--reason", default="", help="Why; shown to others.")
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -460,7 +460,9 @@ def release(name: str, start: str, act: AdminAct) -> None:
 @NAME
 @click.option("--from", "start", default="now", show_default=True, metavar="0|now|TIME", help="Where it begins.")
 @click.option("--positions", type=POSITIONS_FILE, help="Begin at the positions of a seed's handover.json instead.")
-@click.option("--filter", "filter_", default="any", show_default=True, metavar="RULES", help="What it offers.")
+@click.option(
+    "--filter", "filter_", default="any", show_default=True, metavar="RULES", help="Which changes the queue offers."
+)
 @click.option("--cascade", is_flag=True, help="Offer also what came from another cluster.")
 @click.option("--overflow", type=click.Choice(["replay", "discard"]), default="replay", show_default=True)
 @click.option("--queue-limit", type=click.IntRange(1), help="References in memory.")
@@ -489,9 +491,9 @@ def register(
 
 @queue_group.command("set")
 @NAME
-@click.option("--filter", metavar="RULES", help="What it offers from now on.")
+@click.option("--filter", metavar="RULES", help="Which changes the queue offers from now on.")
 @click.option("--cascade/--no-cascade", default=None, help="Offer also what came from another cluster, or not.")
-@click.option("--overflow", type=click.Choice(["replay", "discard"]), help="What becomes of changes at the limit.")
+@click.option("--overflow", type=click.Choice(["replay", "discard"]), help="Action on changes above the limit.")
 @click.option("--queue-limit", type=click.IntRange(1), help="References in memory.")
 @click.option("--object-limit", type=click.IntRange(0), help="Whole objects in memory.")
 @click.option("--object-size-limit", metavar="SIZE", help='Largest object that is kept whole, such as "200KB".')

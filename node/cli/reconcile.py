@@ -295,7 +295,12 @@ class AdminQueue:
 @OUTPUT
 @click.option("--queue", help="The queue of the sending cluster (plan).")
 @click.option(
-    "--to", "to", type=click.Choice(["right", "left"]), default="right", show_default=True, help="Who lacks it."
+    "--to",
+    "to",
+    type=click.Choice(["right", "left"]),
+    default="right",
+    show_default=True,
+    help="The cluster that lacks it.",
 )
 @click.option("--rate", type=click.IntRange(1), default=1_000, show_default=True, help="References a second (plan).")
 @click.option("--plan", "plan_id", help="Which plan to apply; without it the only one.")

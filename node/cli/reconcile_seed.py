@@ -26,7 +26,9 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 @click.option("--target", required=True, metavar="URL[,URL...]", help="The same of the one to fill.")
 @click.option("--bucket-type", default="default", show_default=True)
 @click.option("--queue", default="", help="The source's queue that goes on afterwards; made if there is none.")
-@click.option("--filter", "filter_", default="any", show_default=True, metavar="RULES", help="What a new queue offers.")
+@click.option(
+    "--filter", "filter_", default="any", show_default=True, metavar="RULES", help="Which changes a new queue offers."
+)
 @click.option("--into-nonempty", is_flag=True, help="The target may have objects: they merge.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the clusters at the end.")
 @click.option("--rate", type=click.IntRange(0), default=0, help="Objects a second at most; 0: no limit.")

@@ -91,8 +91,8 @@ def _joined(before: tuple[str, ...] | None, tags: tuple[str, ...]) -> tuple[str,
 
 
 def unless_conditions(condition: Condition, standing: ConditionState, now_s: int, headers: Headers) -> Reply | None:
-    """The answer to a read that its condition decides: 304 with what tells the version, or 412; None: show it.
-    `headers` are those that it would be shown with."""
+    """The answer to a conditional read whose condition fails: 304 with the version's headers, or 412; None: send the
+    object. `headers`: those of the answer with the object."""
     verdict = judge_read(condition, standing, now_s)
     if verdict is ConditionVerdict.SHOW:
         return None

@@ -173,8 +173,8 @@ class Guard:
         self._metrics_open = settings.metrics_open
         self._in_force: list[tuple[bytes, ...]] = []
         self._grants: dict[bytes, frozenset[TokenRole]] = {}
-        """Digest of a known token that was sent -> its roles, until a token file changes. It has no more entries than
-        the files. An unknown token is compared each time, in constant time."""
+        """Digest of a known token that was sent -> its roles, until a token file changes; at most one entry for each
+        token of the files. An unknown token is compared each time, in constant time."""
         self.refused: dict[int, int] = {}
         self._said_s = -LOG_INTERVAL_S
 

@@ -21,7 +21,12 @@ from isthmus.node.http.responses import Reply, RequestRefused
 WORDS_MAX: Final = 1_000
 """Characters of `by` and of `reason`, which stay in records, listings and logs; more than a sentence needs."""
 
-By = Annotated[str, msgspec.Meta(max_length=WORDS_MAX, description="Who makes the change; null: the node's own user.")]
+By = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=WORDS_MAX, description="Name of the person who makes the change; null: the node's own user."
+    ),
+]
 Reason = Annotated[str, msgspec.Meta(max_length=WORDS_MAX, description="Why; shown in listings and logs.")]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 DryRun = Annotated[bool, msgspec.Meta(description="Only show the effect; nothing is changed.")]

@@ -57,7 +57,7 @@ ANYWHERE: Final = (400, 401, 403, 431, 500, 503)
 
 
 class OperationSpec(NamedTuple):
-    """What the router does not know of one method of one path.
+    """Description of one method of one path, beyond the data of the router.
 
     `query`, `headers`: name -> JSON schema; `body`: media type, or None for none; `statuses` besides ANYWHERE;
     `answer`: media type of 200, None for none.

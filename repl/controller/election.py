@@ -132,13 +132,13 @@ def elect(
     leaderships: Mapping[str, int] = MappingProxyType({}),
     timers: Timers = TIMERS,
 ) -> Decision:
-    """What to do about the partition of `record`.
+    """The controller's next action for the partition of `record`.
 
-    `registrations` (by node) must have been read after the record: a session that has ended never comes
-    back, so what follows from its absence stays true (H29). `waiting_since_ms` and `attempt` come
-    from `watched`, None means since now. `promoted` holds the (epoch, node, inc, gen) that were heard.
-    `reported` is node -> (last epoch, LEO); who reported nothing ranks last. `leaderships` is node -> how many
-    partitions it leads, the fewest first among equals; after that goes the node's id.
+    `registrations` (by node) must have been read after the record: a session that has ended never comes back, so
+    conclusions from its absence stay true (H29). `waiting_since_ms` and `attempt` come from `watched`, None means since
+    now. `promoted`: the (epoch, node, inc, gen) of received promotions. `reported`: node -> (last epoch, LEO); a node
+    without a report ranks last. `leaderships`: node -> number of partitions it leads; among equal candidates the fewest
+    first, then by node id.
     """
     look = _Look(record, registrations)
     since_ms = now_ms if waiting_since_ms is None else waiting_since_ms

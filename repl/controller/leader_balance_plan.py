@@ -46,10 +46,12 @@ def seats(
     refused: Collection[tuple[int, str]] = (),
     drained: Collection[str] = (),
 ) -> dict[int, LeaderAssignment]:
-    """The leaderships that there are, by partition, with who may have them: members of the confirmed ISR whose nodes
-    live with that very log, are not leaving, and are to stay replicas (R-RF). `refused` are (partition, node) that are
-    left out. Who leads a partition whose ELR is not empty, or that has too few in sync, keeps it. Nodes that are
-    `drained` have none where another may have it. Partitions without a leader are not here.
+    """The current leaderships, by partition, with their eligible nodes.
+
+    Eligible are members of the confirmed ISR whose nodes are registered with the same log, are not leaving, and stay
+    replicas (R-RF). `refused`: excluded (partition, node). The leader of a partition whose ELR is not empty, or with
+    too few replicas in sync, is its only eligible node. `drained` nodes are eligible only if no other node is.
+    Partitions without a leader are left out.
     """
     found: dict[int, LeaderAssignment] = {}
     for partition, record in records.items():

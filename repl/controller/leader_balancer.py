@@ -265,7 +265,7 @@ class LeaderBalancer:
         }
 
     def _obstacle(self) -> str:
-        """What must end before anything is moved; "" for nothing."""
+        """The state that must end before a leadership may be moved; "" for none."""
         for partition, record in sorted(self._records.items()):
             if record.status in (PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND):
                 return f"partition {partition} is being elected"

@@ -56,7 +56,7 @@ class FinishedOrder:
 
 @dataclass(frozen=True, slots=True)
 class DrainedNode:
-    """Who drained a node, and when (wall clock)."""
+    """An operator's drain of a node: author and time (wall clock)."""
 
     by: str
     at_ms: int

@@ -63,7 +63,7 @@ def most_complete(copies: Iterable[ReplicaReport]) -> ReplicaReport:
 
 
 def data_loss(chosen: ReplicaReport, copies: Collection[ReplicaReport], silent: Collection[str]) -> list[str]:
-    """What may be lost if `chosen` leads, a sentence each; empty if no answering copy has more."""
+    """One sentence for each loss that is possible if `chosen` leads; empty if no answering replica has more."""
     said = []
     for copy in sorted(copies, key=lambda each: each.node):
         if copy.node == chosen.node:

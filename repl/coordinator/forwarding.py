@@ -195,7 +195,7 @@ def _fitting(waiting: _Waiting, limit_bytes: int) -> int:
 
 
 def _with_room(waiting: _Waiting) -> _Waiting:
-    """The items whose batch has room for another answer; the others are refused."""
+    """The items whose batch can hold another answer; the others are refused."""
     kept: _Waiting = []
     for batch, slot in waiting:
         if batch.room_bytes > 0:

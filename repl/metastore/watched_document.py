@@ -158,7 +158,7 @@ class DocumentEvents(NamedTuple):
 
     unreadable: str
     unavailable: str = ""
-    """Of a document that is followed in a task."""
+    """Event of a metastore that cannot be read; only for a document that a task follows."""
 
 
 class WatchedDocument(Generic[T]):

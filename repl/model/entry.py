@@ -30,7 +30,7 @@ _pack: Final = msgpack.Packer().pack  # shared: see repl.model.vclock
 
 
 class EntryKind(IntEnum):
-    """What applying an entry does."""
+    """Effect of applying an entry."""
 
     DATA = 1
     """Stores an object (a tombstone is an object)."""

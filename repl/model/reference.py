@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class ReferenceKind(IntEnum):
-    """What a reference carries."""
+    """Content of a reference."""
 
     TO_FETCH = 0
     OBJECT = 1

@@ -21,7 +21,7 @@ while it is remembered."""
 
 
 class Isolation(StrEnum):
-    """What a read may see."""
+    """Isolation of a read."""
 
     COMMITTED = "committed"
     """Only entries that no change of leader can undo: linearizable per partition (docs/protocol.md R-READ)."""

@@ -23,7 +23,7 @@ from isthmus.repl.model.errors import Corruption, LocalFault
 from isthmus.repl.replog.port import EpochTable
 
 FORMAT_VERSION: Final = 1
-"""Of files and frames. A reader refuses any other; any change of a layout below raises it."""
+"""Version of files and frames. A reader refuses any other; any change of a layout below raises it."""
 
 FILE_MAGIC: Final = b"ISTHMLOG"
 FRAME_MAGIC: Final = b"\xb1sTh"

@@ -61,7 +61,9 @@ class SlotFile:
                 best = found
         if best is None:
             if existing == len(self._paths):
-                raise Corruption(f"{self._paths[0]} and its twin are both damaged; restore the directory or start anew")
+                raise Corruption(
+                    f"{self._paths[0]} and its twin are both damaged; restore the directory, or start with an empty one"
+                )
             return None
         self._sequence = best[0]
         return best[1]

@@ -109,8 +109,8 @@ class Snapshot(Protocol):
         where the first one is damaged, DamagedChange where its change row cannot be decoded."""
 
     def damaged_changes(self, from_offset: int, limit: int) -> tuple[Mapping[int, bytes], int | None]:
-        """Of the first `limit` change rows at `from_offset` or later: those that cannot be decoded, by their offsets;
-        and the offset behind these rows, None when there are no more."""
+        """The undecodable rows, by offset, among the first `limit` change rows at `from_offset` or later; and the
+        offset behind these `limit` rows, None if there are no more."""
 
     def state(self, after: bytes, limit_bytes: int) -> StateChunk:
         """Cursors, soft cursors, request ids and time marks, behind the name `after`, in the same way."""

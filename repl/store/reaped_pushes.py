@@ -1,16 +1,16 @@
 """Pushes of keys that were reaped here so long ago that their clocks are forgotten (docs/protocol.md R-REAP).
 
-The last ones are remembered with the clock that their tombstone had (`repl.store.reaped_keys`): what that has seen is
-from before and says nothing new, as if the tombstone were still there. Of older ones only a sign is left: a push of a
-key that is not here, but whose clock has seen a write of ours, is of a key that was reaped here. Either it was written
-anew elsewhere, over the tombstone; or it was fetched before the tombstone got there, and would bring the deleted value
-back (I-NO-RESURRECT). The tombstone was acknowledged before it was reaped, so whoever fetches the key again gets what
-is not stale: the first push is refused as retryable, the sink does not acknowledge it, and what then comes is taken.
+The most recently reaped keys are remembered with the clock of their tombstone (`repl.store.reaped_keys`): a push whose
+clock this one descends is stale, as if the tombstone were still stored. An older reaped key is recognised by the push
+alone: the key is absent here, but the push's clock contains a write of this cluster. Either the key was written again
+elsewhere, over the tombstone; or the push was fetched before the tombstone arrived there, and would bring the deleted
+value back (I-NO-RESURRECT). The tombstone was acknowledged before it was reaped, so a second fetch of the key returns
+its current version. So the first push is refused as retryable, the sink does not acknowledge it, and the next push is
+accepted.
 
-A tombstone of such a key, or one that leaves elsewhere of a key that never was here, is not stored: it would only have
-to be reaped once more, and go round in a mesh. But values that it has seen may still come late, from a slow worker or a
-third cluster, so a REAP entry of its own makes every replica remember its clock, unless it tells of no delete that is
-not remembered. Pure.
+A pushed tombstone of such a key, or of a key that was never stored here, is not stored: it would have to be reaped once
+more, and would circulate in a mesh. Values that its clock descends may still arrive late, from a slow worker or a third
+cluster. So a REAP entry makes every replica remember its clock, unless the remembered clock already covers it. Pure.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def gone_with(last: Clock, tombstone: Object) -> bytes | None:
 
 
 class ReapedPushes:
-    """Of one partition. A node that begins anew remembers nothing, and refuses once more."""
+    """Refused pushes of one partition. They are lost at a restart, so each may be refused once more."""
 
     __slots__ = ("_refused",)
 

@@ -19,7 +19,7 @@ WINDOW_OFFSETS: Final = 10_000
 
 
 def request_name(key_hash: int, request_id: bytes) -> bytes:
-    """What a request is known by: the key's hash (8 bytes, big-endian), then the id."""
+    """Identity of a request: the key's hash (8 bytes, big-endian), then the request id."""
     return key_hash.to_bytes(8, "big") + request_id
 
 
