@@ -75,7 +75,7 @@ def _listeners(settings: Settings) -> Iterator[ConfigWarning]:
     if lacks and not _own(listen.admin):
         yield ConfigWarning(
             "listen.admin",
-            f"{listen.admin} can be reached from other machines without {' and '.join(lacks)}: whoever reaches it "
+            f"{listen.admin} can be reached from other machines without {' and '.join(lacks)}: any client reaching it "
             f"rules the cluster; turn on [tls] and [tokens], or listen on 127.0.0.1",
         )
     if tokens.files and tls.mode("http") != "require" and not _own(listen.http):

@@ -132,9 +132,9 @@ class QueueActs:
         return AppliedOffsets(tuple(sorted(self._queues.applied_upto().items())), wall_ms, wall_ms)
 
     async def clear(self, name: str, act: AuditInfo, now: AppliedOffsets | None = None) -> None:
-        """Discard what waits, at every priority and on all nodes, into gaps. What waits was applied at `now` (None: on
-        this node), by offsets, so that no node's clock decides; where no leader answered, it was made up to the latest
-        of the clocks."""
+        """Discard what waits, at every priority and on all nodes, into gaps. Waiting changes were applied at `now`
+        (None: on this node), by offsets, so that no node's clock decides; where no leader answered, it was made up to
+        the latest of the clocks."""
         seen = self._queues.named(name).machine.newest_command_version()
         positions, _, latest_ms = self.applied() if now is None else now
         start_ms = (latest_ms // SECOND_MS + 1) * SECOND_MS

@@ -129,7 +129,7 @@ def _next(queue: QueueServer, state: str, key: Key) -> str:
 
 
 def _to_do(queue: QueueServer, key: Key) -> str | None:
-    """What an operator must do before waiting references are served; None for nothing."""
+    """The action that an operator must take before waiting references are served; None for none."""
     if queue.serving_suspension is not None:
         return f"isthmus queue resume {queue.settings.name}"
     if queue.machine.sink_types.lacks(key.bucket_type) and queue.stored.owner is not None:

@@ -1,8 +1,8 @@
 """Lag of a queue on this node, by partition: in seconds, objects and bytes.
 
 Measured from the cursor and the store's time marks, not from the times of the waiting rows: a key that keeps changing
-moves to a newer row each time, and would always look young. What is not known, or could not be read in time, is None,
-never a guess. `node.services.replication_lag` combines the nodes of a cluster.
+moves to a newer row each time, and would always look young. A value that is unknown, or could not be read in time, is
+None, never a guess. `node.services.replication_lag` combines the nodes of a cluster.
 """
 
 from __future__ import annotations

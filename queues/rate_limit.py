@@ -2,8 +2,9 @@
 
 Limits what a queue serves on one node, and what a node's sink fetches (`sink.worker_pool`).
 
-A fetch asks for no more than the buckets hold. What it returns is taken out, even below zero (a single large object is
-still sent), and no fetch begins until the buckets are above zero again. So the rate holds over any few seconds.
+A fetch asks for no more than the buckets hold. The returned changes are taken out, even below zero (a single large
+object is still sent), and no fetch begins until the buckets are above zero again. So the rate holds over any few
+seconds.
 """
 
 from __future__ import annotations

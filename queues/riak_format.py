@@ -56,7 +56,7 @@ _MEGA_MAX: Final = 0xFFFF_FFFF
 """Greatest number of millions of seconds in a last-modified time, the year 136 million; a later time is cut to it."""
 
 _INTEGER_INDEX: Final = re.compile(rb"-?[0-9]{1,39}")
-"""What the HTTP listener takes as the value of an index whose name ends in _int."""
+"""Values that the HTTP listener accepts for an index whose name ends in _int."""
 
 _CHARSET: Final = re.compile(rb"([^;\s]+)\s*;\s*[Cc][Hh][Aa][Rr][Ss][Ee][Tt]=([^;\s\"]+)\s*")
 """A content type with a charset and no other parameter: Riak keeps the two apart."""

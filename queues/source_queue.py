@@ -156,8 +156,8 @@ class SourceQueue:
             self._pending_cursors[partition] = left
 
     def cursor_pending(self, partition: int) -> bool:
-        """Whether some CURSOR entry is, or may be, appended and is not applied. The cursor after it is then not known
-        to whoever appends behind it."""
+        """Whether some CURSOR entry is, or may be, appended and is not applied. A caller that appends the next one does
+        not know the resulting cursor."""
         return partition in self._pending_cursors
 
     def cursor_applied(self, partition: int, bucket_type: bytes, base: int, state: CursorState) -> None:

@@ -373,7 +373,7 @@ class Window:
     # ---------------------------------------------------------------- gaps
 
     def _discard(self, entry: Entry) -> None:
-        """Discard a change of a full queue into a gap, unless there is room again."""
+        """Discard a change of a full queue into a gap, unless the queue has space again."""
         budget = self.budget
         if self._discarding and budget.references < budget.reference_limit * DISCARD_DOWN_TO:
             self._discarding = False

@@ -134,8 +134,8 @@ class DeadLetters:
         return found
 
     def replace(self, before: DeadLetter, after: DeadLetter | None) -> None:
-        """`after` stands where `before` stood, as it was found; with None nothing does. What was written, or forgotten,
-        of that key meanwhile stays."""
+        """`after` stands where `before` stood, as it was found; with None nothing does. Concurrent changes of that key
+        stay."""
 
         def write(connection: sqlite3.Connection) -> None:
             known = (before.id, before.tries)

@@ -98,7 +98,7 @@ class Fetcher:
         if expected is not None and reply.cluster != expected:
             raise WrongSourceCluster(
                 f"{self._peer.url} answers for cluster {reply.cluster_name} ({reply.cluster.hex()}); this link belongs "
-                f"to {expected.hex()}: if the cluster was made anew, restart this node"
+                f"to {expected.hex()}: if the cluster was created again, restart this node"
             )
         if expected_name and reply.cluster_name != expected_name:
             raise WrongSourceCluster(

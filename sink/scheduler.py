@@ -1,10 +1,10 @@
 """Schedules fetches: which slot of which link gets the next free worker (pure; times come in).
 
-A link is one queue at one peer. It has a few slots, so that one can fetch while another pushes; while the source has no
-changes, one slot waits there for all. Extra slots run only while answers are full, when the source has more. Of the due
-slots, the one that has been idle longest is next, so a busy link cannot starve the others. No peer gets more workers
-than its limit, so a peer that hangs holds its share and no more. With more links than workers, no fetch waits at a
-source for long (`Turn.may_wait`): delays then favour the peers that have changes.
+A link is one queue at one peer. A link has a few slots, so that one can fetch while another pushes; while the source
+has no changes, one slot waits there for all. Extra slots run only while answers are full, when the source has more. The
+due slot that has been idle longest is next, so a busy link cannot starve the others. No peer gets more workers than its
+limit, so a peer that hangs holds its share and no more. With more links than workers, no fetch waits at a source for
+long (`Turn.may_wait`): delays then favour the peers that have changes.
 
 A link whose source fails is probed by one slot at a time, which does not wait at the source. A link whose changes this
 cluster did not store is not probed: the slot that fetched them must acknowledge soon. While some links answer, those

@@ -140,7 +140,7 @@ class Slot:
         link.last_answer_ms = time.wall_ms()
         link.last_error = link.last_error_reason = ""
         if not reply.items or self._context.stopping.is_set():
-            # A batch that arrives while stopping is left unacknowledged: it comes again to whoever fetches next.
+            # A batch that arrives while stopping is left unacknowledged: the next fetch of any worker gets it again.
             return CycleResult.EMPTY, waited_ms
         self.pushing = True
         try:

@@ -55,7 +55,7 @@ FRAME_BYTES_MAX: Final = 128 * 1024 * 1024
 """Longest frame that is read, whatever `limits.object_size` a cluster has: a reader's memory limit."""
 
 OBJECT_BYTES_MAX: Final = FRAME_BYTES_MAX - 2 * FRAME_BYTES
-"""Largest object that is sent: its frame does not exceed FRAME_BYTES_MAX. Of a larger one only the row is sent; see
+"""Largest object that is sent: its frame does not exceed FRAME_BYTES_MAX. For a larger one only the row is sent; see
 `why_no_object`."""
 
 FIELDS_MAX: Final = 16

@@ -1,7 +1,7 @@
 """Compare the tree of each led partition with its followers' trees, all at the same offset.
 
-The leader records its tree as of now; a follower responds with its own once it has applied up to the same offset. Of
-branches that differ the leaves are compared. Replicas that applied the same log have the same rows, so a segment that
+The leader records its tree as of now; a follower responds with its own once it has applied up to the same offset. The
+leaves of differing branches are compared. Replicas that applied the same log have the same rows, so a segment that
 differs raises an alarm with its keys, and both replicas repair their damaged rows (`aae.scrub.row_repair`). A missing
 response is no alarm: the partition is compared again in the next round. Rules: docs/protocol.md I-TREE.
 """

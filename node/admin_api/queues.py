@@ -53,7 +53,7 @@ PUSH_MAX: Final = 10_000
 """Most keys in one push."""
 
 PUSH_WAIT_MS: Final = 5_000
-"""How long a push waits for room by default; below the time-out of the command line."""
+"""How long a push waits for free queue space by default; below the time-out of the command line."""
 
 PUSH_WAIT_MAX_MS: Final = 30_000
 

@@ -110,7 +110,7 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
     under, below = cluster.get("under_replicated"), cluster.get("below_min_isr")
     if total is None or online is None or not isinstance(under, list) or not isinstance(below, list):
         return [
-            Fact(ProbeState.UNKNOWN, f"node {cell(cluster.get('node'))} does not tell which partitions are in sync")
+            Fact(ProbeState.UNKNOWN, f"node {cell(cluster.get('node'))} does not report which partitions are in sync")
         ]
     facts = []
     waiting = cluster.get("waiting")
@@ -157,7 +157,7 @@ def _absent(cluster: Mapping[str, Any], gone: ProbeState) -> list[Fact]:
             facts.append(Fact(gone, f"node {cell(row.get('name'))} is {cell(row.get('state'))}"))
     silent = cluster.get("silent")
     if silent is None:
-        return [*facts, Fact(ProbeState.UNKNOWN, "which nodes did not answer is not told")]
+        return [*facts, Fact(ProbeState.UNKNOWN, "the nodes that did not answer are not reported")]
     return [*facts, *(Fact(ProbeState.UNKNOWN, f"node {cell(node)} lives and did not answer") for node in silent)]
 
 
@@ -507,7 +507,7 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, admin: Adm
     cluster, answer = admin.get("/admin/cluster"), admin.get("/admin/fullsync/nodes")
     nodes, at_ms = answer.get("nodes"), answer.get("at_ms")
     if not isinstance(nodes, dict) or not isinstance(at_ms, int):
-        raise CommandFailed(Exit.UNAVAILABLE, "unknown", "the node does not tell what the checks of all nodes found")
+        raise CommandFailed(Exit.UNAVAILABLE, "unknown", "the node does not report the results of all nodes' checks")
     facts, known = sync_facts(nodes, limits, at_ms=at_ms, queue=queue, gone=answer.get("gone"))
     if not known:
         facts.append(Fact(ProbeState.UNKNOWN, "no node that answers has a [[fullsync]]: nothing is compared"))

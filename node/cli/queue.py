@@ -570,7 +570,7 @@ def throttle(name: str, size: str | None, objects: int | None, default: bool, ac
 @admin_act()
 def push(name: str, keys: tuple[str, ...], percent: bool, act: AdminAct, **place: Any) -> Exit:
     """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says. Code
-    3 when there was room for the first of them only. With --fold they go below the full-sync priority."""
+    3 if the queue had space for the first of them only. With --fold they go below the full-sync priority."""
     encoding = {"encoding": "percent"} if percent else {}
     answer = act.post(_path(name, "push"), keys=list(keys), **place, **encoding)
     refused = f"; {answer.get('refused')} refused: {answer.get('reason')}" if answer.get("refused") else ""

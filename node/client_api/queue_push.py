@@ -22,7 +22,7 @@ PUSH_MAX: Final = 10_000
 """Most keys in one push, as in the admin API."""
 
 WAIT_MS: Final = 5_000
-"""How long a push waits for room; then it is refused, and the references that were accepted stay."""
+"""How long a push waits for free queue space; then it is refused, and references accepted before stay queued."""
 
 NAMES: Final = ("bucket-type", "bucket", "key")
 

@@ -9,7 +9,7 @@ EPHEMERAL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def outgoing_ports() -> tuple[int, int]:
-    """The first and last port of outgoing connections; (0, -1) when the kernel does not tell."""
+    """The first and last port of outgoing connections; (0, -1) if the kernel does not report them."""
     try:
         first, last = map(int, EPHEMERAL_RANGE.read_text().split())
     except (OSError, ValueError):

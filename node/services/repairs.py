@@ -26,7 +26,7 @@ from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.model.vclock import decode_clock
 
 ROOM_WAIT_MS: Final = 30_000
-"""How long references wait for room in a queue before the push is refused."""
+"""How long references wait for free queue space before the push is refused."""
 
 
 class RepairQueue(Repairs):

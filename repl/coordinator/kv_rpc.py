@@ -60,7 +60,7 @@ KINDS: Final[dict[str, type[IsthmusError]]] = {
     "peer-fault": PeerFault,
     "local-fault": LocalFault,
 }
-"""What a caller can do about an error (`repl.model.errors`): how an error of an unknown reason is understood."""
+"""Caller's reaction to an error (`repl.model.errors`): how an error of an unknown reason is understood."""
 
 Item = TypeVar("Item")
 

@@ -273,7 +273,7 @@ class Reaper:
     # -- finding --------------------------------------------------------------------------------------
 
     async def _walk(self, place: Partition, led: _Led) -> None:
-        """Read one page of a walk over the keys, if one is due and there is room for candidates."""
+        """Read one page of a walk over the keys, if one is due and there is space for candidates."""
         loop = asyncio.get_running_loop()
         if not led.walking and led.left_behind and not led.candidates:
             led.walking, led.left_behind, led.walk_at_s = True, False, loop.time() + WALK_PAUSE_S

@@ -142,10 +142,10 @@ class StaleEpoch(NamedTuple):
 class TransferRequest(NamedTuple):
     """A follower under state transfer requests the next chunk (R-FAR).
 
-    It has all rows whose latest change is below `position`; `position_epoch` is the epoch of the entry just below (0:
-    not known). `whole` is 1 while its rows are the effect of exactly all entries below. `end` is 0 while it requests
-    rows. Once it has all rows of a round, `end` is that round's end, and `after` the last name of the metadata that it
-    has.
+    The follower has all rows whose latest change is below `position`; `position_epoch` is the epoch of the entry just
+    below (0: not known). `whole` is 1 while its rows are the effect of exactly all entries below. `end` is 0 while it
+    requests rows. Once it has all rows of a round, `end` is that round's end, and `after` the last name of the metadata
+    that it has.
     """
 
     epoch: int

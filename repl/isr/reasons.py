@@ -56,8 +56,8 @@ def older_version(record: PartitionRecord, version: int) -> str:
 def overtaken(record: PartitionRecord, epoch: int, node: str) -> PartitionRecord:
     """Return `record`, to which the metastore went back, as overtaken by a replica on `node` that was in `epoch` (H32).
 
-    It has no leader, and no controller elects one until an operator rewrites it: its ISR is outdated, and replicas that
-    do not know this would accept a nomination."""
+    The partition has no leader, and no controller elects one until an operator rewrites it: its ISR is outdated, and
+    replicas that do not know this would accept a nomination."""
     return replace(
         record,
         status=PartitionStatus.OFFLINE,
@@ -129,7 +129,7 @@ def why(role_state: RoleState, state: ReplicaState) -> str:
 
 
 def why_reassigning(leader: Leader, state: ReplicaState) -> str:
-    """What a change of the partition's replicas waits for; "" when none is under way."""
+    """The reason why a change of the partition's replicas waits; "" when none is under way."""
     behind = leader.lag_texts(state.progress.leo)
     return waits_for(state, leader.reassignment, behind, writing=leader.pending_write is not None)
 

@@ -140,8 +140,8 @@ def remaining_members(record: PartitionRecord) -> tuple[Member, ...]:
 
 
 def obstacle(record: PartitionRecord, remaining: tuple[Member, ...]) -> str:
-    """What in the record keeps the change from finishing: "newcomers" for added nodes that are not in sync, else a
-    text for people; "" for nothing. `remaining`: see `remaining_members`."""
+    """The state of the record that keeps the change from finishing: "newcomers" for added nodes that are not in sync,
+    else a text for people; "" for nothing. `remaining`: see `remaining_members`."""
     if record.adding and not {*record.adding} <= {member.node for member in record.isr}:
         return "newcomers"
     if record.elr:
@@ -167,7 +167,7 @@ def _names(members: frozenset[Member]) -> str:
 
 
 def waits_for(state: ReplicaState, reassignment: Reassignment, behind: Mapping[str, str], *, writing: bool) -> str:
-    """What the change waits for, for people; "" when none is in progress.
+    """The reason why the change waits, as text; "" when none is in progress.
 
     `behind`: node -> how far it lags, of replicas that are not in sync; `writing`: a write is pending."""
     record = state.known_record

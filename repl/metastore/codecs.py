@@ -32,7 +32,7 @@ REGISTRATION_FORM_VERSION: Final = 2
 
 RECORD_BYTES_MAX: Final = 512 * 1000
 """Largest value that is written or parsed. ZooKeeper drops the connection at 1 MB (jute.maxbuffer), path and
-framing included; half of it leaves room. A partition record has about 400 bytes."""
+framing included; half of it leaves a margin. A partition record has about 400 bytes."""
 
 PARTITION_MAX: Final = (1 << 32) - 1
 """Largest partition id: logs, rows and clocks give it four bytes."""

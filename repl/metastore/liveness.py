@@ -5,8 +5,8 @@ new: `/node-ids/ID` (persistent, holds the node's name: no other node gets the i
 (the same, ephemeral, for programs of earlier versions), `/replicas/NODE` (persistent: log ids, and whether the node is
 active), `/nodes/NODE` (ephemeral: the whole registration; its creation zxid is the session id).
 
-An ephemeral belongs to one session; it is judged by its owner session and not by its name (docs/protocol.md H28). Of
-two processes with one name the one that started later wins; the other registers again once that session is over. This
+An ephemeral belongs to one session; it is judged by its owner session and not by its name (docs/protocol.md H28). If
+two processes have one name, the one that started later wins; the other registers again once that session is over. This
 module has paths and rules; `repl.metastore.codecs` has the bytes.
 """
 
@@ -180,7 +180,7 @@ class Liveness:
     async def _hold(
         self, path: str, value: bytes, session: int, gives_way: Callable[[bytes, Stat], bool], *, armed: bool = False
     ) -> Stat | bytes:
-        """Make `path` an ephemeral of `session` with `value`. What another session left there is replaced if it
+        """Make `path` an ephemeral of `session` with `value`. The ephemeral of another session is replaced if it
         `gives_way`, else its value is returned."""
         full = self._base + path
         for _ in range(ATTEMPTS_LIMIT):

@@ -133,8 +133,8 @@ class ZooKeeperSession:
         on_change: Callable[[str], None],
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """Both callbacks are called on the loop. `on_change` hears each path once per `armed` read that changed; after
-        a disconnection it hears every path that was armed, since watches do not survive one."""
+        """Both callbacks are called on the loop. `on_change` gets each path once per `armed` read that changed; after a
+        disconnection it gets every path that was armed, since watches do not survive one."""
         self.hosts = hosts
         self._timeout_s = session_timeout_ms / 1000
         self._on_session = on_session

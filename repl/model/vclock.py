@@ -109,7 +109,7 @@ def descends(a: Clock, b: Clock) -> bool:
 def merge(a: Clock, b: Clock) -> Clock:
     """Return the least clock that descends both: the greater counter of each actor, with its timestamp.
 
-    Of two timestamps of one counter the later is kept, so that merge commutes.
+    If one counter has two timestamps, the later is kept, so that merge commutes.
     """
     if a == b or not b:
         return a

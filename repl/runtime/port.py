@@ -1,4 +1,4 @@
-"""What the runtime's parts require of the runtime, and the runtime of the controller above it."""
+"""Protocols that the runtime's parts require of the runtime, and the runtime of the controller above it."""
 
 from __future__ import annotations
 

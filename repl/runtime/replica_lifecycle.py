@@ -52,7 +52,7 @@ RETRY_MS: Final = 500
 """Pause before a failed registration is repeated."""
 
 NONCE_BITS: Final = 62
-"""Bits of the random base of a process's nonces: fits msgpack, with room to count."""
+"""Bits of the random base of a process's nonces: fits msgpack, with a margin to count up."""
 
 
 class ReplicaOpener:

@@ -1,6 +1,6 @@
 """Receives messages from other nodes' replicas, one frame at a time, and feeds them to this node's replicas.
 
-What a message means is decided by the core. `repl.runtime.replication_sender` is the other direction.
+The core interprets the messages. `repl.runtime.replication_sender` is the other direction.
 """
 
 from __future__ import annotations

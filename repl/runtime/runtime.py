@@ -54,7 +54,7 @@ log = structlog.get_logger(__name__)
 
 
 class RuntimeSettings(NamedTuple):
-    """Who this node is, and its limits."""
+    """Identity of this node, and its limits."""
 
     node: str
     cluster_uuid: bytes

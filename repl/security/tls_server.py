@@ -1,8 +1,9 @@
 """Accepts TLS connections: handshakes have a deadline and a limit, and refusals are counted.
 
-Used instead of `loop.create_server` with TLS. The first byte of a connection tells TLS from plain text before anything
-is allocated for it; a listener that requires TLS answers plain text with a hint. The protocol object is created when
-the handshake is over. The context decides which certificates are requested, the protocol which names are accepted.
+Used instead of `loop.create_server` with TLS. The first byte of a connection distinguishes TLS from plain text before
+anything is allocated for it; a listener that requires TLS answers plain text with a hint. The protocol object is
+created when the handshake is over. The context decides which certificates are requested, the protocol which names are
+accepted.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def read_token(path: Path) -> str:
     for _, line in _lines(path):
         if _TOKEN.fullmatch(line) is not None:
             return line
-    raise BadConfig(f"{path} holds no token in plain, which whoever shows it needs; {FORM}")
+    raise BadConfig(f"{path} holds no plain-text token, which a client needs to send; {FORM}")
 
 
 def check_token(text: str) -> str:

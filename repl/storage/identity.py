@@ -187,8 +187,8 @@ class NodeIdentity:
 
     def emptied(self, log: Path, store: Path) -> str:
         """Which of an earlier run's `log` and `store` directories are gone, in one sentence; "" when none is. To be
-        called before they are opened, which creates them: an empty log shows no damage, so only the identity can tell
-        that it held data (R-GEN)."""
+        called before they are opened, which creates them: an empty log shows no damage, so only the identity shows that
+        it held data (R-GEN)."""
         if self.is_new or not self._value["partitions"]:
             return ""
         gone = [str(path) for path in (log, store) if not path.is_dir() or not any(path.iterdir())]

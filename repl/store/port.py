@@ -163,7 +163,7 @@ class TransferStore(Protocol):
 
     def begin(self, partition: int, *, empty: bool) -> TransferMark:
         """Mark the partition, durably. With `empty`, or where rows may be missing (a replay is not finished), delete
-        all of its rows, durably. It has no applied position until `finish`."""
+        all of its rows, durably. The partition has no applied position until `finish`."""
 
     def install_rows(self, partition: int, chunk: bytes, upto: int, epoch: int) -> TransferMark:
         """Write the rows of a TransferChunk over existing ones, with the new mark, in one batch. Raises DamagedChunk

@@ -48,7 +48,8 @@ DRAIN_ID: Final = 0
 """Id of an answer that asks for no more requests: the node that sends it is about to stop."""
 
 DRAIN: Final = "leave"
-"""Method of the last request over a connection, after a DRAIN_ID: the client has all its answers. It has no answer."""
+"""Method of the last request over a connection, after a DRAIN_ID: the client has all its answers. This frame has no
+answer."""
 
 SPACE_POLL_S: Final = 0.02
 """Pause between checks whether a connection has space for an answer: at 100 MB/s 2 MB are sent meanwhile."""

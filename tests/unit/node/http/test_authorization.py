@@ -220,7 +220,7 @@ def test_files_that_everybody_may_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="at most 64"):
         tokens.read_digests(file)
     file.write_text(f"sha256:{'0' * 64}\n")
-    with pytest.raises(BadConfig, match="no token in plain"):
+    with pytest.raises(BadConfig, match="no plain-text token"):
         tokens.read_token(file)
 
 
