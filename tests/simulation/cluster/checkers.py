@@ -49,7 +49,7 @@ class Checkers:
         """(node, partition, gen) -> how far that log went when it was lost."""
         self._answered: dict[tuple[str, int], tuple[int, dict[Member, int]]] = {}
         """(process, partition) -> hw when the known record came, and what members have said of their copies since."""
-        self._told: set[tuple[str, int]] = set()
+        self._notified: set[tuple[str, int]] = set()
         """(process, partition) where the floors above know that it leads."""
         self.declared = Declarations(self)
         self._began: dict[int, tuple[str, ...]] = {}
@@ -120,7 +120,7 @@ class Checkers:
         self._answered[process.name, partition] = (0, {})
         self.declared.attached(process.node, partition)
         self._views.pop((process.name, partition), None)
-        self._told.discard((process.name, partition))
+        self._notified.discard((process.name, partition))
         self._deep(process, partition)
 
     def condemned(self, node: Node, partition: int) -> None:
@@ -177,7 +177,7 @@ class Checkers:
 
     # -- copies that are far ---------------------------------------------------------------------
 
-    def goes_far(self, process: Process, partition: int) -> None:
+    def on_transfer_begin(self, process: Process, partition: int) -> None:
         """A copy is about to be marked: nobody counts on it (I-FAR-GUARD)."""
         member = Member(process.node.name, process.node.disk.log_ids[partition])
         if member in guard(self.simulation.metastore.records[partition]) and not self.beyond_promise:
@@ -261,9 +261,9 @@ class Checkers:
             elif kind is fx.RoleChanged:
                 self._check_role(process, partition, event, effect)
             elif kind is fx.LeadershipReady:
-                self._told.add(key)
+                self._notified.add(key)
             elif kind is fx.SteppedDown:
-                self._told.discard(key)
+                self._notified.discard(key)
             elif kind is fx.Send and far and type(effect.message) is ms.AppendAck:
                 raise Violation("I-FAR-NO-ACK", f"{process.name} acknowledges, and its copy is far")
             elif kind is fx.Send and type(effect.message) in (
@@ -275,8 +275,8 @@ class Checkers:
                 self._count_message(effect.message)
             elif kind is fx.Send and self.declared.acts and type(effect.message) is ms.AppendAck:
                 self.declared.acknowledges(process, partition)
-        if replica.ready != (key in self._told) and replica.role is not ReplicaRole.RESIGNING:
-            raise Violation("I-TOLD", f"{process.name} as {replica.role.value} has told {key in self._told}")
+        if replica.ready != (key in self._notified) and replica.role is not ReplicaRole.RESIGNING:
+            raise Violation("I-TOLD", f"{process.name} as {replica.role.value} has told {key in self._notified}")
         if process.holds_directory():
             self._check_log(process, partition, replica)
             if self._steps % DEEP_EVERY == 0 and not any(type(effect) is fx.Truncate for effect in effects):
@@ -459,16 +459,16 @@ class Checkers:
 
     # -- the end --------------------------------------------------------------------------------
 
-    def unwell(self, writing: bool = False) -> str:
+    def not_in_sync(self, writing: bool = False) -> str:
         """What keeps the simulation from being well; empty when nothing does. While clients write (`writing`) logs
         grow, and only who is in sync tells."""
         for partition, record in self.simulation.metastore.records.items():
-            found = self._unwell(partition, record, writing)
+            found = self._not_in_sync(partition, record, writing)
             if found:
                 return f"partition {partition}: {found}"
         return ""
 
-    def _unwell(self, partition: int, record: PartitionRecord, writing: bool) -> str:
+    def _not_in_sync(self, partition: int, record: PartitionRecord, writing: bool) -> str:
         if record.status is not PartitionStatus.ONLINE or record.leader is None:
             return f"{record.status}: {record.reason}"
         leader = self.simulation.nodes[record.leader.node].current
@@ -489,7 +489,7 @@ class Checkers:
             if partition not in process.replicas:
                 return f"{name} has not made its copy"
             if self.declared.quarantines(node, partition):
-                stands = self.declared.unwell(process, partition)
+                stands = self.declared.not_in_sync(process, partition)
                 if stands:
                     return stands
                 continue

@@ -26,7 +26,7 @@ DIVERGED = "committed-divergence"
 
 
 @dataclass(slots=True)
-class Act:
+class ForcedElection:
     """One forced election. `end`: the forced copy has all that was decided below. `past`: the history up to the act."""
 
     lineage: int
@@ -45,7 +45,7 @@ class Declarations:
     def __init__(self, checkers: Checkers) -> None:
         self._checkers = checkers
         self._shown: dict[tuple[int, int, Member], int] = {}
-        self.acts: dict[int, Act] = {}
+        self.acts: dict[int, ForcedElection] = {}
         """By partition; empty in most simulations."""
         self.unfounded: set[tuple[str, int]] = set()
         """(node, partition) where a copy was forced whose store had rows of entries that its log had lost."""
@@ -100,7 +100,7 @@ class Declarations:
         history.acked_end, history.read_end = min(history.acked_end, end), min(history.read_end, end)
         del history.committed[end:]
         before_that = self.acts.get(partition)
-        self.acts[partition] = act = Act(after.lineage, chosen, end, past)
+        self.acts[partition] = act = ForcedElection(after.lineage, chosen, end, past)
         if before_that is not None:
             act.earlier = {m: before_that.earlier.get(m, before_that.past) for m in before_that.diverged}
         self._compare(act, partition)
@@ -108,7 +108,7 @@ class Declarations:
         counts["declared_lost"] += len(past.acked) - len(history.acked)
         counts["diverged"] += len(act.diverged)
 
-    def _compare(self, act: Act, partition: int) -> None:
+    def _compare(self, act: ForcedElection, partition: int) -> None:
         """Note which copies know of more."""
         act.diverged.clear()
         for node in self._checkers.simulation.holders(partition):
@@ -183,7 +183,7 @@ class Declarations:
             return True
         return False
 
-    def unwell(self, process: Process, partition: int) -> str:
+    def not_in_sync(self, process: Process, partition: int) -> str:
         """What is wrong with a copy that has another past; empty when it says so and stands still."""
         replica = process.replicas[partition]
         if replica.role is ReplicaRole.FAILED and replica.reason.startswith(DIVERGED):

@@ -28,7 +28,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._world = process.simulation
+        self._simulation = process.simulation
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._soon: dict[events.Handle, None] = {}
         """Calls that are due and have not happened."""
@@ -53,7 +53,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         """Virtual seconds."""
-        return self._world.now_ms / 1000
+        return self._simulation.now_ms / 1000
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: Any = None) -> events.Handle:
         """See asyncio."""
@@ -62,7 +62,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._ending.append(handle)
         else:
             self._soon[handle] = None
-            self._world.after(0, self._run, handle)
+            self._simulation.after(0, self._run, handle)
         return handle
 
     def call_later(  # type: ignore[override]
@@ -71,7 +71,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """See asyncio."""
         handle = events.TimerHandle(self.time() + delay, callback, args, self, context)
         if self._ending is None:
-            self._world.after(max(0, round(delay * 1000)), self._run, handle)
+            self._simulation.after(max(0, round(delay * 1000)), self._run, handle)
         return handle
 
     def call_at(  # type: ignore[override]
@@ -96,14 +96,14 @@ class SimLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Future[Any]:
         """A read in a thread: it sees the store as it is some time later, and takes a while to come back."""
         future = self.create_future()
-        self.call_later(self._world.rng.randint(0, READ_MS_MAX) / 1000, self._read, future, function, args)
+        self.call_later(self._simulation.rng.randint(0, READ_MS_MAX) / 1000, self._read, future, function, args)
         return future
 
     def _read(self, future: asyncio.Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         if future.done():
             return
         found = function(*args)
-        self.call_later(self._world.rng.randint(0, READ_MS_MAX) / 1000, self._bring, future, found)
+        self.call_later(self._simulation.rng.randint(0, READ_MS_MAX) / 1000, self._bring, future, found)
 
     @staticmethod
     def _bring(future: asyncio.Future[Any], found: object) -> None:
@@ -126,8 +126,8 @@ class SimLoop(asyncio.AbstractEventLoop):
             return
         self._soon.pop(handle, None)
         self._call(handle)
-        if self._world.broken is not None:  # type: ignore[attr-defined]
-            raise self._world.broken  # type: ignore[attr-defined]
+        if self._simulation.broken is not None:  # type: ignore[attr-defined]
+            raise self._simulation.broken  # type: ignore[attr-defined]
 
     def _call(self, handle: Any) -> None:
         with self.entered():

@@ -78,7 +78,7 @@ class SimMetastore:
     def _lost(self) -> bool:
         return self.simulation.rng.random() < self.simulation.plan.store_lost
 
-    def _hears(self, asker: str) -> bool:
+    def _request_arrives(self, asker: str) -> bool:
         """A request of `asker` gets here."""
         return not self.down and self.simulation.network.open(asker, METASTORE)
 
@@ -178,7 +178,7 @@ class SimMetastore:
 
     def read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
         """One record, as new as anything confirmed before the call; may never be answered."""
-        if self._hears(asker) and self._reaches(asker) and not self._lost():
+        if self._request_arrives(asker) and self._reaches(asker) and not self._lost():
             self.simulation.after(self._delay_ms(), self._read_synced, asker, partition, answer)
 
     def _read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
@@ -193,13 +193,13 @@ class SimMetastore:
 
     def register(self, process: Process, answer: Callable[[int], None]) -> None:
         """Begin a session and register the process's node; may never be answered."""
-        if self._hears(process.node.name) and not self._lost():
+        if self._request_arrives(process.node.name) and not self._lost():
             self.simulation.after(self._delay_ms(), self._arrive_registration, process, answer)
 
     def _arrive_registration(self, process: Process, answer: Callable[[int], None]) -> None:
         name = process.node.name
         owner = self._owners.get(name)
-        if not self._hears(name) or not self._reaches(name):
+        if not self._request_arrives(name) or not self._reaches(name):
             return
         if (not process.alive and owner is not None) or (process.session.session_id is not None and owner is process):
             self.simulation.counts["late_registration_refused"] += 1
@@ -220,7 +220,7 @@ class SimMetastore:
     def renew(self, process: Process, answer: Callable[[], None]) -> None:
         """Register the same session again with what its directory holds now and whether it is leaving; may never be
         answered."""
-        if self._hears(process.node.name) and not self._lost():
+        if self._request_arrives(process.node.name) and not self._lost():
             self.simulation.after(self._delay_ms(), self._arrive_renewal, process, answer)
 
     def _arrive_renewal(self, process: Process, answer: Callable[[], None]) -> None:
@@ -237,7 +237,7 @@ class SimMetastore:
     def ping(self, name: str, session_id: int) -> bool | None:
         """A heartbeat: True when the session and its registration stand, False when they are over, None when there
         is no answer."""
-        if not self._hears(name) or not self._reaches(name):
+        if not self._request_arrives(name) or not self._reaches(name):
             return None
         known = self.registrations.get(name)
         if known is None or known.session_id != session_id:
@@ -248,7 +248,7 @@ class SimMetastore:
     def close(self, name: str, session_id: int | None) -> None:
         """A session ended in order."""
         known = self.registrations.get(name)
-        if known is not None and known.session_id == session_id and self._hears(name):
+        if known is not None and known.session_id == session_id and self._request_arrives(name):
             self._end(name)
 
     def outage_over(self) -> None:

@@ -28,13 +28,13 @@ HINTS_LATE = 10
 HINT_LATE_MS = 1_500
 
 
-class Values:
-    """All values, and who wants to hear of changes."""
+class StoredValues:
+    """All values of the simulated metastore, and their subscribers."""
 
     def __init__(self, simulation: ClusterSimulation) -> None:
         self.simulation = simulation
         self.found: dict[str, Versioned] = {}
-        self.ways: list[ValuesOf] = []
+        self.ways: list[ProcessValues] = []
         self._version = 0
 
     def write(self, path: str, value: bytes | None, version: int | None) -> int:
@@ -52,20 +52,20 @@ class Values:
         return self._version
 
 
-class ValuesOf:
-    """A process's way to them."""
+class ProcessValues:
+    """One process's access to the values."""
 
-    def __init__(self, process: Process, loop: SimLoop, values: Values) -> None:
+    def __init__(self, process: Process, loop: SimLoop, values: StoredValues) -> None:
         self._process = process
         self._loop = loop
         self._values = values
-        self._hear: list[Callable[[str], None]] = []
+        self._on_change: list[Callable[[str], None]] = []
         values.ways = [way for way in values.ways if way._process.alive]
         values.ways.append(self)
 
     async def get(self, path: str) -> Versioned | None:
         """See the port."""
-        await self._way()
+        await self._round_trip()
         return self._values.found.get(path)
 
     async def put(self, path: str, value: bytes, version: int | None, unmoved: Collection[Precondition] = ()) -> int:
@@ -79,23 +79,23 @@ class ValuesOf:
 
     async def children(self, path: str) -> list[str]:
         """See the port."""
-        await self._way()
+        await self._round_trip()
         below = [name.removeprefix(f"{path}/") for name in self._values.found if name.startswith(f"{path}/")]
         return sorted({name.split("/")[0] for name in below})
 
     def watch(self, on_change: Callable[[str], None]) -> None:
         """See the port."""
-        self._hear.append(on_change)
+        self._on_change.append(on_change)
 
     async def _write(self, path: str, value: bytes | None, version: int | None) -> int:
-        await self._way()
+        await self._round_trip()
         simulation = self._values.simulation
         written = self._values.write(path, value, version)
         if not simulation.faults.over and simulation.rng.random() < simulation.plan.store_lost:
             raise Ambiguous(path)
         return written
 
-    async def _way(self) -> None:
+    async def _round_trip(self) -> None:
         simulation = self._values.simulation
         await asyncio.sleep(simulation.rng.randint(*WAY_MS) / 1000)
         if simulation.metastore.down or not simulation.network.both_open(self._process.node.name, METASTORE):
@@ -105,13 +105,13 @@ class ValuesOf:
         """Tell the process, in a while, whenever there is a way."""
         simulation = self._values.simulation
         late = not simulation.faults.over and simulation.rng.randrange(HINTS_LATE) == 0
-        simulation.after(HINT_LATE_MS if late else simulation.rng.randint(1, HINT_MS), self._tell, path)
+        simulation.after(HINT_LATE_MS if late else simulation.rng.randint(1, HINT_MS), self._notify, path)
 
-    def _tell(self, path: str) -> None:
+    def _notify(self, path: str) -> None:
         if not self._process.alive:
             return
         if not self._values.simulation.network.open(METASTORE, self._process.node.name):
-            self._values.simulation.after(HINT_LATE_MS, self._tell, path)
+            self._values.simulation.after(HINT_LATE_MS, self._notify, path)
             return
-        for hear in self._hear:
+        for hear in self._on_change:
             self._loop.call_soon(hear, path)

@@ -204,7 +204,7 @@ def commits_beside_the_elr(patch: Patch) -> None:
     _commit_rule(patch, lambda self, record, durable: sound(self, replace(record, elr=frozenset()), durable))
 
 
-def commits_without_whom_it_proposed(patch: Patch) -> None:
+def commits_without_proposed_members(patch: Patch) -> None:
     """A leader forgets whom its undecided write may have added (against R-MAX, H13)."""
     patch.setattr(Leader, "maximal", lambda self, record: record.isr)
 
@@ -420,7 +420,7 @@ def elects_anybody(
 # -- the shell and the metastore --------------------------------------------------------------------------------------
 
 
-def says_durable_before_the_sync(patch: Patch) -> None:
+def reports_durable_before_the_sync(patch: Patch) -> None:
     """The log's writer reports what is only written (against R-FSYNC)."""
 
     def write(self: LogWriter) -> None:
@@ -433,7 +433,7 @@ def says_durable_before_the_sync(patch: Patch) -> None:
     patch.setattr(LogWriter, "_write", write)
 
 
-def never_says_that_it_trimmed(patch: Patch) -> None:
+def never_reports_a_trim(patch: Patch) -> None:
     """The core is not told where its log begins."""
     patch.setattr(Process, "report_trimmed", lambda self, partition: None)
 
@@ -496,7 +496,7 @@ def skips_to_the_end(patch: Patch) -> None:
     patch.setattr(state_transfer, "_install_rows", install)
 
 
-def sends_rows_to_whom_it_counts_on(patch: Patch) -> None:
+def sends_rows_to_a_counted_member(patch: Patch) -> None:
     """A leader lets a member of the guard take rows, which drops its log (against R-FAR)."""
     rejects, serves = state_transfer.log_rejection, state_transfer.serve
 
@@ -539,7 +539,7 @@ DEFECTS = (
     Defect(commits_what_is_durable_here, ("I-COMMIT-RULE",), None),
     Defect(commits_below_min_isr, ("I-COMMIT-RULE",), settings),
     Defect(commits_beside_the_elr, ("I-COMMIT-RULE",), settings),
-    Defect(commits_without_whom_it_proposed, ("I-COMMIT-RULE",), storms()),
+    Defect(commits_without_proposed_members, ("I-COMMIT-RULE",), storms()),
     Defect(commits_before_the_stalled_are_out, ("I-COMMIT-RULE",), storms()),
     Defect(commits_before_the_barrier, ("I-COMMIT-RULE", "I-APPLY"), storms()),
     Defect(believes_its_tail, ("I-APPLY", "I-TRUNC-SAFE"), storms()),
@@ -557,12 +557,12 @@ DEFECTS = (
     Defect(None, ("I-CONVERGE",), None, takes_the_node_for_the_leader),
     Defect(None, ("elected before the barrier was durable", "I-CONVERGE"), None, brings_the_silent_online),
     Defect(None, ("I-MIN-GUARD", "I-SOME-GUARD", *COMMIT), storms(), elects_anybody),
-    Defect(says_durable_before_the_sync, COMMIT, None),
-    Defect(never_says_that_it_trimmed, ("I-CONVERGE",), losses(harsh_trims=True, trims=0.9)),
+    Defect(reports_durable_before_the_sync, COMMIT, None),
+    Defect(never_reports_a_trim, ("I-CONVERGE",), losses(harsh_trims=True, trims=0.9)),
     Defect(sends_rows_of_now, (*FAR, "I-CONVERGE"), losses(harsh_trims=True, trims=0.9)),
     Defect(forgets_that_it_is_far, (*FAR, *LOGS, *COMMIT), losses(harsh_trims=True, trims=0.9)),
     Defect(skips_to_the_end, FAR, losses(harsh_trims=True, trims=0.9)),
-    Defect(sends_rows_to_whom_it_counts_on, (*FAR, *COMMIT), storms()),
+    Defect(sends_rows_to_a_counted_member, (*FAR, *COMMIT), storms()),
     Defect(moving.removes_without_asking, ("I-REMOVE-ASKED",), moves()),
     Defect(moving.removes_beside_the_elr, ("I-REMOVE",), moves(min_isr=3)),
     Defect(moving.removes_before_newcomers_are_in_sync, ("I-REMOVE", "I-FACTOR"), moves()),

@@ -165,7 +165,7 @@ class Node:
             process.stopping = True
             self.simulation.counts["stop"] += 1
             self.simulation.log_event(process.name, "is asked to stop")
-            process.session.say_again()
+            process.session.register_again()
             process.post_all(ev.Resign())
             self._stopped(process, self.simulation.now_ms + STOP_LIMIT_MS)
 

@@ -306,7 +306,7 @@ class Process:
             log_id = self.simulation.metastore.new_log_id()
             self.node.disk.log_ids[partition] = log_id
             self._renewed[partition] = log_id
-            self.session.say_again()
+            self.session.register_again()
 
     def registered_again(self) -> None:
         """The metastore has noted what this process's directory holds."""

@@ -37,7 +37,7 @@ from isthmus.repl.transport.port import NO_CURSORS
 from tests.simulation.cluster.disk_writers import StoreWriter
 from tests.simulation.cluster.invariants import Violation
 from tests.simulation.cluster.loop import SimLoop
-from tests.simulation.cluster.metastore_values import ValuesOf
+from tests.simulation.cluster.metastore_values import ProcessValues
 from tests.simulation.cluster.process import ORIGIN, Process
 from tests.simulation.cluster.reaps import LIMITS, PROPERTIES, TYPE, P, RowStateTransfers, RowStore
 from tests.support.cluster_facts import FakeClusterFacts
@@ -45,7 +45,7 @@ from tests.support.memory_store import MemoryStore
 
 if TYPE_CHECKING:
     from tests.simulation.cluster.nodes import Node
-    from tests.simulation.cluster.queues import Asked, QueueSimulation
+    from tests.simulation.cluster.queues import QueueSimulation, RequestBatch
 
 WALL_MS = 1_700_000_000_000
 SOFT_INTERVAL_MS = 1_000
@@ -54,8 +54,8 @@ KEY_LIMIT = 100
 WINDOW_BYTES = 1 << 30
 
 
-class Riding(NamedTuple):
-    """An AppendEntries with the soft cursors that travel along."""
+class AppendWithCursors(NamedTuple):
+    """An AppendEntries with the soft cursors that it carries."""
 
     forward: ms.AppendEntries
     cursors: dict[bytes, bytes]
@@ -65,19 +65,19 @@ class Clock:
     """Virtual time."""
 
     def __init__(self, simulation: QueueSimulation) -> None:
-        self._world = simulation
+        self._simulation = simulation
 
     def now_ms(self) -> int:
         """Of the simulation."""
-        return self._world.now_ms
+        return self._simulation.now_ms
 
     def wall_ms(self) -> int:
         """Of the simulation."""
-        return WALL_MS + self._world.now_ms
+        return WALL_MS + self._simulation.now_ms
 
 
-class Shelves:
-    """The rows of all copies of a process, as one store; each copy's own store has its partition under `P`."""
+class ProcessStore:
+    """The stores of all replicas of a process as one store; each replica's own store has its partition as `P`."""
 
     def __init__(self, process: QueueProcess) -> None:
         self._process = process
@@ -133,8 +133,8 @@ class ReplicaFacts(FakeClusterFacts):
         return set(self.partition_types().values())
 
 
-class Queues(QueueService):
-    """A task that fails is a violation, whatever the log says."""
+class StrictQueueService(QueueService):
+    """A QueueService in which a failed task is a violation."""
 
     process: QueueProcess
 
@@ -157,8 +157,8 @@ class Queues(QueueService):
                 raise Violation("I-Q-LEDGER", f"{queue.name!r} at {self.node} does not close by {queue.ledger_off}")
 
 
-class Listeners(ApplyListeners):
-    """Raises what a listener raises: it is a violation here."""
+class StrictApplyListeners(ApplyListeners):
+    """ApplyListeners that raise the exceptions of listeners, as violations."""
 
     def _bug(self, listener: ApplyListener, partition: int, bug: Exception) -> None:
         raise bug
@@ -175,13 +175,13 @@ class QueueProcess(Process):
         self.far = RowStateTransfers(self)
         self.store = SoftStoreWriter(self)
         self.loop = SimLoop(self)
-        self.rows: Any = Shelves(self)
+        self.rows: Any = ProcessStore(self)
         self.time = Clock(simulation)
         self.partitions: dict[int, Partition] = {}
-        self.listeners = Listeners()
+        self.listeners = StrictApplyListeners()
         self.latency = ReplicationLatency()
         self.window = MemoryWindow(WINDOW_BYTES)
-        self.asked: dict[Asked, None] = {}
+        self.pending: dict[RequestBatch, None] = {}
         """What clients asked of this process and has no answer."""
         self.appended_ids: set[bytes] = set()
         self._records: dict[int, PartitionRecord] = {}
@@ -198,14 +198,14 @@ class QueueProcess(Process):
                 read_isolation="committed",
                 properties=FixedProperties(PROPERTIES),
             )
-            self.queues = Queues(
+            self.queues = StrictQueueService(
                 simulation.settings,
                 node=node.name,
                 enabled=True,
                 store=self.rows,
                 cursors=self.coordinator,
                 kv=self.coordinator,
-                metastore=cast(Any, ValuesOf(self, self.loop, simulation.values)),
+                metastore=cast(Any, ProcessValues(self, self.loop, simulation.values)),
                 cluster=ReplicaFacts(self),
                 cluster_uuid=ORIGIN,
                 cluster_name="ours",
@@ -252,8 +252,8 @@ class QueueProcess(Process):
         if not self.alive:
             return
         super().die(why)
-        asked, self.asked = self.asked, {}
-        for each in asked:
+        pending, self.pending = self.pending, {}
+        for each in pending:
             each.client.lost(each)
         self.simulation.after(0, self.loop.wind_up)
 
@@ -284,7 +284,12 @@ class QueueProcess(Process):
 
     def post(self, partition: int, event: ev.Event) -> None:
         """See Process; soft cursors that ride along are taken from the leader that is followed."""
-        if self.paused or not self.alive or type(event) is not ev.Received or type(event.message) is not Riding:
+        if (
+            self.paused
+            or not self.alive
+            or type(event) is not ev.Received
+            or type(event.message) is not AppendWithCursors
+        ):
             super().post(partition, event)
             return
         forward, cursors = event.message
@@ -343,7 +348,7 @@ class QueueProcess(Process):
             self.store.soft.setdefault(partition, {})[queue] = payload
             self.partitions[partition].cursor_gossip.update(queue, payload)
 
-    def riding(self, partition: int, to: str, forward: ms.AppendEntries) -> ms.AppendEntries | Riding:
+    def with_cursors(self, partition: int, to: str, forward: ms.AppendEntries) -> ms.AppendEntries | AppendWithCursors:
         """An AppendEntries on its way, with the soft cursors that are due."""
         place = self.partitions.get(partition)
         if place is None:
@@ -356,7 +361,7 @@ class QueueProcess(Process):
             return forward
         place.cursor_gossip.sent(to, self.simulation.now_ms)
         self.simulation.counts["soft_sent"] += 1
-        return Riding(forward, dict(cursors))
+        return AppendWithCursors(forward, dict(cursors))
 
     def link_down(self, peer: str) -> None:
         """See Process."""
@@ -381,18 +386,18 @@ class QueueProcess(Process):
 
     # -- clients --------------------------------------------------------------------------------
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, batch: RequestBatch) -> None:
         """A client's requests, all of one kind."""
-        self.asked[asked] = None
+        self.pending[batch] = None
         with self.loop.entered():
-            future = self.coordinator._submit(asked.requests, forward=False)
-            future.add_done_callback(lambda done: self._answered(asked, done.result()))
+            future = self.coordinator._submit(batch.requests, forward=False)
+            future.add_done_callback(lambda done: self._answered(batch, done.result()))
 
-    def _answered(self, asked: Asked, results: list[object]) -> None:
-        if asked not in self.asked:
+    def _answered(self, batch: RequestBatch, results: list[object]) -> None:
+        if batch not in self.pending:
             return
-        del self.asked[asked]
-        asked.client.answered(asked, results)
+        del self.pending[batch]
+        batch.client.answered(batch, results)
 
     def read(self, partition: int) -> None:
         """See Process; the waiting is the product's."""

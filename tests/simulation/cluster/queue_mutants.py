@@ -34,7 +34,7 @@ def deposed() -> Plan:
 # -- promises ---------------------------------------------------------------------------------------------------------
 
 
-def unknown_not_told(patch: Patch) -> None:
+def unknown_outcome_not_returned(patch: Patch) -> None:
     """A request for an uncommitted entry goes on waiting for its offset when leadership ends (R-WAIT)."""
     patch.setattr(Waiters, "fail_above", lambda _self, _end, _error: None)
 
@@ -68,7 +68,7 @@ def a_repeat_is_answered_at_once(patch: Patch) -> None:
 # -- queues -----------------------------------------------------------------------------------------------------------
 
 
-def cursor_told_early(patch: Patch) -> None:
+def cursor_reported_early(patch: Patch) -> None:
     """The cursor moves over what is given out, before it is acknowledged."""
     sound = SourceQueue.mark_sent
 
@@ -152,11 +152,11 @@ ACKED = ("I-ACK", "I-ANSWER")
 CURSORS = ("I-Q-CURSOR", "I-ALO")
 
 DEFECTS = (
-    Defect(unknown_not_told, ACKED, deposed),
+    Defect(unknown_outcome_not_returned, ACKED, deposed),
     Defect(pending_rows_outlive_leader, ("I-BASIS", *ACKED), deposed),
     Defect(answered_before_it_is_applied, ACKED, deposed),
     Defect(a_repeat_is_answered_at_once, ACKED, deposed),
-    Defect(cursor_told_early, CURSORS),
+    Defect(cursor_reported_early, CURSORS),
     Defect(owner_version_ignored, CURSORS),
     Defect(a_new_owner_leaves_the_window, CURSORS),
     Defect(the_next_owner_goes_on_where_the_last_stood, CURSORS),

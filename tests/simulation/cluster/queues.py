@@ -41,7 +41,7 @@ from isthmus.repl.model.vclock import Clock, actor_of, counter_of, pack_counter
 from tests.simulation.cluster.checkers import Checkers
 from tests.simulation.cluster.clients import Client
 from tests.simulation.cluster.invariants import Violation
-from tests.simulation.cluster.metastore_values import Values
+from tests.simulation.cluster.metastore_values import StoredValues
 from tests.simulation.cluster.network import Network
 from tests.simulation.cluster.process import ORIGIN, Process
 from tests.simulation.cluster.product_process import QueueProcess
@@ -80,8 +80,8 @@ ACTS: tuple[tuple[str, ...], ...] = (
 """What an operator does in a simulation."""
 
 
-class Asked:
-    """Requests of one kind that a client sent together."""
+class RequestBatch:
+    """Requests of one kind that a client sent in one batch."""
 
     def __init__(self, client: QueueClient, process: QueueProcess, requests: Sequence[WriteRequest | PushItem]) -> None:
         self.client = client
@@ -100,7 +100,7 @@ class QueueClient(Client):
     def __init__(self, simulation: ClusterSimulation, partition: int) -> None:
         super().__init__(simulation, partition)
         self._sent: deque[WriteRequest] = deque(maxlen=REMEMBERED)
-        self.asked: deque[Asked] = deque(maxlen=REMEMBERED)
+        self.submitted: deque[RequestBatch] = deque(maxlen=REMEMBERED)
         self.resent: set[bytes] = set()
         """Ids of requests of which an earlier one may have been appended."""
         self._seen: dict[bytes, Clock] = {}
@@ -121,16 +121,16 @@ class QueueClient(Client):
         requests: list[WriteRequest | PushItem] = []
         for _ in range(rng.randint(1, 3)):
             if dice < 0.35:
-                item = self.simulation.say_again(self.keys)
+                item = self.simulation.repeat_push(self.keys)
                 requests += [] if item is None else [item]
             else:
                 requests.append(self._request(process))
         if not requests:
             return True
-        asked = Asked(self, process, requests)
-        self.asked.append(asked)
+        submitted = RequestBatch(self, process, requests)
+        self.submitted.append(submitted)
         self.simulation.counts["asked"] += 1
-        process.ask(asked)
+        process.ask(submitted)
         return process.replicas[self.partition].ready
 
     def _request(self, process: QueueProcess) -> WriteRequest:
@@ -178,18 +178,18 @@ class QueueClient(Client):
 
     # -- answers --------------------------------------------------------------------------------
 
-    def answered(self, asked: Asked, results: list[object]) -> None:
+    def answered(self, submitted: RequestBatch, results: list[object]) -> None:
         """The product has answered."""
-        if asked.results is not None:
-            raise Violation("I-ANSWER", f"{asked.process.name} answers twice: {asked.results}, {results}")
-        asked.results, asked.was = results, list(results)
-        assert len(results) == len(asked.requests)
-        for request, result in zip(asked.requests, results, strict=True):
+        if submitted.results is not None:
+            raise Violation("I-ANSWER", f"{submitted.process.name} answers twice: {submitted.results}, {results}")
+        submitted.results, submitted.was = results, list(results)
+        assert len(results) == len(submitted.requests)
+        for request, result in zip(submitted.requests, results, strict=True):
             if isinstance(request, PushItem):
                 name = result.outcome if isinstance(result, PushResult) else type(result).__name__
                 self.simulation.counts[f"push_{name}"] += 1
             else:
-                self._written(asked.process, request, result)
+                self._written(submitted.process, request, result)
 
     def _written(self, process: QueueProcess, request: WriteRequest, result: object) -> None:
         counts, request_id = self.simulation.counts, request.request_id
@@ -227,9 +227,9 @@ class QueueClient(Client):
         self.resent.add(request.request_id)
         self._sent.append(request)
 
-    def lost(self, asked: Asked) -> None:
+    def lost(self, submitted: RequestBatch) -> None:
         """The process died with it."""
-        for request in asked.requests:
+        for request in submitted.requests:
             if isinstance(request, WriteRequest):
                 self._may_come_again(request)
                 self.unknown()
@@ -529,15 +529,19 @@ class QueueCheckers(Checkers):
         assert isinstance(simulation, QueueSimulation)
         for client in simulation.clients:
             assert isinstance(client, QueueClient)
-            changed = [asked for asked in client.asked if asked.results is not None and asked.results != asked.was]
+            changed = [
+                submitted
+                for submitted in client.submitted
+                if submitted.results is not None and submitted.results != submitted.was
+            ]
             if changed:
                 raise Violation("I-ANSWER", f"an answer was changed: {changed[0].was}, {changed[0].results}")
         for node in simulation.nodes.values():
             process = node.current
             if isinstance(process, QueueProcess):
                 reads = [place.waiters._reads for place in process.partitions.values() if place.waiters._reads]
-                if process.asked or reads:
-                    raise Violation("I-ANSWER", f"{process.name}: {len(process.asked)} requests and {reads} wait")
+                if process.pending or reads:
+                    raise Violation("I-ANSWER", f"{process.name}: {len(process.pending)} requests and {reads} wait")
 
 
 class CursorNetwork(Network):
@@ -546,7 +550,7 @@ class CursorNetwork(Network):
     def send(self, sender: Process, to: str, partition: int, message: Any) -> None:
         """See Network."""
         if isinstance(message, AppendEntries) and isinstance(sender, QueueProcess):
-            message = sender.riding(partition, to, message)
+            message = sender.with_cursors(partition, to, message)
         super().send(sender, to, partition, message)
 
 
@@ -576,7 +580,7 @@ class QueueSimulation(ClusterSimulation):
         self.writes_there = 0
         given = {"shell": QueueProcess, "new_store": RowStore, "new_client": QueueClient, **options}
         super().__init__(seed, **given)
-        self.values = Values(self)
+        self.values = StoredValues(self)
         self.checkers = QueueCheckers(self)
         self.network = CursorNetwork(self)
         self.sinks = {(c, queue): Sink(self, c, queue) for queue, clusters in CLUSTERS.items() for c in clusters}
@@ -599,7 +603,7 @@ class QueueSimulation(ClusterSimulation):
         """A cluster's links with a queue."""
         return self.sinks[cluster, queue]
 
-    def say_again(self, keys: Sequence[bytes]) -> PushItem | None:
+    def repeat_push(self, keys: Sequence[bytes]) -> PushItem | None:
         """Something that another cluster has to say of one of `keys`, or had."""
         sink = self.chance.choice(list(self.sinks.values()))
         if sink.active and self.chance.random() < 0.5:

@@ -271,7 +271,7 @@ class Peer:
         dot = (self.actor, pack_counter(1, self._writes))
         self._keep(key, write(current, context, content, dot, self.simulation.now_ms), told=True)
 
-    def say_again(self) -> PushItem | None:
+    def repeat_push(self) -> PushItem | None:
         """Something that it has to say, or had, at any time."""
         rng = self.simulation.rng
         if self.objects and rng.random() < 0.3:
@@ -371,7 +371,7 @@ class RowClient(Client):
     def _push(self, process: RowProcess) -> str | None:
         batch = process.batch(self.partition)
         for _ in range(self.simulation.rng.randint(1, 3)):
-            item, before = self.peer.say_again(), len(batch.entries)
+            item, before = self.peer.repeat_push(), len(batch.entries)
             if item is None:
                 break
             try:

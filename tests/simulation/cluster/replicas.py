@@ -133,7 +133,7 @@ class ReplicaManager:
         disk.condemn(partition, self.next_gen(partition))
         for kept in (process.replicas, process.undecided, process.tails, process.waiting):
             kept.pop(partition, None)  # type: ignore[attr-defined]
-        process.session.say_again()
+        process.session.register_again()
         self.simulation.after(process.store.disk_ms(1, 40), self._delete, partition)
 
     def next_gen(self, _partition: int) -> int:

@@ -102,9 +102,9 @@ class ScriptedCluster:
         """The replicas but one."""
         return [other for other in self.record.replicas if other != name]
 
-    def well(self) -> bool:
+    def all_in_sync(self) -> bool:
         """True when all replicas are in sync, at rest and equal."""
-        return not self.simulation.checkers.unwell()
+        return not self.simulation.checkers.not_in_sync()
 
     def is_follower(self, name: str) -> bool:
         """True when a node follows."""

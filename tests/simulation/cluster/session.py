@@ -49,7 +49,7 @@ class Session:
             self._looking = True
             self.simulation.after(20, self._look)
 
-    def say_again(self) -> None:
+    def register_again(self) -> None:
         """Register anew, with other gens or as leaving; repeated until it is confirmed."""
         self._unsaid = True
         self._renew()

@@ -205,7 +205,7 @@ class ClusterSimulation:
             raise Violation(
                 "I-CONVERGE",
                 f"{sorted(core)} are well, and {LIVE_LIMIT_MS} ms later partition {partition} takes no write: "
-                f"{self.checkers.unwell()}",
+                f"{self.checkers.not_in_sync()}",
             )
         self.counts["lived_without_some"] += bool(rest)
 
@@ -244,8 +244,8 @@ class ClusterSimulation:
         self.faults.end()
         for client in self.clients:
             client.begin()
-        if not self.wait_for(HEAL_LIMIT_MS, self._well):
-            raise Violation("I-CONVERGE", f"not well {HEAL_LIMIT_MS} ms after the last fault: {self._unwell()}")
+        if not self.wait_for(HEAL_LIMIT_MS, self._all_in_sync):
+            raise Violation("I-CONVERGE", f"not well {HEAL_LIMIT_MS} ms after the last fault: {self._not_in_sync()}")
 
     def quiet(self) -> None:
         """Without faults and writes nothing may change any more."""
@@ -253,23 +253,23 @@ class ClusterSimulation:
         for client in self.clients:
             client.stop()
         self.run_until(max(self.now_ms + LATE_MS, self.network.held_until_ms + 500))
-        if not self.wait_for(SETTLE_MS, lambda: not self.checkers.unwell()):
-            raise Violation("I-CONVERGE", f"not well though nobody writes: {self.checkers.unwell()}")
+        if not self.wait_for(SETTLE_MS, lambda: not self.checkers.not_in_sync()):
+            raise Violation("I-CONVERGE", f"not well though nobody writes: {self.checkers.not_in_sync()}")
         before = {partition: record.version for partition, record in self.metastore.records.items()}
         self.run_until(self.now_ms + QUIET_MS)
         after = {partition: record.version for partition, record in self.metastore.records.items()}
-        if before != after or self.checkers.unwell():
-            raise Violation("I-CONVERGE", f"not quiet: versions {before} -> {after}; {self.checkers.unwell()}")
+        if before != after or self.checkers.not_in_sync():
+            raise Violation("I-CONVERGE", f"not quiet: versions {before} -> {after}; {self.checkers.not_in_sync()}")
 
-    def _well(self) -> bool:
-        return not self._unwell()
+    def _all_in_sync(self) -> bool:
+        return not self._not_in_sync()
 
-    def _unwell(self) -> str:
+    def _not_in_sync(self) -> str:
         """What is not well while clients write: membership of the ISR, and writes."""
         for client in self.clients:
             if not client.done:
-                return f"partition {client.partition} takes no write; {self.checkers.unwell()}"
-        return self.checkers.unwell(writing=True)
+                return f"partition {client.partition} takes no write; {self.checkers.not_in_sync()}"
+        return self.checkers.not_in_sync(writing=True)
 
     # -- logs -----------------------------------------------------------------------------------
 

@@ -164,12 +164,12 @@ class StateTransfers:
         if self.process.store.asked(partition):
             self.simulation.after(3, self._go, partition, effect)
             return
-        self.simulation.checkers.goes_far(self.process, partition)
+        self.simulation.checkers.on_transfer_begin(self.process, partition)
         store.begin_far(empty=effect.empty)
         self.simulation.counts["far_emptied" if not store.latest else "far_marked"] += 1
-        self._told(partition, store)
+        self._notify_applied(partition, store)
 
-    def _told(self, partition: int, store: SimStore, after: bytes = b"") -> None:
+    def _notify_applied(self, partition: int, store: SimStore, after: bytes = b"") -> None:
         self._under_way[partition] -= 1
         assert store.far is not None
         mark = store.far
@@ -181,14 +181,14 @@ class StateTransfers:
             entries: list[Entry] = [decode_entry(wire) for wire in msgpack.unpackb(effect.rows)]
             self.simulation.counts["far_rows"] += len(entries)
             store.install(entries, effect.upto, effect.upto_epoch)
-            self._told(partition, store)
+            self._notify_applied(partition, store)
 
     def _state(self, partition: int, effect: fx.InstallMetadata) -> None:
         store = self._store(partition)
         if store is not None:
             assert store.far is not None
             store.far = ev.TransferStored(store.far.position, store.far.epoch, False)
-            self._told(partition, store, effect.last)
+            self._notify_applied(partition, store, effect.last)
 
     def _end(self, partition: int, effect: fx.FinishTransfer) -> None:
         self._under_way[partition] -= 1

@@ -32,7 +32,7 @@ def led(cluster: ScriptedCluster) -> str:
     leader = cluster.leads()
     assert leader is not None
     cluster.write(leader, 2)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     return leader
 
 
@@ -57,7 +57,7 @@ def test_a_leader_without_followers_gives_way_to_one_that_has_some(ways: str) ->
     cluster.pass_ms(3 * AGAIN_MS)
     assert (cluster.record.epoch, cluster.leads()) == (epoch, heir), "it does not flap"
     cluster.join()
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.leads() == heir
     cluster.simulation.checkers.final()
 
@@ -80,7 +80,7 @@ def test_a_leader_without_followers_gives_way_though_nothing_is_written() -> Non
     cluster.pass_ms(3 * AGAIN_MS)
     assert (cluster.record.epoch, cluster.leads()) == (epoch, heir), "it does not flap"
     cluster.join()
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.leads() == heir
     cluster.simulation.checkers.final()
 
@@ -95,7 +95,7 @@ def test_a_leader_that_may_commit_alone_keeps_its_leadership() -> None:
     cluster.pass_ms(3 * AGAIN_MS)
     assert (cluster.record.epoch, cluster.leads()) == (epoch, leader)
     cluster.join()
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
 
 
 def test_a_leader_whose_followers_are_gone_stays() -> None:
@@ -112,7 +112,7 @@ def test_a_leader_whose_followers_are_gone_stays() -> None:
     for name in cluster.others(leader):
         cluster.simulation.nodes[name].gone = False
         cluster.simulation.nodes[name].start()
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.leads() == leader
 
 
@@ -128,7 +128,7 @@ def test_where_no_node_reaches_another_leaderships_change_once_a_minute_at_most(
     cluster.pass_ms(10 * AGAIN_MS)
     assert 1 <= cluster.record.epoch - epoch <= 11
     cluster.join()
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     cluster.simulation.checkers.final()
 
 

@@ -36,7 +36,7 @@ def test_the_worked_example_of_fluvio() -> None:
     one, two = cluster.others(leader)
     assert cluster.replica(leader).leo == 1
     cluster.write(leader, 2)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.replica(two).leo == 3
     cluster.cut((leader, two), (two, leader))  # it gets no more; nobody knows yet that it is offline
     cluster.write(leader, 1)
@@ -75,7 +75,7 @@ def test_a_member_far_behind_leaves_never_below_min_isr_goes_on_receiving_and_re
     before = cluster.replica(out).leo
     cluster.pass_ms(400)
     assert cluster.replica(out).leo > before
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.in_sync() == {leader, one, two}
 
 
@@ -87,7 +87,7 @@ def test_below_min_isr_nothing_is_applied_and_writes_are_refused() -> None:
     assert leader is not None
     one, two = cluster.others(leader)
     cluster.write(leader, 1)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     applied = cluster.replica(leader).applied
     cluster.cut((leader, one), (one, leader), (leader, two), (two, leader))
     assert cluster.write(leader, 2) is None
@@ -100,7 +100,7 @@ def test_below_min_isr_nothing_is_applied_and_writes_are_refused() -> None:
     assert cluster.acked() == 1
     cluster.join()
     cluster.wait(lambda: cluster.acked() == 3)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
 
 
 def test_the_last_replica_standing_loses_its_disk_and_nothing_is_lost() -> None:
@@ -110,7 +110,7 @@ def test_the_last_replica_standing_loses_its_disk_and_nothing_is_lost() -> None:
     assert leader is not None
     one, two = cluster.others(leader)
     cluster.write(leader, 3)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     for name in (one, two):
         cluster.simulation.nodes[name].gone = True
         cluster.process(name).die("for now")
@@ -122,7 +122,7 @@ def test_the_last_replica_standing_loses_its_disk_and_nothing_is_lost() -> None:
     for name in (one, two):
         cluster.simulation.nodes[name].gone = False
         cluster.simulation.nodes[name].start()
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.leads() in (one, two)
     assert cluster.simulation.counts["elr_elected"] == 1
     assert cluster.acked() == 3
@@ -159,7 +159,7 @@ def test_an_expansion_without_an_answer_counts_until_the_version_has_moved(arriv
     assert len(cluster.process(leader).undecided[0]) > 1 or arrives
     assert all(write == proposed for write in cluster.process(leader).undecided[0])
     cluster.join()
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.in_sync() == {leader, one, two}
 
 
@@ -169,7 +169,7 @@ def test_a_zombie_leader_acknowledges_nothing_and_serves_no_read() -> None:
     zombie = cluster.leads()
     assert zombie is not None
     cluster.write(zombie, 2)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     cluster.cut_off(zombie)
     cluster.pass_ms(100)
     assert cluster.write(zombie, 1) is None
@@ -185,7 +185,7 @@ def test_a_zombie_leader_acknowledges_nothing_and_serves_no_read() -> None:
     cluster.pass_ms(2_000)
     assert cluster.simulation.counts["reads_served"] == served
     cluster.join()
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert (cluster.acked(), cluster.client.lost) == (4, 2)
     assert cluster.simulation.counts["truncations"] == 1
     assert not cluster.process(zombie).reads
@@ -197,14 +197,14 @@ def test_a_returning_leader_becomes_a_follower() -> None:
     first = cluster.leads()
     assert first is not None
     cluster.write(first, 2)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     cluster.simulation.nodes[first].gone = True
     cluster.process(first).die("killed")
     cluster.wait(lambda: cluster.leads() not in (None, first))
     epoch = cluster.record.epoch
     cluster.simulation.nodes[first].gone = False
     cluster.simulation.nodes[first].start()
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.is_follower(first)
     assert cluster.record.epoch == epoch == 2
 
@@ -214,7 +214,7 @@ def test_after_a_silent_candidate_comes_the_next() -> None:
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     others = cluster.others(leader)
     slow = min(others)
     cluster.simulation.nodes[slow].disk.slow = 100_000
@@ -238,7 +238,7 @@ def test_leadership_is_handed_to_whom_it_is_asked_for() -> None:
     cluster.process(leader).post(0, ev.TransferLeadership(target, cluster.simulation.now_ms + 3_000))
     assert cluster.write(leader) == "not-ready"
     cluster.wait(lambda: cluster.leads() == target)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert (cluster.acked(), cluster.client.lost) == (5, 0)
     assert cluster.record.epoch == 2
 
@@ -264,12 +264,12 @@ def test_a_stopping_node_gives_everything_up_and_is_dropped() -> None:
     leader = cluster.leads()
     assert leader is not None
     cluster.write(leader, 2)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     cluster.simulation.nodes[leader].stop()
     cluster.wait(lambda: cluster.leads() not in (None, leader))
     assert cluster.simulation.counts["stopped_clean"] == 1
     assert cluster.client.lost == 0
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
 
 
 def test_setting_min_isr_lower_does_not_clear_the_elr() -> None:
@@ -297,7 +297,7 @@ def test_a_restored_copy_takes_another_gen() -> None:
     assert leader is not None
     other = cluster.others(leader)[0]
     cluster.write(leader, 4)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     node = cluster.simulation.nodes[other]
     log_id = node.disk.log_ids[0]
     cluster.simulation.checkers.beyond_promise = True
@@ -308,7 +308,7 @@ def test_a_restored_copy_takes_another_gen() -> None:
     store.latest = effect_of(store.history)
     store.floor = 2
     cluster.wait(lambda: cluster.simulation.counts["gen_renewed"])
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert node.disk.log_ids[0] > log_id
 
 
@@ -319,7 +319,7 @@ def test_a_copy_that_the_log_does_not_reach_takes_rows() -> None:
     assert leader is not None
     other = cluster.others(leader)[0]
     cluster.write(leader, 6)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     cluster.simulation.plan.trims = 0.0
     for name in (leader, cluster.others(leader)[1]):
         process = cluster.process(name)
@@ -329,7 +329,7 @@ def test_a_copy_that_the_log_does_not_reach_takes_rows() -> None:
     cluster.wait(lambda: cluster.simulation.counts["FollowRejected_beyond-log"])
     cluster.write(leader, 2)
     cluster.wait(lambda: cluster.acked() == 8)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert other in cluster.in_sync()
     assert cluster.simulation.counts["far_rounds"] >= 1
     assert cluster.simulation.nodes[other].disk.logs[0].start > 0
@@ -342,5 +342,5 @@ def test_other_shapes_lead_and_commit(seed_plan: dict[str, Any]) -> None:
     leader = cluster.leads()
     assert leader is not None
     cluster.write(leader)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.acked() == 1

@@ -174,7 +174,7 @@ def test_no_invariant_breaks_over_two_thousand_more_seeds() -> None:
 
 
 def test_a_seed_replays_exactly() -> None:
-    """Same seed, same story and same end; another seed, another one."""
+    """The same seed gives the same events and the same end; another seed gives others."""
     first, again, other = run_seed(7), run_seed(7), run_seed(8)
     assert first.rendered_trace() == again.rendered_trace()
     assert (first.now_ms, first.counts) == (again.now_ms, again.counts)
@@ -183,7 +183,7 @@ def test_a_seed_replays_exactly() -> None:
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
-    """No set's order and no hash of a text decides anything: another hash seed tells the same story."""
+    """No set's order and no hash of a text decides anything: another hash seed gives the same events."""
     root = Path(__file__).parents[3]
     told = {
         subprocess.run(
@@ -200,7 +200,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
     assert "seed 11" in told.pop()
 
 
-def test_a_violation_prints_the_seed_and_the_story() -> None:
+def test_a_violation_prints_the_seed_and_the_events() -> None:
     """A failure can be replayed from what it prints."""
 
     class Broken(Replica):

@@ -80,7 +80,7 @@ def without_its_guard() -> tuple[ScriptedCluster, str, list[str]]:
     assert leader is not None
     one, left = cluster.others(leader)
     cluster.write(leader, 2)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     cluster.cut((leader, left), (left, leader))
     cluster.write(leader, 3)
     cluster.wait(lambda: cluster.acked() == 5)
@@ -113,13 +113,13 @@ def test_the_copy_that_is_left_leads_with_all_that_it_had() -> None:
     follow it, and what is written from now on is on all."""
     cluster, left, others = without_its_guard()
     force(cluster, left)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.leads() == left
     assert cluster.in_sync() == {left, *others}
     assert (cluster.simulation.counts["declared_lost"], cluster.simulation.counts["diverged"]) == (3, 0)
     cluster.write(left, 4)
     cluster.wait(lambda: cluster.acked() == 9)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert len(cluster.simulation.checkers.history(0).acked) == 6
     cluster.simulation.checkers.final()
 
@@ -132,7 +132,7 @@ def test_a_copy_that_has_more_than_the_forced_one_is_quarantined(restarted: str)
     log = cluster.simulation.nodes[left].disk.logs[0]
     before = list(log.entries)
     force(cluster, others[0])
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     cluster.write(others[0], 2)
     cluster.wait(lambda: cluster.acked() == 7)
     if restarted:
@@ -144,7 +144,7 @@ def test_a_copy_that_has_more_than_the_forced_one_is_quarantined(restarted: str)
         else:
             cluster.process(left).die("restarted")
         cluster.wait(lambda: node.current is not None)
-    cluster.wait(cluster.well)
+    cluster.wait(cluster.all_in_sync)
     assert cluster.replica(left).role is ReplicaRole.FAILED
     assert cluster.replica(left).reason.startswith("committed-divergence")
     assert cluster.in_sync() == set(others)

@@ -1,7 +1,7 @@
-"""Run seeds of the mesh: `python -m tests.simulation.mesh --seeds A:B [--stories NAME,...] [--list]`.
+"""Run seeds of the mesh: `python -m tests.simulation.mesh --seeds A:B [--scenarios NAME,...] [--list]`.
 
-Prints a line for each seed that fails, and goes on; then how many failed of each story. A story is named as `--list`
-shows it, or by its beginning. A night's run is `--seeds 0:4000`: about 2 CPU minutes a story, 45 in all.
+Prints a line for each seed that fails, then how many seeds of each scenario failed. A scenario is named as `--list`
+shows it, or by a prefix. A nightly run is `--seeds 0:4000`: about 2 CPU minutes a scenario, 45 in all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from tests.simulation.mesh.scenarios import STORIES
+from tests.simulation.mesh.scenarios import SCENARIOS
 
 MESSAGE_CHARACTERS = 400
 """Of an error in one line."""
@@ -20,14 +20,14 @@ def main() -> int:
     """0 when all seeds passed, 1 when one did not."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.mesh", description=__doc__)
     parser.add_argument("--seeds", default="0:100", help="A:B, from A up to but without B")
-    parser.add_argument("--stories", default="", help="names or beginnings, separated by commas; all when left out")
-    parser.add_argument("--list", action="store_true", help="print the names of the stories")
+    parser.add_argument("--scenarios", default="", help="names or beginnings, separated by commas; all when left out")
+    parser.add_argument("--list", action="store_true", help="print the names of the scenarios")
     options = parser.parse_args()
     first, last = (int(part) for part in options.seeds.split(":"))
-    wanted = tuple(options.stories.split(","))
-    chosen = [name for name in STORIES if name.startswith(wanted)]
+    wanted = tuple(options.scenarios.split(","))
+    chosen = [name for name in SCENARIOS if name.startswith(wanted)]
     if not chosen:
-        parser.error(f"no story begins with {options.stories!r}; there are: {', '.join(STORIES)}")
+        parser.error(f"no scenario begins with {options.scenarios!r}; there are: {', '.join(SCENARIOS)}")
     if options.list:
         print(*chosen, sep="\n")
         return 0
@@ -36,7 +36,7 @@ def main() -> int:
         began_s, bad = time.process_time(), 0
         for seed in range(first, last):
             try:
-                STORIES[name](seed)
+                SCENARIOS[name](seed)
             except AssertionError as error:
                 bad += 1
                 told = " ".join(str(error).split())[:MESSAGE_CHARACTERS]

@@ -61,7 +61,7 @@ class Link(NamedTuple):
         return self.moved or self.sink
 
 
-class Read(NamedTuple):
+class IndexRead(NamedTuple):
     """A read of the change index under way; `rows` None: not read yet."""
 
     window: Window
@@ -80,7 +80,7 @@ class Cluster:
         links: list[Link],
         look_at: Callable[[Cluster, bytes, Object | None, Object], None],
         *,
-        owing: bool = True,
+        unreplicated_check: bool = True,
         repl_reap: bool = False,
         discard: bool = False,
     ) -> None:
@@ -104,9 +104,9 @@ class Cluster:
         )
         self.log: list[Entry] = []
         """Committed, and not in the store."""
-        self.untold: list[Entry] = []
+        self.unnotified: list[Entry] = []
         """In the store, and the loop has not heard of it."""
-        self.reads: list[Read] = []
+        self.reads: list[IndexRead] = []
         self.queues: dict[str, SourceQueue] = {}
         self.settled = TombstoneBarrier(
             lambda: {queue.name: queue for queue in self.queues.values()}, self.store, lineage=lambda _partition: 0
@@ -116,13 +116,13 @@ class Cluster:
         self.read_count = 0
         self._roads = links
         self._look_at = look_at
-        self._owing = owing
+        self._unreplicated_check = unreplicated_check
 
     def start(self, owner_of: Callable[[str], bytes]) -> None:
         """A new life: memory is gone, log, rows and cursors are there."""
         self.life += 1
         self.apply(len(self.log))
-        self.untold = []
+        self.unnotified = []
         self.claiming.clear()
         self.reads = []
         self.place.unapplied.clear_pending_rows()
@@ -155,7 +155,7 @@ class Cluster:
         self._make_queue(link, owner)
         self.claim(link.queue, CursorState(start, command_version=1))
 
-    def lead_anew(self, *, saved: bool, known: bool) -> None:
+    def reelect(self, *, saved: bool, known: bool) -> None:
         """Leadership went and came back, and the process lives on: leases stand, windows do not, and what was applied
         meanwhile was told to nobody who leads. `saved`: moved cursors were written when it went; `known`: soft ones are
         on the replica that comes to lead, else the last CURSOR entry holds."""
@@ -164,7 +164,7 @@ class Cluster:
         for queue in self.queues.values():
             queue.unlead(P)
         self.apply(len(self.log))
-        self.untold = []
+        self.unnotified = []
         self.claiming.clear()
         self.place.unapplied.clear_pending_rows()
         self.replica.applied = self.replica.leo
@@ -178,7 +178,7 @@ class Cluster:
     def _decide(self, queue: bytes, state: CursorState) -> None:
         self._log_cursor(queue, state)
         self.apply(1)
-        self.replica.applied, self.untold = self.replica.leo, []
+        self.replica.applied, self.unnotified = self.replica.leo, []
 
     def _log_cursor(self, queue: bytes, state: CursorState) -> None:
         offset = self.replica.leo
@@ -205,10 +205,10 @@ class Cluster:
 
     def batch(self) -> WriteBatch:
         """What is written next."""
-        owes = self._owed if self._owing else lambda *_: False
-        return WriteBatch(self.place, self.store, self.uuid, LIMITS, self.properties, self.now_ms, {}, owes)
+        unreplicated = self._is_unreplicated if self._unreplicated_check else lambda *_: False
+        return WriteBatch(self.place, self.store, self.uuid, LIMITS, self.properties, self.now_ms, {}, unreplicated)
 
-    def _owed(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
+    def _is_unreplicated(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
         return owed(self.queues.values(), partition, offset, pusher, key)
 
     def append(self, batch: WriteBatch) -> None:
@@ -251,11 +251,11 @@ class Cluster:
         entries, self.log = self.log[:count], self.log[count:]
         if entries:
             self.store.write([PartitionStep(P, entries)])
-            self.untold += entries
+            self.unnotified += entries
 
-    def tell(self, count: int) -> None:
+    def notify(self, count: int) -> None:
         """The loop hears of the next `count` entries that are applied."""
-        entries, self.untold = self.untold[:count], self.untold[count:]
+        entries, self.unnotified = self.unnotified[:count], self.unnotified[count:]
         if not entries:
             return
         self.replica.applied = entries[-1].offset + 1
@@ -274,7 +274,7 @@ class Cluster:
     def begin_reads(self) -> None:
         """Reads of the change index that windows want."""
         for queue in self.queues.values():
-            self.reads += [Read(window, start, limit, None) for window, start, limit in queue.begin_refills()]
+            self.reads += [IndexRead(window, start, limit, None) for window, start, limit in queue.begin_refills()]
 
     def go_on_reading(self, number: int) -> None:
         """One of the reads is done, or comes home."""
@@ -330,7 +330,7 @@ class Cluster:
         """Everything is applied and told, and every queue has given all."""
         return (
             not self.log
-            and not self.untold
+            and not self.unnotified
             and all(
                 window.advance() == self.replica.applied
                 for queue in self.queues.values()

@@ -23,7 +23,7 @@ BATCH_BYTES = 1_000_000
 def settle(cluster: Cluster) -> None:
     """Apply everything in the cluster's log and notify its queues."""
     cluster.apply(len(cluster.log))
-    cluster.tell(len(cluster.untold))
+    cluster.notify(len(cluster.unnotified))
 
 
 def write(simulation: MeshSimulation, cluster: Cluster, key: bytes, value: bytes, context: Clock | None = None) -> Dot:
@@ -58,7 +58,7 @@ class Fetcher:
     """The worker of cluster `sink` that fetches from the queue named `queue` (default: the sink's own) at `source`."""
 
     def __init__(self, simulation: MeshSimulation, source: Cluster, sink: Cluster, queue: str = "") -> None:
-        self._world = simulation
+        self._simulation = simulation
         self._source = source
         self._sink = sink
         self._queue = queue or sink.name
@@ -71,15 +71,15 @@ class Fetcher:
 
     def fetch(self, count: int = 10) -> tuple[LeasedBatch, list[bytes]] | None:
         """The next batch, with the keys in it."""
-        self._world.now += 1_000
-        self.machine.on_fetch(self._session, (), self._world.now)
+        self._simulation.now += 1_000
+        self.machine.on_fetch(self._session, (), self._simulation.now)
         for _ in range(BATCHES_MAX):
             self._source.begin_reads()
             if not self._source.reads:
                 break
             while self._source.reads:
                 self._source.go_on_reading(0)
-        batch = self.machine.take(self._session, count, BATCH_BYTES, self._world.now)
+        batch = self.machine.take(self._session, count, BATCH_BYTES, self._simulation.now)
         if batch is None:
             return None
         assert self.machine.resolve(batch, read_objects(self._source.store, batch.items(), BATCH_BYTES))

@@ -1,4 +1,4 @@
-"""What a seed of each story of the mesh runs and checks: the shapes, the faults and the operators' acts, by name.
+"""Scenarios of the mesh, by name: topology, faults, and operator actions that one seed runs and checks.
 
 The quick tests run tens of seeds of them, `python -m tests.simulation.mesh` as many as it is told.
 """
@@ -124,11 +124,11 @@ def reaps(name: str, seed: int) -> MeshSimulation:
     return simulation
 
 
-def _each(story: Callable[[str, int], MeshSimulation], *names: str) -> dict[str, Callable[[int], MeshSimulation]]:
-    return {f"{story.__name__}: {name}": lambda seed, name=name: story(name, seed) for name in names}  # type: ignore[misc]
+def _each(scenario: Callable[[str, int], MeshSimulation], *names: str) -> dict[str, Callable[[int], MeshSimulation]]:
+    return {f"{scenario.__name__}: {name}": lambda seed, name=name: scenario(name, seed) for name in names}  # type: ignore[misc]
 
 
-STORIES: Final[dict[str, Callable[[int], MeshSimulation]]] = {
+SCENARIOS: Final[dict[str, Callable[[int], MeshSimulation]]] = {
     **_each(moves, *MOVES),
     "gives_its_own": gives_its_own,
     **_each(gives_up, *GAPS),

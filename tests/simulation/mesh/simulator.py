@@ -39,7 +39,7 @@ DRAIN_ROUNDS_MAX = 40_000
 more than 4,000 (seed 2221 of moves)."""
 
 
-class Made(NamedTuple):
+class ClientWrite(NamedTuple):
     """A client's write: where, its dot, what it had seen."""
 
     cluster: str
@@ -68,9 +68,11 @@ class FetchCycle:
 
 
 class MeshSimulation:
-    """Clusters, links, and one random order of events. `owing` False leaves R-OWED out, `waiting` False that a batch
-    waits until its queue has heard of all that its objects were read from: each for a test that must fail. `homes`:
-    every key is written at one cluster only."""
+    """Clusters, links, and one random order of events.
+
+    `unreplicated_check` False disables R-OWED. `waiting` False sends a batch before its queue was notified of the
+    entries that its objects were read from. Each is for a test that must fail. `homes`: every key is written at one
+    cluster only."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class MeshSimulation:
         links: list[Link],
         *,
         faults: bool = True,
-        owing: bool = True,
+        unreplicated_check: bool = True,
         waiting: bool = True,
         homes: bool = False,
         reaps: bool = False,
@@ -96,7 +98,7 @@ class MeshSimulation:
         self.homes = homes
         self.reaps = reaps
         self.now = 1_000
-        self.made: list[Made] = []
+        self.made: list[ClientWrite] = []
         self.contents: dict[Dot, bytes] = {}
         self.known: dict[tuple[str, bytes], set[Dot]] = {}
         """(cluster, key) -> writes that what was ever stored there has seen."""
@@ -109,7 +111,15 @@ class MeshSimulation:
         self.acks: dict[tuple[str, LinkName, int], tuple[bytes, int, tuple[int, ...]]] = {}
         names = sorted({name for link in (*links, *self.late) for name in link[:2]})
         self.clusters = {
-            name: Cluster(name, number + 1, links, self.look_at, owing=owing, repl_reap=repl_reap, discard=discard)
+            name: Cluster(
+                name,
+                number + 1,
+                links,
+                self.look_at,
+                unreplicated_check=unreplicated_check,
+                repl_reap=repl_reap,
+                discard=discard,
+            )
             for number, name in enumerate(names)
         }
         self.rosters: dict[str, FetchScheduler] = {}
@@ -133,10 +143,16 @@ class MeshSimulation:
 
     def run(self, steps: int) -> None:
         """So many events."""
-        events = [self.client] * 2 + [self.fetches] * 8 + [self.goes_on] * 40 + [self.applies] * 8 + [self.hears] * 8
+        events = (
+            [self.client] * 2
+            + [self.fetches] * 8
+            + [self.goes_on] * 40
+            + [self.applies] * 8
+            + [self.notify_applied] * 8
+        )
         events += [self.reads] * 6 + [self.time_passes] * 3 + [self.save] * 2
         if self.faults:
-            events += [self.cut_or_mend] * 2 + [self.restart, self.lead_anew]
+            events += [self.cut_or_mend] * 2 + [self.restart, self.reelect]
         if self.reaps:
             events += [self.reap] * 12 + [self.save] * 6
         for _ in range(steps):
@@ -165,7 +181,7 @@ class MeshSimulation:
     def note(self, cluster: Cluster, key: bytes, context: Clock, dot: Dot | None) -> None:
         """A client has written."""
         if dot is not None:
-            self.made.append(Made(cluster.name, key, dot, context))
+            self.made.append(ClientWrite(cluster.name, key, dot, context))
             self.known.setdefault((cluster.name, key), set()).add(dot)
 
     def fetches(self) -> None:
@@ -300,9 +316,9 @@ class MeshSimulation:
         """A writer's thread goes on."""
         self.any_cluster().apply(self.rng.randint(1, 4))
 
-    def hears(self) -> None:
+    def notify_applied(self) -> None:
         """A loop hears of what is applied."""
-        self.any_cluster().tell(self.rng.randint(1, 4))
+        self.any_cluster().notify(self.rng.randint(1, 4))
 
     def reads(self) -> None:
         """A read of rows goes on."""
@@ -331,9 +347,9 @@ class MeshSimulation:
         """A node dies and comes back: whatever was under way, and each newest cursor, is forgotten."""
         self.begin(self.any_cluster().name)
 
-    def lead_anew(self) -> None:
+    def reelect(self) -> None:
         """Leadership of a cluster goes to another node and comes back, whatever is under way."""
-        self.any_cluster().lead_anew(saved=self.rng.random() < 0.7, known=self.rng.random() < 0.8)
+        self.any_cluster().reelect(saved=self.rng.random() < 0.7, known=self.rng.random() < 0.8)
 
     def reap(self) -> None:
         """A tombstone goes, if it may."""
@@ -352,7 +368,7 @@ class MeshSimulation:
                 self.goes_on()
             self.reads()
             self.applies()
-            self.hears()
+            self.notify_applied()
             self.time_passes()
             busy = any(cycle.items for cycle in self.cycles)
             if not busy and all(cluster.at_rest for cluster in self.clusters.values()):
@@ -390,7 +406,7 @@ class MeshSimulation:
             for made in mine:
                 if made.dot != sibling.dot and covers(made.context, sibling.dot):
                     assert not covers(after.clock, made.dot), "I-NO-RESURRECT: seen and replaced, and here again"
-                    assert made.dot not in known, "I-NO-RESURRECT: this town knew that it was replaced"
+                    assert made.dot not in known, "I-NO-RESURRECT: this cluster knew that it was replaced"
         known.update(made.dot for made in mine if covers(after.clock, made.dot))
 
     def expected(self, key: bytes, of: set[str]) -> set[Dot]:

@@ -154,6 +154,6 @@ def test_a_cursor_entry_that_is_refused_or_applied_is_not_under_way() -> None:
     queue.cursor_rejected(P)
     assert not queue.cursor_pending(P)
     append_release(simulation, a)
-    a.lead_anew(saved=True, known=True)
+    a.reelect(saved=True, known=True)
     assert not queue.cursor_pending(P)
     replaced_once_acknowledged(simulation, a, c)

@@ -36,9 +36,9 @@ def test_without_faults_a_change_crosses_each_link_at_most_once(name: str, seed:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_what_is_written_at_one_town_is_news_wherever_it_comes(name: str, seed: int) -> None:
-    """R-PLACE: where each key is written at one cluster and no change can come on two ways, no cluster is ever told
-    what it knows: no newer version goes before an older one, and none goes twice."""
+def test_no_cluster_receives_a_version_that_it_has(name: str, seed: int) -> None:
+    """R-PLACE: where each key is written at one cluster and no change can come on two ways, no cluster
+    receives a version that it has: no newer version goes before an older one, and none goes twice."""
     simulation = MeshSimulation(seed, TOPOLOGIES[name], faults=False, homes=True)
     simulation.run(STEPS)
     simulation.drain()
@@ -50,8 +50,8 @@ def test_what_is_written_at_one_town_is_news_wherever_it_comes(name: str, seed: 
 
 
 def test_a_batch_must_wait_for_what_was_read_with_it() -> None:
-    """Were a batch sent before its queue has heard of the change that one of its objects is, that change would follow,
-    or go back to where it came from."""
+    """If a batch is sent before its queue is notified of a change that the batch contains, the change is sent again, or
+    goes back to its origin."""
     twice = 0
     for seed in range(3 * SEEDS):
         simulation = MeshSimulation(seed, TOPOLOGIES["mesh"], faults=False, waiting=False)
@@ -62,7 +62,7 @@ def test_a_batch_must_wait_for_what_was_read_with_it() -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(SEEDS), *OWED_SEEDS])
-def test_a_town_that_passes_nothing_on_still_gives_all_of_its_own(seed: int) -> None:
+def test_a_cluster_without_cascade_still_sends_all_of_its_own_writes(seed: int) -> None:
     """R-OWED: a and b replicate both ways, c fetches from a alone, which does not cascade: whatever b pushes over a's
     writes, c has seen every one of them in the end."""
     gives_its_own(seed)
@@ -73,7 +73,7 @@ def test_the_rule_of_what_is_owed_is_needed() -> None:
     links = [*both_ways(("a", "b")), Link("a", "c")]
     missed = 0
     for seed in range(20, 12 * SEEDS):
-        simulation = MeshSimulation(seed, links, owing=False)
+        simulation = MeshSimulation(seed, links, unreplicated_check=False)
         simulation.run(STEPS)
         simulation.drain()
         for made in simulation.made:

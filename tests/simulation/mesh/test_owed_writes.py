@@ -62,7 +62,7 @@ def test_a_merge_of_ours_is_owed_though_our_dot_in_it_is_older_than_the_cursor(n
     write(simulation, b, KEY, b"over the merge")
     assert push(b, a, KEY) is PushOutcome.APPLIED
     if new_leader:
-        a.lead_anew(saved=True, known=True)
+        a.reelect(saved=True, known=True)
     else:
         simulation.now += IDLE_MS
         to_c.machine.expire(simulation.now)
@@ -81,7 +81,7 @@ def test_a_write_of_ours_stays_owed_through_two_pushes_and_changes_of_leader() -
     write(simulation, b, KEY, b"over ours")
     assert push(b, a, KEY) is PushOutcome.APPLIED
     assert origin(a, KEY) == a.uuid
-    a.lead_anew(saved=True, known=True)
+    a.reelect(saved=True, known=True)
     first = to_c.fetch(1)
     assert first is not None
     assert first[1] == [EARLIER]
@@ -89,7 +89,7 @@ def test_a_write_of_ours_stays_owed_through_two_pushes_and_changes_of_leader() -
     assert a.queues["c"].windows[P].advance() > 1, "the cursor is above the offset of a's dot"
     write(simulation, b, KEY, b"once more")
     assert push(b, a, KEY) is PushOutcome.APPLIED
-    a.lead_anew(saved=True, known=True)
+    a.reelect(saved=True, known=True)
     must_have(to_c, a, c, dot)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.mesh.scenarios import MOVES, STORIES, moves
+from tests.simulation.mesh.scenarios import MOVES, SCENARIOS, moves
 
 SEEDS = 10
 
@@ -36,7 +36,7 @@ def test_queues_move_in_every_way() -> None:
     assert owners
 
 
-def test_every_story_runs() -> None:
-    """Each story that a night's run has passes with a seed of its own."""
-    for story in STORIES.values():
-        story(11)
+def test_every_scenario_runs() -> None:
+    """Each scenario of the nightly run passes with one seed."""
+    for scenario in SCENARIOS.values():
+        scenario(11)

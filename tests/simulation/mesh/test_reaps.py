@@ -38,8 +38,8 @@ def test_every_tombstone_goes_in_the_end_and_nothing_comes_back(
 
 
 @pytest.mark.parametrize("name", ["two-way", "mesh", "chain", "hub"])
-def test_a_reap_at_one_town_goes_everywhere(name: str) -> None:
-    """`repl_reap`: one cluster reaps; the others do what they are told, and nothing else."""
+def test_a_reap_at_one_cluster_reaches_all_clusters(name: str) -> None:
+    """`repl_reap`: one cluster reaps, and the other clusters repeat exactly its reaps."""
     simulation = MeshSimulation(2, TOPOLOGIES[name], faults=False, reaps=True, repl_reap=True)
     first = next(iter(simulation.clusters.values()))
     for key in KEYS:
@@ -74,7 +74,7 @@ def a_late_push() -> MeshSimulation:
         clock = () if current is None else current.clock
         simulation.note(a, key, clock, a.delete(key, clock) if content is None else a.put(key, content, clock))
         a.apply(9)
-        a.tell(9)
+        a.notify(9)
 
     def late() -> FetchCycle | None:
         return next((cycle for cycle in simulation.cycles if cycle.step == "pushes"), None)
@@ -112,7 +112,7 @@ def test_a_push_that_is_late_brings_nothing_back_where_the_tombstone_came_as_one
                 simulation.goes_on()
                 simulation.reads()
                 simulation.applies()
-                simulation.hears()
+                simulation.notify_applied()
             simulation.time_passes()
             for cluster in simulation.clusters.values():
                 cluster.save_cursors()
