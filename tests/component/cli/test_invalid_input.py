@@ -164,7 +164,7 @@ def test_what_is_not_known_here_is_not_behind_there() -> None:
         unknown = other_side(url, Key(b"default", b"b", b"k"), None, known=False)
         absent = other_side(url, Key(b"default", b"b", b"k"), None)
     assert (unknown["state"], unknown["clock"]) == ("unknown", clock.hex())
-    assert "not known" in unknown["reason"]
+    assert "unknown" in unknown["reason"]
     assert absent["state"] == "ahead"
 
 

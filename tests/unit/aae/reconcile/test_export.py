@@ -105,7 +105,7 @@ def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         export.import_objects(spark, "copy", "http://n1:1", directory=directory)
     clusters[0] = b"e" * 16
     monkeypatch.chdir(tmp_path / "west")
-    with pytest.raises(BadInput, match="other path:"):
+    with pytest.raises(BadInput, match="different path:"):
         export.import_objects(spark, "copy", "http://n1:1", directory=directory)
 
 

@@ -71,11 +71,11 @@ def test_a_value_that_may_be_is_taken_in_every_spelling(name, raw, kept):
         ("max_siblings", -1, "a whole number"),
         ("r", "most", "one, quorum, all"),
         ("n_val", 2, "replication factor of the bucket type, 3"),
-        ("precommit", [{"mod": "m"}], "hooks are not run here"),
-        ("backend", "bitcask", "one store"),
+        ("precommit", [{"mod": "m"}], "commit hooks are not supported"),
+        ("backend", "bitcask", "the only backend"),
         ("consistent", True, "conditional"),
         ("repl_reap", "maybe", "repl_reap is true or false"),
-        ("linkfun", None, "not walked"),
+        ("linkfun", None, "link walking is not supported"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_with_what_would_be_right(name, raw, told):
