@@ -63,6 +63,14 @@ def test_what_comes_back_after_a_forced_leader_reaches_every_owner(
         run_seed(seed, simulation_class=QueueSimulation, plan=plan())
 
 
+@pytest.mark.parametrize("seed", [307, 1617, 1874])
+def test_an_owner_is_never_seen_without_the_command_that_moves_its_cursors(seed: int) -> None:
+    """Seeds in which a released queue's next owner began where the last one stood, since the two documents were read at
+    different times; in which a queue was placed for an owner that a partition did not serve yet; and in which a refused
+    item of a batch was answered as unknown when leadership ended."""
+    run_seed(seed, simulation_class=QueueSimulation)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_seeds() -> None:
