@@ -22,7 +22,7 @@ from isthmus.config.relations import is_own
 from isthmus.config.settings import FullSyncSettings
 from isthmus.config.text import no_such
 from isthmus.config.validation import check_name
-from isthmus.node.admin_api.body import acting_user
+from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, Name, ReasonedRequest, right
 from isthmus.node.http.responses import Reply, RequestRefused

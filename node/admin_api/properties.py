@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from isthmus.node.admin_api.body import acting_user
+from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, right
 from isthmus.node.http.responses import Reply

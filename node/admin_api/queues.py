@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from isthmus.config.text import no_such
-from isthmus.node.admin_api.body import acting_user
+from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.admin_api.queue_plan import plan_of
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import BodyHandler, DryRun, Name, ReasonedRequest, right

@@ -15,7 +15,7 @@ import msgspec
 
 from isthmus.config.dynamic_options import MOVES_AT_ONCE
 from isthmus.config.validation import check_name
-from isthmus.node.admin_api.body import acting_user
+from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, Name, right
 from isthmus.node.http.responses import Reply, RequestRefused

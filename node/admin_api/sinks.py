@@ -17,7 +17,7 @@ import msgspec
 from isthmus.config.relations import is_own
 from isthmus.config.settings import PeerSettings
 from isthmus.config.validation import check_name, check_peer_url
-from isthmus.node.admin_api.body import acting_user
+from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, ReasonedRequest, right
 from isthmus.node.http.responses import Reply, RequestRefused

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from isthmus.node.admin_api.body import acting_user
+from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun
 from isthmus.node.http.responses import Reply, RequestRefused

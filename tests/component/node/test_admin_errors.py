@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.node.admin_api import body as wishes
+from isthmus.node.admin_api import acting_user as user_module
 from tests.support.threaded_node import ThreadedNode, running_node
 
 MORE = """\
@@ -91,6 +91,6 @@ def test_who_has_no_name_is_known_by_number(monkeypatch: pytest.MonkeyPatch) -> 
     def nobody() -> str:
         raise KeyError("getpwuid(): uid not found: 12345")
 
-    monkeypatch.setattr(wishes.getpass, "getuser", nobody)
-    monkeypatch.setattr(wishes.os, "getuid", lambda: 12345)
-    assert wishes.acting_user(None) == "uid-12345"
+    monkeypatch.setattr(user_module.getpass, "getuser", nobody)
+    monkeypatch.setattr(user_module.os, "getuid", lambda: 12345)
+    assert user_module.acting_user(None) == "uid-12345"

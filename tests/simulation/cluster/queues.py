@@ -557,6 +557,8 @@ class CursorNetwork(Network):
 class QueueSimulation(ClusterSimulation):
     """See the module's text. `mixes`: an operator does what one of them says, with such pauses."""
 
+    option = " --queues"
+
     checkers: QueueCheckers
     mixes = ACTS
     act_pause_ms = (300, 1_500)

@@ -475,6 +475,8 @@ class RowSimulation(ClusterSimulation):
     another leader, instead of what it reads at the leader that it writes to. `repeats`: how often it sends a request
     once more, under the same id, whatever became of it."""
 
+    option = " --reaps"
+
     recalls = 0.0
     repeats = 0.0
 

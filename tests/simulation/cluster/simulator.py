@@ -11,7 +11,7 @@ import heapq
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from isthmus.repl.controller.election import elect
 from isthmus.repl.controller.placement import computed
@@ -66,6 +66,9 @@ class ClusterSimulation:
     `replica_class`, `decide`, `shell` and `metastore_class` are the product's, or its doubles, unless a test inserts a
     defect; `new_store` and `new_client` create the stores and the clients.
     """
+
+    option: ClassVar[str] = ""
+    """What the command that replays a seed of this class needs, with a space before it."""
 
     def __init__(
         self,
@@ -323,7 +326,7 @@ def run_seed(
     except AssertionError as error:
         error.add_note(
             f"{simulation.rendered_trace()}\n\nseed {seed}: {error}\n"
-            f"replay: python -m tests.simulation.cluster --seeds {seed}:{seed + 1} --trace"
+            f"replay: python -m tests.simulation.cluster --seeds {seed}:{seed + 1}{simulation_class.option} --trace"
         )
         raise
     return simulation
