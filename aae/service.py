@@ -135,11 +135,11 @@ class FullSync(Checkers, ForeignObjects):
         self.replica_check.start()
         self.scrubber.start()
 
-    def start_checks(self) -> None:
+    async def start_checks(self) -> None:
         """Start the schedule of checks; call it once the node serves. Raises LocalFault."""
         self.scheduler.start()
         self.gap_healer.start()
-        self.documents.start()
+        await self.documents.start()
 
     async def stop_checks(self) -> None:
         """Cancel the running check and start no other; call it before the node stops to serve."""

@@ -264,7 +264,7 @@ class Node:
         services.reaper.start()
         await services.queues.start()
         await services.sink.start()
-        services.fullsync.start_checks()
+        await services.fullsync.start_checks()
         await self._listeners.start(self.client_api, self.admin_api)
         self._serving = True
         log.info("node.up", http=http_url, admin=admin_url, cluster_uuid=cluster_uuid.hex())

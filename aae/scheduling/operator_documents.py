@@ -2,28 +2,29 @@
 
 Two documents in the metastore hold them for all nodes, also those that are down, over restarts, with who, when and why.
 Per key of the settings a node uses its own entry, else the entry of all nodes, else its file. `effective_peers` and
-`suspension_for` are pure; `OperatorDocuments` reads both again when a watch fires; the other functions write.
+`suspension_for` are pure; `OperatorDocuments` follows both documents; the other functions write.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import structlog
 
 from isthmus.aae.ports import PeerAccess
 from isthmus.config.fullsync_values import WHERE_TO, changed_settings
 from isthmus.config.settings import FullSyncSettings
-from isthmus.repl.metastore.port import Metastore, Unavailable, Versioned
-from isthmus.repl.metastore.watched_document import change_value
-from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError, NotReady, OutcomeUnknown
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
+from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument
+from isthmus.repl.model.errors import BadInput, CodecError, NotReady, OutcomeUnknown
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 PEERS_PATH: Final = "/fullsync/peers"
 SUSPENSIONS_PATH: Final = "/fullsync/suspensions"
@@ -34,8 +35,9 @@ ALL_NODES: Final = "*"
 ENTRIES_MAX: Final = 256
 """Entries per document; further ones are refused. A cluster has a handful of peers and nodes."""
 
-WATCH_INTERVAL_S: Final = 5.0
-"""Interval at which the documents are read, besides watches of the metastore."""
+EVENTS: Final = DocumentEvents(
+    "fullsync.operators_malformed", "fullsync.operators_unread", listener_failed="fullsync.operators_bug"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,9 @@ class FullSyncSuspension:
     by: str
     at_ms: int
     reason: str
+
+
+Suspensions = tuple[FullSyncSuspension, ...]
 
 
 class EffectivePeer(NamedTuple):
@@ -132,7 +137,7 @@ def suspension_for(name: str, node: str, suspensions: Sequence[FullSyncSuspensio
 # ---------------------------------------------------------------- the documents
 
 
-def decode_peers(value: bytes) -> dict[str, dict[str, PeerOverride]]:
+def decode_peers(value: bytes) -> Entries:
     """Decode the document of peers. Raises CodecError. Settings of later versions are kept but not used."""
     try:
         return {
@@ -163,7 +168,7 @@ def encode_peers(entries: Entries) -> bytes:
     return json.dumps({"peers": rows}).encode()
 
 
-def decode_suspensions(value: bytes) -> tuple[FullSyncSuspension, ...]:
+def decode_suspensions(value: bytes) -> Suspensions:
     """Decode the document of suspensions. Raises CodecError."""
     try:
         return tuple(
@@ -182,6 +187,14 @@ def decode_suspensions(value: bytes) -> tuple[FullSyncSuspension, ...]:
 
 def encode_suspensions(suspensions: Sequence[FullSyncSuspension]) -> bytes:
     return json.dumps([asdict(one) for one in suspensions]).encode()
+
+
+PEERS: Final[Document[Entries]] = Document(
+    PEERS_PATH, lambda found: {} if found is None else decode_peers(found.value), encode_peers
+)
+SUSPENSIONS: Final[Document[Suspensions]] = Document(
+    SUSPENSIONS_PATH, lambda found: () if found is None else decode_suspensions(found.value), encode_suspensions
+)
 
 
 # ---------------------------------------------------------------- acts
@@ -251,27 +264,27 @@ def _without(entry: PeerOverride, values: Mapping[str, Any]) -> PeerOverride:
 async def _change_peers(
     metastore: Metastore, name: str, change: Callable[[dict[str, PeerOverride]], dict[str, PeerOverride]]
 ) -> Entries:
-    def changed(current: bytes | None) -> bytes:
-        entries = {} if current is None else decode_peers(current)
+    def changed(before: Entries) -> Entries:
+        entries = dict(before)
         rows = {node: one for node, one in change(dict(entries.pop(name, {}))).items() if _matters(one)}
         if rows:
             entries[name] = rows
         if sum(map(len, entries.values())) > ENTRIES_MAX:
             raise BadInput(f"{ENTRIES_MAX} entries of peers are kept at most: go back to the files of some (--default)")
-        return encode_peers(entries)
+        return entries
 
-    value = await _change_value(metastore, PEERS_PATH, changed)
-    return {} if value is None else decode_peers(value)
+    with _metastore_errors():
+        return (await PEERS.change(metastore, changed)).value
 
 
 def _matters(entry: PeerOverride) -> bool:
     return bool(entry.values) or entry.removed or entry.added
 
 
-async def suspend(metastore: Metastore, new: FullSyncSuspension) -> tuple[FullSyncSuspension, ...]:
+async def suspend(metastore: Metastore, new: FullSyncSuspension) -> Suspensions:
     """Suspend what `new` covers; replaces a suspension of the same peer and node. Raises BadInput, NotReady."""
 
-    def changed(before: tuple[FullSyncSuspension, ...]) -> tuple[FullSyncSuspension, ...]:
+    def changed(before: Suspensions) -> Suspensions:
         kept = tuple(one for one in before if (one.peer, one.node) != (new.peer, new.node))
         if len(kept) >= ENTRIES_MAX:
             raise BadInput(f"{ENTRIES_MAX} suspensions are kept at most: resume some first")
@@ -280,11 +293,11 @@ async def suspend(metastore: Metastore, new: FullSyncSuspension) -> tuple[FullSy
     return await _change_suspensions(metastore, changed, unreadable_ends=False)
 
 
-async def resume(metastore: Metastore, peer: str | None, node: str | None) -> tuple[FullSyncSuspension, ...]:
+async def resume(metastore: Metastore, peer: str | None, node: str | None) -> Suspensions:
     """Lift the suspensions that (peer, node) covers; without both all, also unreadable ones. Raises BadInput if a wider
     suspension keeps all of it suspended, NotReady."""
 
-    def changed(before: tuple[FullSyncSuspension, ...]) -> tuple[FullSyncSuspension, ...]:
+    def changed(before: Suspensions) -> Suspensions:
         kept = tuple(one for one in before if not (peer in (None, one.peer) and node in (None, one.node)))
         holds = [one for one in kept if one.peer in (None, peer) and one.node in (None, node)]
         if len(kept) == len(before):  # nothing is lifted: also name suspensions of a part
@@ -304,116 +317,64 @@ def _meets(one: str | None, other: str | None) -> bool:
 
 async def _change_suspensions(
     metastore: Metastore,
-    change: Callable[[tuple[FullSyncSuspension, ...]], tuple[FullSyncSuspension, ...]],
+    change: Callable[[Suspensions], Suspensions],
     *,
     unreadable_ends: bool,
-) -> tuple[FullSyncSuspension, ...]:
-    def changed(current: bytes | None) -> bytes | None:
-        try:
-            before = () if current is None else decode_suspensions(current)
-        except CodecError as error:
-            if not unreadable_ends:
-                raise BadInput(f"{error}: isthmus fullsync resume, with nothing named, ends all of it") from error
-            log.warning("fullsync.unreadable_suspensions_ended", value=repr(current)[:200])
-            return encode_suspensions(())
-        after = change(before)
-        return None if after == before else encode_suspensions(after)
+) -> Suspensions:
+    def replacement(error: CodecError) -> Suspensions:
+        """The value to change where the document cannot be decoded."""
+        if not unreadable_ends:
+            raise BadInput(f"{error}: isthmus fullsync resume, with nothing named, ends all of it") from error
+        log.warning("fullsync.unreadable_suspensions_ended", value=str(error)[:200])
+        return ()
 
-    value = await _change_value(metastore, SUSPENSIONS_PATH, changed)
-    return () if value is None else decode_suspensions(value)
+    with _metastore_errors():
+        return (await SUSPENSIONS.change(metastore, change, unreadable=replacement)).value
+
+
+@contextmanager
+def _metastore_errors() -> Iterator[None]:
+    """Raise NotReady where the metastore cannot be reached, and where a write may have taken effect: every change may
+    be repeated."""
+    try:
+        yield
+    except (Unavailable, Ambiguous, VersionConflict) as error:
+        raise NotReady("the metastore cannot be reached") from error
+    except OutcomeUnknown as error:
+        raise NotReady(str(error)) from error
 
 
 # ---------------------------------------------------------------- reading
-
-
-async def _read_value(metastore: Metastore, path: str) -> Versioned | None:
-    """The value at `path`. Raises NotReady when the metastore cannot be reached."""
-    try:
-        return await metastore.get(path)
-    except Unavailable as error:
-        raise NotReady("the metastore cannot be reached") from error
-
-
-async def _change_value(
-    metastore: Metastore, path: str, change: Callable[[bytes | None], bytes | None]
-) -> bytes | None:
-    """Conditional read and write; returns the value after it. Raises NotReady also where the write may have taken
-    effect: `change` may be repeated."""
-
-    def changed(found: Versioned | None) -> bytes | None:
-        return change(None if found is None else found.value)
-
-    try:
-        found, _ = await change_value(metastore, path, changed)
-    except OutcomeUnknown as error:
-        raise NotReady(str(error)) from error
-    return None if found is None else found.value
 
 
 class OperatorDocuments:
     """Both documents as this node last read them."""
 
     def __init__(self, metastore: Metastore, on_read: Callable[[], None]) -> None:
-        """`on_read` is called after each read; it must not block."""
-        self._metastore = metastore
-        self._on_read = on_read
-        self.entries: Entries = {}
-        self.suspensions: tuple[FullSyncSuspension, ...] | None = None
-        """None: never read."""
-        self.unreadable: dict[str, str] = {}
-        """Path -> why its document cannot be decoded; its previous content counts."""
-        self._hinted = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        """`on_read` is called after each read, also of an unreadable document; it must not block."""
+        self.suspensions = self._watched(metastore, SUSPENSIONS, (), on_read)
+        self.peers = self._watched(metastore, PEERS, {}, on_read)
+        self._all = (self.suspensions, self.peers)
 
-    def start(self) -> None:
-        """Begin to read, and to follow."""
-        self._metastore.watch(self._hint)
-        self._task = asyncio.get_running_loop().create_task(self._watch())
+    @staticmethod
+    def _watched(
+        metastore: Metastore, document: Document[T], none: T, on_read: Callable[[], None]
+    ) -> WatchedDocument[T]:
+        return WatchedDocument(metastore, document, none, EVENTS, lambda _value: on_read(), lambda _error: on_read())
+
+    async def start(self) -> None:
+        """Read both once, then follow them."""
+        for one in self._all:
+            await one.start()
 
     async def stop(self) -> None:
-        """Follow no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
-
-    def _hint(self, path: str) -> None:
-        if path in (PEERS_PATH, SUSPENSIONS_PATH):
-            self._hinted.set()
-
-    async def _watch(self) -> None:
-        while True:
-            self._hinted.clear()
-            try:
-                await self.refresh()
-            except IsthmusError as error:
-                log.warning("fullsync.operators_unread", error=str(error))
-            except Exception:
-                log.exception("fullsync.operators_bug")  # the next read may succeed
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_INTERVAL_S):
-                    await self._hinted.wait()
+        """End following; idempotent."""
+        for one in self._all:
+            await one.stop()
 
     async def refresh(self) -> None:
-        """Read both now. Raises NotReady when the metastore cannot be reached; the previous content counts."""
-        suspensions = await _read_value(self._metastore, SUSPENSIONS_PATH)
-        peers = await _read_value(self._metastore, PEERS_PATH)
-        for path, found, take in (
-            (SUSPENSIONS_PATH, suspensions, self._take_suspensions),
-            (PEERS_PATH, peers, self._take_peers),
-        ):
-            try:
-                take(None if found is None else found.value)
-            except CodecError as error:
-                if self.unreadable.get(path) != str(error):
-                    log.error("fullsync.operators_malformed", path=path, error=str(error))
-                self.unreadable[path] = str(error)
-            else:
-                self.unreadable.pop(path, None)
-        self._on_read()
-
-    def _take_suspensions(self, value: bytes | None) -> None:
-        self.suspensions = () if value is None else decode_suspensions(value)
-
-    def _take_peers(self, value: bytes | None) -> None:
-        self.entries = {} if value is None else decode_peers(value)
+        """Read both now. Raises NotReady when the metastore cannot be reached; the previous values count."""
+        with _metastore_errors():
+            for one in self._all:
+                one.expire()
+                await one.refresh()

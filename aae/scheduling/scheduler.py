@@ -23,7 +23,6 @@ from isthmus.aae.scheduling.alarm import Alarm
 from isthmus.aae.scheduling.check import PeerCheck, PeerChecker
 from isthmus.aae.scheduling.history import CheckResult, History, PeerHistory, Suspended
 from isthmus.aae.scheduling.operator_documents import (
-    SUSPENSIONS_PATH,
     EffectivePeer,
     FullSyncSuspension,
     OperatorDocuments,
@@ -191,11 +190,13 @@ class CheckScheduler:
 
     def apply_documents(self, documents: OperatorDocuments, access: PeerAccess) -> None:
         """Apply operators' settings as read now."""
-        found = effective_peers(self._node, self._settings, documents.entries, access)
+        found = effective_peers(self._node, self._settings, documents.peers.value, access)
         self.removed, self.faults = found.removed, dict(found.faults)
-        suspensions, why = documents.suspensions, documents.unreadable.get(SUSPENSIONS_PATH)
-        if suspensions is None and why is not None:
-            suspensions = (FullSyncSuspension(None, None, "?", self._time.wall_ms(), f"it is not known what: {why}"),)
+        document = documents.suspensions
+        suspensions = document.value if document.was_read else None
+        if suspensions is None and document.error:
+            reason = f"it is not known what: {document.error}"
+            suspensions = (FullSyncSuspension(None, None, "?", self._time.wall_ms(), reason),)
         self.set_peers(found.peers, suspensions)
 
     def set_peers(self, peers: Sequence[EffectivePeer], suspensions: Sequence[FullSyncSuspension] | None) -> None:

@@ -185,7 +185,7 @@ class FullSyncAdmin:
         on each live node."""
         peer, node, services = body.peer, self._known_node(body.node), self._services
         by, reason = acting_user(body.by), body.reason or ""
-        standing = services.fullsync.documents.suspensions or ()
+        standing = services.fullsync.documents.suspensions.value
         if peer is not None and peer not in {one.peer for one in standing}:
             await self._known(peer)
         if suspended:
@@ -223,7 +223,7 @@ class FullSyncAdmin:
             raise RequestRefused(400, "bad-json", 'give values, such as {"all": 24, "auto": 0}, or default alone')
         if body.default:
             await self._services.fullsync.documents.refresh()
-            entries = self._services.fullsync.documents.entries.get(name, {})
+            entries = self._services.fullsync.documents.peers.value.get(name, {})
             if not entries or (node is not None and node not in entries):
                 where = "" if node is None else f" on node {node} alone"
                 raise UnknownPeer(f"nothing is set of a full-sync {name!r}{where}: what files say counts already")
@@ -280,7 +280,7 @@ class FullSyncAdmin:
         nodes = await self._ask_nodes(FullSyncPart.CHECKS)
         reported = [rows for answer in nodes.values() if answer is not None for rows in
                 (answer.get("peers") or (), answer.get("removed") or ())]  # fmt: skip
-        known = {one["name"] for rows in reported for one in rows} | set(self._services.fullsync.documents.entries)
+        known = {one["name"] for rows in reported for one in rows} | set(self._services.fullsync.documents.peers.value)
         if peer not in known:
             there = ", ".join(sorted(known)) or "none"
             raise UnknownPeer(f"there is no full-sync {peer!r} on any node that answers; there are: {there}")

@@ -159,12 +159,15 @@ class DocumentEvents(NamedTuple):
     unreadable: str
     unavailable: str = ""
     """Event of a metastore that cannot be read; only for a document that a task follows."""
+    listener_failed: str = "document.listener_failed"
+    """Event of a bug in a listener, with its traceback; only for a document that a task follows."""
 
 
 class WatchedDocument(Generic[T]):
     """The value of one document as this node read it last. Belongs to the event loop.
 
-    A document that cannot be decoded is logged, and leaves `value` as it was.
+    A document that cannot be decoded leaves `value` as it was. Its error is logged once, until it changes or the
+    document can be decoded again.
     """
 
     def __init__(
@@ -174,17 +177,20 @@ class WatchedDocument(Generic[T]):
         value: T,
         events: DocumentEvents,
         on_read: Callable[[T], None] = lambda _value: None,
+        on_unreadable: Callable[[str], None] = lambda _error: None,
     ) -> None:
-        """`value` counts until the first read. `on_read` gets the value after every read and every change."""
+        """`value` counts until the first read. `on_read` gets the value after every read and every change;
+        `on_unreadable` gets the error after every read of a document that cannot be decoded."""
         self.document = document
         self.value = value
         self.was_read = False
         """False until the first successful read."""
-        self.readable = True
-        """False while the newest document cannot be decoded, and `value` is older."""
+        self.error = ""
+        """Why the newest document cannot be decoded, while `value` is older; "" if it can."""
         self._metastore = metastore
         self._events = events
         self._on_read = on_read
+        self._on_unreadable = on_unreadable
         self._fresh = False
         self._changes = 0
         """Changes made here. A read that began before the newest one is dropped and repeated."""
@@ -193,6 +199,11 @@ class WatchedDocument(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     # -- reading --------------------------------------------------------------------------------------
+
+    @property
+    def readable(self) -> bool:
+        """False while the newest document cannot be decoded, and `value` is older."""
+        return not self.error
 
     def on_hint(self, path: str) -> None:
         """A watch reported a change at `path`."""
@@ -212,8 +223,10 @@ class WatchedDocument(Generic[T]):
         try:
             value = await self.document.read(self._metastore)
         except (LocalFault, CodecError) as error:  # damaged, or ZooKeeper refuses the read
-            self.readable = False
-            log.error(self._events.unreadable, path=self.document.path, error=str(error))
+            if self.error != str(error):
+                log.error(self._events.unreadable, path=self.document.path, error=str(error))
+            self.error = str(error)
+            self._on_unreadable(self.error)
         except (Unavailable, Ambiguous, VersionConflict):
             self._fresh = False
             raise
@@ -225,7 +238,7 @@ class WatchedDocument(Generic[T]):
 
     def _adopt(self, value: T) -> None:
         self.value = value
-        self.was_read = self.readable = True
+        self.was_read, self.error = True, ""
         self._on_read(value)
 
     # -- changing -------------------------------------------------------------------------------------
@@ -262,7 +275,11 @@ class WatchedDocument(Generic[T]):
                     await self._wake.wait()
             self._wake.clear()
             self._fresh = False
-            pause_s = POLL_S if await self._try_refresh() else RETRY_S
+            try:
+                pause_s = POLL_S if await self._try_refresh() else RETRY_S
+            except Exception:  # a bug in a listener must not end the task: the next read may succeed
+                log.exception(self._events.listener_failed, path=self.document.path)
+                pause_s = POLL_S
 
     async def _try_refresh(self) -> bool:
         """False if the metastore could not be reached."""

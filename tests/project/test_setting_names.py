@@ -46,7 +46,8 @@ def _texts(tree: ast.Module) -> tuple[list[tuple[int, str]], set[str]]:
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             of = node.func.value if isinstance(node.func, ast.Attribute) else node.func
             if isinstance(of, ast.Name) and (of.id == "log" or of is node.func):  # log.info(...), or say = log.info
-                named = node.args if isinstance(of, ast.Name) and of.id == "DocumentEvents" else node.args[:1]
+                of_document = isinstance(of, ast.Name) and of.id == "DocumentEvents"
+                named = [*node.args, *(each.value for each in node.keywords)] if of_document else node.args[:1]
                 events |= {str(each.value) for each in named if isinstance(each, ast.Constant)}
         if isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == [
             "event"

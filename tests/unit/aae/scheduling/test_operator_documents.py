@@ -400,6 +400,27 @@ def test_what_may_be_suspended_is_held_until_it_can_be_read(tmp_path: Path) -> N
     run_test(work)
 
 
+def test_changes_of_another_node_are_followed(tmp_path: Path) -> None:
+    """Both documents are read at the start, and after every change that any node writes."""
+
+    async def work() -> None:
+        cluster = Cluster(tmp_path)
+        (one,) = await cluster.start("n1")
+        two = Node(cluster, "n2", WEST)
+        await two.metastore.start(lambda _: None)
+        await operator_documents.set_peer(one.metastore, "west", None, {"all": 3}, ACT)
+        await two.documents.start()
+        assert two.peers["west"].all_count == 3
+        await operator_documents.suspend(one.metastore, FullSyncSuspension("west", None, *ACT))
+        await operator_documents.set_peer(one.metastore, "west", None, {"all": 6}, ACT)
+        async with asyncio.timeout(5):
+            while two.peers["west"].all_count != 6 or shown(two.fixture)["peers"][0]["state"] != "suspended":
+                await asyncio.sleep(0.01)
+        await two.documents.stop()
+
+    run_test(work)
+
+
 def test_another_queue_proves_anew(tmp_path: Path) -> None:
     """What was proven by the filter of another queue is no proof by this one's; other changes keep it, and a restart
     with another queue in the file forgets it, too."""

@@ -181,6 +181,58 @@ def test_an_unreadable_document_is_logged_and_leaves_the_value() -> None:
     run(test)
 
 
+def test_the_same_error_is_logged_once_and_reported_after_every_read() -> None:
+    """`on_unreadable` gets every error; the log has a line for each different one, again after a readable document."""
+
+    async def test(mine: MemoryMetastore, other: MemoryMetastore) -> None:
+        errors: list[str] = []
+        document = WatchedDocument(mine, NAMES, (), EVENTS, on_unreadable=errors.append)
+
+        async def read_again() -> None:
+            document.expire()
+            await document.refresh()
+
+        async def write(value: bytes) -> None:
+            found = await other.get(PATH)
+            await other.put(PATH, value, None if found is None else found.version)
+            await read_again()
+
+        with capture_logs() as logs:
+            await write(b"{")
+            await read_again()
+            await write(b"[")
+            first, second = errors[0], errors[2]
+            assert (errors, document.error) == ([first, first, second], second)
+            assert first != second
+            await write(b"[]")
+            assert document.error == ""
+            await write(b"[")
+        assert [each["error"] for each in logs] == [first, second, second]
+
+    run(test)
+
+
+def test_a_bug_of_a_listener_does_not_end_following(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is logged, and the listener gets the next value."""
+    monkeypatch.setattr(watched_document, "POLL_S", 60.0)
+
+    async def test(mine: MemoryMetastore, other: MemoryMetastore) -> None:
+        def fail_on_ann(value: tuple[str, ...]) -> None:
+            if value == ("ann",):
+                raise ZeroDivisionError
+
+        document = WatchedDocument(mine, NAMES, (), EVENTS, fail_on_ann)
+        await document.start()
+        with capture_logs() as logs:
+            await NAMES.change(other, with_name("ann"))
+            await eventually(lambda: [each["event"] for each in logs] == [EVENTS.listener_failed])
+        await NAMES.change(other, with_name("bob"))
+        await eventually(lambda: document.value == ("ann", "bob"))
+        await document.stop()
+
+    run(test)
+
+
 def test_a_change_made_here_is_not_undone_by_a_read_that_began_before() -> None:
     """The older value of that read is dropped, and the document is read again."""
 
