@@ -79,7 +79,7 @@ async def test_held_calls_wait_for_their_release() -> None:
     assert await call == 0
 
 
-async def test_an_ensemble_restored_from_a_copy_is_not_believed() -> None:
+async def test_an_ensemble_restored_from_a_backup_is_refused() -> None:
     """A client that has seen more than the ensemble now knows cannot connect to it, in its session or a new one; one
     that has seen nothing can (H32)."""
 

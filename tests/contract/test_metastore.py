@@ -23,7 +23,7 @@ async def test_the_first_proposed_uuid_is_the_clusters(clients: MetastoreClients
         assert await one.cluster_uuid(b"c" * 16) == b"a" * 16
 
 
-async def test_no_gen_is_given_twice(clients: MetastoreClients) -> None:
+async def test_no_log_id_is_allocated_twice(clients: MetastoreClients) -> None:
     """Gens asked for by two clients at once are all different."""
 
     async with joined(clients) as (one, _), joined(clients) as (two, _):
@@ -136,7 +136,7 @@ async def test_a_registration_lives_as_long_as_its_session(clients: MetastoreCli
         assert await watcher.registrations() == {}
 
 
-async def test_registering_again_in_one_session_keeps_the_inc(clients: MetastoreClients) -> None:
+async def test_registering_again_in_one_session_keeps_the_session_id(clients: MetastoreClients) -> None:
     """A node that says `leaving` is the same incarnation with new data."""
 
     async with joined(clients) as (client, _):
@@ -189,7 +189,7 @@ async def test_hints_come_for_new_children(clients: MetastoreClients) -> None:
         await eventually(lambda: "/options" in events.hints, "the hint for a name that went")
 
 
-async def test_an_expired_session_is_told_and_followed_by_a_new_one(clients: MetastoreClients) -> None:
+async def test_an_expired_session_is_reported_and_followed_by_a_new_one(clients: MetastoreClients) -> None:
     """Expiry is heard as such before the next connection; the registration is gone, and a new one has a higher inc."""
 
     async with joined(clients) as (client, events), joined(clients) as (watcher, _):

@@ -99,7 +99,7 @@ async def test_a_node_that_goes_by_another_id_gives_up_the_one_before(clients: M
             assert {node: number for node, (number, _) in (await ids_of_nodes(other)).items()} == {"n1": 8, "n2": 7}
 
 
-async def test_a_registration_of_another_process_is_respected_by_who_is_to_replace_only_its_own(
+async def test_a_registration_of_another_process_is_not_replaced(
     clients: MetastoreClients,
 ) -> None:
     """With `takes` a session replaces what it left itself; what another one put there stays untouched, its gens and its
@@ -156,7 +156,7 @@ async def test_nodes_that_were_given_no_id_meet_at_zero(clients: MetastoreClient
             await two.register(a_registration("n2"))
 
 
-async def test_all_of_a_registration_is_told(clients: MetastoreClients) -> None:
+async def test_a_registration_comes_back_with_all_its_fields(clients: MetastoreClients) -> None:
     """Address, id, rack and spare gen come back as they were registered."""
 
     async with joined(clients) as (one, _), joined(clients) as (two, _):
@@ -168,7 +168,7 @@ async def test_all_of_a_registration_is_told(clients: MetastoreClients) -> None:
 # --- writes that name members ---
 
 
-async def test_a_write_that_names_a_member_checks_that_it_is_here_with_this_gen(clients: MetastoreClients) -> None:
+async def test_a_write_that_names_a_member_checks_its_registration_and_log_id(clients: MetastoreClients) -> None:
     """It succeeds for a registered, active node of that gen, be it noted or spare, and is a Conflict that changes
     nothing when the node is absent, leaving, or of another gen (H8, H10)."""
 
@@ -224,7 +224,7 @@ async def test_what_changes_between_the_checks_and_the_write_refuses_it(change: 
         assert (await leader.records())[3].reason == ("theirs" if change == "record" else "")
 
 
-async def test_gens_are_noted_before_the_registration_and_stay_when_it_goes(clients: MetastoreClients) -> None:
+async def test_log_ids_are_noted_before_the_registration_and_outlive_it(clients: MetastoreClients) -> None:
     """The persistent znode of a node moves its version with its gens, and only then; it outlives the session."""
 
     async with joined(clients) as (watcher, _):
@@ -298,7 +298,7 @@ async def test_records_and_values_are_created_together_or_not_at_all(clients: Me
         assert await client.create_records([a_record(2)], [other])
 
 
-async def test_what_a_write_rests_on_must_not_have_moved(clients: MetastoreClients) -> None:
+async def test_a_write_is_refused_when_a_document_it_depends_on_has_moved(clients: MetastoreClients) -> None:
     """Neither records nor a value are written when another value has moved, or is not there; else all is."""
 
     async with joined(clients) as (client, _):
@@ -368,7 +368,7 @@ async def test_a_record_that_moves_while_it_is_confirmed_is_read_again(clients: 
         assert (await reader.synced_record(3)).reason == "theirs"
 
 
-async def test_a_look_reads_only_what_changed(clients: MetastoreClients) -> None:
+async def test_a_refresh_reads_only_what_changed(clients: MetastoreClients) -> None:
     """Looks at what nobody changed read nothing; after a change exactly that is read, and it is seen at once."""
 
     async with joined(clients) as (reader, _), joined(clients) as (writer, _):
@@ -418,7 +418,7 @@ async def test_after_a_break_and_after_a_minute_everything_is_read_again(
         assert sorted(asked) == ["/p", "/p/0", "/p/1"]
 
 
-async def test_looks_at_once_all_see_what_was_confirmed_before_them(clients: MetastoreClients) -> None:
+async def test_concurrent_refreshes_see_everything_confirmed_before_them(clients: MetastoreClients) -> None:
     """Of many looks that begin after a write was confirmed, none shows the record from before."""
 
     async with joined(clients) as (reader, _), joined(clients) as (writer, _):

@@ -158,7 +158,7 @@ def test_truncation_to_the_end_is_reported_too(subject: Subject) -> None:
     assert log.read(0, 1, 3, 1 << 20) == entries(1, 1, 1) + entries(2, 2, 1)
 
 
-def test_truncations_are_told_in_order_with_what_was_appended(subject: Subject) -> None:
+def test_truncations_are_reported_in_order_with_appends(subject: Subject) -> None:
     """Each truncation is in a report of its own for its partition; what was appended before it was reported before, and
     what comes after it in the same report was appended after it."""
     log = subject.log
@@ -181,7 +181,7 @@ def test_truncations_are_told_in_order_with_what_was_appended(subject: Subject) 
             assert end >= cut
 
 
-def test_a_log_begins_anew_where_it_is_told_to(subject: Subject) -> None:
+def test_a_log_restarts_at_the_given_offset(subject: Subject) -> None:
     """R-FAR: whatever stood there, is gone, also when it is higher; it goes on from there, others as they are."""
     log = subject.log
     listener = Listener(log)
@@ -218,7 +218,7 @@ def test_a_new_beginning_survives_the_next_opening(at: int) -> None:
     assert (found.start, found.leo, found.epoch_table, found.damage) == (at, at + 4, ((4, 12), (8, at)), "")
 
 
-def test_pins_hold_the_log_within_twice_its_size(subject: Subject) -> None:
+def test_pins_keep_the_log_within_twice_its_size(subject: Subject) -> None:
     """What a follower needs stays while the log is not larger than twice its limit, and goes above that."""
     log = subject.log
     Listener(log)
@@ -232,7 +232,7 @@ def test_pins_hold_the_log_within_twice_its_size(subject: Subject) -> None:
     wait_until(lambda: log.start_of(0) > 10, "the log")
 
 
-def test_a_log_that_is_given_up_keeps_no_file(subject: Subject) -> None:
+def test_a_dropped_partition_log_keeps_no_file(subject: Subject) -> None:
     """Its entries go with their files though no floor passes them, its end stays known, and it takes no entry before it
     was restarted."""
     log = subject.log
@@ -255,7 +255,7 @@ def test_a_log_that_is_given_up_keeps_no_file(subject: Subject) -> None:
     assert log.read(1, 12, 15, 1 << 20) == entries(4, 12, 3)
 
 
-def test_a_log_says_that_it_is_above_its_limit(subject: Subject) -> None:
+def test_a_log_reports_that_it_is_above_its_limit(subject: Subject) -> None:
     """Not while it is below; and then again and again, while it grows."""
     log = subject.log
     told: list[int] = []

@@ -360,7 +360,7 @@ def test_what_was_read_is_below_the_reach(store: Store) -> None:
     assert store.reach(3) == store.applied(3).offset == 2
 
 
-def test_a_store_that_rests_keeps_all_and_goes_on(store: Store) -> None:
+def test_an_idle_compaction_loses_no_row(store: Store) -> None:
     """What was written is read as before, and more can be written."""
     history = History()
     history.put(b"b", b"one", b"1" * 6_000_000)

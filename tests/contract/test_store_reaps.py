@@ -89,7 +89,7 @@ def test_a_reap_of_what_was_never_here_is_only_remembered(store):
 
 
 @pytest.mark.parametrize(("give", "take"), [("level", "memory"), ("memory", "level")])
-def test_the_offset_of_the_last_reap_goes_with_the_state_to_a_copy_that_is_far(give, take, room):
+def test_the_offset_of_the_last_reap_is_part_of_the_transferred_state(give, take, room):
     """Whoever leads later knows below which offset a copy may lack a reap."""
     stores: dict[str, Callable[[str], Store]] = {"level": lambda n: level(room / n), "memory": lambda _: MemoryStore()}
     source, target = stores[give]("a"), stores[take]("b")
@@ -197,7 +197,7 @@ def test_what_was_reaped_is_remembered_over_a_restart(room, boot_id, monkeypatch
 
 
 @pytest.mark.parametrize(("give", "take"), [("level", "memory"), ("memory", "level")])
-def test_what_was_reaped_goes_with_the_state_to_a_copy_that_is_far(give, take, room):
+def test_clocks_of_reaped_keys_are_part_of_the_transferred_state(give, take, room):
     """It then knows just what the giver knows, and nothing of what it knew itself."""
     stores: dict[str, Callable[[str], Store]] = {"level": lambda n: level(room / n), "memory": lambda _: MemoryStore()}
     source, target = stores[give]("a"), stores[take]("b")
@@ -237,7 +237,7 @@ def test_a_store_of_a_release_without_the_memory_opens_and_learns(room):
     new.close()
 
 
-def test_a_row_of_a_reaped_key_says_what_was_put_in():
+def test_a_reaped_key_row_round_trips():
     """Names with zero bytes, empty clocks; a damaged length is refused."""
     for bucket, key, clock in ((b"b", b"k", b"clock"), (b"\0\1b", b"\0", b""), (b"b" * 300, b"\xff", b"\0" * 70_000)):
         assert decode_gone(encode_gone(bucket, key, clock)) == (bucket, key, clock)

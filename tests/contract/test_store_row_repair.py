@@ -104,7 +104,7 @@ def test_what_has_changed_since_is_left(pair: Any) -> None:
     assert same(giver, taker)
 
 
-def test_a_copy_that_is_far_and_bytes_of_another_shape_are_refused(pair: Any) -> None:
+def test_a_far_replica_and_malformed_rows_are_refused(pair: Any) -> None:
     """Rows come from elsewhere already; and a chunk is of one key."""
     (giver, taker), _ = pair
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")

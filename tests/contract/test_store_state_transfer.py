@@ -117,7 +117,7 @@ class Broken(Disk):
         super().write_slot(slots, value)
 
 
-def test_a_kill_as_a_round_ends_below_the_old_floor_leaves_a_store_that_opens(tmp_path: Path) -> None:
+def test_a_kill_at_a_round_end_below_the_old_floor_leaves_a_store_that_opens(tmp_path: Path) -> None:
     """A copy that began with nothing may end where it was never so low: its leader has not applied as much yet. No
     floor of the rows that are gone may be left then, or the store would be called damaged and the node not start."""
     giver = opened(tmp_path / "a")
@@ -149,7 +149,7 @@ def test_a_kill_as_a_round_ends_below_the_old_floor_leaves_a_store_that_opens(tm
         store.close()
 
 
-def test_a_round_makes_the_taker_the_givers_equal(pair: list[Store]) -> None:
+def test_a_round_makes_the_receiver_equal_to_the_sender(pair: list[Store]) -> None:
     """After several rounds from other positions all rows are the same, change rows of older changes are gone, and both
     go on with the same entries."""
     giver, taker = pair
@@ -211,7 +211,7 @@ def test_a_snapshot_shows_what_was_when_it_was_taken(pair: list[Store]) -> None:
     snapshot.close()
 
 
-def test_a_damaged_key_row_does_not_keep_a_copy_from_taking_rows(pair: list[Store]) -> None:
+def test_a_damaged_key_row_does_not_block_a_state_transfer(pair: list[Store]) -> None:
     """A row of the copy that cannot be read is written over as any other, and its place in the index of changes goes:
     afterwards both hold the same."""
     giver, taker = pair
@@ -251,7 +251,7 @@ def test_a_damaged_chunk_changes_nothing(pair: list[Store]) -> None:
     snapshot.close()
 
 
-def test_a_copy_that_is_far_is_still_so_after_a_kill_and_empty_after_a_power_loss(tmp_path: Path) -> None:
+def test_a_far_replica_stays_far_after_a_kill_and_is_empty_after_a_power_loss(tmp_path: Path) -> None:
     """A kill leaves every row up to the position; after another boot nobody knows what is there, so all goes, even when
     that boot's first process is killed, too."""
     giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
@@ -278,7 +278,7 @@ def test_a_copy_that_is_far_is_still_so_after_a_kill_and_empty_after_a_power_los
     giver.close()
 
 
-def test_a_copy_that_was_far_and_is_where_it_was_has_a_floor_again(pair: list[Store]) -> None:
+def test_a_finished_transfer_to_the_same_offset_sets_a_floor_again(pair: list[Store]) -> None:
     """Its rows are on disk as before, and the next checkpoint says so though nothing was written meanwhile."""
     store, _ = pair
     store.write([Writer().step(30)])
@@ -290,7 +290,7 @@ def test_a_copy_that_was_far_and_is_where_it_was_has_a_floor_again(pair: list[St
     assert store.durable_floor(PARTITION) == 30
 
 
-def test_a_partition_is_removed_in_steps_and_begins_anew(pair: list[Store]) -> None:
+def test_a_partition_is_removed_in_steps_and_may_begin_at_zero(pair: list[Store]) -> None:
     """Nothing of it is left, the floors included; another partition keeps all, and the removed one may begin at 0."""
     store, _ = pair
     mine, other = Writer(), Writer(2).step(40)

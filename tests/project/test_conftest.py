@@ -115,7 +115,7 @@ def test_what_a_test_leaves_running_fails_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_what_was_left_out_is_said(tmp_path: Path, workers: str) -> None:
+def test_deselected_tests_are_counted_at_the_end(tmp_path: Path, workers: str) -> None:
     """The end of a run counts what `-m` left out, by marker and each test once, and a skip alone fails nothing."""
     done = run(tmp_path, MARKED, "-n", workers, "-m", "not slow and not root and not strace")
     assert done.returncode == 0, done.stdout

@@ -102,7 +102,7 @@ def test_a_python_without_venv_is_named(checkout: Path) -> None:
     )
 
 
-def test_a_python_that_was_named_and_does_not_do_is_told(checkout: Path) -> None:
+def test_an_unusable_python_named_by_the_user_is_reported(checkout: Path) -> None:
     """PYTHON is taken at its word: no other is searched when it does not do."""
     (checkout / "bin").mkdir()
     (checkout / "bin" / "python3.11").symlink_to(sys.executable)

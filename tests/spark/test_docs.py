@@ -79,7 +79,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_500)
-def test_the_lines_to_copy_do_what_they_say(spark: Any, clusters: dict[str, Any], tmp_path: Path) -> None:
+def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: dict[str, Any], tmp_path: Path) -> None:
     """Cell after cell in one session, command after command in one directory; what they leave behind is looked at."""
     node = {one["name"]: one for cluster in clusters.values() for one in cluster["nodes"]}
     Pair.put(node["east1"]["http"], {b"u%d" % n: made("user", a=1 + n % 2) for n in range(200)}, b"users")

@@ -278,7 +278,7 @@ def test_names_that_are_no_text_are_compared_and_repaired(spark: Any, pair: Pair
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_full_sync_says_the_same(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_full_sync_counts_the_same_differences(spark: Any, pair: Pair, tmp_path: Path) -> None:
     """On the same state the daemons and Spark count the same differences of the same kinds, before full-sync repairs
     what it can and after."""
     for url, objects in zip((pair.left, pair.right), truth_of(BUCKET), strict=True):

@@ -98,7 +98,7 @@ SINK = {
         (["cluster", "status"], "/admin/cluster", CLUSTER, "full-sync idle not configured"),
     ],
 )
-def test_listings_show_what_the_node_says(
+def test_listings_show_the_answer_of_the_node(
     listener: FakeAdminListener,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],

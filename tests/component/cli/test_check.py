@@ -70,7 +70,7 @@ def test_a_bar_or_a_line_in_a_reason_stays_in_the_line(
 
 
 @pytest.mark.parametrize("probe", ["lag", "isr", "sync", "gaps"])
-def test_a_node_that_may_be_blind_is_not_believed(
+def test_a_node_without_its_metastore_counts_as_unknown(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], probe: str
 ) -> None:
     """What a node shows without its metastore may be old, so it is unknown, however well it looks; so is the answer of

@@ -244,9 +244,7 @@ def test_status_shows_what_operators_set(listener: FakeAdminListener, capsys: py
 
 
 @pytest.mark.parametrize(("since", "before"), [("yesterday", "2026-01-01"), ("2026-01-02", "2026-01-01T23:59")])
-def test_a_range_that_is_none_is_refused_before_anybody_is_asked(
-    listener: FakeAdminListener, since: str, before: str
-) -> None:
+def test_an_invalid_range_is_refused_before_any_request(listener: FakeAdminListener, since: str, before: str) -> None:
     """A time that cannot be read, or two in the wrong order: a usage error."""
     assert cli.main(["fullsync", "set-range", since, before]) == Exit.USAGE
     assert listener.posted == []

@@ -18,7 +18,7 @@ from isthmus.repl.model.vclock import encode_clock
 from tests.support.fake_admin_listener import FakeAdminListener
 
 
-def test_a_noun_that_is_not_known_is_reported_with_a_similar_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_reported_with_a_similar_one(capsys: pytest.CaptureFixture[str]) -> None:
     """The nouns are imported when they are used, and are suggested all the same."""
     assert cli.main(["que", "list"]) == Exit.USAGE
     assert "Did you mean 'queue'?" in capsys.readouterr().err

@@ -22,7 +22,7 @@ HOUSE = Path(__file__).parents[3]
 SAMPLE = HOUSE / "config" / "samples" / "node.toml"
 
 
-def test_help_names_the_nouns_without_importing_them() -> None:
+def test_help_lists_the_commands_without_importing_them() -> None:
     """`isthmus --help` is quick: it loads neither HTTP nor tables nor any noun's module."""
     code = (
         "import sys; from isthmus.node.cli.main import main; code = main(['--help']);"
@@ -34,7 +34,7 @@ def test_help_names_the_nouns_without_importing_them() -> None:
     assert re.search(r"queue +Look at source queues", done.stdout)
 
 
-def test_every_noun_on_offer_has_help_and_a_summary_that_agrees(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_listed_command_has_help_and_a_matching_summary(capsys: pytest.CaptureFixture[str]) -> None:
     """No noun is listed that cannot be loaded, and every verb says what it does."""
     context = click.Context(cli.root)
     for noun in cli.root.list_commands(context):
@@ -251,7 +251,7 @@ def test_a_closed_stream_is_no_fault(closed: str) -> None:
     assert (done.returncode, done.stderr) == (Exit.OK, b"")
 
 
-def test_a_strangers_package_does_no_harm(tmp_path: Path) -> None:
+def test_a_foreign_package_of_the_same_name_is_not_imported(tmp_path: Path) -> None:
     """Another package called `sink`, first on the path, is not mixed with ours."""
     stranger = tmp_path / "sink"
     stranger.mkdir()

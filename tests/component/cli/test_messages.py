@@ -188,7 +188,7 @@ def test_links_that_fail_are_a_warning_of_a_whole_cluster(
     assert "warning: to other clusters, at node e1: 1 of 1 link fails: x" in capsys.readouterr().out.splitlines()
 
 
-def test_references_that_found_no_room_are_no_success(
+def test_references_refused_by_a_full_queue_are_incomplete(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Incomplete: whoever goes by the code would have taken all of them for queued."""
@@ -223,7 +223,7 @@ def test_what_no_clock_and_no_limit_can_be_is_a_usage_error(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_plain_http_where_tls_is_spoken_is_unavailable_to_every_command(
+def test_plain_http_to_a_tls_listener_is_unavailable_for_every_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same code and the same words at the client listener as at that of operators."""

@@ -119,7 +119,7 @@ def test_a_wrong_plan_is_wrong_usage(capsys: pytest.CaptureFixture[str], argumen
     assert err.count("\n") == 1
 
 
-def test_racks_say_how_many_nodes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_racks_give_the_number_of_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     """--racks a:3,b:3 are six nodes without --nodes; with neither the refusal names both."""
     wanted = ["--partitions", "6", "--replication-factor", "3", "-o", "json"]
     assert cli.main(plan("--racks", "a:3,b:3", *wanted)) == Exit.OK
@@ -197,9 +197,7 @@ def test_an_assignment_shows_what_came_of_it(
     assert node["posted"][1]["validate_only"] is True
 
 
-def test_a_node_that_refuses_is_believed(
-    node: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_refusal_by_a_node_is_final(node: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Nodes that do not live, or another placement: code 4, also when only validating."""
     node["status"] = 409
     node["answer"] = {"error": "placed otherwise", "reason": "placement-differs"}

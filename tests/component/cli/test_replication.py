@@ -257,7 +257,7 @@ def test_every_queue_that_has_a_step_to_go_is_named_first_those_that_go_on_by_no
     assert step(*["waiting"] * 5) == "queue q0: do 0; queue q1: do 1; queue q2: do 2; and 2 more queues"
 
 
-def test_a_key_that_a_sink_here_refused_is_reported_with_its_letter(
+def test_a_key_refused_by_a_local_sink_is_reported_with_its_dead_letter(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The node that keeps it, why, and what to do, where the key is not here or older than what was refused; a letter
@@ -302,7 +302,7 @@ def test_what_comes_next_goes_by_the_other_side() -> None:
     assert step("ahead", queue={"queue": "q", "state": "gap", "next": "run a full-sync"}) == "queue q: run a full-sync"
 
 
-def test_a_cluster_is_asked_until_a_node_of_it_can_tell() -> None:
+def test_nodes_of_a_cluster_are_asked_until_one_answers() -> None:
     """A node that is gone says nothing of its cluster; the ones behind it do."""
     asked: list[str] = []
 

@@ -121,7 +121,7 @@ def test_dead_letters_are_listed_retried_and_dropped(
     assert cli.main(["sink", "dead-letters", "drop", "4", "--all"]) == Exit.USAGE
 
 
-def test_letters_are_retried_one_by_one_and_what_was_done_is_reported(
+def test_dead_letters_are_retried_one_by_one_and_each_outcome_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A letter may wait for its source or for a leader as long as a request has, so each has a request of its own; one
@@ -149,7 +149,7 @@ def test_letters_are_retried_one_by_one_and_what_was_done_is_reported(
     assert json.loads(shown.out) == {"retried": [taken]}
 
 
-def test_all_dead_letters_are_dropped_only_when_somebody_shows_so(
+def test_all_dead_letters_are_dropped_only_after_confirmation(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody can answer --yes is needed; what was counted is dropped, and nothing that came since."""

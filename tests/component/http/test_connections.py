@@ -159,7 +159,7 @@ def test_a_value_over_the_limit_is_413_also_for_clients_that_send_first(client_a
     assert statuses(server.exchange(allowed)) == [100, 204]
 
 
-def test_a_body_cut_short_writes_nothing_and_is_told_when_somebody_listens(client_api, server):
+def test_a_truncated_body_writes_nothing_and_gets_400_if_the_client_still_reads(client_api, server):
     """A half-closed client gets 400; one that is gone gets nothing; neither has written anything."""
     cut = PUT % (b"k", 100, b"only this")
     raw = server.exchange(cut, half_close=True)
@@ -206,7 +206,7 @@ def test_padding_in_a_chunked_body_is_bounded(client_api, server):
     assert client_api.kv.object(b"b", b"2") is None
 
 
-def test_an_upgrade_wish_does_not_cost_a_body(client_api, server):
+def test_an_upgrade_header_does_not_drop_a_body(client_api, server):
     """A PUT that also offers another protocol is refused, never stored empty; a GET is answered, then closed."""
     offer = b"host: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ"
     raw = server.exchange(PUT.replace(b"host: x", offer) % (b"k", 5, b"12345") + CLOSE)
@@ -221,7 +221,7 @@ def test_an_upgrade_wish_does_not_cost_a_body(client_api, server):
         assert b"connection: close" in raw
 
 
-def test_one_connection_too_many_is_told_503(client_api, serve):
+def test_a_connection_beyond_the_limit_gets_503(client_api, serve):
     """Beyond the limit a connection is answered 503 and closed, counted, and others go on."""
     server = serve(client_api.app, connections_limit=2)
     with server.connect() as a, server.connect() as b:

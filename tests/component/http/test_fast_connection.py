@@ -126,7 +126,7 @@ def prompted(client_api, monkeypatch):
     return asked
 
 
-def test_both_ways_answer_alike(client_api_with, serve, monkeypatch):
+def test_both_paths_answer_alike(client_api_with, serve, monkeypatch):
     """A session of requests, right and wrong, gets the same bytes and the same counts whichever way each one takes."""
     quick, slow = client_api_with(object_bytes=200_000), client_api_with(object_bytes=200_000)
     asked, none = prompted(quick, monkeypatch), prompted(slow, monkeypatch)
@@ -146,7 +146,7 @@ def test_both_ways_answer_alike(client_api_with, serve, monkeypatch):
     [NotLeader("elsewhere", "n2"), Overloaded("full"), OutcomeUnknown("lost"), ValueError("a bug")],
     ids=lambda e: type(e).__name__,
 )
-def test_failures_are_told_alike(client_api_with, serve, monkeypatch, failure, logged):
+def test_failures_are_answered_alike_on_both_paths(client_api_with, serve, monkeypatch, failure, logged):
     """Refusals of the cluster and bugs are answered, counted and logged alike on both ways; the connection goes on."""
     session = [put(b"1", b"v", TEXT), ask(b"GET", b"/buckets/b/keys/1"), ask(b"GET", b"/ping")]
     rooms = [client_api_with(), client_api_with()]

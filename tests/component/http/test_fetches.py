@@ -79,7 +79,7 @@ async def test_fetches_are_bounded(client_api, send_request, eventually, monkeyp
     assert [a.status for a in await asyncio.gather(*polls)] == [200, 200]
 
 
-def test_answers_are_compressed_for_who_asks(client_api):
+def test_answers_are_compressed_on_request(client_api):
     """Large and small batches alike come back whole in zstd, and as they are for who did not ask."""
 
     def answer(size, asked):
@@ -99,7 +99,7 @@ def test_answers_are_compressed_for_who_asks(client_api):
         assert len(answer(size, REQUEST._replace(compress="zstd"))) < size // 5
 
 
-def test_a_sinks_own_fetch_is_answered_by_its_connection_and_a_strange_one_by_asgi(client_api, server, monkeypatch):
+def test_a_usual_fetch_takes_the_fast_path_and_an_unusual_one_asgi(client_api, server, monkeypatch):
     """What sinks send is the usual fetch: answers of all sizes come whole by the quick way; one with a long body is
     answered the other way, and both are counted alike."""
     taken, prompt = [], client_api.app.fast_answer

@@ -148,7 +148,7 @@ def test_a_listing_that_fails_half_way_has_no_end(client_api, server):
     assert client_api.kv.listings_open == 0
 
 
-def test_a_stream_that_fails_half_way_says_so_and_ends(client_api, server):
+def test_a_stream_that_fails_half_way_ends_with_an_error_object(client_api, server):
     """An error in the middle of a stream is an object of its own, as Riak's clients expect it."""
     for n in range(9):
         client_api.put(f"/buckets/b/keys/{n}", b"v")

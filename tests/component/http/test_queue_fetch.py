@@ -119,7 +119,7 @@ def test_the_queue_is_listed_with_its_owner_and_nothing_waits(caller: Caller) ->
         ("PUT", "/queuename/to-riak", 405, "method-not-allowed", b"GET"),
     ],
 )
-def test_what_is_not_answered_says_why(
+def test_refused_requests_name_their_reason(
     caller: Caller, method: str, path: str, status: int, reason: str, words: bytes
 ) -> None:
     """The refusal has its status and names what would be right; nothing leaves the queue."""

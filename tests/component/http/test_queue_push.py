@@ -70,7 +70,7 @@ def element(caller: Caller, key: str) -> dict[str, Any]:
     return {"bucket": "b", "key": key, "clock": caller.ask("GET", path).clock}
 
 
-def test_pushed_references_wait_at_the_second_priority_and_the_lengths_are_told(caller: Caller) -> None:
+def test_pushed_references_wait_at_the_second_priority_and_lengths_are_returned(caller: Caller) -> None:
     """Keys of the default type and of a named one are queued, each once, though the filter offers nothing; the line has
     fold, full-sync and real time."""
     one, two = element(caller, "one"), element(caller, "two")
@@ -149,7 +149,9 @@ def test_pushes_are_bounded_and_a_queue_that_is_not_there_is_named(caller: Calle
     assert caller.ask("PUT", "/queuename/repairs", b"{}").status == 405
 
 
-def test_a_full_queue_is_told_and_keeps_what_it_took(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_answers_503_and_keeps_accepted_references(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What does not fit waits for room for a while, then 503 says how many were taken; nothing is dropped."""
     monkeypatch.setattr("isthmus.node.client_api.queue_push.WAIT_MS", 50)
     clock = element(caller, "one")["clock"]

@@ -225,7 +225,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return code, captured.out, captured.err
 
 
-def test_the_commands_do_as_they_say(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_have_their_effect_and_exit_codes(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """up, status, restart-node and down: exit codes, JSON alone on standard output, tables for people."""
     where = ("--dir", directory)
     code, _, err = run(capsys, "local", "status", *where)

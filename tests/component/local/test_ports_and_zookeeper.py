@@ -30,7 +30,7 @@ def test_ports_are_different_remembered_and_out_of_the_way_of_outgoing_connectio
     assert PortAllocator(tmp_path).ports(names) == ports
 
 
-def test_a_remembered_port_that_a_stranger_holds_is_replaced_unless_it_is_ours(tmp_path: Path) -> None:
+def test_a_recorded_port_is_replaced_if_a_foreign_process_listens_on_it(tmp_path: Path) -> None:
     """A stranger on the port means another port; our own process on it means the same."""
     port = PortAllocator(tmp_path).ports(["a"])["a"]
     with socket.socket() as sock:

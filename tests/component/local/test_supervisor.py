@@ -181,7 +181,7 @@ def test_children_left_by_a_killed_supervisor_can_be_stopped_without_one(launche
 
 
 @pytest.mark.parametrize("wrong", ["start_ticks", "boot_id"])
-def test_a_recorded_pid_that_now_is_a_strangers_is_left_alone(
+def test_a_recorded_pid_reused_by_a_foreign_process_is_left_alone(
     wrong: str, tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
     """A pid of another start time or boot is neither taken over nor stopped."""

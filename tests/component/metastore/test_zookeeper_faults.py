@@ -79,7 +79,7 @@ async def test_a_write_without_an_answer_is_ambiguous_and_repeating_it_decides(o
 
 
 @pytest.mark.parametrize("new_session", [False, True])
-async def test_a_zookeeper_whose_data_went_back_is_not_believed(
+async def test_a_zookeeper_with_older_data_is_refused(
     new_session: bool, own_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that knows less than this process has seen is refused, in the same session and in a new one: the

@@ -86,7 +86,7 @@ def client_process(request: pytest.FixtureRequest, shared_server: Any) -> Iterat
 
 
 @pytest.mark.parametrize("client_process", [(1500, 0)], indirect=True)
-def test_a_client_paused_beyond_its_session_hears_of_the_end_once(client_process: ClientProcess) -> None:
+def test_a_client_paused_beyond_its_session_gets_one_expiry_event(client_process: ClientProcess) -> None:
     """After SIGSTOP for longer than the session, `expired` is told exactly once, then `connected`, and the node's next
     registration has a higher inc, under the same id."""
     before = client_process.next("inc")

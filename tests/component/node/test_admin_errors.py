@@ -35,7 +35,7 @@ def call(node: ThreadedNode, method: str, path: str, body: str | None = None) ->
     return answer.status, said
 
 
-def test_no_body_of_a_slip_is_a_fault_of_the_program(tmp_path: Path) -> None:
+def test_invalid_bodies_never_cause_an_internal_error(tmp_path: Path) -> None:
     """Texts that are none, numbers that no wire carries, names that would be other paths of the metastore, words
     without end: each is refused as the client's, and nothing of it stays."""
     huge = str(10**30)
@@ -85,7 +85,7 @@ def test_no_body_of_a_slip_is_a_fault_of_the_program(tmp_path: Path) -> None:
         assert call(node, "GET", "/admin/queues")[1]["queues"][0]["suspended"] is None
 
 
-def test_who_has_no_name_is_known_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_is_shown_by_uid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acts that do not say by whom are noted under the process's user, also where that has no name."""
 
     def nobody() -> str:

@@ -52,7 +52,7 @@ def test_a_link_that_would_work_is_ok_in_every_line() -> None:
     assert all(row["found"] and not row["right"] for row in rows)
 
 
-def test_properties_that_differ_are_named_where_the_source_tells_them() -> None:
+def test_differing_properties_are_named_as_far_as_the_source_sends_them() -> None:
     """By bucket type and bucket; a source of a version before tells the bucket types alone, and what is no such answer
     is refused when it is read."""
     default = {"bucket_types": {"default": {"digest": "00", "offered": True}}}
@@ -98,7 +98,7 @@ def test_what_is_wrong_of_a_queue_is_one_line_with_what_would_be_right(
     assert {row["state"] for row in rows if row["what"] != what} == {"ok"}
 
 
-def test_what_keeps_a_peer_from_answering_is_told_by_its_kind() -> None:
+def test_each_kind_of_unreachable_peer_has_its_own_reason() -> None:
     """Not reached, not let in, another cluster, this one, no such queue, a source of a version before: each its own
     line, and unknown is what could not be looked at."""
     lost = PeerFault("connection refused")
@@ -116,7 +116,7 @@ def test_what_keeps_a_peer_from_answering_is_told_by_its_kind() -> None:
     assert states(LinkCheckResult(TOLD, HttpRefused("no such path", 404, "not-found"), 3))["queue"] == "unknown"
 
 
-def test_clocks_apart_are_told_as_far_as_the_way_lets_them_be_known() -> None:
+def test_clock_skew_is_reported_as_far_as_the_round_trip_allows() -> None:
     """Above a second is a warning, but not where the answer took as long."""
     assert states(of(offset_ms=-1_500))["clocks"] == "warn"
     assert states(of(offset_ms=1_500, exact_ms=700))["clocks"] == "ok"

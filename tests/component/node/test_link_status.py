@@ -19,7 +19,7 @@ queue = "to-east"
 """
 
 
-def test_links_that_fail_limits_and_unknown_types_are_told(tmp_path: Path) -> None:
+def test_failing_links_limits_and_unknown_types_are_reported(tmp_path: Path) -> None:
     """A link that cannot be reached is a warning of the cluster's status and no problem of the cluster; a peer's limit
     above the workers is refused, and never shown as more than there are; a filter tried on no bucket type is noted."""
     with running_node(tmp_path, SINK) as node:

@@ -20,7 +20,7 @@ from tests.support.threaded_node import ThreadedNode, running_node
 QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
 
 
-def test_slips_about_queues_are_refused_with_what_would_be_right(tmp_path: Path) -> None:
+def test_wrong_queue_requests_are_refused_with_a_remedy(tmp_path: Path) -> None:
     """Unknown queues and nodes are told with those that there are, a beginning that lies ahead and references of a
     bucket type that there is not are refused; nothing of it changes anything."""
     with running_node(tmp_path, QUEUES) as node:
@@ -90,7 +90,7 @@ def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tm
         assert post("resume") == 400
 
 
-def test_a_limit_that_is_not_said_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_limit_that_is_not_given_stays_unchanged(tmp_path: Path) -> None:
     """Who sets bytes does not lift the limit of objects that stands; 0 lifts one of them, default both."""
     with running_node(tmp_path, QUEUES) as node:
 
@@ -108,7 +108,7 @@ def test_a_limit_that_is_not_said_stays_as_it_is(tmp_path: Path) -> None:
         assert throttled(default=True) == {"bytes": None, "objects": None}
 
 
-def test_a_partition_whose_cursor_nobody_knows_is_told_among_gaps(
+def test_a_partition_with_an_unknown_cursor_is_listed_among_gaps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Right after an election nobody can say whether there are gaps: the listing names the partition, and the probe for
@@ -147,7 +147,7 @@ def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Pa
         node.node.services.controller.records = records
 
 
-def test_what_an_act_would_leave_out_is_told_in_numbers_before_it_is_done(tmp_path: Path) -> None:
+def test_a_dry_run_counts_the_changes_that_would_be_left_out(tmp_path: Path) -> None:
     """A dry run of clear, delist, release, suspend and set counts what waits and changes nothing; a filter that names a
     bucket type that is not there is taken with a hint."""
     with running_node(tmp_path, QUEUES) as node:

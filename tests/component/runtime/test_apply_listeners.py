@@ -75,7 +75,7 @@ class Gate:
         self._may_go.release()
 
 
-async def test_what_is_applied_while_leadership_is_offered_in_vain_is_told(
+async def test_entries_applied_during_a_failed_handover_reach_the_listeners(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that drains for a hand-over which does not come about leads on, and its hooks have missed nothing: a
@@ -122,7 +122,7 @@ class Broken:
         raise KeyError("a bug in what is told of leadership")
 
 
-async def test_a_bug_of_one_hook_keeps_nothing_from_the_others(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_failing_listener_does_not_affect_the_others(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """What is applied together with it, of its partition and of others, is told, answered and served; leadership goes
     on, is handed over, and is taken."""
 

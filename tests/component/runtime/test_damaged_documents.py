@@ -32,7 +32,7 @@ def told(logs: list, event: str, path: str) -> bool:
     return any(each["event"] == event and path in each["error"] for each in logs)
 
 
-async def test_a_damaged_counter_of_gens_ends_no_node(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_damaged_log_id_counter_stops_no_node(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A copy that needs another gen waits for it, and says which document is damaged; nothing else stops."""
 
     async with start_cluster(tmp_path) as t:
@@ -50,7 +50,7 @@ async def test_a_damaged_counter_of_gens_ends_no_node(tmp_path: Path, start_clus
         await eventually(lambda: doubted.partition().replica.member != before)
 
 
-async def test_a_damaged_record_ends_no_node_that_is_about_to_delete_its_copy(
+async def test_a_damaged_record_stops_no_node_about_to_delete_a_replica(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """What could not be read is no word that a copy is to go: it stays until the record says so."""
@@ -71,7 +71,7 @@ async def test_a_damaged_record_ends_no_node_that_is_about_to_delete_its_copy(
         await eventually(lambda: nothing_left(left), 8.0)
 
 
-async def test_a_metastore_that_refuses_ends_no_node_that_makes_a_copy(
+async def test_a_refusing_metastore_stops_no_node_that_creates_a_replica(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registration that ZooKeeper refuses (its rights, its quota) is tried again: the disk has done nothing wrong."""

@@ -102,7 +102,7 @@ def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(
     asyncio.run(scenario())
 
 
-async def test_a_follower_without_room_stops_acknowledging_and_comes_back(
+async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """H38: a follower whose disk is full takes nothing, lives on and says why; the leader goes on without it; when
@@ -173,7 +173,7 @@ def test_a_leader_that_changes_the_isr_leaves_a_trace(
     asyncio.run(scenario())
 
 
-async def test_a_disk_that_fills_while_nobody_writes_is_told_of_at_once(
+async def test_a_disk_that_fills_without_writes_is_reported_at_once(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """H38: whoever leads and whoever follows says so within a second or two, not with the next write, and takes it back
@@ -190,7 +190,7 @@ async def test_a_disk_that_fills_while_nobody_writes_is_told_of_at_once(
             await eventually(lambda member=member: not member.partition().reason.startswith("out-of-storage"), 4.0)
 
 
-async def test_a_leader_without_room_refuses_and_hands_over(
+async def test_a_leader_with_a_full_disk_refuses_writes_and_hands_over(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H38: a leader whose disk is full refuses writes, answers reads, and after a while lets a member in sync lead."""
@@ -215,7 +215,7 @@ def _an_entry(member: Node) -> list:
     return entries[-1:]
 
 
-async def test_a_copy_that_is_not_believed_takes_another_gen(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_regressed_replica_takes_a_new_log_id(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """NewLogIdentity: the new gen is durable and registered before the core hears of it; the copy joins again under
     it."""
 
@@ -262,7 +262,7 @@ async def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, star
 
 
 @pytest.mark.parametrize("kind", [ev.Received, ev.AppliedTo])
-async def test_a_fault_of_the_program_stops_one_copy_only(
+async def test_an_internal_error_stops_one_replica_only(
     tmp_path: Path,
     start_cluster: ClusterFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -298,7 +298,7 @@ async def test_a_fault_of_the_program_stops_one_copy_only(
         hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
 
 
-async def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another(
+async def test_a_leader_stopped_by_an_internal_error_is_replaced(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process lives on with its session, so it says that this copy is not to be counted on; started again, the node
@@ -332,7 +332,7 @@ async def test_a_leader_that_a_fault_of_the_program_stops_is_followed_by_another
         assert all(held(again, b"after-%d" % n, 0) + held(again, b"after-%d" % n, 1) == [b"v"] for n in range(9))
 
 
-async def test_what_goes_wrong_in_one_second_is_done_in_the_next(
+async def test_a_failed_periodic_step_is_repeated_a_second_later(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is seen to once a second, cursors, pins, copies and the disk, is seen to again after a fault in it."""
@@ -353,7 +353,7 @@ async def test_what_goes_wrong_in_one_second_is_done_in_the_next(
         assert len(bugs) == 1
 
 
-def test_a_metastore_that_went_back_is_told_once(
+def test_a_metastore_rollback_is_reported_once(
     tmp_path: Path, start_cluster: ClusterFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """H32: records that are older than what is durable here are not believed, whoever led leads no more, and the alarm
@@ -377,7 +377,7 @@ def test_a_metastore_that_went_back_is_told_once(
     assert capsys.readouterr().out.count("METASTORE_ROLLBACK") == 1
 
 
-def test_what_a_node_waits_for_is_said_in_words() -> None:
+def test_a_node_reports_why_it_is_not_ready() -> None:
     """Without records it is why there are none; with records that name this node, which copies are still to be made."""
     assert replicas_not_ready("n1", {}, {}, "waits for 1 more node") == (
         "no partitions are known yet: waits for 1 more node"

@@ -79,7 +79,7 @@ async def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, start_cl
             await book.stop()
 
 
-async def test_a_reap_is_done_by_every_copy(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_every_replica_carries_out_a_reap(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """After it no copy holds anything of the key, restarted or not."""
 
     async with start_cluster(tmp_path, **SMALL) as t:
@@ -103,7 +103,7 @@ async def test_a_reap_is_done_by_every_copy(tmp_path: Path, start_cluster: Clust
             assert (answer.outcome, f"replica {away.node} is not in sync" in answer.reason) == ("waits", True)
 
 
-async def test_a_copy_that_missed_a_reap_and_is_far_begins_with_nothing(
+async def test_a_far_replica_that_missed_a_reap_takes_all_rows(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows tell nothing of what was reaped; so a copy below the last reap takes all rows, and ends like the others."""

@@ -39,7 +39,7 @@ class Origins:
         """Nothing to note."""
 
 
-async def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_a_push_over_an_unreplicated_local_write_counts_as_local(tmp_path: Path, start_node: NodeFactory) -> None:
     """R-OWED: while another cluster still has to get what the push replaces, the result is ours and goes out to it;
     once it has it, or when nothing of ours was replaced, the origin is the pusher's."""
 
@@ -80,7 +80,7 @@ async def test_a_push_over_a_write_that_is_owed_counts_as_ours(tmp_path: Path, s
         assert len(asked) == 3, "only what replaces something of ours is asked about"
 
 
-async def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_a_local_write_that_comes_back_counts_as_local(tmp_path: Path, start_node: NodeFactory) -> None:
     """R-OWED: after a loss another cluster may push what it had from us. Whether a third one had it nothing tells any
     more, so it goes out again: where the key is not here, and where it replaces a row without that write."""
 
@@ -109,7 +109,7 @@ async def test_a_write_of_ours_that_comes_back_counts_as_ours(tmp_path: Path, st
         assert origins.of[b"not-owed"] == [NORTH]
 
 
-def test_what_is_owed_follows_owners_and_cursors() -> None:
+def test_unreplicated_writes_follow_owners_and_cursors() -> None:
     """A queue of the pusher's own owes nothing; one of another cluster owes what stands at or above its cursor; one
     that cascades, that leaves the key out, or that nobody owns, is judged by what it would do."""
 
@@ -133,9 +133,7 @@ def test_what_is_owed_follows_owners_and_cursors() -> None:
     assert not owed([queue(NORTH, 0, led=False, rules="!bucketname:b")], 3, 5, WEST, KEY)
 
 
-async def test_a_pushed_clock_that_has_seen_writes_of_ours_to_come_is_refused(
-    tmp_path: Path, start_node: NodeFactory
-) -> None:
+async def test_a_pushed_clock_with_future_local_writes_is_refused(tmp_path: Path, start_node: NodeFactory) -> None:
     """R-FORGED: such a clock would make our next writes look old; it is rejected by name, and nothing is disturbed."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:

@@ -99,7 +99,7 @@ async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
         assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
 
-async def test_a_copy_is_deleted_and_made_anew_though_the_metastore_did_not_hear_of_its_end(
+async def test_a_replica_is_recreated_although_its_deletion_was_not_registered(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """The registration that follows the note of a condemned copy fails, so it still stands there with the old gen while
@@ -132,7 +132,9 @@ async def test_a_copy_is_deleted_and_made_anew_though_the_metastore_did_not_hear
         assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
 
-async def test_a_copy_that_is_named_again_in_time_is_kept(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_replica_reassigned_within_the_grace_time_is_kept(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """Within the grace time it is the same copy: same gen, same rows, nothing is copied again."""
 
     async with start_cluster(tmp_path, 4) as t:
@@ -152,7 +154,7 @@ async def test_a_copy_that_is_named_again_in_time_is_kept(tmp_path: Path, start_
         await eventually(lambda: "removed" not in left.partition().reason)
 
 
-async def test_a_copy_that_is_named_again_while_it_is_condemned_is_made_anew_after_its_deletion(
+async def test_a_replica_reassigned_during_its_deletion_is_recreated_afterwards(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """No replica is made of the log that is about to be deleted, however long the note of it takes."""
@@ -233,7 +235,7 @@ async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(
         assert left.identity.gens()[0] == gen + 1_000
 
 
-async def test_a_removed_copy_is_still_here_after_a_restart(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_removed_replica_is_still_there_after_a_restart(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """The grace time begins anew; the copy is shown, is no reason not to be ready, and may be named again."""
 
     async with start_cluster(tmp_path, 4) as t:
@@ -251,7 +253,7 @@ async def test_a_removed_copy_is_still_here_after_a_restart(tmp_path: Path, star
         assert left.partition().replica.member.log_id == gen
 
 
-async def test_after_a_power_loss_a_removed_copy_keeps_no_rows_that_would_have_to_be_replayed(
+async def test_after_a_power_loss_a_removed_replica_drops_rows_that_need_replay(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Nobody would say what of its log is committed (H36): its rows go, and it takes them from the leader later."""
@@ -273,7 +275,7 @@ async def test_after_a_power_loss_a_removed_copy_keeps_no_rows_that_would_have_t
         assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
 
 
-def test_what_is_noted_of_deleted_copies(tmp_path: Path) -> None:
+def test_notes_of_deleted_replicas_keep_log_id_and_epochs(tmp_path: Path) -> None:
     """The next copy has the gen that was noted and knows the epochs of the deleted one; a restored directory forgets
     the gen, since a copy may have been made with it after the backup."""
     identity = NodeIdentity.open(tmp_path)

@@ -16,7 +16,7 @@ from tests.support.runtime_cluster import Cluster, eventually
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
-async def test_a_renewed_directory_is_another_copy_to_everybody(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_renewed_directory_joins_as_new_replicas(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Its copies have gens that were never given before, join as such, and hold what was written meanwhile."""
 
     async with start_cluster(tmp_path) as t:

@@ -101,7 +101,7 @@ async def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(
 
 
 @pytest.mark.parametrize("writes", [1, 9])
-async def test_an_only_copy_that_is_forced_uses_no_offset_of_a_lost_entry_again(
+async def test_a_forced_only_replica_never_reuses_an_offset_of_a_lost_entry(
     tmp_path: Path, start_cluster: ClusterFactory, writes: int
 ) -> None:
     """It serves what its rows say once its log is beyond them; each later write has a place of its own in the index."""

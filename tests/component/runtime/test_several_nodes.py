@@ -190,7 +190,7 @@ async def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, start_
         assert [s.value for s in decode_object(await new.coordinator.get(key(b"k"))).live] == [b"new"]
 
 
-async def test_a_node_that_stops_hands_over_first(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_stopping_node_hands_over_first(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A graceful stop moves leadership to a member in sync before the process goes: no election waits for a session,
     and nothing that was written is unknown."""
 
@@ -212,7 +212,7 @@ async def test_a_node_that_stops_hands_over_first(tmp_path: Path, start_cluster:
             await leader.runtime.committed(leader.partition())
 
 
-async def test_copies_are_made_where_records_want_them_while_running(
+async def test_replicas_are_created_where_records_assign_them_while_running(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Nodes that are up hold nothing until a bucket type is created; then each makes its copies under the spare gen
@@ -298,9 +298,7 @@ async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_clu
         assert seen == [b"\x02"]
 
 
-async def test_an_election_does_not_wait_for_what_others_do_in_threads(
-    tmp_path: Path, start_cluster: ClusterFactory
-) -> None:
+async def test_an_election_does_not_wait_for_busy_threads(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """The loop's own threads are few, and shared: peers of another cluster that do not answer, or a plan of many
     partitions, hold them for seconds. The epoch that nothing may be done before is durable all the same."""
 

@@ -132,7 +132,7 @@ async def serving(directory: Path) -> AsyncIterator[Node]:
         await served
 
 
-def test_a_registration_that_was_removed_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_registration_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody deletes the znode of a node whose session lives: the node notices, registers with another inc, leads
     and serves again without a restart, and counts and logs what happened."""
     lost: list[str] = []
@@ -160,7 +160,7 @@ def test_a_registration_that_was_removed_is_made_anew(tmp_path: Path, monkeypatc
     assert lost == ["removed"]
 
 
-def test_a_node_whose_name_another_process_has_says_so_and_returns_when_that_one_has_ended(
+def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second process with the same node.name takes over. The first one does not take the name back, so they do not

@@ -255,7 +255,7 @@ async def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
         assert (await t.led()).runtime._transfer_sender.rows_sent == 0
 
 
-def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
+def test_a_replica_that_lost_its_log_is_not_in_sync_under_its_old_log_id(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record names it still by its former gen while it is between two rounds, its log as long as the others' and
@@ -293,7 +293,7 @@ def test_a_copy_that_lost_its_log_is_not_level_as_what_it_was(
     asyncio.run(scenario())
 
 
-async def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(
+async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """While the rows of one partition do not come, the log of the node that waits for them stays within its size, for
@@ -329,7 +329,7 @@ async def test_a_copy_that_waits_for_rows_does_not_keep_the_log_of_others(
         await same_everywhere(t)
 
 
-async def test_a_store_that_is_gone_is_filled_anew(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_lost_store_is_refilled_from_the_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Its log begins above the first entry, so nothing here can rebuild the rows: the copy takes another gen and all
     rows of its leader."""
 
@@ -384,7 +384,7 @@ async def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
 
 
 @pytest.mark.parametrize("change_too", [False, True], ids=["key row", "key row and a change row"])
-async def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
+async def test_a_replica_with_an_unreadable_row_is_complete_in_the_end(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch, change_too: bool
 ) -> None:
     """A key row names the change row that a key's new rows replace. Where the key row is damaged, that change is found
@@ -421,7 +421,7 @@ async def test_a_copy_whose_own_row_cannot_be_read_is_complete_in_the_end(
         assert any("a row here cannot be read" in reason for reason in again) == change_too
 
 
-async def test_why_rows_are_taken_once_more_is_shown(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_the_reason_of_a_repeated_state_transfer_is_shown(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A copy shows why it takes rows once more for as long as it does (replication.far.horizon.min.transfer.rounds)."""
 
     async with start_cluster(tmp_path, **SMALL) as t:

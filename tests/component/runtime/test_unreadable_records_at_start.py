@@ -26,7 +26,7 @@ def key_of(index: int, count: int) -> Key:
     return next(Key(b"default", b"b", n) for n in names if partition_index(key_hash(b"b", n), count) == index)
 
 
-async def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_taken_up(tmp_path: Path) -> None:
+async def test_keys_of_other_partitions_are_routed_and_a_repaired_record_is_used(tmp_path: Path) -> None:
     """One partition's keys are refused with the reason, and status names it; all is as before once it is mended."""
     ensemble = MemoryEnsemble()
 
@@ -86,7 +86,7 @@ async def test_the_keys_of_other_partitions_are_routed_and_the_mended_record_is_
     await served
 
 
-async def test_a_bucket_type_of_which_nothing_could_be_read_is_not_denied() -> None:
+async def test_a_bucket_type_with_unreadable_records_is_not_called_unknown() -> None:
     """It may be the one whose record is damaged: a definite "there is none" would make clients give up."""
 
     routes = RoutingTable()

@@ -69,7 +69,7 @@ async def ask(cluster: Cluster, member: Node, path: str, wish: dict[str, Any]) -
     return sent[0]["status"], json.loads(body) if sent[0]["status"] < 400 else {"text": body.decode()}
 
 
-async def test_a_copy_that_lacks_something_leads_only_when_an_operator_forces_it(
+async def test_an_incomplete_replica_leads_only_when_an_operator_forces_it(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Both members in sync are gone: offline, until the third is forced; shown first, loud, counted, a new epoch."""
@@ -143,7 +143,7 @@ async def force(t: Cluster, asked: Node, chosen: Node) -> None:
 
 
 @pytest.mark.parametrize("boot_id", ["boot-1", "boot-2"], ids=["killed", "power_lost"])
-async def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
+async def test_a_quarantined_replica_is_removed_and_recreated_while_all_serve(
     tmp_path: Path, start_cluster: ClusterFactory, boot_id: str
 ) -> None:
     """The copy that alone holds what was acknowledged before a leader was forced stays as it is, and follows nobody,
@@ -164,7 +164,7 @@ async def test_a_copy_in_quarantine_is_taken_away_and_made_anew_while_all_serve(
         assert back.runtime.store.object(0, b"b", b"two") is None
 
 
-async def test_a_copy_in_quarantine_is_forced_once_its_node_was_started_again(
+async def test_a_quarantined_replica_is_forced_only_after_its_node_restarted(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """It may be all that is left; nominated as it is it would never stand, so that is refused and says what helps."""
@@ -183,7 +183,7 @@ async def test_a_copy_in_quarantine_is_forced_once_its_node_was_started_again(
         assert back.runtime.store.object(0, b"b", b"two") is not None
 
 
-def test_a_copy_that_takes_rows_is_not_forced(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """It has no whole copy, whatever is left of its log: it would not stand, and the partition would wait for it. Among
     others it is never the closest to all."""
 
@@ -274,7 +274,7 @@ async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
         assert again["partitions"] == []
 
 
-async def test_who_was_away_is_not_elected_by_a_record_that_the_metastore_went_back_to(
+async def test_an_absent_member_is_not_elected_by_a_rolled_back_record(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """It knows nothing of the epochs that the metastore forgot, and by the old record it is in sync: it would lead
@@ -311,9 +311,7 @@ async def test_who_was_away_is_not_elected_by_a_record_that_the_metastore_went_b
         assert member.controller.records[0].overtaken == 0
 
 
-async def test_a_partition_whose_copies_do_not_all_answer_is_left_as_it_is(
-    tmp_path: Path, start_cluster: ClusterFactory
-) -> None:
+async def test_a_partition_with_silent_replicas_is_not_reseeded(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A re-seed waits for silent replicas, which may hold more, unless it is told to go on without them."""
 
     async with start_cluster(tmp_path) as t:

@@ -90,7 +90,7 @@ async def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
         assert not h.failures
 
 
-def test_what_a_checkpoint_notes_stands_on_a_log_that_is_on_disk(
+def test_a_checkpoint_floor_is_never_above_the_synced_log(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With durability async, too: a power loss leaves no store whose floor is above its log, which no operator could
@@ -262,7 +262,7 @@ async def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Pa
     assert sorted(seen.led) == [(p, False) for p in range(4)]
 
 
-async def test_a_full_window_refuses_and_forgets_nothing(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_a_full_window_refuses_writes_and_loses_none(tmp_path: Path, start_node: NodeFactory) -> None:
     """More than the window in one turn is refused as overloaded, definitely; what was answered is there."""
 
     async with start_node(tmp_path, MemoryEnsemble(), options=ReplicaOptions(window_entries=20)) as h:
@@ -330,7 +330,7 @@ async def test_a_write_without_an_outcome_in_time_is_unknown(
                 await asyncio.sleep(0.005)
 
 
-async def test_an_answer_that_rests_on_a_pending_entry_waits_for_it(
+async def test_an_answer_that_depends_on_a_pending_entry_waits_for_it(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R-WAIT: a push that a pending write supersedes, and a delete of what is being deleted, are answered only once

@@ -127,7 +127,7 @@ def fetch(folder: Folder, port: int, cluster: str, pair: str | None, access: dic
         peer.abort()
 
 
-def test_a_listener_speaks_tls_and_knows_who_came(folder: Folder) -> None:
+def test_a_tls_listener_passes_on_the_names_of_the_client_certificate(folder: Folder) -> None:
     """With and without a certificate of one's own, small and large answers; the handler learns the names in it."""
     with serving(tls_of(folder)) as port:
         url = f"https://127.0.0.1:{port}"
@@ -136,7 +136,7 @@ def test_a_listener_speaks_tls_and_knows_who_came(folder: Folder) -> None:
         assert len(get(folder, f"{url}/large").content) == 5_000_000
 
 
-def test_who_comes_the_wrong_way_is_told_so(folder: Folder) -> None:
+def test_a_client_with_the_wrong_scheme_gets_a_reason(folder: Folder) -> None:
     """Plain text to a port with TLS gets a refusal in plain text; TLS to one without, an error that names the cause."""
     with serving(tls_of(folder)) as port:
         answer = requests.get(f"http://127.0.0.1:{port}/names", timeout=10)
@@ -149,7 +149,7 @@ def test_who_comes_the_wrong_way_is_told_so(folder: Folder) -> None:
         assert get(folder, f"https://127.0.0.1:{port}/names").status_code == 200
 
 
-def test_a_listener_that_wants_certificates_takes_nobody_without(folder: Folder) -> None:
+def test_a_listener_that_requires_certificates_refuses_clients_without(folder: Folder) -> None:
     """No certificate, and one of another authority: the connection ends; with a right one it stands."""
     with serving(tls_of(folder, asked=ssl.CERT_REQUIRED)) as port:
         url = f"https://127.0.0.1:{port}/names"
@@ -168,7 +168,7 @@ def test_a_listener_that_wants_certificates_takes_nobody_without(folder: Folder)
         ("expired", "c", "has expired"),
     ],
 )
-def test_a_sink_checks_whom_it_fetches_from(folder: Folder, pair: str, cluster: str, words: str) -> None:
+def test_a_sink_verifies_the_cluster_it_fetches_from(folder: Folder, pair: str, cluster: str, words: str) -> None:
     """The source's certificate must be valid and name the cluster that the config expects."""
     tls = ListenerTls(server_contexts(folder.files(pair), ssl.CERT_OPTIONAL).current, False)
     with serving(tls) as port, pytest.raises(PeerFault) as error:
@@ -185,7 +185,7 @@ def test_a_host_is_checked_where_no_cluster_is_named(folder: Folder) -> None:
             get(folder, f"https://127.0.0.2:{port}/names")
 
 
-def test_a_source_checks_who_fetches(folder: Folder) -> None:
+def test_a_source_verifies_the_cluster_that_fetches(folder: Folder) -> None:
     """A sink that shows a certificate of the cluster that it says it is gets its batch; all others get 403."""
     with serving(tls_of(folder), Names(certified=True)) as port:
         assert fetch(folder, port, "west", "west-1")
@@ -197,7 +197,7 @@ def test_a_source_checks_who_fetches(folder: Folder) -> None:
         assert asked(folder, port, "west", "west-1")
 
 
-def test_a_source_checks_which_riak_fetches(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_verifies_the_riak_that_fetches(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Riak's fetch needs a certificate of a cluster of the owner's name, where sinks need one of theirs."""
     with serving(tls_of(folder), Names(certified=True)) as port:
         url = f"https://127.0.0.1:{port}/queuename/q"
@@ -274,7 +274,7 @@ def test_a_token_that_belongs_to_tls_does_not_travel_in_the_clear(
     assert seen == [None, b"Bearer " + b"t" * 20, b"Bearer " + b"t" * 20]
 
 
-def test_old_versions_of_tls_are_not_spoken(folder: Folder) -> None:
+def test_old_versions_of_tls_are_refused(folder: Folder) -> None:
     """1.1 is refused; 1.2 and 1.3 are taken."""
     with serving(tls_of(folder)) as port:
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
@@ -306,7 +306,7 @@ def test_a_slow_or_leaving_client_over_tls_holds_nothing(folder: Folder) -> None
         assert get(folder, f"https://127.0.0.1:{port}/names").status_code == 200
 
 
-def test_a_session_with_zookeeper_speaks_tls(folder: Folder) -> None:
+def test_a_zookeeper_session_uses_tls(folder: Folder) -> None:
     """The client's own certificate is shown and the server's checked, with its host; what fails is told in words."""
     from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
     from isthmus.repl.model.errors import LocalFault

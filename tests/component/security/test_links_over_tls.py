@@ -30,7 +30,7 @@ def said(logs: list[Any], event: str, field: str) -> list[str]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_nodes_speak_through_tls_whatever_the_size(folder: Folder, loop: str) -> None:
+def test_messages_of_any_size_pass_through_tls(folder: Folder, loop: str) -> None:
     """Small messages and ones of megabytes arrive both ways, and requests are answered, for longer than a silent
     connection lives."""
 
@@ -65,7 +65,7 @@ def test_nodes_speak_through_tls_whatever_the_size(folder: Folder, loop: str) ->
         ("client", "must name isthmus://c/b; it names nobody", ""),
     ],
 )
-def test_who_shows_a_wrong_certificate_is_refused_both_ways(
+def test_a_wrong_certificate_is_refused_both_ways(
     folder: Folder, loop: str, pair: str, words: str, reason: str
 ) -> None:
     """Of another authority, expired, of another node, of another cluster, of no node: neither end takes the other, and
@@ -90,7 +90,7 @@ def test_who_shows_a_wrong_certificate_is_refused_both_ways(
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_plain_text_and_tls_do_not_meet_and_say_so(folder: Folder, loop: str) -> None:
+def test_a_plain_text_and_a_tls_node_refuse_each_other_with_a_reason(folder: Folder, loop: str) -> None:
     """A node without TLS and one with it: each says of the other what it speaks."""
 
     async def scenario() -> None:

@@ -20,7 +20,7 @@ from tests.component.sink.test_sink import eventually, joined
 from tests.support.sink_pair import SinkPair
 
 
-def test_numbers_are_told_while_the_file_of_dead_letters_is_held() -> None:
+def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None:
     """A backup that holds the file, or a disk that refuses it, holds up neither the loop nor the metrics: what was
     known of it last is told."""
 
@@ -117,7 +117,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
     joined(test)
 
 
-def test_seeds_that_say_nothing_hold_up_nothing_else_on_this_node() -> None:
+def test_silent_seeds_block_nothing_else_on_the_node() -> None:
     """Asking them waits in threads that nobody shares: those of the loop unpack answers of peers that are well."""
 
     async def test(pair: SinkPair) -> None:

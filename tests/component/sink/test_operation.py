@@ -285,7 +285,7 @@ def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> No
     joined(test)
 
 
-def test_a_source_that_is_overdue_with_its_answer_is_told_before_the_fetch_has_failed() -> None:
+def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
     """A link that was cut amid a fetch fails only when the request's time is over: until then its reason says for how
     long nothing came, and no more once something came."""
 
@@ -322,7 +322,7 @@ def test_a_source_that_is_overdue_with_its_answer_is_told_before_the_fetch_has_f
     joined(test)
 
 
-def test_an_acknowledgement_by_itself_tells_no_properties() -> None:
+def test_an_acknowledgement_without_a_fetch_compares_no_properties() -> None:
     """Before a suspended link rests it acknowledges without a fetch, which says nothing of properties: a queue whose
     properties are the same on both sides must not name them as differing from then on."""
 
@@ -390,7 +390,7 @@ def versioned() -> bytes:
         (lambda: b"x" * 300_000, "peer-fault"),
     ],
 )
-def test_a_lying_peer_is_named_by_its_reason_and_disturbs_nobody(
+def test_an_invalid_peer_is_backed_off_with_a_reason_and_affects_no_other(
     answer: Callable[[], bytes], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a peer answers wrongly backs its link off with a stable reason; nothing of it is stored, and what an honest
@@ -531,7 +531,7 @@ def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_what_is_refused_while_an_older_letter_of_its_key_is_retried_is_not_forgotten(refused: bool) -> None:
+def test_a_change_refused_during_the_retry_of_an_older_dead_letter_is_kept(refused: bool) -> None:
     """A newer change of the key is refused, and acknowledged, while the older one is pushed once more: whatever becomes
     of that, the letter that is left has the newer object."""
 
@@ -562,7 +562,7 @@ def test_what_is_refused_while_an_older_letter_of_its_key_is_retried_is_not_forg
     joined(test)
 
 
-def test_a_retry_without_the_object_asks_the_source_and_says_what_it_answered() -> None:
+def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -> None:
     """What comes is the object as it is at the source now; refused again it stays with its reason, and is kept if it
     fits. A source that does not have it, is suspended, or is another cluster's leaves the letter, with the reason."""
 
@@ -632,7 +632,7 @@ def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
     joined(test)
 
 
-def test_a_letter_that_cannot_be_kept_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_letter_that_cannot_be_stored_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors never lose a reference: when the disk refuses the letter, the change comes again until it can be kept."""
 
     async def test(pair: SinkPair) -> None:

@@ -189,7 +189,7 @@ def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once(
     joined(test)
 
 
-def test_a_stop_waits_for_what_a_slot_tells_by_itself() -> None:
+def test_a_stop_waits_for_acknowledgements_on_their_way() -> None:
     """An acknowledgement that is on its way by itself when the sink stops arrives, as that of a slot at rest does."""
 
     async def test(pair: SinkPair) -> None:
@@ -216,7 +216,7 @@ def test_a_stop_waits_for_what_a_slot_tells_by_itself() -> None:
     joined(test)
 
 
-def test_rejected_changes_are_acknowledged_and_kept_for_people() -> None:
+def test_rejected_changes_are_acknowledged_and_kept_as_dead_letters() -> None:
     """What this cluster refuses for good does not come again, and can be looked at."""
 
     async def test(pair: SinkPair) -> None:
@@ -268,7 +268,7 @@ def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once
     joined(test)
 
 
-def test_a_type_that_goes_between_an_answer_and_its_push_makes_no_dead_letter() -> None:
+def test_a_type_removed_between_fetch_and_push_makes_no_dead_letter() -> None:
     """The source gave its changes out, and the cluster has no such type when they are pushed: they have failed."""
 
     async def test(pair: SinkPair) -> None:
@@ -305,7 +305,7 @@ def test_dead_letters_beyond_the_limit_are_a_gap_at_the_source() -> None:
     joined(test)
 
 
-def test_a_dead_letter_whose_key_was_settled_otherwise_is_forgotten() -> None:
+def test_a_superseded_dead_letter_is_dropped() -> None:
     """A newer object of the key arrived, by whichever way: the refused one is superseded. One that nothing has settled
     stays."""
 
@@ -353,7 +353,7 @@ def test_a_refusing_source_is_named_and_asked_less_often() -> None:
     joined(test)
 
 
-def test_what_a_source_said_of_itself_is_told_with_its_age() -> None:
+def test_the_status_of_a_source_is_shown_with_its_age() -> None:
     """A source that gives nothing out says so in its answers; between two of them that may be over."""
 
     async def test(pair: SinkPair) -> None:
@@ -434,7 +434,7 @@ def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.Monke
     joined(test)
 
 
-def test_lag_is_told_once_something_arrived_and_unknown_before() -> None:
+def test_lag_is_unknown_until_something_arrived() -> None:
     """Lag runs from the leader's clock at the source to the moment of storing; nothing stored, nothing claimed."""
 
     async def test(pair: SinkPair) -> None:

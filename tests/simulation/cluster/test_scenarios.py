@@ -228,7 +228,7 @@ def test_after_a_silent_candidate_comes_the_next() -> None:
     cluster.wait(lambda: cluster.leads() == max(others))
 
 
-def test_leadership_is_handed_to_whom_it_is_asked_for() -> None:
+def test_leadership_is_handed_to_the_requested_member() -> None:
     """R-RESIGN: it drains, resigns, the target is elected, and no acknowledged or appended item is lost."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
@@ -289,7 +289,7 @@ def test_setting_min_isr_lower_does_not_clear_the_elr() -> None:
     assert cluster.eligible() == set()
 
 
-def test_a_restored_copy_takes_another_gen() -> None:
+def test_a_restored_replica_takes_a_new_log_id() -> None:
     """H39: a data directory that went back acknowledged more than it has; the leader says so, it takes a new gen and
     comes back in sync under that."""
     cluster = ScriptedCluster()
@@ -312,7 +312,7 @@ def test_a_restored_copy_takes_another_gen() -> None:
     assert node.disk.log_ids[0] > log_id
 
 
-def test_a_copy_that_the_log_does_not_reach_takes_rows() -> None:
+def test_a_replica_beyond_the_trimmed_log_takes_rows() -> None:
     """A replaced disk where the others have trimmed: it takes rows while writes go on, and is in sync again."""
     cluster = ScriptedCluster()
     leader = cluster.leads()

@@ -142,7 +142,7 @@ def test_no_invariant_breaks(first: int) -> None:
         ran.add(seed)
 
 
-def test_a_copy_that_its_leader_forgot_comes_back_in_sync() -> None:
+def test_a_replica_dropped_by_its_leader_comes_back_in_sync() -> None:
     """Seed 705653: a restarted copy out of sync follows; then a late FollowRequest is refused as far and the leader
     drops it from its peers, while the copy waits for entries. It asks again by itself (R-HEARD), and the seed
     converges."""
@@ -216,7 +216,7 @@ def test_a_violation_prints_the_seed_and_the_events() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "factor", "min_isr"), [(1, 1, 1), (3, 3, 2), (5, 5, 3), (4, 2, 2)])
-def test_a_world_without_faults_is_well_and_quiet_at_once(nodes: int, factor: int, min_isr: int) -> None:
+def test_a_cluster_without_faults_is_healthy_and_quiet_at_once(nodes: int, factor: int, min_isr: int) -> None:
     """One election, no unknown outcome, no refusal once ready, nobody out of sync, no second epoch."""
     simulation = run_seed(1, plan=Plan.only(node_count=nodes, factor=factor, min_isr=min_isr))
     record = simulation.metastore.records[0]
@@ -227,7 +227,7 @@ def test_a_world_without_faults_is_well_and_quiet_at_once(nodes: int, factor: in
     assert simulation.counts["acked"] > 150
 
 
-def test_a_replaced_disk_of_the_only_copy_is_never_elected() -> None:
+def test_a_replaced_disk_of_the_only_replica_is_never_elected() -> None:
     """R-GEN: the node comes back empty under a new gen: Offline, naming what it waits for, and nothing is acked."""
     simulation = ClusterSimulation(5, plan=Plan.only(node_count=1, factor=1, min_isr=1))
     simulation.start()

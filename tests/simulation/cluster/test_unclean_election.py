@@ -21,7 +21,7 @@ EXPECTED = {"forced": 15, "declared_lost": 100, "diverged": 2, "quarantined": 2,
 SHAPES = ({"node_count": 5, "factor": 5, "min_isr": 3}, {"node_count": 3, "factor": 3, "min_isr": 2})
 
 
-def test_an_operator_forces_a_copy_and_all_that_it_had_stays() -> None:
+def test_a_forced_replica_keeps_all_its_entries() -> None:
     """Guards lose all their disks among other faults: whatever copy is forced, only what it lacked is lost, and
     writes go on."""
     total: Counter[str] = Counter()
@@ -45,7 +45,7 @@ ASYNC_EXPECTED = {"forced": 30, "declared_lost": 400, "quarantined": 5, "tail_lo
 """The same of ASYNC_SEEDS, with durability async."""
 
 
-def test_an_operator_forces_a_copy_where_power_losses_cost_acknowledged_entries() -> None:
+def test_a_forced_replica_keeps_its_entries_over_power_losses() -> None:
     """With durability async nothing else is lost either, before and after the act: a copy that has another past keeps
     it over a power loss, under whichever gen; where too few are left for writes, one of them is made anew; and no copy
     in sync keeps rows of entries that are in no log, but the forced one."""
@@ -63,7 +63,7 @@ def test_an_operator_forces_a_copy_where_power_losses_cost_acknowledged_entries(
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
 
-def test_a_copy_that_takes_rows_is_not_forced() -> None:
+def test_a_replica_in_state_transfer_is_not_forced() -> None:
     """R-FORCE, R-FAR: one that a change of replicas had left behind, and that gave up its rows after a power loss, is
     named again, and answers for what is left of its log; forced, it would not stand, and nobody else might."""
     kinds = ("kill", "power_loss", "reassign", "cut_nodes", "isolate")
@@ -108,7 +108,7 @@ def force(cluster: ScriptedCluster, name: str) -> None:
     assert cluster.record.epoch > record.epoch
 
 
-def test_the_copy_that_is_left_leads_with_all_that_it_had() -> None:
+def test_the_last_replica_leads_with_all_its_entries() -> None:
     """R-FORCE: the three acknowledged writes that it lacks are gone, the two that it had stay, the replaced disks
     follow it, and what is written from now on is on all."""
     cluster, left, others = without_its_guard()
@@ -125,7 +125,7 @@ def test_the_copy_that_is_left_leads_with_all_that_it_had() -> None:
 
 
 @pytest.mark.parametrize("restarted", ["", "killed", "dark"])
-def test_a_copy_that_has_more_than_the_forced_one_is_quarantined(restarted: str) -> None:
+def test_a_replica_with_more_entries_than_the_forced_one_is_quarantined(restarted: str) -> None:
     """R-FORCE, I-DIVERGED: an empty copy is forced; who holds more gives nothing up, says so, over restarts too, also
     where its rows must be replayed (H36), serves nothing, and the others go on without it."""
     cluster, left, others = without_its_guard()

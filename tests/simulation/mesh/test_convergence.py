@@ -68,7 +68,7 @@ def test_a_cluster_without_cascade_still_sends_all_of_its_own_writes(seed: int) 
     gives_its_own(seed)
 
 
-def test_the_rule_of_what_is_owed_is_needed() -> None:
+def test_without_the_rule_of_unreplicated_writes_a_write_is_lost() -> None:
     """Without R-OWED some order of events lets a push from b swallow what c still has to get from a."""
     links = [*both_ways(("a", "b")), Link("a", "c")]
     missed = 0
@@ -84,7 +84,7 @@ def test_the_rule_of_what_is_owed_is_needed() -> None:
     assert missed
 
 
-def test_the_world_has_what_it_claims() -> None:
+def test_the_simulation_covers_every_kind_of_event() -> None:
     """Concurrent writes, deletes, superseded pushes and overflowing windows all happen in the runs above."""
     outcomes, siblings, tombstones, refilled = 0, 0, 0, 0
     for seed in range(4):

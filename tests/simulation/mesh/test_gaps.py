@@ -33,7 +33,7 @@ def test_what_is_missing_lies_in_a_gap(name: str, discard: bool, faults: bool, s
         simulation.equal()
 
 
-def test_the_world_gives_up_in_every_way() -> None:
+def test_the_simulation_covers_every_cause_of_gaps() -> None:
     """Overflows, suspensions and clears all leave gaps in the runs above, and keys are missing in them."""
     seen: Counter[str] = Counter()
     missing = 0

@@ -40,7 +40,7 @@ def must_have(to_c: Fetcher, a: Cluster, c: Cluster, dot: Dot) -> None:
 
 
 @pytest.mark.parametrize("new_leader", [True, False])
-def test_a_merge_of_ours_is_owed_though_our_dot_in_it_is_older_than_the_cursor(new_leader: bool) -> None:
+def test_a_local_merge_is_unreplicated_although_its_local_dot_is_below_the_cursor(new_leader: bool) -> None:
     """R-OWED asks for the offset of the key's row: a merge of ours has no new dot of ours, but a row above the cursor.
     The window in memory is lost by a change of leader, or because the sink does not fetch for IDLE_MS."""
     simulation, a, b, c = clusters()
@@ -70,7 +70,7 @@ def test_a_merge_of_ours_is_owed_though_our_dot_in_it_is_older_than_the_cursor(n
     must_have(to_c, a, c, dot)
 
 
-def test_a_write_of_ours_stays_owed_through_two_pushes_and_changes_of_leader() -> None:
+def test_a_local_write_stays_unreplicated_over_two_pushes_and_changes_of_leader() -> None:
     """R-OWED: the entry of the first push counts as ours, without a new dot of ours; the second push replaces it when
     the cursor has passed the offset of our write, at which no row stands any more."""
     simulation, a, b, c = clusters()
@@ -93,7 +93,7 @@ def test_a_write_of_ours_stays_owed_through_two_pushes_and_changes_of_leader() -
     must_have(to_c, a, c, dot)
 
 
-def test_a_write_of_ours_in_a_gap_is_owed() -> None:
+def test_a_local_write_in_a_gap_is_unreplicated() -> None:
     """R-OWED: c's queue is cleared, and b replaces a write of ours that is in the gap. A full-sync of the gap looks for
     changes of the gap's time and would not find the push, so that goes out as ours."""
     simulation, a, b, c = clusters()
@@ -114,7 +114,7 @@ def test_a_write_of_ours_in_a_gap_is_owed() -> None:
     assert covers(found.clock, dot), "c has not seen a's write, and no gap says so"
 
 
-def test_a_tombstone_that_leaves_elsewhere_is_owed_where_it_replaces_a_write_of_ours() -> None:
+def test_a_leaving_tombstone_is_unreplicated_where_it_replaces_a_local_write() -> None:
     """R-OWED, R-REAP: b has deleted what a wrote and is about to reap it; c, which lags, has to hear of it from a."""
     simulation = MeshSimulation(1, ROADS, faults=False, reaps=True, repl_reap=True)
     a, b, c = simulation.clusters["a"], simulation.clusters["b"], simulation.clusters["c"]

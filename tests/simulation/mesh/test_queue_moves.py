@@ -17,7 +17,7 @@ RUNS = [(name, seed) for name in MOVES for seed in sorted({*range(SEEDS), *KEPT.
 
 
 @pytest.mark.parametrize(("name", "seed"), RUNS)
-def test_no_write_of_a_source_is_missing_whatever_moves(name: str, seed: int) -> None:
+def test_no_write_of_a_source_is_missing_after_queue_moves(name: str, seed: int) -> None:
     """R-OWED, R-GAP, R-DECREE: queues are released to other clusters, placed, registered from 0 and from a time,
     suspended and cleared, under faults: each write of a source is at each cluster that fetches from it, whatever origin
     its row has, or in a gap by offset and by time, or older than where the queue was told to begin."""

@@ -29,7 +29,7 @@ class RecordingView:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_killed_leader_returns_and_both_clusters_are_what_the_history_says(tmp_path: Path) -> None:
+def test_a_killed_leader_returns_and_both_clusters_match_the_history(tmp_path: Path) -> None:
     """Leaders are seen to move and replicas to fall out of sync and return; at the end every replica is in sync and no
     key differs on either cluster."""
     git = tmp_path / "repo"

@@ -44,7 +44,7 @@ def test_nodes_that_do_not_reach_each_other_or_the_metastore(tmp_path: Path) -> 
 @pytest.mark.root
 @pytest.mark.disks
 @pytest.mark.timeout(150)
-def test_a_full_disk_harms_nobody_else(tmp_path: Path) -> None:
+def test_a_full_disk_affects_no_other_node(tmp_path: Path) -> None:
     """A node whose disk is full for a while is in sync again once there is space."""
     played(tmp_path, ["disk-full"], seed=4)
 

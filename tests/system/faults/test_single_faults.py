@@ -139,7 +139,7 @@ def test_a_node_with_a_full_disk_refuses_writes_and_answers_reads(tmp_path: Path
 @pytest.mark.root
 @pytest.mark.strace
 @pytest.mark.timeout(150)
-def test_a_leader_with_a_slow_disk_hands_over_and_takes_nobody_out(tmp_path: Path) -> None:
+def test_a_leader_with_a_slow_disk_hands_over_and_removes_no_member(tmp_path: Path) -> None:
     """When each of its syncs takes 2 s, a leader under load gives up all that it leads, and both others are in sync in
     all of it."""
     with fault_context(tmp_path, ["slow-disk"]) as context:
@@ -161,7 +161,7 @@ def test_a_leader_with_a_slow_disk_hands_over_and_takes_nobody_out(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_metastore_from_yesterday_is_not_believed(tmp_path: Path) -> None:
+def test_a_metastore_restored_from_an_old_backup_is_refused(tmp_path: Path) -> None:
     """With ZooKeeper restored from before an election, restarted nodes serve nothing of those partitions and say why;
     with its newest state they serve all that was acknowledged in them. (The others went on from yesterday's record,
     which was right for them.)"""
@@ -253,7 +253,7 @@ def test_rows_come_over_a_slow_link_while_clients_write(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-def test_a_strangers_node_at_a_known_address_is_refused_and_harms_nothing(tmp_path: Path) -> None:
+def test_a_foreign_node_at_a_known_address_is_refused(tmp_path: Path) -> None:
     """A node whose address, as the cluster knows it, is that of another cluster's node: that one is dialled and refused
     as `wrong-cluster`, writes go on, and with its right address the node is in sync again."""
     with fault_context(tmp_path, ["readdressed"]) as context:
@@ -282,7 +282,7 @@ def test_a_strangers_node_at_a_known_address_is_refused_and_harms_nothing(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_follower_that_stands_still_amid_its_rows_does_not_hold_the_log_for_ever(tmp_path: Path) -> None:
+def test_a_follower_paused_in_a_state_transfer_does_not_pin_the_log_for_ever(tmp_path: Path) -> None:
     """While a follower that takes rows is paused for longer than its pin lives, its leaders' logs stay bounded, with an
     hour between two checkpoints, and are trimmed past it; when it goes on, it takes what is new and is in sync."""
     rarely = SHORT_LOG.replace('checkpoint_interval = "1s"', 'checkpoint_interval = "1h"')

@@ -288,7 +288,7 @@ def test_steady_writes_make_no_repair_loop_and_hide_no_difference(directory: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_crowd_of_folds_starves_nobody(directory: Path) -> None:
+def test_many_folds_starve_no_other_request(directory: Path) -> None:
     """Eighty clients ask for pages of every kind as fast as they are answered, far more than are read: each page is
     answered or told to come back, writes go on, the node leads on in its epoch, and a check ends in sync."""
     clusters = Clusters(directory, mesh_topology(["east", "west"], [("east", "west")]))

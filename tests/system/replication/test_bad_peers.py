@@ -17,7 +17,7 @@ from tests.system.replication.faulty_source import LIAR, Item, link_to, lying, p
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_bad_peers_hold_nobody_up_and_harm_nothing(tmp_path: Path) -> None:
+def test_bad_peers_neither_delay_nor_damage_other_links(tmp_path: Path) -> None:
     """While a second peer is slow, fails, answers garbage, more than is bounded or too slowly, what the good peer gives
     arrives within seconds; the bad link says what is wrong, and recovers. What it lies about becomes dead letters."""
     with lying() as liar:

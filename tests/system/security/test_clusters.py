@@ -130,7 +130,7 @@ def test_what_is_written_in_one_arrives_in_the_other(clusters: Clusters) -> None
         assert "transport.link.down" not in clusters.log(node)
 
 
-def test_who_lacks_a_token_or_a_role_is_told_so(clusters: Clusters) -> None:
+def test_a_missing_token_or_role_is_refused_with_a_reason(clusters: Clusters) -> None:
     """401 without, 403 with too little, at both listeners; probes need none."""
     east = clusters.nodes["east-1"]
     put = {"data": b"x", "headers": {"Content-Type": "text/plain"}}
@@ -144,7 +144,7 @@ def test_who_lacks_a_token_or_a_role_is_told_so(clusters: Clusters) -> None:
             assert (clusters.security / f"{role.value}.token").read_text().strip() not in clusters.log(node)
 
 
-def test_commands_come_in_and_say_why_they_do_not(clusters: Clusters) -> None:
+def test_commands_are_admitted_or_report_why_not(clusters: Clusters) -> None:
     """With the right token and authority; without each of them, and over http://, one plain line."""
     code, out, _ = clusters.command("cluster", "status", "-o", "json")
     assert code == 0
@@ -166,7 +166,7 @@ def test_commands_come_in_and_say_why_they_do_not(clusters: Clusters) -> None:
     assert "speaks TLS: write https://" in error
 
 
-def test_nodes_take_no_strangers(clusters: Clusters, tmp_path: Path) -> None:
+def test_nodes_refuse_foreign_connections(clusters: Clusters, tmp_path: Path) -> None:
     """At the port for nodes: plain text, another authority, no certificate are refused, logged and counted."""
     listing = json.loads(clusters.command("cluster", "status", "-o", "json")[1])
     host, port = next(node["cluster"] for node in listing["nodes"] if node["name"] == "east-1").rsplit(":", 1)

@@ -137,7 +137,7 @@ async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     await queue_node.close()
 
 
-async def test_more_rows_than_may_be_read_are_unknown_and_so_is_a_window_made_anew(
+async def test_too_many_rows_are_unknown_and_so_is_a_new_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beyond its bound a count says nothing; so does one during which the queue took another place."""

@@ -240,7 +240,7 @@ async def left(queue_node: QueueNode, what: str = "held", name: str = "q") -> st
     return "" if found is None else found.value.decode()
 
 
-async def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
+async def test_marks_of_a_delisted_queue_are_deleted() -> None:
     """Its marks, though the node that made them was down when it was delisted, and its records of losses; and when a
     queue of that name is registered again, it keeps what it then holds."""
 
@@ -271,7 +271,7 @@ async def test_what_was_held_of_a_queue_that_is_delisted_goes_with_it() -> None:
         await queue_node.close()
 
 
-def test_what_is_held_of_a_queue_that_is_delisted_while_the_metastore_fails_goes_with_it() -> None:
+def test_marks_of_a_queue_delisted_while_the_metastore_fails_are_deleted() -> None:
     """The loss could not be noted: its mark goes all the same, and this node keeps nothing of the queue."""
 
     async def test(queue_node: QueueNode) -> None:
@@ -352,7 +352,7 @@ async def test_clearing_a_queue_reaches_the_lower_priorities_of_every_node() -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int) -> None:
+async def test_marks_cover_all_references_whatever_metastore_writes_fail(seed: int) -> None:
     """Pushes, fetches, ticks, crashes and lost writes in random order: at every step what is held is not more than what
     the metastore says, and a crash that takes something leaves a gap that is not smaller."""
 
@@ -394,7 +394,7 @@ async def test_whatever_is_held_is_covered_however_the_metastore_fails(seed: int
     await queue_node.close()
 
 
-def test_bounds_rise_in_steps_up_to_the_room() -> None:
+def test_bounds_rise_in_steps_up_to_the_limit() -> None:
     """A bound covers the count, five steps lead to the default limit, and none is above it."""
     assert [bound_for(n, 300_000) for n in (1, 256, 257, 2_049, 131_072, 131_073)] == [
         256, 256, 2_048, 16_384, 131_072, 300_000

@@ -75,7 +75,7 @@ def test_cursor_payloads_refuse_what_they_would_not_write() -> None:
             decode_soft(bad)
 
 
-def test_a_cursor_entry_that_moves_the_cursor_is_obeyed_at_once() -> None:
+def test_a_cursor_entry_that_moves_the_cursor_takes_effect_at_once() -> None:
     """A rule or an operator may move a cursor forward: what lies below is no longer offered nor acknowledged."""
     fixture = QueueFixture()
     fixture.write(b"a")
@@ -89,7 +89,7 @@ def test_a_cursor_entry_that_moves_the_cursor_is_obeyed_at_once() -> None:
     assert fixture.budget.references == fixture.budget.objects == 0
 
 
-def test_moved_cursors_are_told_once_and_kept_over_a_new_entry() -> None:
+def test_moved_cursors_are_handed_out_once_and_again_after_a_new_entry() -> None:
     """A cursor is handed out for saving when it moved, and again under a new CURSOR entry's tag."""
     fixture = QueueFixture()
     fixture.write(b"a")

@@ -33,7 +33,7 @@ def test_a_newer_change_of_a_key_waits_until_the_one_under_lease_has_landed() ->
 
 
 @pytest.mark.parametrize("origin", [OURS, SINK])
-def test_an_object_that_is_newer_than_its_reference_goes_once_and_never_home(origin: bytes) -> None:
+def test_an_object_newer_than_its_reference_is_sent_once_and_never_to_its_origin(origin: bytes) -> None:
     """R-PLACE: what is read may be a version that the queue learns of later: then it goes as that one; one that came
     from the cluster that fetches does not go at all."""
     fixture = QueueFixture(size_limit=1)

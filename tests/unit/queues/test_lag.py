@@ -39,7 +39,7 @@ def explained(queue_node: QueueNode, key: bytes, name: str = "q") -> dict[str, A
     return found
 
 
-def test_a_node_that_is_busy_tells_its_lag_in_time_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     """The read pool does not get to it: the answer comes within its time limit all the same, with null
     for what is not read, and says why; a partition of whose changes memory has all, and none, is told as ever."""
     monkeypatch.setattr(acts_module, "TIMEOUT_S", 0.2)
@@ -89,7 +89,7 @@ def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
     alive(run)
 
 
-def test_a_sink_that_asks_no_more_is_told_and_one_that_waits_is_not() -> None:
+def test_a_sink_that_stopped_fetching_is_reported_and_a_waiting_one_is_not() -> None:
     """Twenty seconds without a fetch are a reason; a poll that waits here for longer is none."""
 
     async def run(queue_node: QueueNode) -> None:
@@ -113,7 +113,7 @@ def test_a_sink_that_asks_no_more_is_told_and_one_that_waits_is_not() -> None:
     alive(run)
 
 
-def test_what_differs_at_the_owner_is_told_with_its_name_and_not_once_it_owns_no_more() -> None:
+def test_differing_properties_name_the_owner_until_it_is_released() -> None:
     """Types of all its nodes, each once; a queue that was released differs from nobody."""
 
     async def run(queue_node: QueueNode) -> None:

@@ -26,7 +26,7 @@ def waiting(queue_node: QueueNode, link: int) -> asyncio.Task[FetchReply]:
     return asyncio.get_running_loop().create_task(queue_node.fetch(link=link, wait_ms=5_000))
 
 
-def test_an_acknowledgement_by_itself_wakes_who_waits_for_what_it_frees() -> None:
+def test_an_acknowledgement_wakes_the_fetches_that_wait_for_a_free_lease() -> None:
     """A newer change of a key is held back while the older one is under lease; once that is acknowledged, by a message
     that fetches nothing, a fetch that waits gets the newer one."""
 
@@ -61,7 +61,7 @@ def test_what_was_for_a_fetch_that_is_broken_off_goes_to_the_next() -> None:
     alive(test)
 
 
-def test_rows_that_cannot_be_read_are_read_again_whatever_was_wrong() -> None:
+def test_a_failed_read_of_rows_is_repeated_after_any_error() -> None:
     """A fault that nobody thought of, in one read of the change index, does not silence a partition for good."""
 
     async def test(queue_node: QueueNode) -> None:
@@ -79,7 +79,7 @@ def test_rows_that_cannot_be_read_are_read_again_whatever_was_wrong() -> None:
     alive(test)
 
 
-def test_a_large_batch_that_failed_in_part_holds_nobody_up() -> None:
+def test_a_large_partly_failed_batch_does_not_block_the_loop() -> None:
     """Sorting out what failed of a batch takes time in proportion to the batch: the loop has other work, too."""
     few_s, many_s = (min(_sorting_s(count) for _ in range(2)) for count in (1_000, 10_000))
     assert many_s < 50 * few_s, "ten times the keys: ten times the work, give or take; 100 times if it were quadratic"

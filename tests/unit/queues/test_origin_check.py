@@ -21,7 +21,7 @@ P = PARTITIONS[0]
 KEY = Key(b"default", BUCKET, b"a")
 
 
-async def test_while_definitions_are_unread_every_write_of_ours_is_owed() -> None:
+async def test_while_definitions_are_unread_every_local_write_is_unreplicated() -> None:
     """A queue that was registered at run time may be among those that cannot be read: it would miss the write."""
 
     queue_node = QueueNode(QueueSettings("q", filter="block_rtq"))
@@ -41,7 +41,7 @@ async def test_while_definitions_are_unread_every_write_of_ours_is_owed() -> Non
 @pytest.mark.parametrize(
     ("error", "owed"), [(NotReady("refused before it was appended"), False), (OutcomeUnknown("appended"), True)]
 )
-def test_a_cursor_entry_under_way_makes_what_is_acknowledged_owed(
+def test_a_pending_cursor_entry_makes_acknowledged_writes_unreplicated(
     monkeypatch: pytest.MonkeyPatch, error: IsthmusError, owed: bool
 ) -> None:
     """The cursor may be moved back by it. That ends with the entry; with a refusal, but not with an unknown outcome:

@@ -65,7 +65,7 @@ async def test_a_limit_of_0_keeps_none_and_makes_no_file(tmp_path: Path) -> None
     assert not (tmp_path / "c.sqlite").exists()
 
 
-async def test_a_damaged_file_is_begun_anew_and_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
+async def test_a_damaged_file_is_replaced_and_a_refusing_disk_is_reported(tmp_path: Path) -> None:
     """Nothing depends on the list, so neither stops anything; the rows that went are counted."""
 
     file = tmp_path / "c.sqlite"
@@ -83,7 +83,7 @@ async def test_a_damaged_file_is_begun_anew_and_a_disk_that_refuses_is_told(tmp_
     assert nowhere.dropped == 1
 
 
-def test_what_a_merged_push_met_goes_between_nodes() -> None:
+def test_conflicts_of_merged_pushes_travel_between_nodes() -> None:
     """A leader elsewhere tells the clock and the siblings; the answer of a version before has neither."""
     met = PushResult(PushOutcome.MERGED, None, MergedWith(b"clock", 3))
     assert decode_pushed(pushed_row(met)) == met
@@ -91,7 +91,7 @@ def test_what_a_merged_push_met_goes_between_nodes() -> None:
     assert decode_pushed((PushOutcome.MERGED.value,)) == PushResult(PushOutcome.MERGED)
 
 
-async def test_a_change_that_meets_one_that_it_has_not_seen_is_listed_with_both_clocks() -> None:
+async def test_a_concurrent_change_is_listed_with_both_clocks() -> None:
     """Key, queue, peer, source, siblings since, and the clocks of both sides of before; what is applied or superseded
     is not in the list. There is an event in the log."""
 

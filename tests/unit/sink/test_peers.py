@@ -88,7 +88,7 @@ def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_until_it_i
     joined(test)
 
 
-def test_while_nobody_can_read_which_peers_are_set_nothing_is_fetched() -> None:
+def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> None:
     """A removed peer may stand in the file: after a restart all links are held, with the path and the reason; an act
     that would write over what cannot be read is refused."""
 
@@ -108,7 +108,7 @@ def test_while_nobody_can_read_which_peers_are_set_nothing_is_fetched() -> None:
     joined(test)
 
 
-def test_a_peer_whose_token_is_not_there_is_refused_and_told_at_nodes_that_lack_it() -> None:
+def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_without_it() -> None:
     """The node that is asked refuses it before anything is written; another node names it among those that it cannot
     use, and fetches from the others."""
 

@@ -91,7 +91,7 @@ def roster_of(*names: LinkName, workers: int = 8, peer_limit: int = 0, seed: int
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_the_roster_keeps_its_rules_under_any_order_of_results(seed: int) -> None:
+def test_the_scheduler_keeps_its_invariants_under_any_order_of_results(seed: int) -> None:
     """At most the workers run, of a peer at most its share, of a link its slots; none of a suspended or leaving one
     begins, a failing source is probed by one slot, one slot waits for an idle link, and when nobody may go the roster
     says when somebody may."""
@@ -218,7 +218,7 @@ def test_many_peers_that_hang_leave_half_of_the_workers_to_those_that_answer(wor
     assert len(tried & {*dead}) >= 5 * (workers // 2), "each is tried in its turn"
 
 
-def test_nobody_waits_at_a_source_while_workers_are_wanted_elsewhere() -> None:
+def test_no_worker_long_polls_while_other_links_need_workers() -> None:
     """With as many workers as links every fetch may wait for long; with fewer none may, and busy peers get the turns
     of those that have nothing."""
     names = [LinkName("q", f"http://p{n}") for n in range(4)]
@@ -263,7 +263,7 @@ def test_a_slot_whose_changes_were_not_stored_need_not_wait_for_the_others() -> 
     assert roster.take(10_000) is not None
 
 
-def test_a_slot_without_a_turn_tells_by_itself_and_rests_again() -> None:
+def test_a_slot_without_a_turn_acknowledges_and_rests_again() -> None:
     """It needs no worker of the pool and has no turn meanwhile; a source that fails is left alone for a while; a link
     that leaves is gone when it is told."""
     roster = roster_of(A, workers=2)
@@ -410,7 +410,7 @@ E1, E2, E3 = (f"http://10.0.0.{n}:8098" for n in (1, 2, 3))
 N1 = "http://10.1.0.1:8098"
 
 
-def test_links_follow_the_nodes_that_peers_tell_of() -> None:
+def test_links_follow_the_nodes_listed_by_peers() -> None:
     """Nodes that come are fetched from, nodes that go are not; what was known of a silent cluster stays, and a seed
     that is down stays to be tried."""
     first, other = LinkName("q", E1), LinkName("r", N1)
@@ -429,7 +429,7 @@ def test_links_follow_the_nodes_that_peers_tell_of() -> None:
     assert set(without_seed) == {first, LinkName("q", E2), LinkName("q", E3)}, "a seed that is down is still tried"
 
 
-def test_a_list_that_cannot_be_meant_is_passed_over() -> None:
+def test_an_implausible_node_list_is_ignored() -> None:
     """Loopback addresses of a far peer, other schemes, and another cluster behind a known address change nothing; a
     balancer is replaced by the nodes that it leads to."""
     seed = LinkName("q", E1)
@@ -501,7 +501,7 @@ def test_a_node_that_is_fetched_from_by_another_address_is_not_passed_over() -> 
     assert len(passed_over([seed], wanted([seed], {}, told), told)) == 2
 
 
-def test_the_mode_of_a_list_is_believed_when_it_is_one() -> None:
+def test_a_valid_mode_of_a_node_list_is_used() -> None:
     """`tls` is optional; what is none of the modes counts as not said."""
     fields = {"cluster": "east", "cluster_uuid": EAST.hex(), "nodes": [{"http": E1}]}
     for said, understood in (("allow", "allow"), ("off", "off"), ("require", "require"), ("later", None), ([], None)):
@@ -524,7 +524,7 @@ def test_the_mode_of_a_list_is_believed_when_it_is_one() -> None:
         b"[" * 100_000,
     ],
 )  # fmt: skip
-def test_a_list_of_nodes_that_is_none_is_told(body: bytes) -> None:
+def test_a_malformed_node_list_is_reported(body: bytes) -> None:
     """What a peer answers wrongly is a CodecError, whatever it is, and long lists are not believed."""
     with pytest.raises(CodecError):
         parse(body)
@@ -559,7 +559,7 @@ def test_quantiles_are_right_within_five_percent(lags: list[tuple[int, int]], qu
     assert true <= told <= (true if true < 128 else true * 1.05 + 1)
 
 
-def test_recent_lag_forgets_and_lag_since_the_start_does_not() -> None:
+def test_recent_lag_is_windowed_and_lag_since_the_start_is_not() -> None:
     """After a minute without changes the recent lag is unknown; clocks that disagree never give a lag below zero."""
     lag = Lag()
     assert lag.all.quantile_ms(0.5) is lag.recent(0).quantile_ms(0.5) is None
@@ -628,7 +628,7 @@ def test_suspensions_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"{}x", b"7", b'["x"]', b'[{"queue": null}]', b'[{"queue":1,"peer":2,"by":3}]'])
-def test_a_value_that_is_no_list_of_suspensions_is_told(value: bytes) -> None:
+def test_malformed_suspensions_are_reported(value: bytes) -> None:
     """What somebody else wrote into the metastore is a CodecError, not a crash."""
     with pytest.raises(CodecError):
         decode(value)

@@ -101,7 +101,7 @@ async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_
     assert counters.as_dict()["under_way"] == 0
 
 
-def test_a_source_says_how_long_it_waited_before_it_took_a_batch() -> None:
+def test_a_source_reports_how_long_it_waited_for_a_batch() -> None:
     """In milliseconds from when the request came; of an answer without changes nothing."""
 
     async def test(queue_node: QueueNode) -> None:

@@ -200,7 +200,7 @@ def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
     cluster(story)
 
 
-def test_rows_of_a_copy_that_has_gone_while_they_were_read_are_none(
+def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
     cluster: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partition 0 moves to a node that has answered already, and the old copy goes before its rows are read: the

@@ -388,7 +388,7 @@ def test_what_lasts_in_some_segments_does_not_keep_others_from_their_turn() -> N
     assert found == {b"1000"}
 
 
-def test_what_could_not_be_queued_is_said() -> None:
+def test_repairs_that_could_not_be_queued_make_the_verdict_differing() -> None:
     """When less was queued than differs, the verdict is `differing`."""
     source, sink = two_clusters(100)
     for n in range(20):

@@ -95,7 +95,7 @@ def outcome(source: FakeEnd, sink: FakeEnd, scope: ExchangeScope) -> tuple[Excha
     return ended, actions.repaired
 
 
-def test_a_range_that_does_not_hold_what_differs_is_not_in_sync() -> None:
+def test_a_range_without_the_differing_keys_is_not_in_sync() -> None:
     """Leaves that differ by a change outside the times or the bucket of a run make it incomplete; within, a repair."""
     source, sink = FakeEnd(row(b"b", b"old", 1_000), row(b"b", b"both", 5_000)), FakeEnd(row(b"b", b"both", 5_000))
     times, repaired = outcome(source, sink, ExchangeScope(b"default", since_ms=2_000, before_ms=9_000))
@@ -128,7 +128,7 @@ def test_what_hides_behind_another_key_of_its_segment_is_not_in_sync() -> None:
     ("failures", "verdict"),
     [(NotReady("a tree is built"), ExchangeVerdict.INCOMPLETE), (PeerFault("gone"), ExchangeVerdict.ERROR)],
 )
-def test_whoever_does_not_answer_ends_a_run_without_a_proof(
+def test_a_missing_answer_ends_a_run_without_a_proof(
     step: str, failures: IsthmusError, verdict: ExchangeVerdict
 ) -> None:
     """Whatever question has no answer, the run is not in sync, and says at which state it ended."""
@@ -194,7 +194,7 @@ def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_al
     ]
 
 
-def test_a_check_says_that_what_it_repairs_was_refused_there_before() -> None:
+def test_a_check_reports_repairs_that_were_refused_before() -> None:
     """The other cluster refused the repairs of the check before for good: the next one says so, with how many, and
     where to look; once equal nothing is said."""
     source, sink, taking = FakeEnd(row(b"b", b"large", 5_000)), FakeEnd(), FakeRepairs()

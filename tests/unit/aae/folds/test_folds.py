@@ -364,7 +364,7 @@ def test_questions_and_pages_survive_the_wire(fixture: FoldFixture) -> None:
             parse_fold_request(wish)
 
 
-def test_folds_take_turns_and_a_crowd_is_told_to_come_back(fixture: FoldFixture) -> None:
+def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture) -> None:
     """Ten times as many pages as may be read at once: one is read at a time, a bounded number waits, the rest is
     Overloaded at once, and all that waited is answered."""
 

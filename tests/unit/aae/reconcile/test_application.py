@@ -34,7 +34,7 @@ def test_the_application_takes_the_options_of_the_command() -> None:
     assert flags - short == {flag for flag, *_ in FLAGS} | {"--left", "--right", "--output", "--run-id", "--master"}
 
 
-def test_what_is_told_becomes_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_become_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Times, durations, bytes and switches have their values, the summary is the last line, its code is the result."""
     seen: list[Any] = []
 

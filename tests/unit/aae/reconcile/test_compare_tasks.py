@@ -61,7 +61,7 @@ def test_what_arrives_slowly_is_not_called_lost(monkeypatch: pytest.MonkeyPatch)
     assert rows.rests == [0.25, 0.25]
 
 
-def test_what_is_lost_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing arrived there is one second look, and where something stays behind the look that finds no more."""
     rows = Rows(0)
     assert looked(monkeypatch, rows)["diverged"] == 6

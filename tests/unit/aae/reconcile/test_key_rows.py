@@ -88,7 +88,7 @@ def test_a_row_that_is_none_is_not_taken_apart(row: bytes) -> None:
 
 
 @given(st.lists(st.tuples(st.binary(max_size=12), st.binary(max_size=12)), min_size=1, max_size=6))
-def test_buckets_end_where_the_store_says(pairs: list[tuple[bytes, bytes]]) -> None:
+def test_buckets_end_where_the_store_ends_them(pairs: list[tuple[bytes, bytes]]) -> None:
     """Of names whose buckets have no zero byte the end of each is found; of others none is guessed."""
     names = Blobs.of([b"\0\1\0" + bucket_head(bucket) + key for bucket, key in pairs])
     ends = bucket_ends(names)

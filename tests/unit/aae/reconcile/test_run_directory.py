@@ -76,7 +76,7 @@ def test_only_a_run_that_read_all_is_equal(tmp_path: Path) -> None:
         ({"candidates": 4, "unreachable": 4}, True),
     ],
 )
-def test_findings_that_were_left_out_are_told_of(tmp_path: Path, counts: dict[str, int], cut: bool) -> None:
+def test_omitted_findings_are_reported(tmp_path: Path, counts: dict[str, int], cut: bool) -> None:
     """As many are kept of what claims loss, and as many of all others together; where there were more the summary says
     that some are lacking."""
     run = RunDirectory(str(tmp_path), "r")
@@ -103,7 +103,7 @@ def test_verdicts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
         outcome(RunDirectory(str(tmp_path), "r"), *wrong)
 
 
-def test_a_run_id_stands_for_one_question(tmp_path: Path) -> None:
+def test_a_run_id_belongs_to_one_comparison(tmp_path: Path) -> None:
     """The same question goes on, another one is refused by name of what differs; waves come back as they were. The
     summary has the code's version and a hash that runs of the same question share."""
     run = RunDirectory(str(tmp_path), "r")

@@ -53,7 +53,7 @@ class FakeAdmin:
         return {}
 
 
-def test_a_new_queue_is_made_below_the_copy_and_held_before_anything_is_read() -> None:
+def test_a_new_queue_is_registered_below_the_copy_and_suspended_before_reading() -> None:
     """Registered at the positions, then suspended; at the end placed, then resumed: nothing is given out in between."""
     admin = FakeAdmin([])
     queue = QueueHandOver(admin, "to-west", "ann", "!buckettype:t")
@@ -78,7 +78,7 @@ def test_a_queue_that_an_operator_has_suspended_stays_so() -> None:
     assert queue.hold({"suspensions": [{"what": "serving", "node": "n1"}]}, {1: 5}, "seed s") is False
 
 
-def test_a_queue_that_this_seed_had_held_before_it_was_killed_gives_out_again_at_the_end() -> None:
+def test_a_queue_suspended_by_a_killed_seed_is_resumed_at_the_end() -> None:
     """Killed, or without an answer, between the suspension and its record: the next go finds the queue held by itself,
     not by an operator, and resumes it. What another seed holds stays held."""
     mine = {"what": "serving", "node": None, "by": "ann", "at_ms": 5, "reason": "seed s"}
@@ -103,7 +103,7 @@ def test_a_queue_of_others_is_refused(admin: FakeAdmin, words: str) -> None:
         QueueHandOver(admin, "q", "ann").check(EAST, WEST)
 
 
-def test_standing_is_of_all_nodes_and_unknown_when_one_is_silent() -> None:
+def test_queue_status_covers_all_nodes_and_is_unknown_when_one_is_silent() -> None:
     """Sums, the oldest, and None where a node does not say; one that is gone has nothing to say: others lead its
     share, or the lag is of partitions that are unknown."""
     row = {"name": "q", "owner": {"uuid": WEST.hex()}, "waiting": 3, "in_flight": 1, "oldest_age_ms": 70}
@@ -180,7 +180,7 @@ def test_the_plan_covers_every_segment_once_and_begins_below_every_copy(
     assert plan["properties_differing"] == {"host": ["http://s", "http://t"]}
 
 
-def test_properties_that_differ_are_told_before_anything_is_copied() -> None:
+def test_differing_properties_are_reported_before_anything_is_copied() -> None:
     """By name and value of both sides, but for the number of replicas; that they are not known is told, too."""
     ours, theirs = {"n_val": 3, "allow_mult": True, "dvv_enabled": True}, {"n_val": 1, "allow_mult": False}
     differing = seed_plan.differing_properties(ours, theirs)
@@ -192,7 +192,7 @@ def test_properties_that_differ_are_told_before_anything_is_copied() -> None:
     assert seed.properties_warning({"properties_differing": {}}) == ""
 
 
-def test_a_target_with_objects_is_refused_unless_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_target_with_objects_is_refused_without_the_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of some, or of an unknown number; nothing is written then. The same cluster twice is refused always, and a run id
     stands for one seed."""
     options = SeedOptions(str(tmp_path), "s")

@@ -158,13 +158,13 @@ def test_a_batch_begun_before_a_forced_election_ends_where_the_log_does(monkeypa
     assert nothing.copies == ()
 
 
-def test_a_node_that_has_not_heard_of_the_election_ends_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_with_an_older_lineage_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its plan is older than what the stream knows: the newest lineage stays."""
     stream = reader(monkeypatch, forced(95, 0))
     assert stream.latestOffset(at(90, 1), stream.getDefaultReadLimit()) == at(95, 1)
 
 
-def test_a_copy_that_has_not_applied_the_leaders_epoch_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_has_not_applied_the_leaders_epoch_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows at these offsets may be those that the forced election gave up."""
     stream = reader(monkeypatch, forced(90, 1, stale=100))
     (part,) = stream.partitions(at(80, 1), at(90, 1))

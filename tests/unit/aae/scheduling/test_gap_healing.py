@@ -395,7 +395,7 @@ async def test_references_that_went_with_their_process_are_looked_for_at_once_af
     await scheduler.stop()
 
 
-def test_what_only_the_other_side_can_mend_is_not_followed() -> None:
+def test_repairs_of_the_other_side_only_are_not_followed_by_a_check() -> None:
     """Repairs of the newest check that came to its end count, of any compared bucket type; a proof since, or an end
     without repairs, settles it; a check that saw too little does not."""
 

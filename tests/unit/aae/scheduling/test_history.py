@@ -59,7 +59,7 @@ def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
     assert damaged(tmp_path / "more", {"suspended": None, "results": 3}).peer("west").suspended is None
 
 
-def test_many_peers_that_say_much_are_remembered_within_bounds(tmp_path: Path) -> None:
+def test_the_history_of_many_peers_is_bounded(tmp_path: Path) -> None:
     """What is larger than a slot could never be written again, and a suspension not either: the newest results of each
     peer stay, and what was said is cut."""
     history = History(tmp_path, 5)

@@ -191,7 +191,7 @@ def test_what_is_removed_is_gone_on_its_nodes_and_one_node_may_have_it_again() -
         assert [sorted(node.removed) for node in found] == [[] if one else ["west"] for one in names]
 
 
-def test_documents_that_cannot_be_read_are_told_of() -> None:
+def test_unreadable_documents_are_reported() -> None:
     """What is none is refused by its path, whatever its form."""
     for value in (b"", b"[]", b'{"peers": 3}', b'{"peers": {"a": {"*": {"values": 3}}}}', b"[" * 100_000):
         with pytest.raises(CodecError, match="list of peers"):
@@ -201,7 +201,7 @@ def test_documents_that_cannot_be_read_are_told_of() -> None:
             decode_suspensions(value)
 
 
-def test_wants_queue_and_types_are_changed_on_all_nodes_while_they_run(tmp_path: Path) -> None:
+def test_schedule_queue_and_types_are_changed_on_all_running_nodes(tmp_path: Path) -> None:
     """In force at once on live nodes and, once it is back, on one that is down; shown with who, when and why; the day's
     plan goes on from now; --default brings the file back everywhere."""
 
@@ -311,7 +311,7 @@ def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Path) -> 
         ("suspend", {"node": "n9"}, 404, "there is no node 'n9'"),
     ],
 )
-def test_slips_are_refused_with_what_would_be_right(
+def test_wrong_values_are_refused_with_a_remedy(
     tmp_path: Path, path: str, body: Mapping[str, Any], status: int, words: str
 ) -> None:
     """And nothing is written."""
@@ -353,7 +353,7 @@ def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp_path:
     run_test(work)
 
 
-def test_what_stays_suspended_by_another_act_is_said(tmp_path: Path) -> None:
+def test_a_remaining_suspension_is_reported(tmp_path: Path) -> None:
     """A node is not resumed alone while all are suspended; resuming all ends every one; so does it what an earlier
     version suspended on a node alone."""
 
@@ -376,7 +376,7 @@ def test_what_stays_suspended_by_another_act_is_said(tmp_path: Path) -> None:
     run_test(work)
 
 
-def test_what_may_be_suspended_is_held_until_it_can_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_suspension_counts_as_one(tmp_path: Path) -> None:
     """A damaged document suspends a node that never read it, and leaves one that did as it was; resume with nothing
     named ends it. A damaged list of peers leaves what counted before."""
 
@@ -421,7 +421,7 @@ def test_changes_of_another_node_are_followed(tmp_path: Path) -> None:
     run_test(work)
 
 
-def test_another_queue_proves_anew(tmp_path: Path) -> None:
+def test_another_queue_invalidates_proofs(tmp_path: Path) -> None:
     """What was proven by the filter of another queue is no proof by this one's; other changes keep it, and a restart
     with another queue in the file forgets it, too."""
 

@@ -71,7 +71,7 @@ async def ended(audit: Scrubber) -> None:
     audit._pool.shutdown()
 
 
-def test_a_damaged_row_is_found_by_the_rounds_and_its_tree_proves_nothing_until_it_is_built_anew(
+def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebuild(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turn after turn goes through all rows in whole segments; right ones give no alarm. A row that was changed under
@@ -125,7 +125,7 @@ def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monk
     run(tmp_path, story)
 
 
-def test_a_store_that_refuses_a_turn_says_nothing_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_read_reports_no_row_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine has no room for another open file, say, the turn is put off: the tree serves on, and no row is
     called unreadable."""
 
@@ -205,7 +205,7 @@ def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Pa
     run(tmp_path, story)
 
 
-def test_a_tree_that_cannot_be_built_is_told_of_once_and_tried_after_growing_pauses(
+def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once a reason, however often it is tried: each pause is twice the one before, up to a bound, and the reason is

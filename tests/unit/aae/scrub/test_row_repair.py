@@ -148,7 +148,7 @@ def test_what_contradicts_itself_is_taken_from_the_other_replica(
     assert mended(mine) == row_repair.RepairResult()
 
 
-def test_a_row_that_is_gone_is_taken_where_the_tree_tells_of_it(pair: tuple[Replica, Replica]) -> None:
+def test_a_lost_row_is_fetched_if_the_tree_proves_it(pair: tuple[Replica, Replica]) -> None:
     """Without the tree nobody knows whether it was deleted; with it the other replica's row is proven."""
     mine, other = pair
     leaf_is = right_leaf(mine)
@@ -158,7 +158,7 @@ def test_a_row_that_is_gone_is_taken_where_the_tree_tells_of_it(pair: tuple[Repl
     assert mine.all_rows() == other.all_rows()
 
 
-def test_what_nobody_proves_is_left(pair: tuple[Replica, Replica]) -> None:
+def test_an_unproven_row_is_left_unchanged(pair: tuple[Replica, Replica]) -> None:
     """The other replica's row contradicts itself, too, or its copy is not in sync, or less far: nothing is written, and
     the reason says so. A row that is right is never taken for damaged."""
     mine, other = pair
@@ -173,7 +173,7 @@ def test_what_nobody_proves_is_left(pair: tuple[Replica, Replica]) -> None:
     assert mine.all_rows() == before
 
 
-def test_a_key_that_cannot_be_mended_keeps_back_no_other(pair: tuple[Replica, Replica]) -> None:
+def test_an_unrepairable_key_blocks_no_other(pair: tuple[Replica, Replica]) -> None:
     """Two keys of one segment are damaged, and the other replica has one of them: that one is mended and told of, and
     the reason says why the other one is not."""
     mine, other = pair
@@ -293,7 +293,7 @@ def test_what_an_exchange_reads_is_looked_through(
     assert mine.all_rows() == other.all_rows()
 
 
-def test_whoever_looks_for_rows_that_cannot_be_read_rests(
+def test_the_scan_for_unreadable_rows_yields_between_pages(
     pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rows of a copy are decoded, in a thread: between pages clients have their turn, as long as a page took."""
@@ -308,7 +308,7 @@ def test_whoever_looks_for_rows_that_cannot_be_read_rests(
     assert min(rests) > 0
 
 
-def test_keys_are_mended_one_by_one_and_others_told_of(pair: tuple[Replica, Replica]) -> None:
+def test_keys_are_repaired_one_by_one_and_other_nodes_are_notified(pair: tuple[Replica, Replica]) -> None:
     """What a fold names: a damaged key is mended, one that is not (any more) says so; and another node is told to look
     at a segment of its own."""
     mine, other = pair

@@ -69,7 +69,7 @@ def other(row: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("damage", [cut, longer, other])
-def test_a_damaged_row_is_an_error_or_what_it_says(damage: Callable[[bytes, random.Random], bytes]) -> None:
+def test_a_damaged_row_is_an_error_or_its_decoded_leaf(damage: Callable[[bytes, random.Random], bytes]) -> None:
     """Beside good rows, a row that was cut, lengthened or changed in a byte gives what decoding it gives: an error that
     names the key, or the leaf of another row that stands there now; never one of its own."""
     chance = random.Random(7)

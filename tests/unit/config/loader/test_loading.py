@@ -166,7 +166,7 @@ def test_a_fault_shows_what_would_be_right(text: str, sentence: str) -> None:
     assert fault(text) == sentence
 
 
-def test_a_fault_in_an_inline_table_has_the_line_where_it_stands() -> None:
+def test_a_fault_in_an_inline_table_has_its_line() -> None:
     """Arrays over several lines do not blur which element is wrong."""
     text = """\
         [sink]

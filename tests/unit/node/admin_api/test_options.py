@@ -140,7 +140,7 @@ def test_an_option_is_set_and_unset_with_who_and_when() -> None:
     assert once_more["outcome"] == "was not set"
 
 
-def test_min_isr_is_clamped_and_what_that_means_is_said() -> None:
+def test_min_isr_is_clamped_and_the_consequences_are_noted() -> None:
     """Set and effective value are both there, with notes on clamping and on partitions that refuse writes then."""
     path = f"/admin/options/{MIN_ISR}"
     (_, high), (_, low), (_, seen) = told(
@@ -181,7 +181,7 @@ def test_a_dry_run_changes_nothing() -> None:
     assert [facts(row)[:4] for row in listed["options"]] == [("default", None, 2, "default")]
 
 
-def test_what_is_not_in_force_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer comes although no controller acts, and names the partitions that wait."""
     monkeypatch.setattr(options_room, "IN_FORCE_S", 0.1)
     ((_, done),) = told(("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3}), lame=True)

@@ -119,7 +119,7 @@ def test_a_bucket_type_has_properties_that_its_buckets_have(api):
         (b"{", "not JSON"),
     ],
 )
-def test_what_cannot_be_set_is_a_400_that_says_why_and_sets_nothing(api, body, text):
+def test_an_invalid_property_is_400_with_a_reason_and_sets_nothing(api, body, text):
     """The whole request is refused, whatever else it holds."""
 
     async def scenario(ask):

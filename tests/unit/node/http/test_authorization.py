@@ -109,7 +109,7 @@ def test_what_operators_do_needs_operate_only_where_it_is_named(method: str, pat
     assert admin_roles(method, path.encode()) == needed
 
 
-def test_a_token_may_what_its_role_includes(folder: Folder) -> None:
+def test_a_token_permits_what_its_role_includes(folder: Folder) -> None:
     """Each role against a request of each kind: 200 where it includes what is needed, else 403, and 401 without."""
     guard = Guard("http", settings_of(folder))
     requests = {
@@ -126,7 +126,7 @@ def test_a_token_may_what_its_role_includes(folder: Folder) -> None:
     assert guard.refused[401] == 1
 
 
-def test_only_a_whole_known_token_lets_in(folder: Folder) -> None:
+def test_only_a_complete_known_token_is_accepted(folder: Folder) -> None:
     """Cut, extended, of another case, of another scheme, empty, two at once: 401; as a password, it does."""
     guard = Guard("http", settings_of(folder))
     token = folder.token(R)
@@ -155,7 +155,7 @@ def test_http_may_be_open_for_some_and_metrics_for_all(folder: Folder) -> None:
     assert guard_of("http", TokenSettings()) is None
 
 
-def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
+def test_tokens_are_reloaded_while_the_node_runs(tmp_path: Path) -> None:
     """Old and new are both good while both stand in the file; a removed one is not; a broken file changes nothing."""
     file = tmp_path / "t"
     file.write_text("old-token-0123456789\n")
@@ -181,7 +181,7 @@ def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
     assert f"{file}:1" in watched.why
 
 
-def test_what_a_token_may_ends_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_permissions_of_a_token_end_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A token that was let in before may no more than the files say now: in another file it has that role, in none it
     is unknown; the others keep theirs."""
     monkeypatch.setattr("isthmus.repl.security.watched_files.RECHECK_S", 0.0)
@@ -205,7 +205,7 @@ def test_what_a_token_may_ends_with_its_file(tmp_path: Path, monkeypatch: pytest
     assert (answers(one), answers(other)) == ([401, 401, 401], [200, 403, 200])
 
 
-def test_files_that_everybody_may_read_are_refused(tmp_path: Path) -> None:
+def test_world_readable_files_are_refused(tmp_path: Path) -> None:
     """A token file with rights for others, one that is missing, and one with too many tokens, each in one sentence."""
     file = tmp_path / "t"
     with pytest.raises(BadConfig, match="no such file"):
@@ -237,7 +237,7 @@ def test_a_key_named_by_mistake_is_not_shown_as_a_token(tmp_path: Path, what: st
         assert line not in str(refused.value)
 
 
-def test_a_refusal_says_how_to_come_in_and_shows_no_secret(folder: Folder) -> None:
+def test_a_refusal_names_the_required_role_and_shows_no_secret(folder: Folder) -> None:
     """401 carries the challenges and 403 names the roles that would do, before any handler runs; neither answers nor
     logs repeat what was shown."""
     app = HttpApplication()

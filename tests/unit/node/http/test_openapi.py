@@ -40,7 +40,7 @@ def test_what_is_routed_is_described_and_nothing_else(client_api: Any, described
     assert OPERATIONS.keys() <= found.keys()
 
 
-def test_object_paths_are_told_apart_from_routes(client_api: Any) -> None:
+def test_object_paths_are_distinguished_from_routes(client_api: Any) -> None:
     """Each object path is answered by the object room for each of its methods: never 405, never an unknown path."""
     for pattern in OBJECT_PATHS:
         path = pattern.replace("{type}", "default").replace("{bucket}", "b").replace("{key}", "k")

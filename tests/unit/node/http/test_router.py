@@ -142,6 +142,6 @@ def test_a_link_header_of_blanks_is_judged_at_once(value):
 
 
 @pytest.mark.parametrize("value", [b"riaktag=t", b'riaktag="t"', b'riaktag = "t" ', b"riaktag= t "])
-def test_a_link_tag_stands_in_quotes_or_alone(value):
+def test_a_link_tag_may_be_quoted_or_bare(value):
     """Blanks around a tag are none of it."""
     assert parse_links(b"</buckets/b/keys/k>; " + value) == ((b"b", b"k", b"t"),)

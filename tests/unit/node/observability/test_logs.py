@@ -53,7 +53,7 @@ def test_a_full_disk_under_the_log_stops_nothing():
     assert done.stdout == "goes on, 3 failures\n"
 
 
-def test_lines_come_again_with_room(monkeypatch):
+def test_lines_are_written_again_once_there_is_space(monkeypatch):
     """A file that refuses one line is asked for the next; what could not be told stands in the metric."""
 
     class Refusing(io.StringIO):

@@ -82,7 +82,7 @@ def test_a_partition_shows_its_leaders_offsets_and_the_lag_of_the_last() -> None
     ]
 
 
-def test_who_does_not_answer_is_unknown_and_so_is_what_depends_on_it() -> None:
+def test_a_silent_node_is_unknown_and_so_is_everything_that_depends_on_it() -> None:
     """A silent follower: the lag is unknown. A silent leader: all offsets are. Nothing is filled in."""
     found = row(record(), {**SAID, "c": None})
     assert (found["leo"], found["lag"]) == (12, None)
@@ -163,7 +163,7 @@ def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
     assert found[-1] == "and 41 more; `isthmus partition list` shows all"
 
 
-def test_who_is_out_of_sync_is_named_with_what_its_node_says() -> None:
+def test_an_out_of_sync_replica_is_named_with_the_reason_from_its_node() -> None:
     """A full disk comes first, also that of a leader whose replicas are all in sync; who does not answer is unknown."""
     full = "out-of-storage: the log's disk is full"
     out = {0: record(isr=frozenset({A, B})), 1: record(1, isr=frozenset({A, B}))}
@@ -186,7 +186,7 @@ def test_who_is_out_of_sync_is_named_with_what_its_node_says() -> None:
     assert shown["reason"] == full
 
 
-def test_who_lives_and_does_not_answer_is_told_of_though_all_are_in_sync() -> None:
+def test_a_live_but_silent_node_is_reported_although_all_are_in_sync() -> None:
     """A process that is frozen, or a link that is cut, shows in no record before others have waited long enough."""
     said = {**SAID, "c": None}
     assert cluster_status.problems({0: record()}, ALL, "", (), said) == []
@@ -239,7 +239,7 @@ def query_of(answers: dict[str, bytes | IsthmusError]) -> ClusterQuery:
     return query
 
 
-async def test_facts_are_gathered_from_all_who_answer() -> None:
+async def test_facts_are_gathered_from_all_nodes_that_answer() -> None:
     """This node answers without a request, the others' answers arrive unchanged; a node that does not answer is
     unknown, with the reason."""
 
@@ -253,7 +253,7 @@ async def test_facts_are_gathered_from_all_who_answer() -> None:
     assert unknown == {"c": "not-ready: x", "d": "outcome-unknown: y"}
 
 
-async def test_what_a_node_of_the_version_before_says_is_understood() -> None:
+async def test_an_answer_of_the_previous_version_is_decoded() -> None:
     """It says nothing of why replicas are out of sync; the rest is as it said it."""
 
     said = ["follower", 6, 2, 9, 8, 7, 6, False, "follows: a", 5, "", False]
@@ -262,7 +262,7 @@ async def test_what_a_node_of_the_version_before_says_is_understood() -> None:
     assert ReplicaFacts(*said).out == {}
 
 
-def test_a_node_of_the_version_before_gets_an_answer_that_it_understands() -> None:
+def test_a_node_of_the_previous_version_gets_an_answer_it_can_decode() -> None:
     """Its request has an empty body, and it accepts exactly twelve fields of a replica."""
     answer = asyncio.run(query_of({}).request_handlers()["replicas"]("a", b""))
     assert msgpack.unpackb(answer, strict_map_key=False) == {

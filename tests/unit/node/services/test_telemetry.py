@@ -76,7 +76,7 @@ def test_failures_have_rates_that_are_added_over_nodes() -> None:
     assert level["failures_per_s"] == {"write": {"timed-out": 0.2}}
 
 
-def test_who_does_not_answer_is_unknown_and_in_no_sum() -> None:
+def test_a_silent_node_is_unknown_and_in_no_sum() -> None:
     """A node that said nothing is named, its numbers are null, and so is every level that nobody measured; the ISR is
     known from the metastore all the same."""
     document = telemetry_document(RECORDS, {"a": {"default": ONE}, "b": None})
@@ -102,7 +102,7 @@ def test_numbers_travel_between_nodes_as_they_are() -> None:
     "body", [b"", b"\xc1", b"\x80", b"\x91\x01", b"\x91\x94\x01\x01\x01\x01", b"\x91\x95\xa1d\xa5apply\xa1w\xa0\x01",
              b"\x91\x95\xa1d\xa8failures\xa1w\xa0\xff", b"\x91\x95\xa1d\xa8failures\xa1w\xa0\xa1x"]
 )  # fmt: skip
-def test_an_answer_that_is_none_is_not_believed(body: bytes) -> None:
+def test_a_malformed_answer_is_refused(body: bytes) -> None:
     """Bytes that are no rows of numbers from 0 are refused as a fault of their sender."""
     with pytest.raises(CodecError):
         BODY.decode(body)

@@ -101,7 +101,7 @@ def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
     alive(test, QueueSettings("q"), QueueSettings("not", filter="!bucketname:bucket"))
 
 
-async def test_a_queue_registered_at_run_time_begins_where_it_was_told_to_on_all_nodes() -> None:
+async def test_a_queue_registered_at_run_time_begins_at_the_given_position_on_all_nodes() -> None:
     """Registered from now it gives later changes only, from 0 everything; it is there after a restart and on another
     node, and delisted it is nowhere."""
 
@@ -194,7 +194,7 @@ def test_one_node_may_be_suspended_alone() -> None:
 
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
-def test_a_clear_takes_what_waits_and_no_more_whatever_clock_dated_it(off_ms: int) -> None:
+def test_a_clear_drops_exactly_the_backlog_whatever_the_wall_clock(off_ms: int) -> None:
     """The node that was asked may be an hour behind or ahead of the leaders: all that was applied is given up, in a gap
     that reaches over the time when it was made; what is applied afterwards goes."""
 
@@ -236,7 +236,7 @@ def test_where_no_leader_answered_a_clear_goes_by_the_latest_clock() -> None:
 
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
-def test_from_now_is_told_by_offsets_and_not_by_a_clock(off_ms: int) -> None:
+def test_from_now_is_an_offset_and_not_a_time(off_ms: int) -> None:
     """A queue that begins now, or is released from now, offers what is applied afterwards and nothing of before,
     whatever the wall clock of the node that was asked says."""
 
@@ -291,7 +291,7 @@ def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong: str) 
     alive(test)
 
 
-def test_clear_gives_up_what_waits_and_says_so() -> None:
+def test_a_clear_drops_the_backlog_and_records_a_gap() -> None:
     """After a clear nothing of before goes, a gap covers it, and what comes later goes."""
 
     async def test(queue_node: QueueNode) -> None:
@@ -313,7 +313,7 @@ def test_clear_gives_up_what_waits_and_says_so() -> None:
     alive(test)
 
 
-async def test_what_a_queue_never_began_to_give_is_in_the_gap_when_it_is_cleared() -> None:
+async def test_a_clear_of_an_unstarted_queue_covers_its_whole_backlog() -> None:
     """A partition that had no leader since the queue was registered learns of both at once; what the clear gave up
     there is a gap, as it is where the queue stood already."""
 
@@ -330,7 +330,7 @@ async def test_what_a_queue_never_began_to_give_is_in_the_gap_when_it_is_cleared
     await queue_node.close()
 
 
-def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said() -> None:
+def test_a_released_queue_goes_to_another_cluster_from_the_given_position() -> None:
     """The old owner cannot take it back at once nor acknowledge any more; the new one begins at 0."""
 
     async def test(queue_node: QueueNode) -> None:
@@ -352,7 +352,7 @@ def test_a_released_queue_goes_to_another_cluster_from_the_place_that_was_said()
 
 
 @pytest.mark.parametrize("then", ["placed", "cleared"])
-def test_a_partition_that_missed_a_release_obeys_it_before_the_next_act(then: str) -> None:
+def test_a_partition_that_missed_a_release_applies_it_before_the_next_command(then: str) -> None:
     """R-DECREE: while a partition has no leader its queue is released, then placed elsewhere or cleared. The next owner
     has nothing of what the old one got: it is given out again, or in the gap."""
 
@@ -375,7 +375,7 @@ def test_a_partition_that_missed_a_release_obeys_it_before_the_next_act(then: st
 
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
-def test_the_former_owner_waits_a_minute_whatever_clock_dated_the_release(off_ms: int) -> None:
+def test_the_former_owner_waits_a_minute_whatever_the_wall_clock(off_ms: int) -> None:
     """The node that released the queue may be an hour ahead or behind: the minute is counted where the queue is."""
 
     async def test(queue_node: QueueNode) -> None:
@@ -581,7 +581,7 @@ def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
     alive(test)
 
 
-def test_a_source_that_is_off_makes_no_reference_and_says_so() -> None:
+def test_a_disabled_source_creates_no_reference_and_reports_it() -> None:
     """With the switch off nothing is given out, what comes is a gap, and ledger, status and answers tell why."""
 
     async def test(queue_node: QueueNode) -> None:
@@ -673,7 +673,7 @@ def test_the_ledger_adds_up_over_leaderships_and_moved_cursors() -> None:
 A_KEY = Key(b"default", b"bucket", b"a")
 
 
-def test_a_queue_that_offers_nothing_in_real_time_is_owed_nothing() -> None:
+def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
     """A push may replace a write of ours as the pusher's when only a queue for repairs has not passed it (R-OWED)."""
 
     async def test(queue_node: QueueNode) -> None:
@@ -688,7 +688,7 @@ def test_a_queue_that_offers_nothing_in_real_time_is_owed_nothing() -> None:
     alive(other, QueueSettings("q"))
 
 
-def test_what_the_filter_of_a_queue_leaves_out_is_not_owed_to_its_owner() -> None:
+def test_filtered_changes_do_not_count_as_unreplicated() -> None:
     """A push over a write of ours stays the pusher's when no queue would ever have offered that write (R-OWED)."""
 
     async def test(queue_node: QueueNode) -> None:
@@ -700,7 +700,7 @@ def test_what_the_filter_of_a_queue_leaves_out_is_not_owed_to_its_owner() -> Non
     alive(test, QueueSettings("q", filter="buckettype:default,!bucketname:bucket"))
 
 
-def test_a_reference_to_nothing_does_not_hold_up_those_behind_it() -> None:
+def test_a_dangling_reference_does_not_block_those_behind_it() -> None:
     """A pushed key of a bucket type that does not exist can never be read: it goes as vanished, and the next ones go
     out; one that cannot be read now waits."""
 
@@ -767,7 +767,7 @@ def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passed_over
     alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
 
 
-def test_a_narrower_filter_lets_go_of_what_waits_and_makes_no_gap() -> None:
+def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
     """What waited and is not offered any more never goes, in memory and in the index alike; the rest goes; --default
     brings the old filter back, with a gap."""
 
@@ -806,7 +806,7 @@ def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() -> Non
     alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
 
 
-def test_a_later_act_does_not_hide_that_a_partition_has_not_learnt_of_a_wider_filter() -> None:
+def test_a_later_command_does_not_hide_a_partition_that_missed_a_wider_filter() -> None:
     """A partition without a leader at the change obeys the clear that came after it, and has the gap all the same; so
     has one that missed two changes of which the second offers less than the first."""
 
@@ -828,7 +828,7 @@ def test_a_later_act_does_not_hide_that_a_partition_has_not_learnt_of_a_wider_fi
     alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
 
 
-async def test_a_new_leader_that_has_not_heard_of_another_filter_reads_it_first() -> None:
+async def test_a_new_leader_reads_a_changed_filter_first() -> None:
     """What the partition has obeyed is newer than what the node knows: it does not go by the filter of before."""
 
     ensemble = MemoryEnsemble()

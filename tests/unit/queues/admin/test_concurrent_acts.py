@@ -136,7 +136,7 @@ def test_definitions_are_followed_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_clear_while_publishing_is_suspended_forgets_nothing_that_was_left_out(waits: bool) -> None:
+def test_a_clear_while_publishing_is_suspended_keeps_the_gap(waits: bool) -> None:
     """What is left out meanwhile stays in the gap that grows, from its first change on, whether the cursor has passed
     that already or something waits below it; what the clear takes is a gap of its own."""
 
@@ -166,7 +166,7 @@ def test_a_clear_while_publishing_is_suspended_forgets_nothing_that_was_left_out
     alive(test)
 
 
-def test_a_clear_that_is_obeyed_late_says_until_when_it_left_changes_out() -> None:
+def test_a_clear_applied_late_records_the_end_time_of_its_gap() -> None:
     """It takes all of its second, also what was changed after the act: the gap's time covers that, or a full-sync that
     began between the two would close it."""
 
@@ -266,7 +266,7 @@ def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
     alive(test)
 
 
-def test_a_release_whose_decree_cannot_be_written_leaves_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_whose_cursor_command_cannot_be_written_leaves_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decree says where the next owner begins, so it is written first: were the owner gone already, whoever fetched
     then would begin where the one before stood, without a gap that says so."""
 

@@ -15,7 +15,7 @@ from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.unit.queues.admin.test_acts import alive, audit_info
 
 
-def test_peek_tells_a_tombstone_that_is_about_to_be_reaped() -> None:
+def test_peek_shows_a_tombstone_that_is_about_to_be_reaped() -> None:
     """It is of a kind of its own, whether it is still in the index alone or in memory, and can be shown."""
 
     async def test(queue_node: QueueNode) -> None:

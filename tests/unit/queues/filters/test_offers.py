@@ -38,7 +38,7 @@ def test_only_known_filters_are_taken() -> None:
         ("bucketname:a%2Cb", b"t", b"a,b", True, "bucketname:a%2Cb"),
     ],
 )
-def test_a_filter_says_what_it_offers_and_by_which_rule(
+def test_a_filter_reports_what_it_offers_and_by_which_rule(
     text: str, bucket_type: bytes, bucket: bytes, offered: bool, rule: str | None
 ) -> None:
     """A negation that fits decides first, then any rule that fits; with negations alone, all others are offered."""
@@ -58,7 +58,7 @@ def test_the_tombstone_flag_of_a_row_is_found_without_decoding(
     assert row_is_tombstone(row, offset) is decode_key_row(row).tombstone is tombstone
 
 
-def test_a_deleted_object_is_told_from_its_bytes() -> None:
+def test_a_deleted_object_is_recognized_from_its_bytes() -> None:
     """The short look at an object's bytes and its decoder agree."""
     for content in (Content(b""), Content(b"x" * 1000), Content(b"", tombstone=True)):
         data, _ = encode_with_summary(write(None, (), content, (b"a" * 20, 5), 1))
@@ -86,9 +86,7 @@ def test_a_deleted_object_is_told_from_its_bytes() -> None:
         ("!buckettype:t", "any", True),
     ],
 )
-def test_whether_a_filter_offers_more_of_a_type_than_another_is_told_by_the_rules(
-    before: str, now: str, more: bool
-) -> None:
+def test_filters_are_compared_by_their_rules(before: str, now: str, more: bool) -> None:
     """Of bucket type t: less or the same is known to be so, all else counts as more."""
     assert offers_more(parse_filter(now), parse_filter(before), b"t") is more
     buckets = (b"a", b"b", b"ab", b"abc", b"z")

@@ -66,7 +66,7 @@ async def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way(
     await queue_node.close()
 
 
-async def test_the_entry_that_closes_a_gap_says_all_that_was_given_up_since(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_entry_that_closes_a_gap_records_all_changes_dropped_since(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each CURSOR entry says the whole state, so one entry closes the old gap and records the new one: an entry of the
     new one that was written before, and of which nobody knows what became, may be applied on either side of it."""
 
@@ -109,7 +109,7 @@ def test_what_is_acknowledged_above_an_overflow_that_is_not_on_record_yet_is_not
     assert window.locate(above)[0] == "acknowledged"
 
 
-def test_the_second_of_two_entries_that_says_less_counts() -> None:
+def test_the_second_of_two_entries_counts_even_if_it_drops_less() -> None:
     """Nobody knew what became of an entry that executes a clear, and a second one stands behind it, by which less is
     cleared: what only the first left out is offered."""
     fixture = QueueFixture()

@@ -125,7 +125,7 @@ async def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) 
     await queue_node.close()
 
 
-async def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
+async def test_nothing_is_served_while_the_list_of_queues_is_unreadable() -> None:
     """Definitions that cannot be read at a start may delist a queue of the file, or name one that is not here: nothing
     is given out, what was written is owed, and no tombstone is reaped, until they can be read."""
 
@@ -169,7 +169,7 @@ async def test_nothing_goes_while_nobody_knows_which_queues_there_are() -> None:
     await queue_node.close()
 
 
-async def test_an_owner_that_cannot_be_read_is_told_and_not_taken_for_nobody() -> None:
+async def test_an_unreadable_owner_is_reported_and_does_not_count_as_none() -> None:
     """The list names the path, and does not say that nobody has fetched yet; nobody else gets the queue."""
 
     ensemble = MemoryEnsemble()

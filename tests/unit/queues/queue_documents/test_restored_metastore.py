@@ -46,7 +46,7 @@ async def all_stand(queue_node: QueueNode, cluster: bytes) -> None:
     await queue_node.eventually(lambda: all(w.state.owner == cluster for w in machine.windows.values()))
 
 
-def test_an_act_after_a_restore_is_obeyed_though_its_number_was_used() -> None:
+def test_a_command_after_a_restore_is_applied_although_its_number_was_used() -> None:
     """Acts that were forgotten were obeyed; the next one is another, and every partition obeys it."""
 
     async def test(queue_node: QueueNode, restore: Callable[[str, bytes | None], None]) -> None:
@@ -88,7 +88,7 @@ def test_a_queue_whose_owner_was_restored_serves_it() -> None:
     alive(test)
 
 
-def test_a_queue_that_was_forgotten_and_is_registered_again_begins_where_it_is_told() -> None:
+def test_a_lost_and_reregistered_queue_begins_at_the_given_position() -> None:
     """Its partitions have obeyed later decrees than the restored metastore knows of."""
 
     async def test(queue_node: QueueNode, restore: Callable[[str, bytes | None], None]) -> None:

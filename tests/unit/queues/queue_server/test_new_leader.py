@@ -71,7 +71,7 @@ def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader() -> N
     alive(test)
 
 
-def test_a_leader_whose_lineage_is_over_says_nothing_of_the_next_one() -> None:
+def test_a_leader_of_an_old_lineage_sends_no_cursor_of_the_next_one() -> None:
     """A leader hears of its successor by force from the record that has the new lineage: what it lets travel then is of
     the lineage under which it was acknowledged."""
 
@@ -86,7 +86,7 @@ def test_a_leader_whose_lineage_is_over_says_nothing_of_the_next_one() -> None:
     alive(test)
 
 
-def test_what_a_queue_was_not_told_of_it_finds() -> None:
+def test_missed_notifications_are_read_from_the_change_index() -> None:
     """A window that knew all, and hears of a change behind some that it never heard of, reads those from the store."""
 
     async def test(queue_node: QueueNode) -> None:

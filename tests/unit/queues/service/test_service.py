@@ -118,7 +118,7 @@ def test_one_owner_though_two_clusters_come_at_once_and_writes_are_ambiguous() -
         asyncio.run(run(fault))
 
 
-def test_wrong_queues_and_a_peer_that_points_home_are_refused() -> None:
+def test_unknown_queues_and_a_fetch_by_the_own_cluster_are_refused() -> None:
     """An unknown queue and a fetch by the cluster that owns the data have errors of their own."""
 
     async def test(queue_node: QueueNode) -> None:

@@ -65,7 +65,7 @@ def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_given_out_is_what_its_reference_says_or_newer(seed: int) -> None:
+def test_a_served_object_is_the_referenced_version_or_newer(seed: int) -> None:
     """I-Q-REF: tombstones are given out whole, never as a reference, also beyond both object limits; what a reference
     names comes with a clock that has seen the reference's, or is counted as vanished."""
     rng, fixture = Random(seed), QueueFixture(size_limit=100, object_limit=3)

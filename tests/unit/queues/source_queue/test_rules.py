@@ -191,7 +191,9 @@ def test_a_change_that_the_owner_itself_replaced_needs_no_sending(away: bool) ->
 
 
 @pytest.mark.parametrize(("cascade", "expected"), [(False, [b"ours"]), (True, [b"ours", b"third's"])])
-def test_rows_of_other_clusters_go_on_only_when_cascading_and_never_home(cascade: bool, expected: list[bytes]) -> None:
+def test_rows_of_other_clusters_are_offered_only_when_cascading_and_never_to_their_origin(
+    cascade: bool, expected: list[bytes]
+) -> None:
     """I-Q-NOLOOP: the cluster that a row came from is never offered it, neither from memory nor from the index."""
     for through_index in (False, True):
         fixture = QueueFixture(cascade=cascade)
@@ -340,7 +342,7 @@ def test_bytes_under_lease_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fixture.take(count=1)[1]
 
 
-def test_what_a_restarted_sink_held_comes_back_at_its_first_fetch() -> None:
+def test_leases_of_a_restarted_sink_end_at_its_first_fetch() -> None:
     """A new incarnation of a node holds nothing of the old one, so its batches need not wait for their lease."""
     fixture = QueueFixture()
     fixture.write(b"a")
@@ -565,7 +567,7 @@ def test_while_changes_come_a_sink_holds_one_small_batch_of_lower_priorities() -
         assert len(large) == 400
 
 
-def test_rows_that_were_read_before_the_window_was_let_go_are_not_taken_for_newer_ones() -> None:
+def test_rows_read_before_the_window_was_dropped_are_not_taken_for_newer_ones() -> None:
     """A read of the change index is still under way when a window that nobody fetches from is let go, and when the sink
     comes back: what it brings was read before changes that came since, and must not hide them."""
     fixture = QueueFixture()

@@ -397,7 +397,7 @@ class Schedule:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("cascade", [False, True])
 @pytest.mark.parametrize("rows", [ROWS, 1_000])
-def test_everything_owed_is_served_and_no_cursor_passes_what_is_not_acknowledged(
+def test_every_pending_change_is_served_and_no_cursor_passes_unacknowledged_ones(
     cascade: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """I-Q-CURSOR, I-Q-BOUND, I-Q-NOLOOP and "all arrives" hold after every step of any schedule."""
@@ -424,7 +424,7 @@ def test_everything_owed_is_served_and_no_cursor_passes_what_is_not_acknowledged
 
 
 @pytest.mark.timeout(180)
-def test_what_the_queue_was_not_told_of_is_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_without_a_notification_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of which it never hears, at any moment of a read of rows, too, are found in the change index."""
     monkeypatch.setattr(window_room, "REFILL_ROWS", ROWS)
     seen: Counter[str] = Counter()

@@ -65,7 +65,7 @@ def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) ->
     alive(run, QueueSettings("q", queue_limit_count=2 * HELD_BACK_ROWS, overflow=overflow))
 
 
-def test_what_was_in_memory_before_the_sink_told_makes_room() -> None:
+def test_references_of_a_missing_type_leave_the_memory_once_the_sink_reports_it() -> None:
     """A sink that tells nothing of its types is given all; once one tells that it lacks a type, what waits of it leaves
     the memory as soon as nothing of it is under lease."""
 
@@ -106,7 +106,7 @@ def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself_alone
     alive(run)
 
 
-def test_references_of_such_a_type_take_no_room_from_others() -> None:
+def test_references_of_a_missing_type_take_no_space_from_others() -> None:
     """At a lower priority those that wait are put aside when their turn comes, take no room, and come back once the
     type is there; new ones are refused with a reason until then."""
 

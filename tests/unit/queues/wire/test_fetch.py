@@ -101,7 +101,7 @@ def test_compressed_answers_come_back_as_they_went_and_are_smaller() -> None:
     assert encode_reply(REPLY, ZSTD) == encode_reply(REPLY)
 
 
-def test_a_frame_that_says_too_much_or_nothing_is_refused_unread() -> None:
+def test_a_frame_with_a_wrong_or_no_size_is_refused_unread() -> None:
     """A compressed answer is believed no size above the bound, nor one that does not say its size."""
     body = msgpack.unpackb(encode_reply(REPLY))
     del body["items"]

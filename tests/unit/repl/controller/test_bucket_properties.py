@@ -146,7 +146,7 @@ async def test_a_change_whose_answer_is_lost_is_made_once() -> None:
         await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(4)})
 
 
-async def test_clusters_tell_whether_their_properties_agree() -> None:
+async def test_clusters_compare_their_property_digests() -> None:
     """Digests are equal whatever does not matter to the other cluster is set to, and differ where it does."""
 
     one, two = (await nodes(1))[0], (await nodes(1))[0]
@@ -171,7 +171,7 @@ async def test_clusters_tell_whether_their_properties_agree() -> None:
     assert found == (b"t", b"b", ("allow_mult",))
 
 
-def test_no_more_digests_are_told_than_a_fetch_may_carry() -> None:
+def test_no_more_digests_are_sent_than_a_fetch_may_carry() -> None:
     """Of more bucket types with properties of their own the first by name are told: the same ones by all clusters."""
     places = {
         PropertyScope(f"t{number:05}"): {"delete_mode": a_setting("immediate")} for number in range(DIGESTS_MAX + 50)

@@ -190,7 +190,7 @@ def test_the_timers_of_elections_are_those_that_are_set() -> None:
     assert response_timeout_ms(9, Timers(response_min_ms=500, response_max_ms=100)) == 500
 
 
-async def test_an_option_is_changed_once_whatever_becomes_of_the_answer() -> None:
+async def test_an_option_is_changed_once_although_the_answer_is_lost() -> None:
     """A lost answer, a lost request and somebody else's change meanwhile are all made up for."""
 
     ensemble = MemoryEnsemble()

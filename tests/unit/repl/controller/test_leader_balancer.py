@@ -121,7 +121,7 @@ async def test_what_is_even_in_the_sum_alone_is_made_even_for_each_bucket_type()
         assert after["imbalance"] == 0
 
 
-async def test_it_is_quiet_once_leaderships_are_even() -> None:
+async def test_the_balancer_is_idle_once_leaderships_are_even() -> None:
     """I-BAL-QUIET: many looks later, without a change of membership, nothing was moved."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(delay_ms=0)) as cluster:
@@ -242,7 +242,7 @@ async def test_a_refused_move_is_not_tried_again_at_once() -> None:
         assert run.outcome != "balanced"
 
 
-async def test_nothing_begins_while_somebody_is_elected_or_leaves() -> None:
+async def test_nothing_begins_during_an_election_or_a_leave() -> None:
     """An operator is told what is in the way; by itself balancing waits until it is over."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
@@ -254,7 +254,7 @@ async def test_nothing_begins_while_somebody_is_elected_or_leaves() -> None:
             balancing.begin("me@here")
 
 
-async def test_who_takes_over_begins_anew() -> None:
+async def test_a_new_controller_plans_again() -> None:
     """The node that decided dies amid the moves: another one sees what is uneven and ends it."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(moves=1)) as cluster:

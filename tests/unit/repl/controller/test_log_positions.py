@@ -139,7 +139,7 @@ def promotions(links: FakeLinks, heard: list[int] | None = None) -> Promotions:
     return Promotions(node="a", links=links, on_heard=lambda: told.append(1))
 
 
-def test_promotions_are_told_to_the_controller_together_and_until_it_has_them() -> None:
+def test_promotions_are_sent_together_and_until_the_controller_has_them() -> None:
     """No controller known: kept. Not reached: once more, with what came meanwhile, the newest of each partition."""
 
     async def scenario() -> None:
@@ -163,7 +163,7 @@ def test_promotions_are_told_to_the_controller_together_and_until_it_has_them() 
     run(scenario)
 
 
-def test_a_new_controller_is_told_what_the_old_one_did_not_take() -> None:
+def test_a_new_controller_gets_the_promotions_that_the_old_one_missed() -> None:
     """The one that was to be told is gone; when its successor is known, it is told."""
 
     async def scenario() -> None:
@@ -180,7 +180,7 @@ def test_a_new_controller_is_told_what_the_old_one_did_not_take() -> None:
     run(scenario)
 
 
-def test_the_controller_itself_hears_its_own_candidates() -> None:
+def test_the_controller_gets_promotions_of_its_own_node() -> None:
     """Nothing goes over a links; what was to be told to the one before is not told any more."""
 
     async def scenario() -> None:
@@ -212,7 +212,7 @@ def test_only_the_newest_promotion_of_partitions_that_exist_is_kept() -> None:
     run(scenario)
 
 
-def test_nobody_speaks_for_another_node() -> None:
+def test_a_promotion_is_accepted_only_from_its_own_node() -> None:
     """A promotion is believed from the node that it names."""
 
     async def scenario() -> None:

@@ -15,7 +15,7 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Part
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
 
-async def test_an_end_that_cannot_be_noted_is_tried_again_after_a_pause_and_not_told() -> None:
+async def test_an_end_that_cannot_be_written_is_retried_and_not_logged() -> None:
     """The document cannot be read any more: the controller does not spin, and the log does not say that it is over."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
@@ -32,7 +32,7 @@ async def test_an_end_that_cannot_be_noted_is_tried_again_after_a_pause_and_not_
     await metastore.stop()
 
 
-async def test_an_end_whose_note_lost_its_answer_is_told_and_counted_once() -> None:
+async def test_an_end_whose_write_lost_its_answer_is_logged_and_counted_once() -> None:
     """The next round finds it there."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
@@ -50,7 +50,7 @@ async def test_an_end_whose_note_lost_its_answer_is_told_and_counted_once() -> N
     await metastore.stop()
 
 
-def test_other_places_are_not_sought_at_every_look_where_there_are_none() -> None:
+def test_other_placements_are_not_sought_at_every_pass_where_there_are_none() -> None:
     """A second of work for a thousand partitions, in which nobody is elected: again when a node comes, or after a
     while."""
     isr = frozenset(Member(node, 1) for node in ("n1", "n2"))

@@ -49,7 +49,7 @@ def test_what_is_written_is_read_again_and_equal_ones_have_equal_bytes(placement
     assert encode_placement(found) == encoded
 
 
-def test_bytes_that_are_none_are_told_with_their_place() -> None:
+def test_malformed_bytes_are_reported_with_their_path() -> None:
     """Whatever stands there, a Corruption names the path; nothing is believed by halves."""
     good = json.loads(
         encode_placement(

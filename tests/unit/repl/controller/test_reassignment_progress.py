@@ -51,7 +51,7 @@ def stage(order: ReassignmentOrder, record: PartitionRecord) -> ReassignmentStag
     return progress(order, order.moves[0], {record.partition: record}, HERE).stage
 
 
-def test_a_move_goes_from_waiting_to_done_by_what_the_record_says() -> None:
+def test_a_move_goes_from_waiting_to_done_by_the_record() -> None:
     """Begun in one write, the newcomer outside the ISR; copying until it is in sync; then the leader ends it."""
     order = an_order(SWAP)
     record = online()
@@ -106,7 +106,7 @@ def test_a_newcomer_that_is_replaced_counts_for_no_factor() -> None:
     assert (moved.factor, moved.adding, moved.removing) == (3, ("n5",), ("n3", "n4"))
 
 
-def test_a_newcomer_that_was_to_go_is_a_newcomer_again_when_it_is_wanted_again() -> None:
+def test_a_leaving_newcomer_is_a_newcomer_again_when_reassigned() -> None:
     """It has to join the ISR before the change ends, and counts for no factor before."""
     one = replace(online(replicas=("n1",)), min_isr=2)
     raised = wanted(one, ("n1", "n2"), "x")
@@ -151,7 +151,7 @@ def test_nothing_begins_where_or_while_the_cluster_is_not_well() -> None:
     assert [r.partition for r in due([order], {0: online(), 7: elected}, HERE, 4, overdue=[7])] == [0]
 
 
-def test_what_somebody_else_changed_is_left_alone() -> None:
+def test_replicas_changed_by_others_are_left_alone() -> None:
     """Replicas that the order does not know, and a partition that is gone, end the move as refused."""
     order = an_order(SWAP)
     strange = online(0, ("n1", "n5", "n6"))
@@ -161,7 +161,7 @@ def test_what_somebody_else_changed_is_left_alone() -> None:
     assert progress(order, SWAP, {}, HERE).stage is ReassignmentStage.REFUSED
 
 
-def test_places_on_a_node_that_stays_away_are_planned_anew() -> None:
+def test_replicas_on_an_absent_node_are_planned_again() -> None:
     """Of a plan of ours another node is chosen, under way or not; what an operator named waits."""
     there = {node: PlanningNode("", node != "n4") for node in HERE}
     here = {node: found for node, found in HERE.items() if node != "n4"}

@@ -216,7 +216,7 @@ async def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
             assert asyncio.get_running_loop().time() - before < 5
 
 
-async def test_who_does_not_wait_for_a_leader_has_the_rest_at_once() -> None:
+async def test_reads_that_do_not_wait_for_a_leader_get_the_rest_at_once() -> None:
     """A batch of reads of partitions some of which have no leader: what is led comes without a pause, here and
     elsewhere, and the others are refused as not ready."""
 
@@ -279,7 +279,7 @@ async def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
         assert await task is None
 
 
-async def test_bodies_that_are_none_are_refused_whole() -> None:
+async def test_malformed_bodies_are_refused_whole() -> None:
     """A handler raises BadInput for bytes that no coordinator of this release sends."""
 
     async with cluster() as c:

@@ -107,7 +107,7 @@ async def test_a_batch_is_confirmed_once_a_partition() -> None:
         assert [r[2] for r in c.wire.requests] == ["kv.write", "kv.get"]
 
 
-async def test_a_refused_confirmation_is_asked_again_or_told() -> None:
+async def test_a_refused_confirmation_is_retried_or_returned() -> None:
     """Leadership that moves is waited out, another refusal is told; in a batch, for its partition's keys alone."""
 
     async with cluster() as c:
@@ -124,7 +124,7 @@ async def test_a_refused_confirmation_is_asked_again_or_told() -> None:
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
-async def test_an_answer_holds_what_it_has_room_for(node: str) -> None:
+async def test_an_answer_holds_what_fits(node: str) -> None:
     """Objects beyond the room are refused as overloaded, one always comes, and asking again for the rest ends."""
 
     async with cluster(("n1",) * 4) as c:

@@ -164,7 +164,7 @@ async def test_a_kept_connection_on_which_nothing_comes_is_waited_for_once() -> 
         assert (server.connections, server.requests) == (1, 2)
 
 
-async def test_a_client_that_is_cut_sends_nothing_once_more() -> None:
+async def test_an_aborted_client_does_not_resend() -> None:
     """What was closed by this side stays closed."""
     waits = asyncio.Event()
 
@@ -195,7 +195,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
         pytest.param(CHUNKED + b"2\r\nok\r\n0\r\nx: ", id="trailer"),
     ],
 )
-def test_what_is_no_body_is_bounded_wherever_it_stands(begin: bytes) -> None:
+def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> None:
     """A head, a chunk's extension or a trailer without an end is left soon, and nobody's memory fills up with it."""
     sent = 0
 

@@ -176,7 +176,7 @@ def test_an_answer_that_is_not_whole_is_the_peers_fault(dial: Dial, url: str, wh
     peer.abort()
 
 
-def test_a_refusal_says_why(dial: Dial, url: str) -> None:
+def test_a_refusal_carries_its_reason(dial: Dial, url: str) -> None:
     """An error status carries the peer's sentence and its stable reason."""
     peer = dial(url, 1)
     with pytest.raises(HttpRefused, match="answers 409: queue q belongs to cluster south") as caught:
@@ -201,13 +201,13 @@ def test_a_refusal_says_why(dial: Dial, url: str) -> None:
         ("", ""),
     ],
 )
-def test_the_sentence_of_a_refusal_is_told_whatever_its_form(body: str, words: str) -> None:
+def test_the_message_of_a_refusal_is_extracted_from_any_form(body: str, words: str) -> None:
     """Of JSON the sentence alone, of anything else what came."""
     assert refusal_words(body) == words
 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 503 No\r\ncontent-length: 1900\r\n\r\n"])
-def test_an_answer_that_trickles_before_its_body_or_says_no_is_left(dial: Dial, begin: bytes) -> None:
+def test_a_trickling_head_or_error_answer_is_abandoned(dial: Dial, begin: bytes) -> None:
     """Bytes that come one by one hold no thread for ever, be they of a head or of a refusal."""
     over = threading.Event()
 
@@ -254,7 +254,7 @@ def test_a_peer_that_is_not_there_is_a_fault_in_one_line(dial: Dial) -> None:
         peer.abort()
 
 
-def test_a_time_out_of_connecting_is_told_without_objects() -> None:
+def test_a_connect_timeout_message_names_no_python_objects() -> None:
     """What urllib3 raises has its connection's object first: people get the sentence."""
     error = ConnectTimeoutError(object(), "Connection to 10.0.0.7 timed out. (connect timeout=5.0)")
     assert cause_of(error) == "Connection to 10.0.0.7 timed out. (connect timeout=5.0)"
@@ -271,7 +271,7 @@ def test_a_silent_peer_is_left_after_the_time_out(dial: Dial, url: str) -> None:
     peer.abort()
 
 
-def test_each_request_on_a_kept_connection_has_its_own_patience(dial: Dial, url: str) -> None:
+def test_each_request_on_a_kept_connection_has_its_own_timeout(dial: Dial, url: str) -> None:
     """A short time-out counts behind a long one on the same connection, and a connection that has rested for longer
     than a request was willing to wait serves on."""
     peer = dial(url, 1)
@@ -319,7 +319,7 @@ def test_proxies_of_the_environment_are_ignored(dial: Dial, url: str, monkeypatc
     peer.abort()
 
 
-def test_a_url_that_cannot_be_used_is_told(dial: Dial, url: str) -> None:
+def test_an_unusable_url_is_reported(dial: Dial, url: str) -> None:
     """A URL without a scheme is a fault in words, not a crash."""
     peer = dial("nonsense", 1)
     with pytest.raises(PeerFault, match="nonsense"):
@@ -327,7 +327,7 @@ def test_a_url_that_cannot_be_used_is_told(dial: Dial, url: str) -> None:
     peer.abort()
 
 
-def test_a_client_that_is_cut_while_it_connects_tells_one_fault() -> None:
+def test_a_client_aborted_while_connecting_raises_one_error() -> None:
     """A connection that stands and was never asked anything ends without an error of this program."""
     said = []
 

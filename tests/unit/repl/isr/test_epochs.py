@@ -12,7 +12,7 @@ from tests.support.replica_builders import a_record, some_entries
 A, B, C = Member("a", 1), Member("b", 2), Member("c", 3)
 
 
-def test_a_commit_needs_whoever_a_write_under_way_may_add() -> None:
+def test_a_commit_needs_members_that_a_pending_write_may_add() -> None:
     """R-MAX: from the moment of asking, the proposed member counts; min-ISR is tested on the confirmed ISR."""
     record = a_record(replicas=("a", "b"), isr=frozenset({A}), min_isr=2)
     assert maximal_isr(record, frozenset()) == {A}
@@ -32,7 +32,7 @@ def test_min_isr_is_clamped_to_one_and_to_the_replication_factor(
     assert too_few_in_sync(a_record(replicas=tuple("abc"[:replica_count]), isr=isr, min_isr=min_isr)) is too_few
 
 
-def test_who_leaves_below_min_isr_stays_electable() -> None:
+def test_a_member_that_leaves_below_min_isr_stays_electable() -> None:
     """The last replica standing does not stand alone in the guard (H9)."""
     record = a_record(replicas=("a", "b", "c"), isr=frozenset({A, B, C}), min_isr=2)
     first = drop_members(record, frozenset({C}))

@@ -65,7 +65,7 @@ def test_a_replica_that_was_removed_and_added_again_unseen_asks_to_follow() -> N
     assert in_sync(group) == {"n1", "n2", "n3"}
 
 
-def test_a_replaced_replica_leaves_in_one_write_after_everybody_who_stays_was_asked() -> None:
+def test_a_replaced_replica_leaves_in_one_write_after_all_remaining_members_confirmed() -> None:
     """The write takes it out of replicas and ISR, checks the gens of all who stay, and follows their answers."""
     group = a_world()
     leader = group.replicas["n1"]
@@ -81,7 +81,7 @@ def test_a_replaced_replica_leaves_in_one_write_after_everybody_who_stays_was_as
     assert (len(group.logs["n3"]), len(group.logs["n4"])) == (11, 12)
 
 
-def test_the_write_that_removes_checks_the_gens_of_all_who_stay() -> None:
+def test_the_removal_checks_the_log_ids_of_all_remaining_members() -> None:
     """A stayer that the metastore does not find refuses the removal; it is tried again after a pause."""
     group = a_world()
     group.unregistered = {"n2"}
@@ -94,7 +94,7 @@ def test_the_write_that_removes_checks_the_gens_of_all_who_stay() -> None:
     assert group.record.replicas == ("n1", "n2")
 
 
-def test_nobody_is_removed_while_a_member_that_stays_is_silent() -> None:
+def test_no_replica_is_removed_while_a_remaining_member_is_silent() -> None:
     """The leader waits, says for whom, asks again, and removes as soon as it has the answer."""
     group = a_world()
     group.isolated = {"n2"}
@@ -112,7 +112,7 @@ def test_nobody_is_removed_while_a_member_that_stays_is_silent() -> None:
     assert group.record.replicas == ("n1", "n2")
 
 
-def test_an_answer_of_another_copy_or_of_less_than_is_committed_does_not_count() -> None:
+def test_an_answer_of_another_log_id_or_below_the_commit_does_not_count() -> None:
     """H21: a replaced disk answers with its gen, a log that does not follow says 0; neither lets anybody go."""
     group = a_world()
     leader = group.replicas["n1"]
@@ -133,7 +133,7 @@ def test_an_answer_of_another_copy_or_of_less_than_is_committed_does_not_count()
     assert [(w.record.replicas, w.needs) for w in writes] == [(("n1", "n2"), (Member("n1", 1), Member("n2", 1)))]
 
 
-def test_whatever_moves_the_record_asks_anew() -> None:
+def test_any_record_change_repeats_the_durability_check() -> None:
     """Answers to the question of an older record remove nobody."""
     group = a_world()
     leader = group.replicas["n1"]
@@ -146,7 +146,7 @@ def test_whatever_moves_the_record_asks_anew() -> None:
     assert leader._role_state.reassignment.check.nonce > nonce  # type: ignore[union-attr]
 
 
-def test_nobody_is_removed_while_too_few_of_those_who_stay_are_in_sync() -> None:
+def test_no_replica_is_removed_while_too_few_remaining_members_are_in_sync() -> None:
     """The ISR that is left must have min-ISR members; until then the leader says whom it waits for."""
     group = a_world()
     group.unregistered = {"n2"}
@@ -157,7 +157,7 @@ def test_nobody_is_removed_while_too_few_of_those_who_stay_are_in_sync() -> None
     assert group.replicas["n1"].reassigning == "removes n3: waits for n2: 1 in sync stay, min-ISR is 2 then"
 
 
-def test_nobody_is_removed_while_others_than_the_isr_may_be_elected() -> None:
+def test_no_replica_is_removed_while_the_elr_is_not_empty() -> None:
     """A member of the ELR may hold what nobody else in the guard will confirm: it is let go first, by its own rule."""
     group = a_world(min_isr=3)
     group.write(replace(group.record, isr=frozenset({Member("n1", 1), Member("n2", 1)}), elr={Member("n3", 1)}))
@@ -203,7 +203,7 @@ def test_a_hand_over_that_does_not_drain_is_tried_again_after_a_pause() -> None:
     assert group.record.leader is None
 
 
-def test_a_cancelled_change_lets_the_newcomers_go_by_the_same_rule() -> None:
+def test_a_cancelled_change_removes_the_newcomers_by_the_same_rule() -> None:
     """With those who were to join now to go, the replicas are what they were."""
     group = a_world()
     group.isolated = {"n5"}
@@ -218,7 +218,7 @@ def test_a_cancelled_change_lets_the_newcomers_go_by_the_same_rule() -> None:
     assert in_sync(group) == set(THREE)
 
 
-def test_a_newcomer_of_which_the_leader_needs_more_is_told_by_how_much() -> None:
+def test_the_reason_names_how_far_a_newcomer_is_behind() -> None:
     """The reason names who is late and by how many entries, while the newcomer catches up."""
     group = a_world()
     group.append(500)

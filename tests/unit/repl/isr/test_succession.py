@@ -23,7 +23,7 @@ def led_by(node: str, partition: int, in_sync: tuple[str, ...], removing: tuple[
     )
 
 
-def test_what_a_node_gives_up_is_shared_evenly() -> None:
+def test_the_leaderships_of_a_leaving_node_are_shared_evenly() -> None:
     """Of twelve partitions each of the three others leads four in the end; each goes to a member in sync."""
     records = {p: led_by("n1", p, NODES) for p in range(9)}
     records |= {9: led_by("n2", 9, NODES), 10: led_by("n3", 10, NODES), 11: led_by("n4", 11, NODES)}
@@ -38,7 +38,7 @@ def test_what_a_node_gives_up_is_shared_evenly() -> None:
         assert all(Member(heir, 1) in records[p].isr and heir != "n1" for p, heir in heirs.items())
 
 
-def test_who_is_to_go_inherits_only_where_nobody_stays() -> None:
+def test_a_leaving_member_inherits_only_where_no_other_stays() -> None:
     """A member that is to be no replica any more leads only where no other is in sync."""
     records = {0: led_by("n1", 0, ("n1", "n2", "n3"), ("n2",)), 1: led_by("n1", 1, ("n1", "n2"), ("n2",))}
     assert successors(records, "n1") == {0: "n3", 1: "n2"}

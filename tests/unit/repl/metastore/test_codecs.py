@@ -115,7 +115,7 @@ def test_a_record_survives_its_bytes(record: PartitionRecord) -> None:
     assert encode_record(again) == data
 
 
-def test_a_record_is_written_in_the_oldest_form_that_tells_all_of_it() -> None:
+def test_a_record_is_written_in_the_oldest_format_that_holds_all_its_fields() -> None:
     """Programs of the version before read what this one writes, until the metastore has gone back behind a record; that
     they refuse, instead of electing by it."""
     assert b'"v":2,' in encode_record(GOOD)
@@ -192,7 +192,7 @@ def test_records_keep_the_bytes_of_earlier_versions(record: PartitionRecord, tex
     assert decode_record(text.encode(), 7) == record
 
 
-def test_the_oldest_form_of_a_record_is_read() -> None:
+def test_the_oldest_format_of_a_record_is_read() -> None:
     """Form 1 has neither adding nor removing; a form with fields of a later one is refused."""
     oldest = PLAIN_BYTES.replace('"v":2', '"v":1').replace('"adding":[],"removing":[],', "")
     assert decode_record(oldest.encode(), 7) == PLAIN

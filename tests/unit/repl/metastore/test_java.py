@@ -32,7 +32,7 @@ def fake_java(folder: Path, says: str, code: int = 0) -> Path:
         ('openjdk version "17.0.15"', 1, None),
     ],
 )
-def test_the_version_is_read_from_what_java_says(tmp_path: Path, says: str, code: int, major: int | None) -> None:
+def test_the_version_is_parsed_from_the_output_of_java(tmp_path: Path, says: str, code: int, major: int | None) -> None:
     """Old and new forms of the version are understood; silence and failure are no version."""
     assert java_major(fake_java(tmp_path / "bin", says, code)) == major
 
@@ -49,7 +49,7 @@ def test_java_home_comes_first_then_path_then_the_package(tmp_path: Path) -> Non
     assert find_java({"PATH": str(old.parent)}, lambda: packaged).path == packaged
 
 
-def test_without_a_usable_java_one_sentence_says_what_was_seen(tmp_path: Path) -> None:
+def test_without_a_usable_java_the_error_lists_what_was_found(tmp_path: Path) -> None:
     """The error names the old version found, the least version, and the remedy, in one line."""
     old = fake_java(tmp_path / "old", 'version "11.0.1"')
     with pytest.raises(LocalFault) as caught:

@@ -97,7 +97,7 @@ def test_lost_writes_are_repeated_until_one_is_known_to_be_made() -> None:
     run(test)
 
 
-def test_a_failed_change_says_whether_it_may_have_been_made() -> None:
+def test_a_failed_change_reports_whether_it_may_have_taken_effect() -> None:
     """NotReady means that nothing was written; after a write without an answer the outcome is unknown."""
 
     async def test(mine: MemoryMetastore, _other: MemoryMetastore) -> None:

@@ -136,7 +136,7 @@ def test_without_dvv_a_context_that_misses_something_replaces_nothing():
     assert values(put(again, again, b"5", 5, properties=CLOCKS_ONLY)) == {b"5"}
 
 
-def test_a_merge_that_drops_a_sibling_is_told_from_the_merge_by_its_clock():
+def test_a_merge_that_drops_a_sibling_has_a_clock_of_its_own():
     """Two clusters of different properties never hold different objects under one clock, and they converge."""
     mine = put(None, None, b"east", 1)
     theirs = written(None, (), Content(b"west"), dot(1, WEST), 2_000, DEFAULTS)

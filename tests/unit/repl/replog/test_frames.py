@@ -129,7 +129,7 @@ def test_a_header_that_claims_too_much_is_refused_before_anything_is_allocated()
             decode_frame_header(bytes(bad), 3)
 
 
-def test_another_version_is_an_operators_matter() -> None:
+def test_another_version_is_refused_as_a_local_fault() -> None:
     """A whole header of another version is LocalFault, not Corruption: nobody shall call that log damaged."""
     data = bytearray(encode_file_header(FileHeader(b"u" * 16, 1, 2)))
     struct.pack_into("<I", data, 8, 9)
@@ -154,7 +154,7 @@ def table_of(epochs: list[int]):
 
 
 @given(st.lists(st.integers(1, 6), max_size=12).map(sorted), st.integers(0, 12))
-def test_epoch_tables_say_what_a_scan_says(epochs: list[int], cut: int) -> None:
+def test_epoch_tables_agree_with_a_scan(epochs: list[int], cut: int) -> None:
     """A table gives each entry's epoch; truncated, it is the shorter log's; clipped, right from start - 1 on."""
     table = table_of(epochs)
     cut = min(cut, len(epochs))

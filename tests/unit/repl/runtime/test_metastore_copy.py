@@ -137,7 +137,7 @@ async def copied() -> MetastoreCopy:
 
 
 @pytest.mark.parametrize("planted", [None, OTHER], ids=["empty", "a uuid of a node that was refused"])
-def test_an_empty_metastore_is_filled_so_that_nobody_is_elected_unasked(planted: bytes | None) -> None:
+def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted: bytes | None) -> None:
     """All documents are there again and the uuid is the directory's. Records name no leader and wait for `reseed`; the
     next gen is above all that were given."""
 
@@ -195,7 +195,7 @@ def test_a_metastore_in_use_is_not_adopted() -> None:
     run(main)
 
 
-def test_without_a_copy_the_operator_is_told_what_is_lost() -> None:
+def test_without_a_copy_the_losses_are_reported() -> None:
     """A directory of a release before: the uuid and the counter are written, and all that is lost is named."""
 
     async def main(metastore: MemoryMetastore) -> None:

@@ -75,7 +75,7 @@ def test_entries_that_the_store_has_already_are_not_kept() -> None:
     assert [e.offset for e in stretch.entries] == [5, 6]
 
 
-def test_soft_cursors_travel_once_a_second_and_at_once_when_told() -> None:
+def test_soft_cursors_are_sent_once_a_second_and_at_once_on_request() -> None:
     """The newest of each queue goes to each follower, no more than once a second but at a hand-over, not again without
     news, and again when it may have been lost."""
     soft = CursorGossip()

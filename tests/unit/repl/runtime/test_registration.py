@@ -79,14 +79,14 @@ def founded(directory: Path, ensemble: MemoryEnsemble, *, durability: str = "fsy
     return gens
 
 
-def test_a_copy_that_is_yet_to_be_made_takes_the_spare_gen(tmp_path: Path) -> None:
+def test_a_new_replica_takes_the_spare_log_id(tmp_path: Path) -> None:
     """The gen that a new directory offers for new copies is the one that they get, at this and any later start."""
     ensemble = MemoryEnsemble()
     gens = founded(tmp_path, ensemble)
     assert settled(tmp_path, ensemble) == (gens, gens[0])
 
 
-def test_a_sound_copy_keeps_its_gen(tmp_path: Path) -> None:
+def test_an_undamaged_replica_keeps_its_log_id(tmp_path: Path) -> None:
     """A clean stop, a kill and, in fsync mode, a power loss all keep the gen."""
     ensemble = MemoryEnsemble()
     first = founded(tmp_path, ensemble)
@@ -96,7 +96,7 @@ def test_a_sound_copy_keeps_its_gen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["damage", "doubt", "async power loss", "new directory"])
-def test_a_copy_that_may_have_lost_something_takes_a_new_gen(tmp_path: Path, case: str) -> None:
+def test_a_replica_that_may_have_lost_entries_takes_a_new_log_id(tmp_path: Path, case: str) -> None:
     """R-GEN: what is damaged, emptied, doubtful after a power loss or new is not the copy that the record means."""
     ensemble = MemoryEnsemble()
     directory = tmp_path / "data"
@@ -117,7 +117,7 @@ def test_a_copy_that_may_have_lost_something_takes_a_new_gen(tmp_path: Path, cas
     assert settled(directory, ensemble)[0] == gens, "settled once"
 
 
-def test_doubt_outlives_a_start_that_did_not_get_to_settle(tmp_path: Path) -> None:
+def test_suspected_loss_outlives_an_interrupted_start(tmp_path: Path) -> None:
     """Opening makes an emptied log anew, so that only the noted doubt can tell the next start of it."""
     ensemble = MemoryEnsemble()
     first = founded(tmp_path, ensemble)
@@ -127,7 +127,7 @@ def test_doubt_outlives_a_start_that_did_not_get_to_settle(tmp_path: Path) -> No
     assert settled(tmp_path, ensemble)[0][0] != first[0]
 
 
-def test_an_async_copy_keeps_its_gen_when_nothing_was_lost(tmp_path: Path) -> None:
+def test_an_async_replica_keeps_its_log_id_when_nothing_was_lost(tmp_path: Path) -> None:
     """In async mode a mere kill keeps the page cache, and a clean stop before a reboot loses nothing."""
     ensemble = MemoryEnsemble()
     first = founded(tmp_path, ensemble, durability="async")
@@ -135,7 +135,7 @@ def test_an_async_copy_keeps_its_gen_when_nothing_was_lost(tmp_path: Path) -> No
     assert settled(tmp_path, ensemble, durability="async", boot_id="boot-2")[0] == first
 
 
-def test_what_is_gone_of_an_earlier_run_is_noticed(tmp_path: Path) -> None:
+def test_data_missing_since_an_earlier_run_is_detected(tmp_path: Path) -> None:
     """An identity that has held partitions misses a log or store that is absent or empty; a new one does not."""
     log, store = tmp_path / "log", tmp_path / "store"
     identity = NodeIdentity.open(tmp_path)
@@ -217,7 +217,7 @@ def test_both_slots_damaged_is_corruption(tmp_path: Path) -> None:
         SlotFile(tmp_path, "value").read()
 
 
-def test_who_led_the_highest_epoch_is_noted_with_it(tmp_path: Path) -> None:
+def test_the_leader_of_the_highest_epoch_is_stored_with_it(tmp_path: Path) -> None:
     """H32: an owner counts for its own epoch alone, so an epoch that was noted without one has none; a directory of an
     older version names no owners at all."""
     identity = NodeIdentity.open(tmp_path)

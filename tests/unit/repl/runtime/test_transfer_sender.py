@@ -28,7 +28,7 @@ REAPED_AT = 2
         (REAPED_AT + 1, True),
     ],
 )
-async def test_a_copy_that_ends_below_a_reap_is_given_no_rows(position: int, given: bool) -> None:
+async def test_a_replica_that_ends_below_a_reap_gets_no_incremental_rows(position: int, given: bool) -> None:
     """No row says that a tombstone was reaped, so a copy that lacks the reap would keep its tombstone for ever."""
 
     store = MemoryStore()

@@ -92,7 +92,7 @@ class RestingStore(MemoryStore):
         self.rests.append((self.at, idle))
 
 
-def test_a_store_rests_once_after_each_load_and_as_idle_once_the_process_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_compacts_once_after_each_load_and_frees_reads_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two checkpoints without a write it rests; what is for reading goes at the first such time in which the
     process did nothing, and not again before something is written."""
     store = RestingStore()

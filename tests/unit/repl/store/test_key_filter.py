@@ -57,7 +57,7 @@ def absent(count: int) -> Iterator[bytes]:
     return (b"absent-%d" % n for n in range(count))
 
 
-def test_in_a_new_store_absent_keys_cost_no_look(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_new_store_absent_keys_cost_no_lookup(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All keys that were written are found; of those that were not, hardly one is looked up."""
     store = open_store(room / "store")
     written(store, 50)
@@ -91,7 +91,7 @@ def test_a_reopened_store_proves_nothing_until_it_has_read_all_names(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_whatever_is_written_meanwhile_is_found(room: Path, small_slices: None, seed: int) -> None:
+def test_keys_written_during_the_scan_are_found(room: Path, small_slices: None, seed: int) -> None:
     """Keys come, are written over, go and come again, on both sides of where the reading of names stands, in a store
     that is closed now and then: every look-up is what a plain dictionary says."""
     chance = Random(seed)
@@ -156,7 +156,7 @@ def test_rows_of_another_node_are_found_at_once(room: Path) -> None:
         store.close()
 
 
-def test_a_row_that_is_mended_is_found(room: Path) -> None:
+def test_a_repaired_row_is_found(room: Path) -> None:
     """A key row that was lost when the names were read is there again once it came from another replica."""
     giver, taker = open_store(room / "giver"), open_store(room / "taker")
     for store in (giver, taker):

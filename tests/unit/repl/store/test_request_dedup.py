@@ -18,7 +18,7 @@ def test_a_name_that_came_twice_is_known_by_its_newer_offset() -> None:
     assert window.offset_of(b"a") is None
 
 
-def test_names_keep_hash_and_id_apart() -> None:
+def test_keys_of_the_index_keep_hash_and_request_id_apart() -> None:
     """Two requests share a name only when both their key hashes and their ids are the same."""
     names = {request_name(h, i) for h in (0, 1, 0x61, 1 << 63) for i in (b"", b"a", b"aa")}
     assert len(names) == 12

@@ -78,7 +78,7 @@ def test_a_large_batch_is_not_for_the_loop() -> None:
     assert not Database().at_once.takes(BATCH_BYTES_MAX + 1)
 
 
-def test_leveldb_says_of_itself_what_it_takes_at_once(tmp_path: Path) -> None:
+def test_the_stall_predictor_reads_the_state_of_leveldb(tmp_path: Path) -> None:
     """A fresh store takes a few entries at once, a large batch not, and after a slow write none."""
     store = LevelStore.open(
         tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"

@@ -330,7 +330,7 @@ def test_a_reader_that_does_not_read_loses_the_connection(loop: str) -> None:
     run(scenario(), loop)
 
 
-def test_strangers_do_not_keep_nodes_out(loop: str) -> None:
+def test_pending_handshakes_do_not_block_nodes(loop: str) -> None:
     """Many connections that say nothing are bounded, the oldest goes first, and a node still gets in at once."""
 
     async def scenario() -> None:
@@ -367,7 +367,7 @@ def test_a_refusal_is_one_frame_that_names_its_reason(loop: str) -> None:
     run(scenario(), loop)
 
 
-def test_every_number_has_its_line_of_help(loop: str) -> None:
+def test_every_metric_has_a_help_line(loop: str) -> None:
     """All metrics of the links are explained, and count what went by."""
 
     async def scenario() -> None:

@@ -43,7 +43,7 @@ def failing(node: Node, error: Exception) -> None:
     node.answer = answer
 
 
-def test_answers_come_back_to_whom_they_belong(loop: str) -> None:
+def test_answers_are_matched_to_their_requests(loop: str) -> None:
     """Many requests at once, small and large, each get their own answer, in whatever order they are ready."""
 
     async def scenario() -> None:
@@ -201,7 +201,7 @@ def test_what_is_under_way_is_bounded_in_number_and_bytes(loop: str) -> None:
     run(scenario(), loop)
 
 
-def test_an_answer_that_is_too_large_is_said_to_be(loop: str) -> None:
+def test_an_answer_that_is_too_large_is_an_error(loop: str) -> None:
     """The asker hears of it, and the connection stands."""
 
     async def scenario() -> None:
@@ -220,7 +220,7 @@ def test_an_answer_that_is_too_large_is_said_to_be(loop: str) -> None:
     run(scenario(), loop)
 
 
-def test_a_node_that_takes_leave_loses_no_answer(loop: str) -> None:
+def test_a_draining_node_loses_no_answer(loop: str) -> None:
     """Requests under way when a node stops are all answered before its connections close; whoever asks later is told
     at once that nothing was sent."""
 
@@ -261,7 +261,7 @@ def test_a_node_that_takes_leave_loses_no_answer(loop: str) -> None:
     run(scenario(), loop)
 
 
-def test_nobody_is_waited_for_who_does_not_answer(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_does_not_wait_for_silent_peers(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose connection goes, or that is silent, holds up no stop for longer than the limit."""
 
     async def scenario() -> None:
@@ -321,7 +321,7 @@ def test_many_large_answers_at_once_do_not_cost_the_connection(loop: str) -> Non
     run(scenario(), loop)
 
 
-def test_answers_that_wait_for_room_are_bounded_and_end_with_their_requests(loop: str) -> None:
+def test_answers_that_wait_for_buffer_space_are_bounded_and_end_with_their_requests(loop: str) -> None:
     """While a connection is full one answer waits, and more as far as they are within the limit; the rest is told at
     once that its outcome is unknown. Nobody waits longer than who asked."""
 

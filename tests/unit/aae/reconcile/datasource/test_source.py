@@ -146,7 +146,7 @@ async def test_a_stream_is_of_the_moment_at_which_it_was_opened(store: LevelStor
     await streams.close()
 
 
-async def test_columns_say_what_the_store_has(store: LevelStore) -> None:
+async def test_columns_match_the_store(store: LevelStore) -> None:
     """Names, hashes, times, flags and values of each key are those that were written."""
 
     streams = streams_of(store)
@@ -204,7 +204,7 @@ async def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: p
     await streams.close()
 
 
-def test_a_stream_that_finds_nothing_says_how_far_it_is(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_matches_reports_its_position(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows that were not asked for a reader hears as often as of others, so that it neither takes the node for dead
     nor keeps the thread from other streams; behind each such mark a stream goes on."""
     monkeypatch.setattr("isthmus.aae.row_stream.streams.SLICE_ROWS", 50)
@@ -272,7 +272,7 @@ async def test_a_plan_does_not_wait_for_the_frames_of_streams(
     await streams.close()
 
 
-async def test_an_estimate_is_told_again_for_a_moment_alone(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_estimate_is_cached_for_a_moment_only(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that follow each other read no rows; a later one counts anew."""
 
     streams = streams_of(store)
@@ -285,7 +285,7 @@ async def test_an_estimate_is_told_again_for_a_moment_alone(store: LevelStore, m
     await streams.close()
 
 
-async def test_a_copy_that_may_not_answer_says_so(store: LevelStore) -> None:
+async def test_a_replica_that_may_not_answer_refuses_with_a_reason(store: LevelStore) -> None:
     """No copy, one that is being filled, a follower asked for committed rows, other segments: each has its refusal."""
 
     with pytest.raises(NotReady, match="no replica"):
@@ -438,7 +438,7 @@ HEAD = Head(CLUSTER, "east", "n1", PARTITION, 0, SEGMENT_COUNT, 1, COUNT)
         ({"urls": "http://n1:1", "modified_before": "0"}, "a time after 1970"),
     ],
 )
-def test_every_bad_option_says_what_would_be_right(given: dict[str, str], words: str) -> None:
+def test_every_bad_option_is_refused_with_a_remedy(given: dict[str, str], words: str) -> None:
     """An unknown option, or a value that means nothing, is an error with the remedy."""
     with pytest.raises(BadInput, match=words):
         parse_options(given)

@@ -38,7 +38,7 @@ def copies(*nodes: str) -> tuple[ReplicaEndpoint, ...]:
     return tuple(ReplicaEndpoint(node, f"http://{node}", False, True, 1, COUNT) for node in nodes)
 
 
-def test_another_copy_goes_on_where_a_stream_broke(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_replica_continues_a_broken_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows come once each although the first node breaks off; both pieces stand in the manifest, as of their own
     offsets; with `resume` off the range fails instead."""
     names = [row_wire_name(n) for n in range(4)]
@@ -114,7 +114,7 @@ def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.Monkey
     assert asks == [b"", *again]
 
 
-def test_a_range_that_nobody_gives_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_without_any_replica_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no copy that answers the error names partition and segments; another cluster's answer is refused at once."""
     monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     told = [HEAD._replace(cluster=b"\x09" * 16)]
@@ -280,7 +280,7 @@ def test_a_plan_with_a_hole_is_refused() -> None:
             parse_plan(bad, "http://a:1")
 
 
-def test_copies_are_read_with_tls_where_the_plan_was() -> None:
+def test_replicas_are_read_with_tls_if_the_plan_was() -> None:
     """Nodes with `tls.http = "allow"` list themselves with http://: a job that came with TLS, and its token, does not
     go on in plain text; one that came without it does."""
     plan = json.dumps(

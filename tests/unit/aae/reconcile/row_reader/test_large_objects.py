@@ -23,7 +23,7 @@ from tests.support.threaded_node import running_node
 MB = 1_000_000
 
 
-def test_an_object_too_large_to_be_sent_is_a_row_that_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_too_large_to_send_is_an_error_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end the stream of its range, again and again, and with it the job; now it is named, with the limit, and
     all others are read. A comparison of bodies goes by its row, and does not call it corrupt."""
     monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 4 * MB)

@@ -37,12 +37,12 @@ Driver stacktrace:"""
         ("x" * 9_999, "x" * WORDS_MAX),
     ],
 )  # fmt: skip
-def test_what_failed_is_said_in_a_line(said: str, words: str) -> None:
+def test_a_failure_is_reported_in_one_line(said: str, words: str) -> None:
     """Our own sentence before Spark's, which has codes and traces around it."""
     assert spark_error_line(RuntimeError(said)) == words
 
 
-def test_a_command_says_why_its_job_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_reports_why_its_job_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session is stopped, and the sentence has the command before it."""
     from pyspark.errors import AnalysisException
 

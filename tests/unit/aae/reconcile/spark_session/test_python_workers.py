@@ -35,7 +35,7 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_workers_without_isthmus_are_told_of_before_the_first_action(tmp_path: Path) -> None:
+def test_workers_without_isthmus_are_reported_before_the_first_action(tmp_path: Path) -> None:
     """The sentence names both interpreters, what is missing, and what to set; nothing is registered then."""
     other = script(tmp_path / "python3", "echo \"ModuleNotFoundError: No module named 'isthmus'\" >&2; exit 1")
     session = Session(other)
@@ -77,7 +77,7 @@ def test_a_table_in_the_catalog_is_refused(given: dict[str, str]) -> None:
         parse_options(given)
 
 
-def test_a_table_without_options_is_told_where_they_go() -> None:
+def test_a_table_without_options_is_refused_with_a_remedy() -> None:
     """Of a table in the catalog Spark passes no option at all."""
     with pytest.raises(BadInput, match=r"spark\.read\.options\(urls='\.\.\.'\)\.table\(name\)"):
         parse_options({})

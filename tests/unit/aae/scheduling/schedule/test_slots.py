@@ -30,7 +30,7 @@ wants = st.dictionaries(st.sampled_from(list(CheckKind)), st.integers(0, 30))
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(wants, st.integers(1, 5), st.integers(1, 3), st.text(max_size=9))
-def test_every_want_gets_a_slot_of_its_own_on_every_node(
+def test_every_check_gets_a_slot_of_its_own_on_every_node(
     wanted: dict[CheckKind, int], nodes: int, peers: int, seed: str
 ) -> None:
     """All checks of the day are in the plan, and no two nodes or peers have the same moment; it is within its slot."""

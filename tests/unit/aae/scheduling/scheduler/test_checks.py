@@ -203,7 +203,7 @@ def run_test(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_a_day_has_the_checks_that_are_wanted(tmp_path: Path) -> None:
+def test_a_day_has_the_configured_checks(tmp_path: Path) -> None:
     """Two peers: each check of the day runs once, two days run twice as many."""
 
     async def work() -> None:
@@ -219,7 +219,7 @@ def test_a_day_has_the_checks_that_are_wanted(tmp_path: Path) -> None:
     run_test(work)
 
 
-def test_a_queue_that_is_there_no_more_is_said_to_be_delisted(tmp_path: Path) -> None:
+def test_a_missing_queue_is_reported_as_delisted(tmp_path: Path) -> None:
     """The reason says what becomes of checks, and its gaps went with it."""
 
     async def work() -> None:
@@ -231,7 +231,7 @@ def test_a_queue_that_is_there_no_more_is_said_to_be_delisted(tmp_path: Path) ->
     run_test(work)
 
 
-def test_a_queue_of_another_cluster_than_the_one_compared_with_is_said(tmp_path: Path) -> None:
+def test_a_queue_of_another_cluster_is_reported(tmp_path: Path) -> None:
     """By uuid once the other cluster has answered, before that by the name that the settings give it; what is not known
     is not guessed, and a queue that nobody owns yet is anybody's."""
 
@@ -255,7 +255,7 @@ def test_a_queue_of_another_cluster_than_the_one_compared_with_is_said(tmp_path:
     run_test(work)
 
 
-def test_nothing_configured_is_idle_and_no_wants_are_too(tmp_path: Path) -> None:
+def test_without_configured_checks_the_scheduler_is_idle(tmp_path: Path) -> None:
     """No alarm is set."""
 
     async def work() -> None:
@@ -464,7 +464,7 @@ def test_windows_of_the_settings() -> None:
     assert all(parse_window("0-24").contains(hour * HOUR_MS) for hour in range(24))
 
 
-def test_repairs_rest_while_the_loop_is_late() -> None:
+def test_repairs_pause_while_the_loop_is_late() -> None:
     """A loop that is on time costs nothing, a late one a rest that grows with it, up to a bound."""
     assert rest_s(-0.001) == rest_s(0.0) == rest_s(0.019) == 0.0
     assert rest_s(0.05) == pytest.approx(0.5)
@@ -537,7 +537,7 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
     assert checker.buckets == {b"b"}
 
 
-def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
+def test_the_last_comparison_of_a_key_is_shown(tmp_path: Path) -> None:
     """Equal after a check in sync; what a check named is diverged, what it did not is equal only if it looked at all
     and named all; what it could not look at, never looked at, or no longer remembers is unreachable, and what the
     queue's filter leaves out is filtered. A restart forgets none of it. Who reaps hears of what may be diverged."""
@@ -593,7 +593,7 @@ def test_the_last_comparison_of_a_key_is_told(tmp_path: Path) -> None:
     run_test(work)
 
 
-def test_who_reaps_hears_of_changes_that_a_check_of_a_range_could_not_explain(tmp_path: Path) -> None:
+def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(tmp_path: Path) -> None:
     """A check that found segments different by changes outside its range has found differences that it could not name:
     any key may be one. One that could not look at all has found none."""
 

@@ -43,7 +43,7 @@ def test_first_moments_are_spread_over_the_interval() -> None:
 
 
 @pytest.mark.parametrize(("busy", "low", "high"), [(0, 0.1, 0.1), (0.3, 3.5, 4.4), (1, 13, 16), (2, 16, 16)])
-def test_a_build_rests_the_longer_the_busier_the_process_is(busy: float, low: float, high: float) -> None:
+def test_a_build_pauses_longer_in_a_busier_process(busy: float, low: float, high: float) -> None:
     """While the other threads take a share of a core, slices and rests come to a steady share of rest: a tenth of the
     work at least, and never more than a bound."""
     pace, now_s, others_s = TreeThrottle(), 5.0, 77.0

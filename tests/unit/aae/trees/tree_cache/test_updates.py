@@ -125,7 +125,7 @@ def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, se
     run(tmp_path, story)
 
 
-def test_a_build_waits_for_what_the_loop_was_not_told_yet(tmp_path: Path) -> None:
+def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: Path) -> None:
     """A snapshot that is ahead of the reports makes no tree before these have come, and none counts twice."""
 
     async def story(fixture: TreeFixture) -> None:
@@ -168,7 +168,7 @@ def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None
     run(tmp_path, story)
 
 
-def test_a_copy_that_was_filled_has_a_tree_before_anything_more_is_written(tmp_path: Path) -> None:
+def test_a_transferred_replica_has_a_tree_before_further_writes(tmp_path: Path) -> None:
     """Rows that came from another node are reported by no entry: in a partition that is quiet afterwards the tree is
     built all the same, and its build holds up no other one for ever."""
 
@@ -300,7 +300,7 @@ def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
-def test_a_tree_file_is_of_one_partition_copy_and_offset(tmp_path: Path) -> None:
+def test_a_tree_file_belongs_to_one_partition_log_id_and_offset(tmp_path: Path) -> None:
     """`load_and_remove_tree` gives back what was saved, once."""
     tree = HashTree()
     tree.change(9, 1 << 63)

@@ -186,7 +186,7 @@ def test_leaderships_are_shown_and_moved_when_asked() -> None:
     assert (status, answer["reason"]) == (503, "not-ready")
 
 
-def test_what_may_be_old_is_said_to_be() -> None:
+def test_possibly_stale_answers_are_marked() -> None:
     """Without a session, or before anything was read, a cluster is never called whole."""
     controller = ToldController()
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
@@ -204,7 +204,7 @@ def test_what_may_be_old_is_said_to_be() -> None:
     ]
 
 
-def test_a_record_that_cannot_be_read_is_told() -> None:
+def test_an_unreadable_record_is_reported() -> None:
     """As what is amiss, and as the reason of its partition, with its path."""
     controller = ToldController()
     controller.unread.learn({"/p/0": "/isthmus/p/0 in the metastore: not a partition record"}, controller.records)

@@ -31,7 +31,7 @@ def uncollected() -> Iterator[None]:
 
 @pytest.mark.parametrize("query", ["", "?timeout=5000", "?timeout=20"])
 @pytest.mark.usefixtures("uncollected")
-def test_an_error_that_is_told_frees_the_calls_it_came_through(client_api: Any, send_request: Any, query: str) -> None:
+def test_an_answered_error_frees_its_traceback(client_api: Any, send_request: Any, query: str) -> None:
     """Calls that keep in a variable what they raise are freed with the answer; behind a timeout once they are over."""
     seen: list[ref[Held]] = []
     gate = asyncio.Event()
@@ -60,7 +60,7 @@ def test_an_error_that_is_told_frees_the_calls_it_came_through(client_api: Any, 
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_errors_of_items_free_the_calls_they_came_through(client_api: Any, send_request: Any) -> None:
+def test_errors_of_items_free_their_tracebacks(client_api: Any, send_request: Any) -> None:
     """As of one write, so of those of a batch."""
     seen: list[ref[Held]] = []
 
@@ -86,7 +86,7 @@ def test_errors_of_items_free_the_calls_they_came_through(client_api: Any, send_
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_what_was_read_of_a_refused_body_goes_before_the_rest_is_thrown_away(client_api: Any) -> None:
+def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: Any) -> None:
     """A client may take seconds to send what nobody wants; what came before is not held for so long."""
     gone: list[int] = []
     told: list[int] = []

@@ -232,7 +232,7 @@ async def test_a_timeout_of_the_client_is_kept(client_api, send_request):
     assert loop.time() - begun < 5
 
 
-async def test_what_goes_on_behind_a_timeout_is_still_held(client_api, send_request):
+async def test_writes_that_continue_after_a_timeout_still_count_against_the_limit(client_api, send_request):
     """Bodies of writes that go on count against the limit until they are over, so that clients with little patience
     cannot fill a node's memory: what has no room is refused."""
 
@@ -298,7 +298,7 @@ def test_the_old_forms_reach_the_same_objects(client_api):
     assert client_api.call("GET", "/riak/b/a%2Fb").headers["x-riak-deleted"] == "true"
 
 
-def test_a_slash_at_the_end_says_nothing(client_api):
+def test_a_trailing_slash_is_ignored(client_api):
     """Paths of listings and new keys may end in a slash, and need the same role with it."""
     assert client_api.call("POST", "/buckets/b/keys/", b"v", TEXT).headers["location"].count("//") == 0
     assert client_api.call("GET", "/buckets/?buckets=true").status == 200
@@ -369,7 +369,7 @@ def test_a_preflist_names_who_holds_a_key(client_api):
         ("GET", "/cachedtrees/nvals/3/root"),
     ],
 )
-def test_what_is_not_there_says_so(client_api, method, path):
+def test_unsupported_features_answer_501_with_an_alternative(client_api, method, path):
     """501 with one sentence on what to do instead, never a 404 that looks like an absent key."""
     answer = client_api.call(method, path, b"{}" if method == "POST" else b"")
     assert (answer.status, answer.reason) == (501, "not-implemented")
@@ -379,7 +379,7 @@ def test_what_is_not_there_says_so(client_api, method, path):
 
 @EXAMPLES
 @given(st.lists(st.sampled_from(["riak", "buckets", "types", "t", "keys", "index", "mapred", "b,t,1", "", "props"])))
-def test_every_path_of_riaks_words_is_answered(client_api_with, words):
+def test_every_riak_path_is_answered(client_api_with, words):
     """No path of Riak's words brings the face to fall."""
     client_api = client_api_with()
     for method in ("GET", "PUT", "DELETE"):
@@ -387,7 +387,7 @@ def test_every_path_of_riaks_words_is_answered(client_api_with, words):
         assert answer.status != 500
 
 
-def test_a_failing_listing_gives_its_place_back(client_api):
+def test_a_failing_listing_releases_its_slot(client_api):
     """A refused listing in the old form leaves no listing behind."""
     client_api.kv.fail = NotReady("x")
     assert client_api.call("GET", "/riak/b?keys=true&props=false").status == 503

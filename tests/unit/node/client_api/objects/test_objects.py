@@ -228,7 +228,7 @@ def test_a_vclock_with_anything_added_is_refused(client_api):
     assert client_api.kv.writes == 1
 
 
-def test_a_read_says_how_isolated_it_is_or_leaves_it_to_the_node(client_api):
+def test_a_read_passes_its_isolation_or_the_default(client_api):
     """GET and HEAD hand their isolation on, none when they have none; another word is 400, never a committed read."""
     client_api.put(K, b"v")
     client_api.kv.unapplied[Key(b"default", b"b", b"k")] = client_api.kv.objects[Key(b"default", b"b", b"k")].replace(
@@ -263,7 +263,7 @@ def test_a_request_id_makes_a_repeated_write_harmless(client_api):
     assert client_api.kv.writes == 2
 
 
-def test_a_repeated_write_of_a_key_that_was_reaped_since_says_so(client_api):
+def test_a_repeated_write_of_a_key_reaped_since_writes_nothing(client_api):
     """It writes nothing: 204 without a clock, or 404 where the body was asked for."""
     client_api.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
     client_api.kv.objects.clear()
@@ -295,7 +295,7 @@ def test_a_written_object_that_did_not_come_back_is_read(client_api):
     assert client_api.kv.isolations == ["committed"]
 
 
-def test_refusals_and_unknown_outcomes_are_told_apart(client_api):
+def test_refusals_and_unknown_outcomes_have_different_statuses(client_api):
     """A definite refusal is 503 with its code and Retry-After; an unknown outcome is 504, says so, and has none."""
     refusals = NotLeader("x", "n2"), Fenced("x"), TooFewInSync("x"), Overloaded("x"), OutOfStorage("x"), NotReady("x")
     for error in refusals:
@@ -466,7 +466,7 @@ def test_requests_are_counted_by_route_method_and_status(client_api):
 
 
 @pytest.mark.parametrize("ms", [253_402_300_799_999, 253_402_300_800_000, 2**63 - 1])
-def test_a_time_beyond_what_a_date_can_say_is_shown_as_the_last_date(ms: int) -> None:
+def test_a_time_beyond_the_http_date_range_is_shown_as_the_last_date(ms: int) -> None:
     """An object that came from another cluster with a last-modified time after the year 9999 is shown, alone and among
     siblings, under the last date that HTTP can write."""
     one = Sibling((b"a" * 20, 5), ms, False, b"value", b"text/plain")

@@ -42,7 +42,7 @@ def requests_for_much() -> list[tuple[str, str, bytes, int]]:
 
 
 @pytest.mark.parametrize(("method", "target", "body", "status"), requests_for_much())
-def test_an_answer_that_finds_no_room_refuses_no_write(
+def test_an_answer_without_memory_refuses_no_write(
     client_api: ClientApiFixture, monkeypatch: pytest.MonkeyPatch, method: str, target: str, body: bytes, status: int
 ) -> None:
     """With as many bodies held as a node holds, a large answer to a read is refused for now, one to a write unknown."""

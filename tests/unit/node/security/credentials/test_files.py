@@ -98,7 +98,7 @@ def test_the_token_of_a_full_sync_is_looked_at_as_a_sinks_is(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("line", ['admin = "allow"', 'cluster = "prefer"', 'client_certificates = "required"'])
-def test_a_lock_that_cannot_lock_is_a_fault(tmp_path: Path, line: str) -> None:
+def test_unusable_credentials_are_a_fault(tmp_path: Path, line: str) -> None:
     """Somebody wrote how connections are encrypted, and forgot the certificate: the node would have taken everybody in
     the clear without a word. The default, written out, is what every file means, and only doubtful."""
     with pytest.raises(ConfigError) as error:
@@ -110,7 +110,7 @@ def test_a_lock_that_cannot_lock_is_a_fault(tmp_path: Path, line: str) -> None:
     assert [doubt.path for doubt in warnings_of(required)] == ["tls.http"]
 
 
-def test_an_empty_token_file_is_told_before_a_node_starts(tmp_path: Path) -> None:
+def test_an_empty_token_file_is_reported_before_a_node_starts(tmp_path: Path) -> None:
     """It would lock out everybody whom it was to let in."""
     (tmp_path / "t").touch(mode=0o600)
     with pytest.raises(BadConfig, match="is empty"):
@@ -130,9 +130,7 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("read", [tokens.read_token, tokens.read_digests])
-def test_a_huge_file_named_as_one_of_tokens_is_told_and_not_read(
-    tmp_path: Path, read: Callable[[Path], object]
-) -> None:
+def test_a_huge_token_file_is_reported_and_not_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
     """A log or a disk image named by mistake costs its first bytes: it is looked at again each second."""
     file = tmp_path / "t"
     file.write_text("a-token-0123456789\n")
@@ -143,7 +141,7 @@ def test_a_huge_file_named_as_one_of_tokens_is_told_and_not_read(
 
 
 @pytest.mark.parametrize("named", ["a.crt", "a.key", "ca.crt"])
-def test_a_huge_file_named_as_a_certificate_or_key_is_told_and_not_read(tmp_path: Path, named: str) -> None:
+def test_a_huge_certificate_or_key_file_is_reported_and_not_read(tmp_path: Path, named: str) -> None:
     """The same of what TLS is made of: OpenSSL would read it to its end, on the event loop."""
     made = filled(tmp_path)
     (tmp_path / named).write_text("x")

@@ -63,14 +63,14 @@ def test_right_files_are_taken(folder: Folder) -> None:
         ("absent", "tls.key: {0}/absent.key: no such file or directory"),
     ],
 )
-def test_a_pair_that_others_would_refuse_is_told_at_once(folder: Folder, pair: str, words: str) -> None:
+def test_a_certificate_that_peers_would_refuse_is_reported_at_once(folder: Folder, pair: str, words: str) -> None:
     """Of another node, of none, or not there: a sentence with the key and the file; a node does not start with it."""
     assert words.format(folder.path) in "\n".join(faults(folder, tls(pair)))
     with pytest.raises(BadConfig, match=r"tls\.(certificate|key)"):
         NodeCredentials(loaded(folder.path, tls(pair)))
 
 
-def test_expired_strange_mixed_and_open_files_are_told(tmp_path: Path) -> None:
+def test_expired_foreign_mismatched_and_readable_files_are_reported(tmp_path: Path) -> None:
     """An expired certificate, one of another authority, the key of another, a key that all may read, no PEM at all."""
     own = filled(tmp_path)
     authority = certificates.read_pair(own.authority, tmp_path / "ca.key")
@@ -90,7 +90,7 @@ def test_expired_strange_mixed_and_open_files_are_told(tmp_path: Path) -> None:
     assert any("holds no certificates in PEM form" in fault for fault in faults(own, tls()))
 
 
-def test_an_expiry_that_comes_near_is_told(tmp_path: Path) -> None:
+def test_a_near_expiry_is_reported(tmp_path: Path) -> None:
     """A certificate with less than `expiry_warning` left is a problem in words, of this node and of those connected."""
     dev_certificates.make_certificates(tmp_path, [NodeName("c", "a")], days=3)
     locks = NodeCredentials(loaded(tmp_path, tls()))
@@ -130,7 +130,7 @@ def test_settings_that_do_not_go_together_are_faults(tmp_path: Path, more: str, 
         ('[[sink.peers]]\nurl = "http://10.0.0.2:1"\nqueue = "q"\ntoken_file = "t"\n', ["sink.peers[0].url"]),
     ],
 )
-def test_doors_that_stand_open_are_doubted(tmp_path: Path, more: str, keys: list[str]) -> None:
+def test_open_listeners_are_warned_about(tmp_path: Path, more: str, keys: list[str]) -> None:
     """An admin listener for others without both locks, tokens in the clear, nodes that may come without TLS."""
     assert [doubt.path for doubt in warnings_of(loaded(tmp_path, more))] == keys
 
@@ -173,7 +173,7 @@ def test_dev_makes_what_nodes_take(tmp_path: Path, capsys: pytest.CaptureFixture
     assert token.strip() not in capsys.readouterr().out
 
 
-def test_coming_in_at_a_peer_again_and_again_watches_no_more_files(folder: Folder) -> None:
+def test_repeated_requests_to_a_peer_watch_no_more_files(folder: Folder) -> None:
     """A look at a key and a round of repairs ask each time how to come in: what is kept of that does not grow."""
     locks = NodeCredentials(loaded(folder.path, tls()))
     token = folder.path / "replicate.token"

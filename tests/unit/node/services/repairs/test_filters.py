@@ -10,7 +10,7 @@ from tests.support.queue_node import QueueNode
 from tests.unit.queues.admin.test_acts import alive
 
 
-def test_what_counts_is_told_by_the_filter_and_whole_types_cost_nothing() -> None:
+def test_the_filter_decides_what_counts_and_whole_types_need_no_lookup() -> None:
     """A filter that offers all of a bucket type lets everything of it count, without asking for each key; one that
     tells buckets apart answers by bucket; a queue for repairs alone takes all."""
 

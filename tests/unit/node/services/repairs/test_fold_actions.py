@@ -57,7 +57,7 @@ def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:
     assert 0 < longest <= 2 * REAPS_AT_ONCE
 
 
-def test_what_was_reaped_is_counted_though_there_is_no_room_for_more() -> None:
+def test_reaped_keys_are_counted_although_later_ones_are_refused() -> None:
     """A key that is refused for now is told with its reason, like one that must wait, and the others are reaped; where
     all are refused, the page is, and is asked for again."""
     reaper = Sickle(full=(b"3", b"5"))

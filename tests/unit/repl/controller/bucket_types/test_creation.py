@@ -97,7 +97,7 @@ def test_a_node_that_is_alone_by_design_is_not_kept_waiting() -> None:
     assert founding.reason == ""
 
 
-def test_nodes_that_leave_or_have_no_gen_yet_do_not_count() -> None:
+def test_nodes_that_leave_or_have_no_log_id_yet_do_not_count() -> None:
     """A replica there could not be elected."""
     leaving = Registration("n2", 1, False, spare_log_id=52, id=2)
     unsettled = Registration("n3", 1, True, id=3)
@@ -240,7 +240,7 @@ async def test_two_who_create_at_once_do_not_make_the_same_partitions() -> None:
         assert kinds == [("same", 0), *((f"t{i}", index) for i in range(3) for index in range(2))]
 
 
-async def test_an_assignment_without_the_metastore_says_whether_it_may_have_happened() -> None:
+async def test_an_assignment_without_the_metastore_is_refused_or_unknown() -> None:
     """Not reached: nothing was created. No answer to the write: unknown, and once more is safe."""
 
     async with running(FILE, 0, 1, 2) as cluster:
@@ -257,7 +257,7 @@ async def test_an_assignment_without_the_metastore_says_whether_it_may_have_happ
 
 
 @pytest.mark.parametrize("value", [b"", b"[]", b'{"v":2,"next":1}', b'{"v":1,"next":-1}', b'{"v":1,"next":true}'])
-async def test_a_counter_that_is_damaged_is_told(value: bytes) -> None:
+async def test_a_damaged_counter_is_reported(value: bytes) -> None:
     """Nothing is placed on a guess."""
 
     async with running(FILE, 0, 1, 2) as cluster:
@@ -277,7 +277,7 @@ def test_min_isr_is_one_less_than_the_factor_unless_it_is_set() -> None:
         assert {chosen.min_isr("default", factor) for factor in (1, 3, 5)} == {wanted}
 
 
-async def test_new_partitions_begin_in_election_with_everybody_in_sync() -> None:
+async def test_new_partitions_begin_in_election_with_all_replicas_in_sync() -> None:
     """Before anybody stands: epoch 0, no leader, the first replica preferred."""
 
     cluster = Cluster(FILE)

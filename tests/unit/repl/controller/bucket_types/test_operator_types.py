@@ -94,7 +94,7 @@ async def test_racks_count_unless_they_are_to_be_ignored() -> None:
             await make(plain, BucketTypeSpec("aware", 1, 1, "rack-aware"))
 
 
-async def test_what_cannot_be_made_is_refused_and_what_is_there_is_said_to_be() -> None:
+async def test_an_impossible_type_is_refused_and_an_existing_one_is_reported() -> None:
     """Too few nodes, unknown nodes, another shape or map under the same name; the same again changes nothing."""
 
     async with running(SMALL, 1, 2, 3) as cluster:

@@ -139,7 +139,7 @@ async def test_the_smallest_lag_is_asked_for_and_wins() -> None:
         assert cluster.leads() == {"n2": 2, "n3": 4}
 
 
-async def test_each_election_asks_anew() -> None:
+async def test_each_election_asks_again() -> None:
     """What was said in the last election does not count in the next one."""
 
     async with running(DefaultType(1, 5, settle_ms=0), 1, 2, 3, 4, 5) as cluster:
@@ -155,7 +155,7 @@ async def test_each_election_asks_anew() -> None:
         assert cluster.leads() == {"n4": 1}
 
 
-async def test_who_does_not_answer_is_not_waited_for_longer_than_the_time_for_asking() -> None:
+async def test_a_silent_member_is_awaited_for_the_query_time_only() -> None:
     """A node that is registered but cut off from the controller: its rival is nominated after half a second."""
 
     async with running(DefaultType(3, 3, settle_ms=0), 1, 2, 3) as cluster:
@@ -218,7 +218,7 @@ async def test_an_outage_of_the_metastore_is_survived() -> None:
         await eventually(lambda: cluster.online() and not cluster.leads()["n3"])
 
 
-def test_a_bug_in_one_look_does_not_end_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_one_pass_does_not_end_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that holds the claim and decides no more would leave its cluster without elections."""
 
     async def scenario() -> None:

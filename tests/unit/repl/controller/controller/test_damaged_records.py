@@ -127,7 +127,7 @@ def test_an_election_that_does_not_end_holds_up_others_for_a_while_only() -> Non
     assert not moving.overdue
 
 
-async def test_a_refused_read_ends_nobody_who_follows_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_read_stops_no_watched_document(monkeypatch: pytest.MonkeyPatch) -> None:
     """ZooKeeper that refuses to read one out (its rights) for a while: the book of properties and the controller's
     documents go by what they knew, and by what stands there as soon as it can be read."""
 

@@ -146,14 +146,14 @@ def test_a_member_that_leaves_is_dropped_while_enough_stay() -> None:
     assert elect(three(), leader, 0, None, ()) == NoAction("a leads")
 
 
-def test_what_is_gone_counts_before_what_leaves() -> None:
+def test_lost_members_are_removed_before_leaving_ones() -> None:
     """One gone and one leaving, min-ISR 2: the one that leaves must stay."""
     registrations = {"a": ALL["a"], "b": replace(ALL["b"], active=False)}
     record = written(elect(three(), registrations, 0, None, ()))
     assert (record.isr, record.reason) == ({A, B}, "out of sync: c gone")
 
 
-def test_a_leader_whose_log_became_another_leads_no_more() -> None:
+def test_a_leader_with_a_new_log_id_leads_no_more() -> None:
     """Its process lives on under the same session, but the log of the record is lost (R-GEN)."""
     record = written(elect(three(), ALL | {"a": registered("a", 101, 11)}, 0, None, ()))
     assert (record.status, record.isr) == (PartitionStatus.ELECTION, {A, B, C})
@@ -163,7 +163,7 @@ def test_a_leader_whose_log_became_another_leads_no_more() -> None:
     assert after.candidate == Incarnation("c", 103)
 
 
-def test_a_copy_that_is_still_to_be_made_is_known_by_the_spare_gen() -> None:
+def test_a_replica_not_yet_created_is_known_by_the_spare_log_id() -> None:
     """A node that has just been given a replica may be elected, promoted and kept in sync before it lists the copy."""
     spare = {name: replace(found, log_ids={}, spare_log_id=found.log_ids[3]) for name, found in ALL.items()}
     assert elect(three(), spare, 0, None, ()) == NoAction("a leads")
@@ -213,7 +213,7 @@ def test_a_leaving_node_is_not_elected() -> None:
     assert record.reason == "waits for a (leaving)"
 
 
-def test_without_an_eligible_member_the_partition_is_offline_and_names_whom_it_waits_for() -> None:
+def test_without_an_eligible_member_the_partition_is_offline_and_names_the_guard() -> None:
     """Not the replicas at large: only the guard can bring it back, and each member's lack is said."""
     registrations = {"b": registered("b", 102, 22), "c": ALL["c"]}
     record = written(elect(in_election(isr=frozenset({A}), elr=frozenset({B})), registrations, 0, 0, ()))
@@ -224,7 +224,7 @@ def test_without_an_eligible_member_the_partition_is_offline_and_names_whom_it_w
     assert changed.reason == "waits for a (not registered); b (not registered)"
 
 
-def test_offline_ends_as_soon_as_somebody_eligible_is_back() -> None:
+def test_offline_ends_as_soon_as_an_eligible_member_is_back() -> None:
     """Offline -> Election -> CandidateFound."""
     offline = in_election(status=PartitionStatus.OFFLINE, isr=frozenset({A}), elr=frozenset({B}), reason="x")
     record = written(elect(offline, {"b": ALL["b"]}, 0, None, ()))
@@ -242,7 +242,7 @@ def test_a_promotion_of_exactly_this_epoch_session_and_log_brings_the_partition_
     assert (record.tried, record.reason) == (frozenset(), "")
 
 
-def test_online_keeps_who_is_gone_eligible_while_too_few_are_in_sync() -> None:
+def test_online_keeps_lost_members_eligible_while_too_few_are_in_sync() -> None:
     """ISR' is who is here with the same log; below min-ISR the rest of the guard becomes the ELR."""
     heard = {(7, "b", 102, 2)}
     two = written(elect(found("b", 102), without("a"), 10, 0, heard))
@@ -275,7 +275,7 @@ def test_when_all_were_tried_all_are_tried_again_after_a_pause() -> None:
     assert again.epoch == 8
 
 
-def test_a_candidate_with_nobody_left_goes_offline() -> None:
+def test_a_lost_candidate_without_successor_means_offline() -> None:
     """Its session ended and nobody else may be elected."""
     record = written(elect(found("a", 101, isr=frozenset({A})), {}, 1, 0, ()))
     assert (record.status, record.candidate, record.tried) == (PartitionStatus.OFFLINE, None, frozenset())
@@ -310,7 +310,7 @@ def test_timers_grow_up_to_their_limits() -> None:
     assert election.back_off_ms(50) == BACK_OFF_MAX_MS
 
 
-def test_a_watch_starts_anew_with_each_status_and_counts_failed_candidates() -> None:
+def test_an_election_timer_restarts_with_each_status_and_counts_failed_candidates() -> None:
     """since_ms belongs to (epoch, status); the attempt rises when a candidate was not confirmed."""
     first = watched(None, in_election(), 10)
     assert first == ElectionTimer(6, PartitionStatus.ELECTION, 10, 0)
@@ -404,7 +404,7 @@ def test_every_decision_keeps_the_records_invariants(
 
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(looks())
-def test_a_record_that_nobody_can_be_elected_for_comes_to_rest(
+def test_a_record_without_electable_members_stays_offline(
     look: tuple[PartitionRecord, dict[str, Registration]],
 ) -> None:
     """Deciding again and again without any promotion and without registrations ends Offline and stays."""
@@ -418,7 +418,7 @@ def test_a_record_that_nobody_can_be_elected_for_comes_to_rest(
 
 
 @pytest.mark.parametrize("status", list(PartitionStatus))
-def test_nobody_is_elected_by_a_record_that_the_metastore_went_back_to(status: PartitionStatus) -> None:
+def test_no_member_is_elected_by_a_rolled_back_record(status: PartitionStatus) -> None:
     """H32: whoever is in sync by it, and whoever decides: an operator does."""
     record = overtaken(three(), 9, "b")
     assert (record.status, record.leader, record.overtaken) == (PartitionStatus.OFFLINE, None, 9)
@@ -429,7 +429,7 @@ def test_nobody_is_elected_by_a_record_that_the_metastore_went_back_to(status: P
     )
 
 
-def test_who_gave_way_is_nominated_only_where_nobody_else_can_be() -> None:
+def test_a_leader_that_gave_way_is_nominated_last() -> None:
     """R-GIVE-WAY: the leader that reached none of its followers counts as tried, though its log is the longest and
     whom it preferred is gone meanwhile."""
     guard = frozenset({MEMBER, Member("n2", 8), Member("n3", 9)})

@@ -134,7 +134,7 @@ def test_only_the_live_set_is_asked_and_chosen_from() -> None:
     assert story.stands == "s2"
 
 
-def test_all_live_members_are_asked_and_the_rest_is_not_waited_for_longer_than_its_time() -> None:
+def test_all_live_members_are_asked_and_silent_ones_are_awaited_for_a_bounded_time() -> None:
     """The status stays Election until both have said how far they are, or ASK_MS have passed."""
     story = Story()
     story.goes("s1")
@@ -165,7 +165,7 @@ def test_a_follower_that_is_lost_leaves_the_live_set_without_an_election() -> No
     assert (story.statuses, story.leads, story.live_set) == ([ONLINE], "s1", {"s1", "s2"})
 
 
-def test_a_promotion_that_fails_says_nothing_and_the_timer_moves_on() -> None:
+def test_a_failed_promotion_is_silent_and_the_timer_moves_on() -> None:
     """Wait-for-response fires: the next candidate of the live set by lag, in a new epoch; the process repeats."""
     story = Story()
     story.reported = {"s2": (4, 90), "s3": (4, 95)}
@@ -204,7 +204,7 @@ def test_when_all_stayed_silent_there_is_a_pause_and_all_are_tried_again() -> No
     assert (story.stands, story.record.epoch) == ("s3", 7)
 
 
-def test_the_timer_with_nobody_left_takes_the_set_offline() -> None:
+def test_the_timer_without_further_candidates_takes_the_set_offline() -> None:
     """The last candidate's node goes before it answers and no other is eligible: Offline."""
     story = Story()
     story.goes("s1", "s2")

@@ -114,7 +114,7 @@ def test_no_fault_hides_another_one() -> None:
     ]
 
 
-def test_all_faults_are_told_together_up_to_a_limit() -> None:
+def test_all_faults_are_reported_together_up_to_a_limit() -> None:
     """A file with many faults is mended in one go; one of another kind does not fill the screen."""
     found = faults_of({"partitions": [{"id": 1, "replicas": [0, 0]}, {"id": 1, "replicas": [-1]}]})
     assert [fault.split(" ")[0] for fault in found] == [

@@ -210,7 +210,7 @@ def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> None:
     run_scenario(scenario)
 
 
-def test_a_node_that_registers_between_the_steps_of_its_removal_is_said_to_be_back() -> None:
+def test_a_node_that_registers_during_its_removal_is_reported_as_back() -> None:
     """It has noted its gens anew by itself, and stays drained."""
 
     async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
@@ -233,7 +233,7 @@ def test_a_node_that_registers_between_the_steps_of_its_removal_is_said_to_be_ba
     run_scenario(scenario, "n1")
 
 
-def test_a_node_whose_removal_is_done_in_part_is_not_said_to_be_there_unchanged() -> None:
+def test_a_partly_removed_node_is_not_reported_as_unchanged() -> None:
     """What it registered with is deleted, then the metastore is out of reach: the outcome is unknown, and doing it
     again ends it."""
 
@@ -367,7 +367,7 @@ def test_a_node_is_not_drained_by_a_plan_that_does_not_know_the_newest_bucket_ty
     run_scenario(scenario, "n1", "n2", "n3")
 
 
-def test_an_option_that_was_written_is_not_said_to_be_unchanged() -> None:
+def test_a_written_option_is_not_reported_as_unchanged() -> None:
     """The connection breaks just after the metastore confirmed the write."""
 
     async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:

@@ -68,7 +68,7 @@ def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
-async def test_no_more_partitions_change_than_the_option_says() -> None:
+async def test_no_more_partitions_change_at_a_time_than_the_option_allows() -> None:
     """Two at a time of six; the order ends in the history with all of them."""
 
     async with running(SIX, 1, 2, 3) as cluster:
@@ -130,7 +130,7 @@ async def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
         await eventually(lambda: {(len(r.replicas), r.effective_min_isr) for r in cluster.records.values()} == expected)
 
 
-async def test_a_plan_says_when_min_isr_cannot_be_known_and_nothing_of_it_where_replicas_stay_as_many() -> None:
+async def test_a_plan_notes_an_unknown_min_isr_only_if_replica_counts_change() -> None:
     """A damaged document of options is no reason to guess; an order that only moves replicas has no such note."""
 
     async with running(DefaultType(partition_count=2, factor=2, settle_ms=0), 1, 2, 3) as cluster:

@@ -161,7 +161,7 @@ async def test_a_request_takes_effect_once_though_its_key_was_reaped(
 
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("late", ["value", "tombstone"])
-async def test_an_answer_that_rests_on_a_reap_under_way_waits_for_it(applied: bool, late: str) -> None:
+async def test_an_answer_that_depends_on_a_pending_reap_waits_for_it(applied: bool, late: str) -> None:
     """R-WAIT: a push that says nothing new is superseded by a REAP that is not applied. It is told so when that is; if
     the entry is dropped nobody knows, and the change comes again."""
 
@@ -207,7 +207,7 @@ async def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.Monke
         assert sum(w.in_store(key) is not None for key in keys) == 5
 
 
-async def test_tombstones_are_kept_unless_their_bucket_says_otherwise() -> None:
+async def test_tombstones_are_kept_unless_their_bucket_reaps_them() -> None:
     """`keep` is the default; a bucket's own delete_mode counts for it alone; values are never touched."""
 
     (mine,) = keys_of(0, 1, b"mine")
@@ -369,7 +369,7 @@ async def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> No
         await w.gone(KEY)
 
 
-async def test_a_write_meets_a_reap_that_is_not_applied_as_nothing() -> None:
+async def test_a_key_with_a_pending_reap_reads_as_absent() -> None:
     """While the REAP entry waits, the key reads and writes as absent, and nothing is resurrected."""
 
     async with reaping_cluster() as w:
@@ -528,7 +528,7 @@ async def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
         assert w.in_store() is None
 
 
-async def test_a_late_push_of_a_key_that_we_never_wrote_brings_nothing_back() -> None:
+async def test_a_late_push_of_a_key_without_local_writes_resurrects_nothing() -> None:
     """I-NO-RESURRECT: neither while the REAP is under way nor after it, in a batch of its own or with others."""
 
     async with reaping_cluster() as w:
@@ -552,7 +552,7 @@ async def test_a_late_push_of_a_key_that_we_never_wrote_brings_nothing_back() ->
         assert w.in_store() is None
 
 
-async def test_other_clusters_are_told_before_a_tombstone_goes() -> None:
+async def test_other_clusters_are_notified_before_a_tombstone_is_removed() -> None:
     """`repl_reap`: an entry that says so comes first, once every queue has passed the tombstone; the REAP follows when
     every queue has passed that one. Without queues nobody need be told."""
 

@@ -122,7 +122,7 @@ async def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
 
 
 @pytest.mark.parametrize("pending", [False, True], ids=["unconfirmed", "pending"])
-async def test_a_refusal_that_nobody_confirms_in_time_is_none(pending: bool) -> None:
+async def test_a_refusal_without_confirmation_in_time_is_an_unknown_outcome(pending: bool) -> None:
     """A leader that hears of nobody does not know whether it still leads, nor whether what it judged against stays: it
     must not say so when the client's time is over. That nothing was written it knows."""
 

@@ -35,7 +35,7 @@ async def is_alive(c: Cluster) -> None:
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
-async def test_a_context_that_leaves_no_room_for_the_write_is_refused(there: bool) -> None:
+async def test_a_context_with_a_full_clock_is_refused(there: bool) -> None:
     """With as many entries as a clock may have, and the write's own beside them, nobody could read the key again."""
 
     async with cluster() as c:

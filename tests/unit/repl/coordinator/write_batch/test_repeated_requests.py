@@ -116,7 +116,7 @@ async def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:
         assert await values(c) == [b"one"]
 
 
-async def test_who_was_told_that_nothing_is_known_is_waited_for_no_more() -> None:
+async def test_a_repeat_answered_as_unknown_leaves_no_waiter() -> None:
     """Repeats wait for the entry of the first, without one of their own and so outside the window: where nothing is
     committed for hours, those whose clients have gone are not kept."""
 
@@ -170,7 +170,7 @@ async def test_a_refused_request_stays_free() -> None:
         assert (again.created, again.repeated, again.clock) == (True, True, gone.clock)
 
 
-async def test_the_window_forgets_by_offsets() -> None:
+async def test_the_dedup_window_is_bounded_by_offsets() -> None:
     """Within the window a repeat is known; once the partition's log has moved on by as much, it is a new write."""
 
     async with cluster(window=5) as c:
@@ -215,7 +215,7 @@ async def test_an_id_has_a_length() -> None:
             assert isinstance(results[1], WriteResult)
 
 
-def test_a_refusal_that_rests_on_a_pending_entry_waits_for_it() -> None:
+def test_a_refusal_that_depends_on_a_pending_entry_waits_for_it() -> None:
     """One sibling too many, judged by entries that are not applied, is told when they are; refused for now if
     they are dropped (R-WAIT)."""
 

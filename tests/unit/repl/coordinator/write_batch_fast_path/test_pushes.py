@@ -104,7 +104,7 @@ def comparable(result: object) -> object:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_usual_pushes_are_what_the_way_of_all_pushes_makes_of_them(seed: int) -> None:
+def test_the_fast_path_of_pushes_agrees_with_the_general_path(seed: int) -> None:
     """Over long histories of fresh keys, newer, older, concurrent, equal, forged, too large and broken objects, and
     writes of this cluster between them, taking many at once makes the same entries, byte for byte, and answers."""
     history = History(seed)

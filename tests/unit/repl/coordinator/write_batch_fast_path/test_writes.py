@@ -101,7 +101,7 @@ def comparable(result: object) -> object:
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_usual_writes_are_what_the_way_of_all_writes_makes_of_them(seed: int) -> None:
+def test_the_fast_path_of_writes_agrees_with_the_general_path(seed: int) -> None:
     """Over long histories of fresh keys, overwrites, siblings, deletes, limits and repeated ids, applied or not,
     taking many at once makes the same entries, byte for byte, the same answers, counts and reports."""
     history = History(seed)

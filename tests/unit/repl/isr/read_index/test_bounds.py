@@ -8,7 +8,7 @@ from isthmus.repl.isr.read_index import READS_MAX
 from tests.support.replica_group import ReplicaGroup
 
 
-def test_reads_that_nobody_confirms_are_bounded() -> None:
+def test_unconfirmed_reads_are_bounded() -> None:
     """A leader that is cut off holds so many and refuses more, however long it lasts; once it hears of the others
     again, all that it held are served, and as many may come again."""
     group = ReplicaGroup()

@@ -42,7 +42,7 @@ def test_an_eligible_member_outside_the_isr_is_asked() -> None:
     assert answered(leader, nonce) == [fx.ReadReady((1,))]
 
 
-def test_a_read_that_comes_during_a_round_waits_for_a_question_that_is_younger() -> None:
+def test_a_read_that_arrives_during_a_round_waits_for_the_next_round() -> None:
     """An answer may have been given before the read came, and before another leader committed what it must see."""
     leader = a_leader_of_two()
     first = asked(leader.step(ev.ReadRequested(1), 1))

@@ -123,7 +123,7 @@ def test_a_leader_that_lacks_what_is_committed_here_is_not_followed() -> None:
     assert len(group.logs["n2"]) == 4
 
 
-def test_a_copy_in_quarantine_keeps_up_with_the_record_until_it_is_not_named() -> None:
+def test_a_quarantined_replica_follows_the_record_until_it_is_removed_from_it() -> None:
     """R-CLEAR: it follows nobody and takes part in nothing; once the record does not name its node it is left behind as
     any other copy is, and named again it follows, and is held against its leader anew."""
     group = ReplicaGroup()
@@ -148,7 +148,7 @@ def test_a_copy_in_quarantine_keeps_up_with_the_record_until_it_is_not_named() -
     assert replica.role is ReplicaRole.FOLLOWER
 
 
-def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_so() -> None:
+def test_replayed_entries_are_applied_without_a_commit_message() -> None:
     """H36, R-TRUNC: rows that must be replayed are applied from the log as soon as there is a session, once, and none
     of them is given up for a leader that lacks them."""
     found = {"leo": 20, "durable": 20, "epoch_table": ((1, 0),), "epoch_seen": 1}
@@ -165,7 +165,7 @@ def test_what_was_applied_before_a_power_loss_is_committed_before_anybody_says_s
     assert (replica.leo, replica.high_watermark) == (20, 18)
 
 
-def test_a_late_answer_to_an_older_hello_changes_nothing() -> None:
+def test_a_late_answer_to_an_older_follow_request_changes_nothing() -> None:
     """R-NONCE: acknowledged entries are not truncated by a reply that was on its way since before they came."""
     group = ReplicaGroup()
     group.elect("n1")
@@ -261,7 +261,7 @@ def test_a_hand_over_that_cannot_drain_is_given_up_and_leadership_goes_on() -> N
     assert leader.applied == 3
 
 
-def test_a_leader_with_a_slow_disk_hands_over_before_it_blames_the_others() -> None:
+def test_a_leader_with_a_slow_disk_hands_over_before_it_removes_members() -> None:
     """H19: its own entry owes a sync for half the limit: it resigns to the closest member, and nobody left the ISR."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=2_000))
     leader = group.elect("n1")
@@ -276,7 +276,7 @@ def test_a_leader_with_a_slow_disk_hands_over_before_it_blames_the_others() -> N
     assert group.record.preferred in ("n2", "n3")
 
 
-def test_a_pause_of_the_leader_is_not_held_against_its_followers() -> None:
+def test_a_paused_leader_removes_no_follower() -> None:
     """H19: it wakes up after longer than the limit, with the acknowledgements unread: nobody is taken out."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     group.elect("n1")
@@ -330,7 +330,7 @@ def test_a_restarted_follower_catches_up_from_its_log() -> None:
     assert len(group.record.isr) == 3
 
 
-def test_a_log_that_no_longer_reaches_back_is_said_to_be_so() -> None:
+def test_a_trimmed_log_is_reported_to_the_follower() -> None:
     """The follower has its copy marked, and says so."""
     group = ReplicaGroup()
     group.elect("n1")
@@ -346,7 +346,7 @@ def test_a_log_that_no_longer_reaches_back_is_said_to_be_so() -> None:
     assert not follower.following
 
 
-def test_a_log_that_holds_less_than_it_acknowledged_takes_another_gen() -> None:
+def test_a_log_shorter_than_acknowledged_takes_a_new_log_id() -> None:
     """H39: a restored backup is told REGRESSED, renews its gen, and is no member under the old one."""
     group = ReplicaGroup()
     group.elect("n1")
@@ -385,7 +385,7 @@ def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_i
     assert write.record.reason == "out of sync: n2 lags"  # type: ignore[union-attr]
 
 
-def test_a_follower_says_how_far_behind_it_is() -> None:
+def test_a_follower_reports_how_far_behind_it_is() -> None:
     """Its reason names the entries that it lacks, whether it is in sync, and the near horizon where that is passed."""
     group = ReplicaGroup(options=ReplicaOptions(max_near_sync_message_lag=100))
     group.elect("n1")

@@ -58,7 +58,7 @@ def test_a_confirmed_resignation_ends_leadership_with_nothing_unknown() -> None:
     assert replica.role is ReplicaRole.IDLE
 
 
-def test_who_was_told_to_resign_never_stands_again() -> None:
+def test_a_resigned_replica_never_stands_for_election_again() -> None:
     """Resign is final for the process: nominations are not answered, and it says why."""
     replica, write = a_resigned()
     replica.step(ev.WriteConfirmed(replace(write.record, version=13)), 5)
@@ -96,7 +96,7 @@ def test_a_write_without_any_answer_is_repeated_too() -> None:
     assert replica.deadline_ms() == 2 * WRITE_ANSWER_MS
 
 
-def test_a_refused_write_is_made_anew_on_the_record_that_refused_it() -> None:
+def test_a_refused_record_write_is_recomputed_on_the_newer_record() -> None:
     """H16: the version moved while this process still leads: recompute, never repeat the old base."""
     replica, write = a_resigned()
     moved = online(version=15, min_isr=1, lineage=2)

@@ -65,7 +65,7 @@ def written(effects: list[fx.Effect]) -> PartitionRecord | None:
     return next((effect.record for effect in effects if isinstance(effect, fx.WriteRecord)), None)
 
 
-def test_a_copy_of_the_answer_that_was_taken_counts_no_more_once_the_link_broke() -> None:
+def test_a_duplicated_follow_answer_is_ignored_after_the_link_broke() -> None:
     """R-NONCE, H5: it would cut what was acknowledged since; as a refusal it would cost the gen."""
     replica, hello = a_follower()
     answer = ms.FollowAccepted(5, hello.nonce, 20, 15, 20)
@@ -147,7 +147,7 @@ def test_a_follower_whose_first_acknowledgement_is_lost_is_asked_again() -> None
     assert any(isinstance(message, ms.AppendEntries) and message.start == 21 for message in forwards)
 
 
-def test_a_log_trimmed_under_an_unheard_acknowledgement_goes_on() -> None:
+def test_a_log_trimmed_under_a_lost_acknowledgement_goes_on() -> None:
     """The leader last heard of 20 and begins at 21 now: it sends the news, not entries; the answer moves it on."""
     replica = a_leader_of_three()
     greeted(replica, TWO, 0)
@@ -166,7 +166,7 @@ def test_a_log_trimmed_under_an_unheard_acknowledgement_goes_on() -> None:
     assert (view.leo, view.durable) == (21, 21)
 
 
-def test_a_follower_to_which_a_leader_has_more_but_sends_nothing_says_hello_again() -> None:
+def test_a_follower_whose_leader_sends_nothing_sends_another_follow_request() -> None:
     """Its leader's log does not reach it any more; only the answer to a FollowRequest says so, and the reason shows
     it."""
     replica, hello = a_follower()
@@ -185,7 +185,7 @@ def test_a_follower_to_which_a_leader_has_more_but_sends_nothing_says_hello_agai
     assert replica.role is ReplicaRole.FOLLOWER
 
 
-def test_a_transfer_that_begins_again_says_why_and_what_to_raise() -> None:
+def test_a_repeated_transfer_names_its_reason_and_the_options_to_raise() -> None:
     """A follower that took rows and still is not in range of its leader's log names the rounds and both live options; a
     round of the least number is no fault; one that gives up rows of a later state says that it begins from nothing."""
     replica, hello = a_follower()
@@ -240,7 +240,7 @@ def test_rows_of_a_later_state_are_not_completed_by_an_earlier_one() -> None:
     assert isinstance(sent, fx.SendTransferChunk)
 
 
-def test_a_leader_that_waits_for_a_follower_lets_it_begin_anew() -> None:
+def test_a_leader_that_waits_for_a_follower_restarts_its_transfer() -> None:
     """Where nothing can be committed without that very follower, it is told to begin with no rows."""
     record = online(replicas=(NODE, "n2"), min_isr=2)
     leader = a_leader(record)
@@ -250,7 +250,7 @@ def test_a_leader_that_waits_for_a_follower_lets_it_begin_anew() -> None:
     assert sent.message.refusal is ms.FollowRejection.AHEAD
 
 
-def test_a_copy_out_of_sync_that_hears_nothing_asks_anew() -> None:
+def test_an_out_of_sync_replica_that_receives_nothing_asks_again() -> None:
     """R-HEARD: the leader saw the connection break and waits for a FollowRequest, this side saw nothing and waits for a
     AppendEntries. Every AppendEntries puts it off, and a copy that is in sync does not ask."""
     replica, hello = a_follower()
@@ -267,7 +267,7 @@ def test_a_copy_out_of_sync_that_hears_nothing_asks_anew() -> None:
     assert asked.message.nonce != hello.nonce
 
 
-def test_a_copy_that_starts_out_of_sync_asks_again_when_it_receives_nothing() -> None:
+def test_a_replica_that_starts_out_of_sync_asks_again_when_it_receives_nothing() -> None:
     """R-HEARD for a copy that the first record it sees does not count in sync: a restarted copy that was dropped."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
@@ -284,7 +284,7 @@ def test_a_copy_that_starts_out_of_sync_asks_again_when_it_receives_nothing() ->
     assert again.message.nonce != asked.message.nonce
 
 
-def test_a_copy_that_takes_another_gen_is_out_of_sync_and_asks_again() -> None:
+def test_a_replica_with_a_new_log_id_is_out_of_sync_and_asks_again() -> None:
     """R-HEARD for a copy whose old log the record still counts in sync: under its new gen it is outside."""
     replica, hello = a_follower()
     replica.step(ev.Received("n2", ms.FollowRejected(5, hello.nonce, ms.FollowRejection.REGRESSED, 0)), 1)
@@ -296,7 +296,7 @@ def test_a_copy_that_takes_another_gen_is_out_of_sync_and_asks_again() -> None:
     assert replica.deadline_ms() == 5 + SILENT_MS
 
 
-def test_a_late_hello_of_the_log_that_a_copy_was_before_counts_no_more() -> None:
+def test_a_late_follow_request_of_an_older_log_id_is_ignored() -> None:
     """R-GEN: the leader would wait for that log's word for ever, and send to the one that is there."""
     replica = a_leader_of_three()
     caught_up(replica, Member("n2", 9), 0)

@@ -94,7 +94,7 @@ def test_clients_are_served_once_the_barrier_is_applied() -> None:
     assert replica.step(ev.AppliedTo(21), 0) == []
 
 
-def test_who_becomes_ready_while_handing_over_says_so_too() -> None:
+def test_a_leader_that_becomes_ready_while_handing_over_notifies_listeners() -> None:
     """I-TOLD: the hand-over may not come about, and who leads on then must have told the floors above."""
     replica = a_leader()
     isr = frozenset({replica.member, Member("n2", 7)})
@@ -143,7 +143,7 @@ def test_a_nomination_of_another_log_or_of_a_used_epoch_is_refused(record: objec
     assert replica.reason.startswith(code)
 
 
-def test_a_log_that_ends_below_what_is_applied_does_not_stand() -> None:
+def test_a_log_that_ends_below_the_applied_offset_does_not_stand_for_election() -> None:
     """A replica that lost committed entries refuses even if the record still means it."""
     replica = a_replica(applied=25)
     replica.step(ev.SessionStarted(INC), 0)
@@ -152,7 +152,7 @@ def test_a_log_that_ends_below_what_is_applied_does_not_stand() -> None:
     assert replica.reason.startswith("log-lost:")
 
 
-def test_a_log_that_is_about_to_take_another_gen_does_not_stand() -> None:
+def test_a_log_about_to_take_a_new_log_id_does_not_stand_for_election() -> None:
     """H39: who was told REGRESSED holds less than it acknowledged, also before the metastore has another gen: the end
     of its leader must not make it the next one."""
     replica = a_replica()
@@ -174,7 +174,7 @@ def test_a_log_that_is_about_to_take_another_gen_does_not_stand() -> None:
     assert replica.role is ReplicaRole.CANDIDATE
 
 
-def test_a_member_of_the_eligible_set_may_stand() -> None:
+def test_a_member_of_the_elr_may_stand_for_election() -> None:
     """The guard is ISR and ELR."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
@@ -215,7 +215,7 @@ def test_a_leader_steps_down_when_the_record_no_longer_names_it(record: object) 
     assert replica.step(ev.Append(5, some_entries(5, 24, 1)), 0) == [fx.AppendRefused("not-leader", 1)]
 
 
-def test_what_was_committed_before_stepping_down_is_still_applied() -> None:
+def test_entries_committed_before_stepping_down_are_still_applied() -> None:
     """Persisted and AppliedTo of an ended leadership are taken in; they decide nothing any more."""
     replica = a_serving_leader()
     replica.step(ev.Append(5, some_entries(5, 21, 2)), 0)
@@ -312,7 +312,7 @@ def a_follower_in_epoch_5() -> Replica:
     return replica
 
 
-def test_a_follower_nominated_in_the_epoch_that_it_followed_in_says_that_the_metastore_went_back() -> None:
+def test_a_follower_nominated_in_a_followed_epoch_reports_a_metastore_rollback() -> None:
     """H32: also where no earlier process was in that epoch. The same process may not stand in it."""
     replica = a_follower_in_epoch_5()
     again = nominated(version=13, replicas=(NODE, "n2"), candidate=Incarnation(NODE, INC + 7))
@@ -324,7 +324,7 @@ def test_a_follower_nominated_in_the_epoch_that_it_followed_in_says_that_the_met
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("leader", [Incarnation("n3", 60), Incarnation("n2", 61)])
-def test_nobody_follows_another_leader_in_an_epoch_that_had_one(restarted: bool, leader: Incarnation) -> None:
+def test_no_replica_follows_a_second_leader_of_one_epoch(restarted: bool, leader: Incarnation) -> None:
     """H32: a metastore that went back by one epoch elects somebody in the same number. Who was led in it says so, by
     what this process knows or the one before it noted; another session of the same node is another leader."""
     replica = a_follower_in_epoch_5()
@@ -339,7 +339,7 @@ def test_nobody_follows_another_leader_in_an_epoch_that_had_one(restarted: bool,
     assert replica.reason.startswith(f"metastore-rollback: the record gives epoch 5 to {leader.node}")
 
 
-def test_who_led_an_epoch_is_learned_where_an_older_version_did_not_note_it() -> None:
+def test_the_leader_of_an_epoch_is_learned_if_an_older_version_did_not_store_it() -> None:
     """A data directory of before names epochs alone: the first record that names the leader completes the note."""
     replica = a_replica(epoch_seen=5)
     replica.step(ev.SessionStarted(INC), 0)
@@ -384,7 +384,7 @@ def test_a_disk_error_ends_everything_by_way_of_stepping_down() -> None:
     assert replica.deadline_ms() is None
 
 
-def test_every_idle_state_says_whom_it_waits_for() -> None:
+def test_every_idle_state_names_what_it_waits_for() -> None:
     """The reason has a stable code and names the node or the metastore's reason."""
     replica = a_replica()
     assert replica.reason.startswith("no-session:")
@@ -409,7 +409,7 @@ def test_every_idle_state_says_whom_it_waits_for() -> None:
     assert replica.reason == "asking: has asked n2 where the logs agree"
 
 
-def test_a_rollback_that_the_record_says_stays_refused_until_the_lineage_rises() -> None:
+def test_a_recorded_rollback_stays_refused_until_the_lineage_rises() -> None:
     """H32: once the metastore has taken it that it went back, epochs that climb do not heal it, whoever wrote them;
     only an operator's act, which raises the lineage, does."""
     replica = a_replica(epoch_seen=9)
@@ -432,7 +432,7 @@ def test_a_stale_read_is_no_rollback() -> None:
     assert replica.reason.startswith("election:")
 
 
-def test_what_is_not_known_to_be_written_is_written_again_on_the_next_look() -> None:
+def test_a_write_of_unknown_outcome_is_repeated_at_the_next_pass() -> None:
     """H32: as long as the record does not say that the metastore went back, others may be elected by it."""
     replica = a_replica(epoch_seen=9)
     replica.step(ev.SessionStarted(INC), 0)
@@ -458,7 +458,7 @@ def test_a_nomination_in_a_used_epoch_is_a_rollback_for_good() -> None:
     assert replica.role is ReplicaRole.IDLE  # it does not follow
 
 
-def test_a_candidate_that_leaves_is_no_proof_that_the_metastore_went_back() -> None:
+def test_a_leaving_candidate_is_no_proof_of_a_metastore_rollback() -> None:
     """H32: it has been in the epoch of its nomination because it stood; told to resign, it stays out, and the partition
     is not taken offline when the record of that very nomination changes once more."""
     replica = a_candidate()
@@ -467,7 +467,7 @@ def test_a_candidate_that_leaves_is_no_proof_that_the_metastore_went_back() -> N
     assert replica.reason.startswith("resigned:")
 
 
-def test_a_copy_that_an_operator_went_on_without_stops_nobody() -> None:
+def test_a_replica_left_out_by_a_forced_election_stops_no_other() -> None:
     """H32: forced or re-seeded without it, the partition may be in a lower epoch than it was in; it waits alone."""
     replica = a_replica(epoch_seen=9)
     replica.step(ev.SessionStarted(INC), 0)
@@ -477,7 +477,7 @@ def test_a_copy_that_an_operator_went_on_without_stops_nobody() -> None:
     assert kinds(replica.step(ev.RecordSeen(nominated(epoch=6, lineage=1, version=90)), 0)) == ["WriteRecord"]
 
 
-def test_who_knows_no_better_believes_that_the_metastore_went_back() -> None:
+def test_a_replica_without_newer_state_accepts_a_recorded_rollback() -> None:
     """H32: a replica that was never in the epochs which the metastore forgot leads no more, and says why."""
     replica = a_serving_leader()
     gone = overtaken(a_record(epoch=5, version=60), 9, "n2")
@@ -486,7 +486,7 @@ def test_who_knows_no_better_believes_that_the_metastore_went_back() -> None:
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_hello_that_comes_before_the_word_of_its_own_election_is_answered_with_it(broken: bool) -> None:
+def test_a_follow_request_that_precedes_the_own_election_is_answered_after_it(broken: bool) -> None:
     """A follower may hear of a leadership sooner than the leader: what it asked then is answered once this leads, and
     not only when it asks again; unless the connection broke meanwhile, and what is sent now would be lost."""
     two = Member("n2", 9)

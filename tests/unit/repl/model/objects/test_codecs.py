@@ -111,7 +111,7 @@ def test_random_bytes_give_an_error(decode: Callable[[bytes], object], data: byt
 
 @given(entries(), objects(), st.data())
 @settings(max_examples=150)
-def test_damaged_bytes_give_an_error_or_another_valid_noun(entry: Entry, obj: Object, data: st.DataObject) -> None:
+def test_damaged_bytes_give_an_error_or_another_valid_value(entry: Entry, obj: Object, data: st.DataObject) -> None:
     """One flipped byte or a cut end is refused or still well-formed; nothing else is raised."""
     for decode, encoded in ((decode_entry, entry.wire), (decode_object, encode_object(obj))):
         at = data.draw(st.integers(0, len(encoded) - 1))

@@ -317,7 +317,7 @@ def test_a_foreign_log_is_refused() -> None:
     assert bytes(disk.files["0000000000000001.log"].cached) == before
 
 
-def test_unfinished_files_are_removed_and_strange_ones_left() -> None:
+def test_unfinished_files_are_removed_and_foreign_ones_kept() -> None:
     """The remains of a file's making go at the next opening; what is not the log's stays."""
     disk = MemoryDisk()
     open_log(disk).close()

@@ -132,7 +132,7 @@ def open_and_close(disk: MemoryDisk) -> FileLog:
 
 
 @pytest.mark.parametrize("close", [True, False])
-def test_damage_is_told_apart_by_partition(close: bool) -> None:
+def test_damage_is_attributed_to_its_partitions(close: bool) -> None:
     """A bad batch in the middle damages the partitions that had entries in it, and no others."""
     disk, history = MemoryDisk(), History()
     log = open_log(disk, file_bytes=1 << 20)

@@ -127,7 +127,7 @@ def told(disk: MemoryDisk) -> Story:
     return story
 
 
-def test_the_story_has_all_that_may_go_wrong() -> None:
+def test_the_history_creates_truncates_trims_and_copies() -> None:
     """The story that the other tests stop somewhere does make files, truncate, trim and copy."""
     disk = MemoryDisk()
     story = told(disk)
@@ -154,7 +154,7 @@ def test_the_story_has_all_that_may_go_wrong() -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "killed in a write", "power lost", "power lost, parts on disk"])
-def test_stopped_anywhere_it_keeps_what_was_durable_and_invents_nothing(how: str) -> None:
+def test_a_crash_anywhere_keeps_durable_entries_and_invents_none(how: str) -> None:
     """After a stop at any step, every reported entry is there, in its place, and nothing that was not appended;
     what the next process then reports survives the power loss that follows."""
     stop_at = 0

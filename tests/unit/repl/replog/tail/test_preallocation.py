@@ -89,7 +89,7 @@ def zeroed(disk: MemoryDisk, name: str, begin: int, end: int) -> MemoryDisk:
 # -- making room ------------------------------------------------------------------------------------------------
 
 
-def test_small_frames_are_written_into_room_within_the_file() -> None:
+def test_small_frames_are_written_into_preallocated_space() -> None:
     """Room comes in steps and never beyond the file's own size; each file gets as little as it needs."""
     disk = MemoryDisk()
     log, listener = opened(disk)
@@ -104,7 +104,7 @@ def test_small_frames_are_written_into_room_within_the_file() -> None:
     log.close()
 
 
-def test_large_frames_get_no_room_made_for_them() -> None:
+def test_large_frames_are_not_preallocated() -> None:
     """A frame above the limit of small ones lets the file grow; it uses the room that there is."""
     disk = MemoryDisk()
     log, listener = opened(disk)
@@ -118,7 +118,7 @@ def test_large_frames_get_no_room_made_for_them() -> None:
     log.close()
 
 
-def test_an_async_log_has_no_room_ahead() -> None:
+def test_an_async_log_is_not_preallocated() -> None:
     """Where no write waits for the disk, room would save nothing."""
     disk = MemoryDisk()
     log, listener = opened(disk, durability="async")
@@ -127,7 +127,7 @@ def test_an_async_log_has_no_room_ahead() -> None:
     assert not any(step.startswith(("allocate", "truncate")) for step in disk.steps)
 
 
-def test_room_counts_as_taken_and_is_given_back_at_the_end() -> None:
+def test_preallocated_space_counts_as_used_and_is_released_on_close() -> None:
     """The log's size is what it takes of the disk; entries may fill the room, so it counts as free for them; a closed
     log has none, and that is on the platter."""
     disk = MemoryDisk()
@@ -142,7 +142,7 @@ def test_room_counts_as_taken_and_is_given_back_at_the_end() -> None:
     assert log.stats().size_bytes == len(disk.files[FIRST].synced) == whole_frames(disk, FIRST)[-1].end
 
 
-def test_room_that_cannot_be_given_back_is_a_failure() -> None:
+def test_a_failed_release_of_preallocated_space_is_an_error() -> None:
     """`close` says so; nothing durable is worse for it."""
     disk = MemoryDisk()
     log, listener = opened(disk)
@@ -156,7 +156,7 @@ def test_room_that_cannot_be_given_back_is_a_failure() -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EINVAL])
 @pytest.mark.parametrize("partly", [0, 150])
-def test_a_disk_that_has_no_room_ahead_still_takes_what_fits(number: int, partly: int) -> None:
+def test_a_disk_that_refuses_preallocation_still_takes_what_fits(number: int, partly: int) -> None:
     """A refused wish for room loses no write and is not repeated within the file; what was given of it is used."""
 
     class Refusing(MemoryDisk):
@@ -178,7 +178,7 @@ def test_a_disk_that_has_no_room_ahead_still_takes_what_fits(number: int, partly
     assert found_in(disk.survivor("lost", Random(0))) == {0: (leo, False)}
 
 
-def test_real_files_get_room_that_reads_as_zeros_and_lose_it_again(tmp_path: Path) -> None:
+def test_preallocated_space_of_real_files_reads_as_zeros_and_is_cut_off(tmp_path: Path) -> None:
     """On a real file system a killed log's file is longer than what it holds, and a start cuts it; a closed one's is
     not. (Where the file system has no such room the file ends with its last frame.)"""
     options = {"file_bytes": 1 << 20, "size_limit_bytes": 1 << 24, "batch_bytes": 1 << 16, "reserve_bytes": 0}
@@ -201,7 +201,7 @@ def test_real_files_get_room_that_reads_as_zeros_and_lose_it_again(tmp_path: Pat
 # -- zeros in a file that is read ---------------------------------------------------------------------------------
 
 
-def test_unused_room_is_the_end_of_a_killed_log() -> None:
+def test_unused_preallocated_space_is_the_end_of_a_killed_log() -> None:
     """Zeros behind the last frame are nobody's loss, whether the store knows all of it or not; they are cut off, and
     the cut is on the platter."""
     disk, leos, end = killed([(0, 2), (1, 1)])
@@ -217,7 +217,7 @@ def test_unused_room_is_the_end_of_a_killed_log() -> None:
 
 @pytest.mark.parametrize("kept", [0, 1, 30, 47, 48, 60, 120])
 @pytest.mark.parametrize("torn_at", ["its end", "its beginning"])
-def test_a_torn_frame_in_room_is_a_torn_end(kept: int, torn_at: str) -> None:
+def test_a_torn_frame_in_preallocated_space_is_a_torn_end(kept: int, torn_at: str) -> None:
     """Of the last frame, which nobody was told of, only a part reached the disk, among zeros: it is cut off."""
     disk, _, end = killed([(0, 2), (1, 1)])
     frame = whole_frames(disk, FIRST)[-1]
@@ -242,7 +242,7 @@ def test_a_durable_frame_that_became_zeros_is_missed_where_its_entries_were_appl
     assert found_in(left) == {0: (3, False), 1: (0, False)}
 
 
-def test_a_bad_frame_before_room_damages_only_whose_entries_it_held() -> None:
+def test_a_bad_frame_before_preallocated_space_damages_only_its_own_partitions() -> None:
     """Room behind a damaged log casts no doubt on partitions that the bad place left alone, though the store knows
     that some of the entries are missing."""
     disk, leos, _ = killed([(0, 2), (1, 1), (2, 1)])
@@ -255,7 +255,7 @@ def test_a_bad_frame_before_room_damages_only_whose_entries_it_held() -> None:
     assert found_in(left, leos) == {0: (1, True), 1: (1, False), 2: (1, False)}
 
 
-def test_zeros_in_the_midst_are_damage() -> None:
+def test_zeros_between_frames_are_damage() -> None:
     """A frame of zeros with a whole one behind it was durable: it is damage, and nothing is cut."""
     disk, leos, end = killed([(0, 3), (1, 1)])
     frame = whole_frames(disk, FIRST)[3]
@@ -296,7 +296,7 @@ def test_a_hole_at_the_end_of_an_old_file_is_found_by_the_next_one() -> None:
     assert found_in(left)[1] == (lost, True)
 
 
-def test_a_torn_frame_before_the_room_of_an_old_file_is_a_bad_place() -> None:
+def test_a_torn_frame_before_the_preallocated_space_of_an_old_file_is_damage() -> None:
     """What was not cut off when its file was left was durable: zeros behind it make it no torn end."""
     disk, leos = two_files()
     frame = whole_frames(disk, FIRST)[-1]
@@ -309,7 +309,7 @@ def test_a_torn_frame_before_the_room_of_an_old_file_is_a_bad_place() -> None:
     log.close()
 
 
-def test_room_at_the_end_of_an_old_file_is_no_bad_place() -> None:
+def test_preallocated_space_at_the_end_of_an_old_file_is_no_damage() -> None:
     """A file that was followed by another before its room was given back has lost nothing."""
     disk, leos = two_files()
     for data in (disk.files[FIRST].cached, disk.files[FIRST].synced):
@@ -330,7 +330,7 @@ def test_a_file_with_nothing_but_its_header_and_zeros_is_damage(name: str) -> No
     assert any(is_damaged for _, is_damaged in found_in(left, leos).values())
 
 
-def test_much_unused_room_is_read_in_pieces() -> None:
+def test_large_preallocated_space_is_read_in_pieces() -> None:
     """However long the zeros are, no read asks for more than a piece."""
     asked: list[int] = []
 

@@ -90,7 +90,7 @@ def store(tmp_path: Path) -> Any:
     made.close()
 
 
-def test_a_copy_is_far_on_disk_before_the_first_row_comes(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_far_mark_is_on_disk_before_the_first_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark that a power loss takes would leave foreign rows under an applied row."""
     recorded = Recorded(store.transfers, monkeypatch)
     store.transfers.begin(PARTITION, empty=False)
@@ -110,9 +110,7 @@ def test_a_store_is_emptied_in_an_order_that_a_power_loss_cannot_break(
     assert set(told[2:-3]) == {"rows"}
 
 
-def test_a_copy_whose_rows_are_being_replayed_begins_with_none(
-    store: LevelStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replica_in_replay_begins_a_transfer_without_rows(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of it may be missing below its applied offset, and a round from there on would not bring them (H36)."""
     monkeypatch.setattr(store._progress, "is_replaying", lambda _partition: True)
     mark = store.transfers.begin(PARTITION, empty=False)
@@ -120,7 +118,7 @@ def test_a_copy_whose_rows_are_being_replayed_begins_with_none(
     assert key_rows(store) == []
 
 
-def test_rows_and_how_far_they_go_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_their_position_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark above rows that are not there would have them skipped for good."""
     giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
     giver.write([Writer().step(60)])

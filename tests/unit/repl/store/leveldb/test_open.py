@@ -65,7 +65,7 @@ def test_a_store_of_another_format_is_refused(room: Path) -> None:
     the_sentence(error, room / "store")
 
 
-def test_a_strangers_database_is_refused(room: Path) -> None:
+def test_a_foreign_database_is_refused(room: Path) -> None:
     """A LevelDB database that is not a store is not written to."""
     (room / "store").mkdir()
     db = plyvel.DB(str(room / "store" / "rows"), create_if_missing=True)
@@ -203,7 +203,7 @@ def test_a_floor_above_what_is_applied_is_corruption(room: Path) -> None:
         open_store(room / "store")
 
 
-def test_a_database_that_is_gone_is_not_made_anew(room: Path) -> None:
+def test_a_lost_database_is_not_created_again(room: Path) -> None:
     """Floors without their database are Corruption, again at the next start, and nothing is served from a new one."""
     filled(room / "store")
     shutil.rmtree(room / "store" / "rows")

@@ -317,7 +317,7 @@ def test_a_replay_goes_on_from_the_floor_and_leaves_no_gap(room: Path) -> None:
     replaying.close()
 
 
-def test_rows_are_given_only_as_far_as_a_replay_has_come(room: Path) -> None:
+def test_rows_are_sent_only_up_to_the_replayed_offset(room: Path) -> None:
     """Above that some may be missing: a copy that took them would be called whole at an offset that it is not at."""
     cluster, left = cluster_that_lost_power(room, Cut(0.1, 1.0))
     replaying = open_store(left, boot_id="second boot")

@@ -100,7 +100,7 @@ def test_a_failed_checkpoint_is_never_tried_again(refuses: str, room: Path) -> N
     store.close()
 
 
-def test_a_close_that_cannot_checkpoint_says_so_and_closes(room: Path) -> None:
+def test_a_close_whose_checkpoint_fails_raises_and_closes(room: Path) -> None:
     """`close` raises when the last checkpoint fails, but gives the database back; the stop does not count as clean."""
     disk = FailingDisk()
     store = open_store(room / "store", disk=disk)

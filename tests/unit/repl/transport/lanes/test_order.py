@@ -166,7 +166,7 @@ def test_the_rate_holds_over_all_connections_that_share_it() -> None:
     assert 4_900_000 < one.sent.bytes[Lane.CATCH_UP] < 5_200_000
 
 
-def test_the_rate_does_not_hold_live_messages() -> None:
+def test_the_rate_limit_does_not_delay_live_messages() -> None:
     """A spent cap stops catch-up alone."""
     wire = Wire(rate=100_000)
     wire.put(Lane.CATCH_UP, 0, 1_000 * KB)
