@@ -157,11 +157,17 @@ def nothing_left_running() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test in an event loop of its own."""
+    """Run an async test in an event loop of its own: in virtual time if its nearest marker says so."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
+    loop_factory = None
+    marker = pyfuncitem.get_closest_marker("virtual_time")
+    if marker is not None and marker.args != (False,):
+        from tests.support.virtual_time import VirtualTimeLoop
+
+        loop_factory = VirtualTimeLoop
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(pyfuncitem.obj(**arguments))
     return True
 

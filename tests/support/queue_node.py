@@ -1,11 +1,15 @@
-"""A cluster of one node around its source queues: memory store, memory metastore, a write path of two lines."""
+"""A cluster of one node around its source queues: memory store, memory metastore, a write path of two lines.
+
+Its time is the event loop's: tests that wait belong into virtual time (`tests.support.virtual_time`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, Self
 
 from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import QueueActs
@@ -23,36 +27,20 @@ from tests.support.cluster_facts import FakeClusterFacts
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.memory_store import MemoryStore
 from tests.support.queue_source import OURS, SINK, EntryFactory, FakeStore
+from tests.support.virtual_time import LoopTime
 
 PARTITIONS = (3, 8)
 
 
-class Clock:
-    """Real time, which a test may advance or freeze."""
-
-    def __init__(self) -> None:
-        self.skew_ms = 0
-        self._stands_ms: int | None = None
-
-    def stand(self) -> None:
-        """From now on time moves by `skew_ms` alone."""
-        self._stands_ms = time.monotonic_ns() // 1_000_000
-
-    def now_ms(self) -> int:
-        now = time.monotonic_ns() // 1_000_000 if self._stands_ms is None else self._stands_ms
-        return now + self.skew_ms
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + self.skew_ms
-
-
 class QueueNode:
-    """The queues of one node. `start` starts them and leads all partitions; `crash` drops what is only in memory."""
+    """The queues of one node. `start` starts them and leads all partitions; `crash` drops what is only in memory.
+
+    As a context manager: started, and closed at the end."""
 
     def __init__(self, *settings: QueueSettings, ensemble: MemoryEnsemble | None = None, node: str = "e1") -> None:
         self.settings = settings or (QueueSettings("q"),)
         self.node = node
-        self.clock = Clock()
+        self.clock = LoopTime()
         self.fake_store = FakeStore()
         self.factory = EntryFactory(self.fake_store)
         self.store = MemoryStore()
@@ -69,6 +57,13 @@ class QueueNode:
         self.types = dict.fromkeys(PARTITIONS, b"default")
         """Partition -> its bucket type."""
         self.facts = FakeClusterFacts()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def start(self, *, lead: bool = True) -> None:
         if not self._started:
@@ -172,9 +167,10 @@ class QueueNode:
     # ------------------------------------------------------------------ the sink's part
 
     async def eventually(self, condition: object, seconds: float = 10.0) -> None:
-        deadline = time.monotonic() + seconds
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
         while not condition():  # type: ignore[operator]
-            assert time.monotonic() < deadline, "waited too long"
+            assert loop.time() < deadline, "waited too long"
             await asyncio.sleep(0.002)
 
     async def fetch(
@@ -212,3 +208,24 @@ class QueueNode:
             if reply.items:
                 got += [item[5] for item in reply.items]
                 acks = [BatchAck(reply.batch, reply.owner_version)]
+
+
+@asynccontextmanager
+async def audited_node(*settings: QueueSettings, enabled: bool = True) -> AsyncIterator[QueueNode]:
+    """A started node; at the end its ledgers must account for every reference."""
+    queue_node = QueueNode(*settings)
+    queue_node.enabled = enabled
+    async with queue_node:
+        yield queue_node
+        for queue in queue_node.served():
+            ledger = await queue_node.acts.ledger(queue.settings.name)
+            assert ledger["closes"] in (True, None), ledger
+            assert not ledger["lost"], ledger
+            assert ledger["closes"] is None or adds_up(ledger), ledger
+
+
+def adds_up(ledger: dict[str, Any]) -> bool:
+    """Whether the numbers that are shown are what docs/queues.md says of them."""
+    went = ("acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on")
+    left = ledger["waiting"] + ledger["in_flight"]
+    return bool(ledger["found"] + ledger["eligible"] == sum(ledger[word] for word in went) + left)

@@ -12,17 +12,17 @@ from isthmus.queues.queue_documents import PUBLISHING
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.window_rules import FOLD
 from tests.support.fake_admin_listener import FakeAdminListener
-from tests.support.queue_node import QueueNode
-from tests.unit.queues.admin.test_acts import alive, audit_info, keys, settled
+from tests.support.queue_node import audited_node
+from tests.unit.queues.admin.test_acts import audit_info, keys, settled
 
 
-def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
+async def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is not there is said and not called unknown; every act shows who, when and why; priorities are a table."""
     documents: list[dict[str, Any]] = []
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         documents.extend(await queue_node.queues.listing())
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
@@ -32,8 +32,6 @@ def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
         await queue_node.acts.clear("q", audit_info(queue_node))
         await settled(queue_node)
         documents.extend(await queue_node.queues.listing())
-
-    alive(test)
     shown = []
     for document in documents:
         listener.respond("/admin/queues", {"queues": [document]})

@@ -18,6 +18,8 @@ from isthmus.repl.store.port import Change
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK, THIRD
 
+pytestmark = pytest.mark.virtual_time
+
 SMALL = QueueSettings("q", queue_limit_count=20, object_limit_count=5)
 
 
@@ -79,6 +81,7 @@ async def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeyp
     await queue_node.close()
 
 
+@pytest.mark.virtual_time(False)  # writes come while a thread reads
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
@@ -37,23 +36,11 @@ from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, Writ
 from tests.support.queue_node import QueueNode
 from tests.support.queue_source import BUCKET
 
+pytestmark = pytest.mark.virtual_time
+
 
 def keys(count: int, start: int = 0) -> list[Key]:
     return [Key(b"default", BUCKET, b"%06d" % n) for n in range(start, start + count)]
-
-
-def run_on_node(test: Callable[[QueueNode], Awaitable[None]], *settings: QueueSettings) -> None:
-    """Run `test` on a started node, then close the node."""
-
-    async def run() -> None:
-        queue_node = QueueNode(*settings)
-        await queue_node.start()
-        try:
-            await test(queue_node)
-        finally:
-            await queue_node.close()
-
-    asyncio.run(run())
 
 
 def marks(queue_node: QueueNode) -> list[tuple[str, int, int]]:
@@ -73,11 +60,11 @@ async def ticked(queue_node: QueueNode, later_ms: int = 0) -> None:
     await asyncio.sleep(0.01)
 
 
-def test_what_a_crash_takes_is_a_gap_with_its_bounds_and_times() -> None:
+async def test_what_a_crash_takes_is_a_gap_with_its_bounds_and_times() -> None:
     """A node that dies with references and begins again puts on record how many there were at most, at which priority
     and since when; once, and the mark is gone. The next crash with nothing held leaves nothing."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         began = queue_node.clock.wall_ms()
         assert await queue_node.acts.push("q", keys(300), FULL_SYNC, 0) == 300
         assert await queue_node.acts.push("q", keys(2), FOLD, 0) == 2
@@ -97,14 +84,12 @@ def test_what_a_crash_takes_is_a_gap_with_its_bounds_and_times() -> None:
         await queue_node.start()
         assert len(queue_node.acts.gaps("q")) == 2
 
-    run_on_node(test)
 
-
-def test_nothing_is_taken_in_that_is_not_on_record() -> None:
+async def test_nothing_is_taken_in_that_is_not_on_record() -> None:
     """Without the metastore whoever pushes is told to come back, unless a mark covers what comes; a mark whose write
     got no answer covers nothing."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         (queue,) = queue_node.served()
         queue_node.metastore.disconnect()
         with pytest.raises(NotReady):
@@ -120,13 +105,11 @@ def test_nothing_is_taken_in_that_is_not_on_record() -> None:
         assert queue.machine.bulk_queues[0].held_count == FIRST_BOUND
         queue_node.metastore.reconnect()
 
-    run_on_node(test)
 
-
-def test_many_references_cost_few_writes() -> None:
+async def test_many_references_cost_few_writes() -> None:
     """Twenty thousand references in small pushes raise the mark three times; the room of the queue bounds the mark."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode(QueueSettings("q", queue_limit_count=20000)) as queue_node:
         seen = set()
         for start in range(0, 20_000, 100):
             await queue_node.acts.push("q", keys(100, start), FULL_SYNC, 0)
@@ -134,13 +117,11 @@ def test_many_references_cost_few_writes() -> None:
         assert sorted(seen) == [FIRST_BOUND, 8 * FIRST_BOUND, 64 * FIRST_BOUND, 20_000]
         assert await queue_node.acts.push("q", keys(1, 20_000), FULL_SYNC, 0) == 0
 
-    run_on_node(test, QueueSettings("q", queue_limit_count=20_000))
 
-
-def test_a_full_queue_takes_what_waits_already() -> None:
+async def test_a_full_queue_takes_what_waits_already() -> None:
     """A repeated push of keys that wait needs no room, and says that they are taken; the first new one finds none."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode(QueueSettings("q", queue_limit_count=10)) as queue_node:
         assert await queue_node.acts.push("q", keys(10), FULL_SYNC, 0) == 10
         assert await queue_node.acts.push("q", keys(10), FULL_SYNC, 0) == 10
         assert await queue_node.acts.push("q", keys(12), FULL_SYNC, 0) == 10
@@ -149,14 +130,12 @@ def test_a_full_queue_takes_what_waits_already() -> None:
         (queue,) = queue_node.served()
         assert queue.machine.bulk_queues[0].counts.queued == 10
 
-    run_on_node(test, QueueSettings("q", queue_limit_count=10))
 
-
-def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
+async def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
     """What was acknowledged is held no longer; the mark outlives it for a while, so that bursts cost one write, and is
     lowered while less is held."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(*(key.key for key in keys(300)))
         assert len(await queue_node.drain()) == 300
         await queue_node.acts.push("q", keys(300), FULL_SYNC, 0)
@@ -176,14 +155,12 @@ def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
         await queue_node.start()
         assert queue_node.acts.gaps("q") == []
 
-    run_on_node(test)
 
-
-def test_a_stop_and_a_mark_are_one_record() -> None:
+async def test_a_stop_and_a_mark_are_one_record() -> None:
     """What is counted at a stop is not counted by its mark, too; a stop without the metastore leaves the mark, which
     the next life finds."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         await queue_node.acts.push("q", keys(5), FULL_SYNC, 0)
         await queue_node.queues.stop()
         await queue_node.start()
@@ -196,8 +173,6 @@ def test_a_stop_and_a_mark_are_one_record() -> None:
         queue_node.metastore.reconnect()
         await queue_node.start()
         assert [gap["what"] for gap in queue_node.acts.gaps("q")] == ["stopped", CRASHED]
-
-    run_on_node(test)
 
 
 async def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> None:
@@ -271,10 +246,10 @@ async def test_marks_of_a_delisted_queue_are_deleted() -> None:
         await queue_node.close()
 
 
-def test_marks_of_a_queue_delisted_while_the_metastore_fails_are_deleted() -> None:
+async def test_marks_of_a_queue_delisted_while_the_metastore_fails_are_deleted() -> None:
     """The loss could not be noted: its mark goes all the same, and this node keeps nothing of the queue."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.facts.live = ("e1",)
         await queue_node.acts.push("q", keys(3), FULL_SYNC, 0)
         put = queue_node.metastore.put
@@ -293,8 +268,6 @@ def test_marks_of_a_queue_delisted_while_the_metastore_fails_are_deleted() -> No
         await ticked(queue_node, SWEEP_MS)
         await asyncio.sleep(0.05)
         assert (await left(queue_node), await left(queue_node, "lost")) == ("", "")
-
-    run_on_node(test)
 
 
 async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None:
@@ -445,10 +418,10 @@ async def test_marks_and_records_of_losses_are_bounded() -> None:
     await metastore.stop()
 
 
-def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> None:
+async def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> None:
     """Whoever pushes is told to come back, with who suspended it and why; what waited before still goes."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"000000")
         await queue_node.drain()
         assert await queue_node.acts.push("q", keys(1), FOLD, 0) == 1
@@ -458,8 +431,6 @@ def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> 
         assert [item[5] for item in (await queue_node.fetch()).items] == [b"000000"]
         await queue_node.acts.resume("q", PUBLISHING, None, AuditInfo("ann", 2, ""))
         assert await queue_node.acts.push("q", keys(1, 1), FULL_SYNC, 0) == 1
-
-    run_on_node(test)
 
 
 async def test_records_that_are_made_one_are_of_one_node_and_priority() -> None:

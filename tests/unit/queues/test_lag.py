@@ -17,9 +17,11 @@ from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.property_digests import PropertyDifference, place_digest
-from tests.support.queue_node import PARTITIONS, QueueNode
+from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET, THIRD
-from tests.unit.queues.admin.test_acts import alive, audit_info, keys, settled
+from tests.unit.queues.admin.test_acts import audit_info, keys, settled
+
+pytestmark = pytest.mark.virtual_time
 
 P = PARTITIONS[0]
 
@@ -39,12 +41,13 @@ def explained(queue_node: QueueNode, key: bytes, name: str = "q") -> dict[str, A
     return found
 
 
-def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time(False)  # its threads wait until a time-out of the loop is over
+async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     """The read pool does not get to it: the answer comes within its time limit all the same, with null
     for what is not read, and says why; a partition of whose changes memory has all, and none, is told as ever."""
     monkeypatch.setattr(acts_module, "TIMEOUT_S", 0.2)
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"k")
         assert len((await queue_node.fetch()).items) == 1
         assert (await lag(queue_node))["seconds"] is not None
@@ -62,13 +65,11 @@ def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pytest.Mon
         assert "1 partition could not be read within 0.2 s: the node is busy" in queue["reason"]
         assert (await lag(queue_node))["objects"] == 1
 
-    alive(run)
 
-
-def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
+async def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
     """Rewritten every second, with or without a sink that holds it, the lag is that of its first change."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"old")
         for _ in range(30):
             queue_node.clock.skew_ms += 1_000
@@ -86,13 +87,12 @@ def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
         assert (held["in_flight"], held["objects"]) == (1, 1), "the key is one, under lease and rewritten"
         assert held["seconds"] > 9
 
-    alive(run)
 
-
-def test_a_sink_that_stopped_fetching_is_reported_and_a_waiting_one_is_not() -> None:
+async def test_a_sink_that_stopped_fetching_is_reported_and_a_waiting_one_is_not() -> None:
     """Twenty seconds without a fetch are a reason; a poll that waits here for longer is none."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
+
         async def reason() -> str:
             (row,) = await queue_node.queues.listing()
             assert row["reason"] == (await queue_node.acts.lags())[0]["reason"]
@@ -110,13 +110,11 @@ def test_a_sink_that_stopped_fetching_is_reported_and_a_waiting_one_is_not() -> 
         queue_node.clock.skew_ms += 25_000
         assert await reason() == "no node of west asks for changes here"
 
-    alive(run)
 
-
-def test_differing_properties_name_the_owner_until_it_is_released() -> None:
+async def test_differing_properties_name_the_owner_until_it_is_released() -> None:
     """Types of all its nodes, each once; a queue that was released differs from nobody."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         queue_node.queues.named("q").differing = {
@@ -130,13 +128,11 @@ def test_differing_properties_name_the_owner_until_it_is_released() -> None:
         await settled(queue_node)
         assert (await queue_node.acts.lags())[0]["reason"] == "released by ann"
 
-    alive(run)
 
-
-def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits: 0 seconds, objects and bytes; too many to count: unknown, but for the seconds."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         assert (await lag(queue_node))["seconds"] == 0
         queue_node.put(*(b"%d" % n for n in range(50)))
         monkeypatch.setattr("isthmus.queues.lag.ROWS_MAX", 10)
@@ -150,14 +146,14 @@ def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeyp
         found = await lag(queue_node)
         assert (found["seconds"], found["objects"], found["bytes"]) == (0, 0, 0)
 
-    alive(run)
 
-
-def test_what_is_acknowledged_while_lag_is_read_is_neither_an_object_nor_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_acknowledged_while_lag_is_read_is_neither_an_object_nor_lag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Objects, bytes and seconds are of one moment: one that goes while the rows are read is in none of them, and an
     object never waits with 0 bytes."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
         batch = await queue_node.fetch(count=1)
         reads = lag_module._pending
@@ -176,13 +172,11 @@ def test_what_is_acknowledged_while_lag_is_read_is_neither_an_object_nor_lag(mon
         found = await lag(queue_node)
         assert (found["seconds"], found["objects"], found["bytes"]) == (0, 0, 0)
 
-    alive(run)
 
-
-def test_explain_names_where_a_key_is_and_why() -> None:
+async def test_explain_names_where_a_key_is_and_why() -> None:
     """Waiting, in flight, acknowledged, held back by origin, filter or a gap: each with its reason and next step."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q"), QueueSettings("typed", filter="buckettype:other")) as queue_node:
         queue_node.put(b"early")
         assert (explained(queue_node, b"early")["state"], explained(queue_node, b"early")["owner"]) == (
             "not-read",
@@ -211,14 +205,12 @@ def test_explain_names_where_a_key_is_and_why() -> None:
         assert "publishing-suspended by ann: because" in found["reason"]
         assert explained(queue_node, b"never")["state"] == "no-change"
 
-    alive(run, QueueSettings("q"), QueueSettings("typed", filter="buckettype:other"))
 
-
-def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue() -> None:
+async def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue() -> None:
     """A queue that begins now, or at exact offsets, never offered what lies below; what it has sent since is
     acknowledged, also at a queue that begins with all there is."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"old")
         queue_node.clock.skew_ms += 2_000
         act = audit_info(queue_node)
@@ -240,13 +232,11 @@ def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue() -> No
         for name in ("now", "placed", "all"):
             assert explained(queue_node, b"new", name)["state"] == "acknowledged"
 
-    alive(run)
 
-
-def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> None:
+async def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> None:
     """A pushed key is named with its priority and what was queued before it, by every node that holds one."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
         await queue_node.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
         row = {"queue": "q", "priority": "full_sync", "state": "waiting", "ahead": 1}
@@ -265,13 +255,11 @@ def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> No
             {**row, "reason": "serving is suspended by ann: because", "next": "isthmus queue resume q"}
         ]
 
-    alive(run)
 
-
-def test_properties_that_differ_are_named_on_both_sides() -> None:
+async def test_properties_that_differ_are_named_on_both_sides() -> None:
     """A sink is told the source's digests, and the listing names its node and bucket types until they agree."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.facts.digests = {b"notes": b"a" * 8}
         queue_node.put(b"a")
         reply = await queue_node.fetch()
@@ -284,14 +272,12 @@ def test_properties_that_differ_are_named_on_both_sides() -> None:
         (shown,) = await queue_node.acts.listing()
         assert shown["properties_differ"] == {}
 
-    alive(run)
 
-
-def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> None:
+async def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> None:
     """Bucket and property are named where both sides tell their digests by place; of a node that tells none the bucket
     type is; and once all agree nothing is named."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         ours = {b"default": {b"orders": place_digest({"allow_mult": False})}}
         queue_node.facts.digests, queue_node.facts.places = {b"default": b"a" * 8}, ours
         reply = await queue_node.fetch(wait_ms=0, places={})
@@ -315,13 +301,11 @@ def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> None:
         (shown,) = await queue_node.acts.listing()
         assert (shown["properties_differ"], shown["property_differences"], shown["reason"]) == ({}, {}, "")
 
-    alive(run)
 
-
-def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
+async def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
     """Status, listing and log say so, for as long as it is so."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a")
         await queue_node.fetch()
         (queue,) = queue_node.served()
@@ -340,8 +324,6 @@ def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
         window.ledger.eligible -= 2
         queue_node.queues.tick()
         assert queue_node.queues.status()["state"] == "running"
-
-    alive(run)
 
 
 async def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from isthmus.repl.model.vclock import actor_of, pack_counter
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import BUCKET, OURS, THIRD
 from tests.unit.queues.admin.test_acts import audit_info
-from tests.unit.queues.service.test_service import alive
+
+pytestmark = pytest.mark.virtual_time
 
 P = PARTITIONS[0]
 KEY = Key(b"default", BUCKET, b"a")
@@ -41,13 +42,13 @@ async def test_while_definitions_are_unread_every_local_write_is_unreplicated() 
 @pytest.mark.parametrize(
     ("error", "owed"), [(NotReady("refused before it was appended"), False), (OutcomeUnknown("appended"), True)]
 )
-def test_a_pending_cursor_entry_makes_acknowledged_writes_unreplicated(
+async def test_a_pending_cursor_entry_makes_acknowledged_writes_unreplicated(
     monkeypatch: pytest.MonkeyPatch, error: IsthmusError, owed: bool
 ) -> None:
     """The cursor may be moved back by it. That ends with the entry; with a refusal, but not with an unknown outcome:
     the entry may yet be applied."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a")
         reply = await queue_node.fetch()
         await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
@@ -72,8 +73,6 @@ def test_a_pending_cursor_entry_makes_acknowledged_writes_unreplicated(
         await queue_node.eventually(lambda: answers)
         await asyncio.sleep(0)
         assert queue_node.queues.owed(P, 1, THIRD, KEY) is owed
-
-    alive(test)
 
 
 async def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown() -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from isthmus.config.settings import QueueSettings
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterAnswers, Query
 from isthmus.node.services.queue_coverage import QueueCoverage
 from isthmus.node.services.queue_query import CloseGaps, ListGaps
 from isthmus.queues.queue_documents import AuditInfo
-from tests.support.queue_node import PARTITIONS, QueueNode
+from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import SINK, THIRD
-from tests.unit.queues.admin.test_acts import alive, settled
+from tests.unit.queues.admin.test_acts import settled
+
+pytestmark = pytest.mark.virtual_time
 
 
 class OneNodeQuery:
@@ -28,12 +32,18 @@ class OneNodeQuery:
         return ClusterAnswers({"e1": self.queue_node.acts.gaps()}, {})
 
 
-def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
+async def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
     """A real-time queue beside a queue for repairs: a comparison with the cluster that owns both proves the gaps of
     both, of another cluster's queue none; one by a queue whose filter lets out less proves nothing of the wider one.
     References of lower priorities may be of each type that their queue takes."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node(
+        QueueSettings("rt"),
+        QueueSettings("fs", filter="block_rtq"),
+        QueueSettings("part", filter="bucketname:part"),
+        QueueSettings("north"),
+        QueueSettings("typed", filter="buckettype:other"),
+    ) as queue_node:
         queue_node.types[PARTITIONS[1]] = b"other"
         for name, owner in (("rt", SINK), ("fs", SINK), ("part", SINK), ("north", THIRD)):
             await queue_node.fetch(queue=name, cluster=owner, wait_ms=0)
@@ -64,12 +74,3 @@ def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
         assert {row["queue"]: row["bucket_types"] for row in coverage.sent()} == {
             "rt": ["default", "other"], "fs": [], "part": ["default", "other"], "north": ["default", "other"],
         }  # fmt: skip
-
-    alive(
-        run,
-        QueueSettings("rt"),
-        QueueSettings("fs", filter="block_rtq"),
-        QueueSettings("part", filter="bucketname:part"),
-        QueueSettings("north"),
-        QueueSettings("typed", filter="buckettype:other"),
-    )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -20,8 +19,10 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
 from tests.support.memory_metastore import MemoryEnsemble
-from tests.support.queue_node import PARTITIONS, QueueNode
+from tests.support.queue_node import PARTITIONS, QueueNode, adds_up, audited_node
 from tests.support.queue_source import BUCKET, SINK, THIRD
+
+pytestmark = pytest.mark.virtual_time
 
 ACT = AuditInfo("ann", 1_000, "because")
 
@@ -29,33 +30,6 @@ ACT = AuditInfo("ann", 1_000, "because")
 def audit_info(queue_node: QueueNode) -> AuditInfo:
     """An act of now."""
     return AuditInfo("ann", queue_node.clock.wall_ms(), "because")
-
-
-def alive(test: Callable[[QueueNode], Awaitable[None]], *settings: QueueSettings, enabled: bool = True) -> None:
-    """Run `test` on a started node, then close the node."""
-
-    async def run() -> None:
-        queue_node = QueueNode(*settings)
-        queue_node.enabled = enabled
-        await queue_node.start()
-        try:
-            await test(queue_node)
-            for queue in queue_node.served():
-                ledger = await queue_node.acts.ledger(queue.settings.name)
-                assert ledger["closes"] in (True, None), ledger
-                assert not ledger["lost"], ledger
-                assert ledger["closes"] is None or adds_up(ledger), ledger
-        finally:
-            await queue_node.close()
-
-    asyncio.run(run())
-
-
-def adds_up(ledger: dict[str, Any]) -> bool:
-    """Whether the numbers that are shown are what docs/queues.md says of them."""
-    went = ("acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on")
-    left = ledger["waiting"] + ledger["in_flight"]
-    return bool(ledger["found"] + ledger["eligible"] == sum(ledger[word] for word in went) + left)
 
 
 def keys(*names: bytes) -> list[Key]:
@@ -85,10 +59,10 @@ async def caught_up(queue_node: QueueNode) -> None:
     await queue_node.eventually(lambda: not queue_node.served()[0].machine.incomplete_windows())
 
 
-def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
+async def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
     """Only changes of buckets that the filter offers arrive, applied before the first fetch or after it."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q"), QueueSettings("not", filter="!bucketname:bucket")) as queue_node:
         queue_node.put(b"a", b"b")
         assert await queue_node.drain(queue="not") == []
         assert await queue_node.drain(queue="q") == [b"a", b"b"]
@@ -97,8 +71,6 @@ def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
         assert await queue_node.drain(queue="not") == []
         assert queue_node.acts.test_filter("not", b"default", BUCKET)["rule"] == "!bucketname:bucket"
         assert queue_node.acts.test_filter("q", b"default", BUCKET)["offered"]
-
-    alive(test, QueueSettings("q"), QueueSettings("not", filter="!bucketname:bucket"))
 
 
 async def test_a_queue_registered_at_run_time_begins_at_the_given_position_on_all_nodes() -> None:
@@ -139,11 +111,11 @@ async def test_a_queue_registered_at_run_time_begins_at_the_given_position_on_al
     await other.close()
 
 
-def test_what_was_published_while_suspended_is_exactly_the_gap() -> None:
+async def test_what_was_published_while_suspended_is_exactly_the_gap() -> None:
     """What waited before goes, what came meanwhile is left out, counted and in a gap that survives a crash, what comes
     after goes; a full-sync closes the gap, and nothing else does."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         queue_node.put(b"before")
@@ -176,13 +148,11 @@ def test_what_was_published_while_suspended_is_exactly_the_gap() -> None:
         assert await queue_node.acts.close_gaps("q", GapChoice((gap["id"],)), audit_info(queue_node)) == 1
         assert gap["id"] not in {one["id"] for one in queue_node.acts.gaps("q")}
 
-    alive(test)
 
-
-def test_one_node_may_be_suspended_alone() -> None:
+async def test_one_node_may_be_suspended_alone() -> None:
     """A suspension that names another node changes nothing here, and is listed all the same."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.acts.suspend("q", SERVING, "elsewhere", audit_info(queue_node))
         queue_node.put(b"a")
         assert await queue_node.drain() == [b"a"]
@@ -190,15 +160,13 @@ def test_one_node_may_be_suspended_alone() -> None:
         assert [s["node"] for s in queue["suspensions"]] == ["elsewhere"]
         assert (queue["serving"], queue["publishing"]) == ("running", "running")
 
-    alive(test)
-
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
-def test_a_clear_drops_exactly_the_backlog_whatever_the_wall_clock(off_ms: int) -> None:
+async def test_a_clear_drops_exactly_the_backlog_whatever_the_wall_clock(off_ms: int) -> None:
     """The node that was asked may be an hour behind or ahead of the leaders: all that was applied is given up, in a gap
     that reaches over the time when it was made; what is applied afterwards goes."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         queue_node.put(b"a", b"b")
@@ -211,13 +179,11 @@ def test_a_clear_drops_exactly_the_backlog_whatever_the_wall_clock(off_ms: int) 
         (gap,) = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
         assert gap["upto_ms"] >= made_ms
 
-    alive(test)
 
-
-def test_where_no_leader_answered_a_clear_goes_by_the_latest_clock() -> None:
+async def test_where_no_leader_answered_a_clear_goes_by_the_latest_clock() -> None:
     """A partition whose leader did not tell what it has applied is cleared up to the latest wall clock of the nodes."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         first, second = PARTITIONS[:2]
@@ -232,15 +198,13 @@ def test_where_no_leader_answered_a_clear_goes_by_the_latest_clock() -> None:
         queue_node.put(b"y", partition=second)
         assert sorted(await queue_node.drain()) == [b"b", b"y"]
 
-    alive(test)
-
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
-def test_from_now_is_an_offset_and_not_a_time(off_ms: int) -> None:
+async def test_from_now_is_an_offset_and_not_a_time(off_ms: int) -> None:
     """A queue that begins now, or is released from now, offers what is applied afterwards and nothing of before,
     whatever the wall clock of the node that was asked says."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"old")
         assert await queue_node.drain() == [b"old"]
         queue_node.put(b"waits")
@@ -255,13 +219,11 @@ def test_from_now_is_an_offset_and_not_a_time(off_ms: int) -> None:
         assert await queue_node.drain(queue="late") == [b"new"]
         assert await queue_node.drain(cluster=THIRD) == [b"new"]
 
-    alive(test)
 
-
-def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
+async def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
     """Both are suspended, and both go on again, each by one write."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await queue_node.acts.suspend("q", [SERVING, PUBLISHING], None, audit_info(queue_node))
         (row,) = await queue_node.acts.listing()
@@ -273,28 +235,24 @@ def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
         with pytest.raises(BadInput, match="say what"):
             await queue_node.acts.suspend("q", [], None, audit_info(queue_node))
 
-    alive(test)
-
 
 @pytest.mark.parametrize("wrong", ["bucketname:%zz", "bucketname: sp", "buckettype:a, bucketname:50%"])
-def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong: str) -> None:
+async def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong: str) -> None:
     """A percent sign that encodes nothing and a space behind the colon are slips: they are refused where a queue is
     registered; a queue that was registered so by an older program is served on."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         with pytest.raises(BadInput):
             await queue_node.acts.register("odd", {"filter": wrong}, 0, audit_info(queue_node))
         value = json.dumps({"odd": {"filter": wrong, "by": "", "at_ms": 1, "reason": ""}}).encode()
         await queue_node.metastore.put("/queue-definitions", value, None)
         await queue_node.eventually(lambda: len(queue_node.served()) == 2)
 
-    alive(test)
 
-
-def test_a_clear_drops_the_backlog_and_records_a_gap() -> None:
+async def test_a_clear_drops_the_backlog_and_records_a_gap() -> None:
     """After a clear nothing of before goes, a gap covers it, and what comes later goes."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         queue_node.put(b"a", b"b")
@@ -309,8 +267,6 @@ def test_a_clear_drops_the_backlog_and_records_a_gap() -> None:
         assert {gap["priority"] for gap in shown} == {REAL_TIME, FOLD}
         assert await queue_node.acts.close_gaps("q", GapChoice(), audit_info(queue_node)) == len(shown)
         assert queue_node.acts.gaps("q") == []
-
-    alive(test)
 
 
 async def test_a_clear_of_an_unstarted_queue_covers_its_whole_backlog() -> None:
@@ -330,10 +286,10 @@ async def test_a_clear_of_an_unstarted_queue_covers_its_whole_backlog() -> None:
     await queue_node.close()
 
 
-def test_a_released_queue_goes_to_another_cluster_from_the_given_position() -> None:
+async def test_a_released_queue_goes_to_another_cluster_from_the_given_position() -> None:
     """The old owner cannot take it back at once nor acknowledge any more; the new one begins at 0."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a")
         reply = await queue_node.fetch()
         assert [item[5] for item in reply.items] == [b"a"]
@@ -348,15 +304,13 @@ def test_a_released_queue_goes_to_another_cluster_from_the_given_position() -> N
         with pytest.raises(OwnedByOther):
             await queue_node.fetch(cluster=SINK)
 
-    alive(test)
-
 
 @pytest.mark.parametrize("then", ["placed", "cleared"])
-def test_a_partition_that_missed_a_release_applies_it_before_the_next_command(then: str) -> None:
+async def test_a_partition_that_missed_a_release_applies_it_before_the_next_command(then: str) -> None:
     """R-DECREE: while a partition has no leader its queue is released, then placed elsewhere or cleared. The next owner
     has nothing of what the old one got: it is given out again, or in the gap."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a")
         assert await queue_node.drain() == [b"a"]
         queue_node.queues.leadership(PARTITIONS[0], False, queue_node.fake_store.ends[PARTITIONS[0]])
@@ -371,14 +325,12 @@ def test_a_partition_that_missed_a_release_applies_it_before_the_next_command(th
         gaps = [gap["from_offset"] for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[0]]
         assert gaps == ([] if then == "placed" else [0])
 
-    alive(test)
-
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
-def test_the_former_owner_waits_a_minute_whatever_the_wall_clock(off_ms: int) -> None:
+async def test_the_former_owner_waits_a_minute_whatever_the_wall_clock(off_ms: int) -> None:
     """The node that released the queue may be an hour ahead or behind: the minute is counted where the queue is."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a")
         assert await queue_node.drain() == [b"a"]
         act = audit_info(queue_node)
@@ -390,14 +342,12 @@ def test_the_former_owner_waits_a_minute_whatever_the_wall_clock(off_ms: int) ->
         await settled(queue_node)
         assert await queue_node.drain() == [b"a"]
 
-    alive(test)
 
-
-def test_a_placed_queue_goes_on_from_exact_offsets_and_leaves_no_gap() -> None:
+async def test_a_placed_queue_goes_on_from_exact_offsets_and_leaves_no_gap() -> None:
     """Each partition that is named goes on at its offset, forward or back, others stand where they stood; what is
     passed over is no gap, since it was brought by other means; above what is applied means from there on."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         first, second = PARTITIONS[:2]
         queue_node.put(b"a", b"b", partition=first)
         queue_node.put(b"x", partition=second)
@@ -420,13 +370,11 @@ def test_a_placed_queue_goes_on_from_exact_offsets_and_leaves_no_gap() -> None:
         with pytest.raises(UnknownQueue):
             await queue_node.acts.place("unknown", ((first, 0),), audit_info(queue_node))
 
-    alive(test)
 
-
-def test_a_queue_may_be_registered_at_exact_offsets() -> None:
+async def test_a_queue_may_be_registered_at_exact_offsets() -> None:
     """It gives what stands at its offset and above, and everything of a partition that is not named."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         first, second = PARTITIONS[:2]
         queue_node.put(b"a", b"b", partition=first)
         queue_node.put(b"x", partition=second)
@@ -438,13 +386,11 @@ def test_a_queue_may_be_registered_at_exact_offsets() -> None:
         queue_node.put(b"c", partition=first)
         assert sorted(await queue_node.drain(queue="exact")) == [b"c", b"x"]
 
-    alive(test)
 
-
-def test_registering_a_queue_that_is_there_moves_nothing() -> None:
+async def test_registering_a_queue_that_is_there_moves_nothing() -> None:
     """It is refused, and what waited in that queue goes all the same."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a")
         await queue_node.fetch(wait_ms=0, queue="q")
         await settled(queue_node)
@@ -458,14 +404,12 @@ def test_registering_a_queue_that_is_there_moves_nothing() -> None:
         await queue_node.start()
         assert await queue_node.drain() == [b"a", b"b"]
 
-    alive(test)
 
-
-def test_lower_priorities_go_last_and_are_bounded() -> None:
+async def test_lower_priorities_go_last_and_are_bounded() -> None:
     """Real time comes before full-sync, full-sync before fold, whatever was queued first; a producer of too much waits,
     and gets in as soon as there is room."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", queue_limit_count=10)) as queue_node:
         queue_node.put(b"a", b"b", b"c", b"d")
         await queue_node.drain()
         assert await queue_node.acts.push("q", keys(b"a"), FOLD, 0) == 1
@@ -492,8 +436,6 @@ def test_lower_priorities_go_last_and_are_bounded() -> None:
         with pytest.raises(BadInput, match="takes no references"):
             await queue_node.acts.push("q", keys(b"a"), REAL_TIME, 0)
 
-    alive(test, QueueSettings("q", queue_limit_count=10))
-
 
 async def test_what_a_stop_takes_with_it_is_counted_and_kept() -> None:
     """References of lower priorities that wait when a node stops are on record when it is back."""
@@ -508,11 +450,11 @@ async def test_what_a_stop_takes_with_it_is_counted_and_kept() -> None:
     await queue_node.close()
 
 
-def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> None:
+async def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> None:
     """Of twenty changes that nobody fetches the first ten go; the rest is one gap, which survives a crash, and what
     comes once there is room goes again."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", queue_limit_count=10, overflow="discard")) as queue_node:
         await settled(queue_node)
         await caught_up(queue_node)
         names = [b"%02d" % n for n in range(20)]
@@ -531,13 +473,11 @@ def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> No
         queue_node.put(b"after")
         assert await queue_node.drain() == [b"after"]
 
-    alive(test, QueueSettings("q", queue_limit_count=10, overflow="discard"))
 
-
-def test_the_default_at_the_limit_is_to_wait_and_lose_nothing() -> None:
+async def test_the_default_at_the_limit_is_to_wait_and_lose_nothing() -> None:
     """Twice as many changes as the limit all arrive, with no gap."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", queue_limit_count=10)) as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         await caught_up(queue_node)
@@ -547,20 +487,17 @@ def test_the_default_at_the_limit_is_to_wait_and_lose_nothing() -> None:
         assert await queue_node.drain() == names
         assert queue_node.acts.gaps("q") == []
 
-    alive(test, QueueSettings("q", queue_limit_count=10))
 
-
-def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
+async def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
     """At ten changes a second a batch has ten at most and the next one waits; the limit is live, shown with what binds,
     and kept over a restart."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         await queue_node.acts.throttle("q", Rates(0, 10), audit_info(queue_node))
         await caught_up(queue_node)
         queue_node.put(*(b"%02d" % n for n in range(30)))
-        queue_node.clock.stand()
         reply = await queue_node.fetch(wait_ms=0)
         assert len(reply.items) == 10
         held = await queue_node.fetch(wait_ms=0)
@@ -578,13 +515,11 @@ def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
         await queue_node.acts.throttle("q", None, audit_info(queue_node))
         assert queue_node.served()[0].throttle.rates == Rates(0, 0)
 
-    alive(test)
 
-
-def test_a_disabled_source_creates_no_reference_and_reports_it() -> None:
+async def test_a_disabled_source_creates_no_reference_and_reports_it() -> None:
     """With the switch off nothing is given out, what comes is a gap, and ledger, status and answers tell why."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(enabled=False) as queue_node:
         await settled(queue_node)
         queue_node.put(b"a")
         reply = await queue_node.fetch(wait_ms=0)
@@ -597,13 +532,11 @@ def test_a_disabled_source_creates_no_reference_and_reports_it() -> None:
         with pytest.raises(BadInput, match="switched off"):
             await queue_node.acts.push("q", keys(b"a"), FOLD, 0)
 
-    alive(test, enabled=False)
 
-
-def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
+async def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
     """The references of real time come first, also those that are only in the index, then the lower ones."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
         await queue_node.acts.push("q", keys(b"x"), FOLD, 0)
         for _ in range(2):
@@ -611,13 +544,11 @@ def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
         assert [item[5] for item in await queue_node.acts.peek("q", 1)] == [b"a"]
         assert await queue_node.drain() == [b"a", b"b"]
 
-    alive(test)
 
-
-def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
+async def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
     """Every change is acknowledged, collapsed, waiting or under lease, and the outcomes that the sink told add up."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         await caught_up(queue_node)
@@ -636,14 +567,12 @@ def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
         assert ledger["outcomes"] == {"applied": 1, "merged": 1, "superseded": 0, "rejected": 0}
         assert ledger["collapsed"] + ledger["waiting"] + ledger["acknowledged"] == 17
 
-    alive(test)
 
-
-def test_the_ledger_adds_up_over_leaderships_and_moved_cursors() -> None:
+async def test_the_ledger_adds_up_over_leaderships_and_moved_cursors() -> None:
     """What waits when a leadership ends, or when an operator clears, is handed on, and found by whoever leads next: the
     columns that are shown add up at every moment."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         await caught_up(queue_node)
@@ -667,44 +596,37 @@ def test_the_ledger_adds_up_over_leaderships_and_moved_cursors() -> None:
         assert adds_up(ledger), ledger
         assert (ledger["handed_on"], ledger["waiting"], ledger["closes"]) == (6, 0, True)
 
-    alive(test)
-
 
 A_KEY = Key(b"default", b"bucket", b"a")
 
 
-def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
+async def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
     """A push may replace a write of ours as the pusher's when only a queue for repairs has not passed it (R-OWED)."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", filter="block_rtq")) as queue_node:
         queue_node.put(b"a")
         assert not queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
 
-    async def other(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q")) as queue_node:
         queue_node.put(b"a")
         assert queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
 
-    alive(test, QueueSettings("q", filter="block_rtq"))
-    alive(other, QueueSettings("q"))
 
-
-def test_filtered_changes_do_not_count_as_unreplicated() -> None:
+async def test_filtered_changes_do_not_count_as_unreplicated() -> None:
     """A push over a write of ours stays the pusher's when no queue would ever have offered that write (R-OWED)."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", filter="buckettype:default,!bucketname:bucket")) as queue_node:
         queue_node.put(b"a")
         assert not queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY)
         assert queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket=b"other"))
         assert not queue_node.queues.owed(PARTITIONS[0], 1, THIRD, A_KEY._replace(bucket_type=b"logs"))
 
-    alive(test, QueueSettings("q", filter="buckettype:default,!bucketname:bucket"))
 
-
-def test_a_dangling_reference_does_not_block_those_behind_it() -> None:
+async def test_a_dangling_reference_does_not_block_those_behind_it() -> None:
     """A pushed key of a bucket type that does not exist can never be read: it goes as vanished, and the next ones go
     out; one that cannot be read now waits."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
         await queue_node.drain()
         read = queue_node.get_batch
@@ -727,8 +649,6 @@ def test_a_dangling_reference_does_not_block_those_behind_it() -> None:
         assert (await queue_node.fetch(link=1, wait_ms=0)).items == []
         assert lower.waiting_count == 1
 
-    alive(test)
-
 
 def put_in(queue_node: QueueNode, bucket: bytes, *names: bytes) -> None:
     """Keys of another bucket."""
@@ -738,11 +658,11 @@ def put_in(queue_node: QueueNode, bucket: bytes, *names: bytes) -> None:
         queue_node.apply(PARTITIONS[0], entry)
 
 
-def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passed_over() -> None:
+async def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passed_over() -> None:
     """What comes after the change goes; what the old filter passed over below the cursor lies in a gap on all
     partitions, over a restart; a key there is explained as in the gap, not as acknowledged."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         queue_node.put(b"a")
         put_in(queue_node, b"other", b"passed over")
         assert await queue_node.drain() == [b"a"]
@@ -764,14 +684,12 @@ def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passed_over
         put_in(queue_node, b"other", b"d")
         assert (await queue_node.drain())[-1] == b"d"
 
-    alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
 
-
-def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
+async def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
     """What waited and is not offered any more never goes, in memory and in the index alike; the rest goes; --default
     brings the old filter back, with a gap."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         queue_node.put(b"a")
@@ -788,13 +706,11 @@ def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
         put_in(queue_node, b"other", b"later")
         assert await queue_node.drain() == [b"later"]
 
-    alive(test)
 
-
-def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() -> None:
+async def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() -> None:
     """Instead of a gap the queue begins again."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         queue_node.put(b"a")
         put_in(queue_node, b"other", b"b")
         assert await queue_node.drain() == [b"a"]
@@ -803,14 +719,12 @@ def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() -> Non
         assert await queue_node.drain() == [b"a", b"b"]
         assert queue_node.acts.gaps("q") == []
 
-    alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
 
-
-def test_a_later_command_does_not_hide_a_partition_that_missed_a_wider_filter() -> None:
+async def test_a_later_command_does_not_hide_a_partition_that_missed_a_wider_filter() -> None:
     """A partition without a leader at the change obeys the clear that came after it, and has the gap all the same; so
     has one that missed two changes of which the second offers less than the first."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         away = PARTITIONS[1]
         queue_node.put(b"x", partition=away)
         await queue_node.drain()
@@ -824,8 +738,6 @@ def test_a_later_command_does_not_hide_a_partition_that_missed_a_wider_filter() 
         await settled(queue_node)
         found = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == away]
         assert any(gap["what"].startswith("offer-changed") for gap in found)
-
-    alive(test, QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"))
 
 
 async def test_a_new_leader_reads_a_changed_filter_first() -> None:
@@ -850,10 +762,10 @@ async def test_a_new_leader_reads_a_changed_filter_first() -> None:
     await queue_node.close()
 
 
-def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> None:
+async def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> None:
     """Limits count at once and over a restart, no cursor moves and nothing comes twice; what cannot be is refused."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
         await queue_node.fetch(wait_ms=0)
         values = {"object_size_limit_bytes": 1, "queue_limit_count": 7, "overflow": "discard", "lease_ms": 9_000}
@@ -871,5 +783,3 @@ def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> None:
             await queue_node.acts.change_settings("q", {"filter": "bucket:x"}, audit_info(queue_node))
         with pytest.raises(UnknownQueue):
             await queue_node.acts.change_settings("r", {"filter": "any"}, audit_info(queue_node))
-
-    alive(test)

@@ -20,18 +20,20 @@ from isthmus.repl.metastore.port import Unavailable, Versioned
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
-from tests.support.queue_node import PARTITIONS, QueueNode
+from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import SINK
-from tests.unit.queues.admin.test_acts import ACT, alive, audit_info, keys, settled
+from tests.unit.queues.admin.test_acts import ACT, audit_info, keys, settled
+
+pytestmark = pytest.mark.virtual_time
 
 P = PARTITIONS[0]
 
 
-def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
+async def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
     """A partition without a leader, or a damaged object, must not hold up repairs of all others: what cannot be read
     is looked at again after a rest, behind what can, and goes once it can be read."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a", b"b", b"x", b"z")
         await queue_node.drain()
         read, asked, away = queue_node.get_batch, 0, {b"x", b"z"}
@@ -57,13 +59,11 @@ def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
         away.clear()
         assert [item[5] for item in (await queue_node.fetch(wait_ms=5_000)).items] == [b"x", b"z"]
 
-    alive(test)
 
-
-def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
+async def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
     """Of a lower priority's batch what can be read goes at once, and what comes in real time is not behind it."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a", b"x")
         await queue_node.drain()
         read = queue_node.get_batch
@@ -89,15 +89,13 @@ def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
             await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
         assert asyncio.get_running_loop().time() - began < LEADER_WAIT_S
 
-    alive(test)
 
-
-def test_definitions_are_followed_one_after_the_other() -> None:
+async def test_definitions_are_followed_one_after_the_other() -> None:
     """A hint and an act tell of a new queue at once: it is made once, or what was pushed into the first would be gone
     with it. A queue that is delisted while it is still being made is none, and what is decided of one meanwhile is
     heard."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         made, gate, make, begin = [], asyncio.Event(), queue_node.queues._build, queue_node.queues.bulk_marks.begin
 
         def making(settings: QueueSettings) -> QueueServer:
@@ -132,15 +130,13 @@ def test_definitions_are_followed_one_after_the_other() -> None:
         await asyncio.sleep(0.05)
         assert sorted(queue_node.queues.machines()) == ["q", "x"]
 
-    alive(test)
-
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_clear_while_publishing_is_suspended_keeps_the_gap(waits: bool) -> None:
+async def test_a_clear_while_publishing_is_suspended_keeps_the_gap(waits: bool) -> None:
     """What is left out meanwhile stays in the gap that grows, from its first change on, whether the cursor has passed
     that already or something waits below it; what the clear takes is a gap of its own."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a")
         await queue_node.drain()
         if waits:
@@ -163,14 +159,12 @@ def test_a_clear_while_publishing_is_suspended_keeps_the_gap(waits: bool) -> Non
         ]
         assert shown == [("cleared", [b"b"])] * waits + [("publishing-suspended", [b"left", b"out"])]
 
-    alive(test)
 
-
-def test_a_clear_applied_late_records_the_end_time_of_its_gap() -> None:
+async def test_a_clear_applied_late_records_the_end_time_of_its_gap() -> None:
     """It takes all of its second, also what was changed after the act: the gap's time covers that, or a full-sync that
     began between the two would close it."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         queue_node.queues.leadership(P, False, 0)
@@ -189,8 +183,6 @@ def test_a_clear_applied_late_records_the_end_time_of_its_gap() -> None:
         ]
         assert [row.key for row in left_out] == [b"in the second of the act"]
         assert gap["upto_ms"] >= left_out[0].time_ms
-
-    alive(test)
 
 
 async def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
@@ -214,11 +206,11 @@ async def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
     await queue_node.close()
 
 
-def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
+async def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
     """A later version registers a queue with a rule that is not known here: it is not here, and all else is, also when
     the node begins again."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         rows = {name: {"filter": rule} for name, rule in (("later", "key_begins:a"), ("plain", "any"))}
         await queue_node.metastore.put(DEFINITIONS_PATH, json.dumps(rows).encode(), None)
         await queue_node.eventually(lambda: list(queue_node.queues.machines()) == ["q", "plain"])
@@ -228,17 +220,14 @@ def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
         with pytest.raises(BadInput, match="there is one already"):
             await queue_node.acts.register("later", {}, 0, audit_info(queue_node))
 
-    alive(test)
 
-
-def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
+async def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
     """Gaps are closed one partition after the other. What has grown meanwhile, under the id that it had, was not part
     of what was proven."""
 
-    async def test(queue_node: QueueNode) -> None:
-        await settled(
-            queue_node
-        )  # nobody fetches: the cursor stands where the first clear ended, and the second joins it
+    async with audited_node() as queue_node:
+        await settled(queue_node)
+        # Nobody fetches: the cursor stays where the first clear ended, and the second joins it.
         for partition in PARTITIONS:
             queue_node.put(b"a", partition=partition)
         await queue_node.acts.clear("q", audit_info(queue_node))
@@ -263,14 +252,14 @@ def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
         left = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == PARTITIONS[1]]
         assert any(gap["from_offset"] <= rows[b"b"] < gap["upto_offset"] for gap in left)
 
-    alive(test)
 
-
-def test_a_release_whose_cursor_command_cannot_be_written_leaves_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_release_whose_cursor_command_cannot_be_written_leaves_the_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The decree says where the next owner begins, so it is written first: were the owner gone already, whoever fetched
     then would begin where the one before stood, without a gap that says so."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a")
         await queue_node.drain()
         put = queue_node.metastore.put
@@ -290,5 +279,3 @@ def test_a_release_whose_cursor_command_cannot_be_written_leaves_the_owner(monke
         (queue,) = queue_node.served()
         assert queue.stored.owner is not None
         assert queue.stored.owner.cluster == SINK
-
-    alive(test)

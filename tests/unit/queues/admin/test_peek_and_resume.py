@@ -11,14 +11,16 @@ from isthmus.queues.queue_documents import PUBLISHING, SERVING
 from isthmus.repl.model.entry import EntryKind
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.reference import ReferenceKind
-from tests.support.queue_node import PARTITIONS, QueueNode
-from tests.unit.queues.admin.test_acts import alive, audit_info
+from tests.support.queue_node import PARTITIONS, audited_node
+from tests.unit.queues.admin.test_acts import audit_info
+
+pytestmark = pytest.mark.virtual_time
 
 
-def test_peek_shows_a_tombstone_that_is_about_to_be_reaped() -> None:
+async def test_peek_shows_a_tombstone_that_is_about_to_be_reaped() -> None:
     """It is of a kind of its own, whether it is still in the index alone or in memory, and can be shown."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         entry = queue_node.factory.data(PARTITIONS[0], b"a", delete=True)._replace(kind=EntryKind.LEAVING)
         queue_node.fake_store.put(PARTITIONS[0], entry)
         queue_node.apply(PARTITIONS[0], entry)
@@ -27,8 +29,6 @@ def test_peek_shows_a_tombstone_that_is_about_to_be_reaped() -> None:
             assert (item[5], reference_shown(item)["kind"]) == (b"a", "leaving")
             await queue_node.fetch(count=0)
             await queue_node.eventually(lambda: queue_node.served()[0].machine.windows[PARTITIONS[0]].contiguous)
-
-    alive(test)
 
 
 @pytest.mark.parametrize("kind", ReferenceKind)
@@ -39,11 +39,11 @@ def test_a_reference_of_each_kind_is_shown(kind: ReferenceKind) -> None:
 
 
 @pytest.mark.parametrize("what", [SERVING, PUBLISHING])
-def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> None:
+async def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> None:
     """Resuming a node alone under a suspension of all is refused, with who made it, and changes nothing; resuming all
     ends both."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.acts.suspend("q", what, None, audit_info(queue_node))
         await queue_node.acts.suspend("q", what, "e1", audit_info(queue_node))
         with pytest.raises(BadInput, match=r"suspended on all nodes \(by ann\), including e1"):
@@ -58,14 +58,12 @@ def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> No
         (queue,) = await queue_node.queues.listing()
         assert queue[what] == "running"
 
-    alive(test)
 
-
-def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
+async def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
     """From the first change that waited, not from the beginning of time, to the second of the act; a second clear
     begins where the first one ended."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
         began = queue_node.clock.wall_ms()
         for key in (b"a", b"b"):
@@ -79,13 +77,11 @@ def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
         assert queue_node.clock.wall_ms() <= gap["upto_ms"] + 1_000
         assert await queue_node.acts.close_gaps("q", GapChoice(None, None, began), audit_info(queue_node)) == 1
 
-    alive(test)
 
-
-def test_a_clear_with_nothing_to_give_up_leaves_no_gap() -> None:
+async def test_a_clear_with_nothing_to_give_up_leaves_no_gap() -> None:
     """Where nothing waits, and only entries of the house lie above the cursor, a clear gives nothing up."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
         await queue_node.drain()
         for _ in range(2):
@@ -101,5 +97,3 @@ def test_a_clear_with_nothing_to_give_up_leaves_no_gap() -> None:
         assert queue_node.acts.gaps("q") == []
         queue_node.put(b"c")
         assert await queue_node.drain() == [b"c"]
-
-    alive(test)

@@ -15,6 +15,8 @@ from isthmus.repl.model.errors import NotReady
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.unit.queues.source_queue.test_rules import P, QueueFixture, keys
 
+pytestmark = pytest.mark.virtual_time
+
 LIMIT = 10
 
 

@@ -17,6 +17,8 @@ from tests.support.memory_metastore import MemoryEnsemble
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK, THIRD
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
     """Damaged limits keep what they were, are told with their path, and a suspension made meanwhile counts, also for a

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
 
 from isthmus.queues.queue_documents import AuditInfo
 from tests.support.memory_metastore import MemoryEnsemble
 from tests.support.queue_node import QueueNode
 from tests.support.queue_source import SINK, THIRD
 
+pytestmark = pytest.mark.virtual_time
 
-def alive(test: Callable[[QueueNode, Callable[[str, bytes | None], None]], Awaitable[None]]) -> None:
-    """Run `test` with a node, and a way to put an older value back."""
 
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        queue_node = QueueNode(ensemble=ensemble)
-        await queue_node.start()
+@asynccontextmanager
+async def restorable_node() -> AsyncIterator[tuple[QueueNode, Callable[[str, bytes | None], None]]]:
+    """A started node, and a way to put an older value back."""
+    ensemble = MemoryEnsemble()
 
-        def restore(what: str, value: bytes | None) -> None:
-            found = ensemble.read(f"/queues/q/{what}")
-            assert found is not None
-            assert value is not None
-            ensemble.set(f"/queues/q/{what}", value, found[1].version)
+    def restore(what: str, value: bytes | None) -> None:
+        found = ensemble.read(f"/queues/q/{what}")
+        assert found is not None
+        assert value is not None
+        ensemble.set(f"/queues/q/{what}", value, found[1].version)
 
-        await test(queue_node, restore)
-        await queue_node.close()
-
-    asyncio.run(run())
+    async with QueueNode(ensemble=ensemble) as queue_node:
+        yield queue_node, restore
 
 
 def value_of(queue_node: QueueNode, what: str) -> bytes:
@@ -46,10 +46,10 @@ async def all_stand(queue_node: QueueNode, cluster: bytes) -> None:
     await queue_node.eventually(lambda: all(w.state.owner == cluster for w in machine.windows.values()))
 
 
-def test_a_command_after_a_restore_is_applied_although_its_number_was_used() -> None:
+async def test_a_command_after_a_restore_is_applied_although_its_number_was_used() -> None:
     """Acts that were forgotten were obeyed; the next one is another, and every partition obeys it."""
 
-    async def test(queue_node: QueueNode, restore: Callable[[str, bytes | None], None]) -> None:
+    async with restorable_node() as (queue_node, restore):
         queue_node.put(b"a")
         assert await queue_node.drain() == [b"a"]
         await queue_node.acts.place("q", ((3, 0),), audit_info(queue_node))
@@ -64,15 +64,13 @@ def test_a_command_after_a_restore_is_applied_although_its_number_was_used() -> 
         await asyncio.sleep(0.1)
         assert await queue_node.drain() == [b"a"]
 
-    alive(test)
 
-
-def test_a_queue_whose_owner_was_restored_serves_it() -> None:
+async def test_a_queue_whose_owner_was_restored_serves_it() -> None:
     """Partitions stand under a later owner version than the metastore says: who owns the queue by the metastore gets a
     newer one, and changes go. It begins where the last CURSOR entry stood: what the other owner acknowledged settles
     nothing for it, so changes that it had may come again."""
 
-    async def test(queue_node: QueueNode, restore: Callable[[str, bytes | None], None]) -> None:
+    async with restorable_node() as (queue_node, restore):
         queue_node.put(b"a")
         assert await queue_node.drain() == [b"a"]
         before = value_of(queue_node, "owner")
@@ -85,13 +83,11 @@ def test_a_queue_whose_owner_was_restored_serves_it() -> None:
         assert await queue_node.drain() == [b"a", b"b"]
         await all_stand(queue_node, SINK)
 
-    alive(test)
 
-
-def test_a_lost_and_reregistered_queue_begins_at_the_given_position() -> None:
+async def test_a_lost_and_reregistered_queue_begins_at_the_given_position() -> None:
     """Its partitions have obeyed later decrees than the restored metastore knows of."""
 
-    async def test(queue_node: QueueNode, restore: Callable[[str, bytes | None], None]) -> None:
+    async with restorable_node() as (queue_node, _):
         queue_node.put(b"a")
         await queue_node.acts.register("late", {}, 0, audit_info(queue_node))
         assert await queue_node.drain(queue="late") == [b"a"]
@@ -110,5 +106,3 @@ def test_a_lost_and_reregistered_queue_begins_at_the_given_position() -> None:
         queue_node.clock.skew_ms += 2_000
         await queue_node.acts.register("late", {}, 0, audit_info(queue_node))
         assert set(await queue_node.drain(queue="late")) == {b"a"}
-
-    alive(test)

@@ -12,6 +12,8 @@ from isthmus.repl.store.port import Change, DamagedChange
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.unit.queues.test_lag import lag
 
+pytestmark = pytest.mark.virtual_time
+
 P, OTHER = PARTITIONS
 
 

@@ -14,16 +14,17 @@ from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Cursor, PartitionStep
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import SINK
-from tests.unit.queues.service.test_service import alive
+
+pytestmark = pytest.mark.virtual_time
 
 P = PARTITIONS[0]
 
 
-def test_a_soft_cursor_above_the_log_of_its_leader_hides_no_change() -> None:
+async def test_a_soft_cursor_above_the_log_of_its_leader_hides_no_change() -> None:
     """A follower may know a cursor above what its own log holds. Made to lead, it writes those offsets anew: what
     stands there then is offered, and the store no longer says that it is acknowledged."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a")
         reply = await queue_node.fetch()
         await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
@@ -38,8 +39,6 @@ def test_a_soft_cursor_above_the_log_of_its_leader_hides_no_change() -> None:
         queue_node.put(b"b", b"c")
         assert await queue_node.drain() == [b"b", b"c"]
 
-    alive(test)
-
 
 def acknowledged(queue_node: QueueNode) -> tuple[int, int, int]:
     """(base, cursor, lineage) of what the store of that node knows of acknowledgements."""
@@ -48,12 +47,12 @@ def acknowledged(queue_node: QueueNode) -> tuple[int, int, int]:
     return decode_soft(soft)
 
 
-def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader() -> None:
+async def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader() -> None:
     """A copy that knows what the leader before a forced one was acknowledged may lead after it, under the same CURSOR
     entry: others stand at those offsets by then, and they are offered. What is acknowledged from then on counts there,
     and is all that counts."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b", b"c")
         assert await queue_node.drain() == [b"a", b"b", b"c"]
         queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
@@ -68,14 +67,12 @@ def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader() -> N
         await queue_node.eventually(lambda: P in queue_node.queues.machines()["q"].windows)
         assert await queue_node.drain() == []
 
-    alive(test)
 
-
-def test_a_leader_of_an_old_lineage_sends_no_cursor_of_the_next_one() -> None:
+async def test_a_leader_of_an_old_lineage_sends_no_cursor_of_the_next_one() -> None:
     """A leader hears of its successor by force from the record that has the new lineage: what it lets travel then is of
     the lineage under which it was acknowledged."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b")
         reply = await queue_node.fetch()
         await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
@@ -83,13 +80,11 @@ def test_a_leader_of_an_old_lineage_sends_no_cursor_of_the_next_one() -> None:
         queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
         assert acknowledged(queue_node)[1:] == (queue_node.fake_store.ends[P], 0)
 
-    alive(test)
 
-
-def test_missed_notifications_are_read_from_the_change_index() -> None:
+async def test_missed_notifications_are_read_from_the_change_index() -> None:
     """A window that knew all, and hears of a change behind some that it never heard of, reads those from the store."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a")
         assert await queue_node.drain() == [b"a"]
         silent = queue_node.factory.data(P, b"b")
@@ -98,14 +93,13 @@ def test_missed_notifications_are_read_from_the_change_index() -> None:
         queue_node.put(b"c")
         assert await queue_node.drain() == [b"b", b"c"]
 
-    alive(test)
 
-
-def test_what_another_leader_decided_while_this_one_read_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.virtual_time(False)  # a thread waits for the loop
+async def test_what_another_leader_decided_while_this_one_read_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leadership goes and comes back while the read of where the queue stands is under way: what counts is the CURSOR
     entry that came between, not what that read brings."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a")
         assert await queue_node.drain() == [b"a"]
         queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
@@ -131,17 +125,16 @@ def test_what_another_leader_decided_while_this_one_read_holds(monkeypatch: pyte
         await queue_node.eventually(lambda: P in windows)
         assert windows[P].base == entry.offset
 
-    alive(test)
 
-
-def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader_decided(
+@pytest.mark.virtual_time(False)  # a thread waits for the loop
+async def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader_decided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A queue that never stood anywhere is to begin at a time. While its offset is looked for, leadership goes and
     comes back, and the leader between has written where the queue stands, with a gap: no second beginning is written
     over that, or the gap would be forgotten."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a")
         queue_node.queues.leadership(P, False, queue_node.fake_store.ends[P])
         (queue,) = queue_node.served()
@@ -172,5 +165,3 @@ def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader
         await asyncio.sleep(0.05)
         window = queue_node.queues.machines()["q"].windows[P]
         assert (window.base, window.state.gaps) == (entry.offset, (gap,))
-
-    alive(test)

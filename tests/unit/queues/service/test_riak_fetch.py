@@ -10,8 +10,10 @@ from isthmus.queues.service import RIAK_CLUSTER
 from isthmus.queues.window_rules import FOLD, FULL_SYNC, Item
 from isthmus.queues.wire import OwnedByOther
 from isthmus.repl.model.errors import CodecError, Overloaded
-from tests.support.queue_node import PARTITIONS, QueueNode
-from tests.unit.queues.admin.test_acts import ACT, alive, audit_info, keys
+from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
+from tests.unit.queues.admin.test_acts import ACT, audit_info, keys
+
+pytestmark = pytest.mark.virtual_time
 
 RIAK = QueueSettings("q", riak_fetch=True, object_limit_count=2)
 
@@ -37,11 +39,11 @@ async def drained(queue_node: QueueNode) -> list[bytes]:
     return found
 
 
-def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
+async def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
     """Real time first, then full-sync, then folds; the ledger closes with all of real time acknowledged, nothing is
     under lease, the cursors have moved, and an empty queue answers at once."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b", b"c", b"d")
         assert await pop(queue_node) == b"a"
         await queue_node.acts.push("q", keys(b"c"), FOLD, 0)
@@ -57,26 +59,22 @@ def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
         assert owner is not None
         assert (owner.cluster, owner.name) == (RIAK_CLUSTER, "riak")
 
-    alive(test, RIAK)
 
-
-def test_a_stop_keeps_what_was_handed_out_away() -> None:
+async def test_a_stop_keeps_what_was_handed_out_away() -> None:
     """After an orderly stop and start the queue goes on behind the last change that it handed out."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b", b"c")
         assert [await pop(queue_node), await pop(queue_node)] == [b"a", b"b"]
         await queue_node.queues.stop()
         await queue_node.start()
         assert await drained(queue_node) == [b"c"]
 
-    alive(test, RIAK)
 
-
-def test_what_could_not_be_sent_comes_again() -> None:
+async def test_what_could_not_be_sent_comes_again() -> None:
     """A change whose answer there is no room for goes back, and is the next one; nothing is acknowledged."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b")
         assert await pop(queue_node) == b"a"
 
@@ -88,13 +86,11 @@ def test_what_could_not_be_sent_comes_again() -> None:
         assert queue_node.queues.named("q").machine.counts.acknowledged == 1
         assert await drained(queue_node) == [b"b"]
 
-    alive(test, RIAK)
 
-
-def test_a_change_that_cannot_be_encoded_becomes_a_gap_and_blocks_nothing() -> None:
+async def test_a_change_that_cannot_be_encoded_becomes_a_gap_and_blocks_nothing() -> None:
     """The next one is handed out by the same request."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"broken", b"c")
         assert await pop(queue_node) == b"a"
 
@@ -112,13 +108,11 @@ def test_a_change_that_cannot_be_encoded_becomes_a_gap_and_blocks_nothing() -> N
         (gap,) = queue_node.acts.gaps("q")
         assert (gap["id"], gap["count_at_least"]) == (f"{PARTITIONS[0]}:2", 1)
 
-    alive(test, RIAK)
 
-
-def test_a_queue_for_a_riak_refuses_sinks_and_a_sinks_queue_refuses_a_riak() -> None:
+async def test_a_queue_for_a_riak_refuses_sinks_and_a_sinks_queue_refuses_a_riak() -> None:
     """Each by name: the setting, before anybody owns the queue, and the owner."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a")
         with pytest.raises(OwnedByOther, match="riak_fetch"):
             await queue_node.fetch()
@@ -134,18 +128,14 @@ def test_a_queue_for_a_riak_refuses_sinks_and_a_sinks_queue_refuses_a_riak() -> 
         await queue_node.acts.release("q", 0, audit_info(queue_node))
         assert await drained(queue_node) == [b"a"]
 
-    alive(test, RIAK)
 
-
-def test_a_suspended_queue_answers_like_an_empty_one() -> None:
+async def test_a_suspended_queue_answers_like_an_empty_one() -> None:
     """At once; what waits is handed out after `resume`."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b")
         assert await pop(queue_node) == b"a"
         await queue_node.acts.suspend("q", SERVING, None, ACT)
         assert await queue_node.queues.pop("q", key_of) is None
         await queue_node.acts.resume("q", SERVING, None, ACT)
         assert await drained(queue_node) == [b"b"]
-
-    alive(test, RIAK)

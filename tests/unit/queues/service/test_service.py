@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -24,37 +22,23 @@ from tests.support.memory_metastore import MemoryEnsemble, WriteFault
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import OURS, SINK, THIRD
 
+pytestmark = pytest.mark.virtual_time
+
 P, Q = PARTITIONS
-
-
-def alive(test: Callable[[QueueNode], Coroutine[Any, Any, None]], queue_node: QueueNode | None = None) -> None:
-    """Run `test` on a started node, then close the node."""
-
-    async def run() -> None:
-        house = queue_node or QueueNode()
-        await house.start()
-        try:
-            await test(house)
-        finally:
-            await house.close()
-
-    asyncio.run(run())
 
 
 def keys(reply: Any) -> list[bytes]:
     return [item[5] for item in reply.items]
 
 
-def test_a_new_queue_begins_at_the_beginning_of_every_led_partition() -> None:
+async def test_a_new_queue_begins_at_the_beginning_of_every_led_partition() -> None:
     """Leading a partition in which a queue never stood writes a CURSOR entry with start 0."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         for partition in PARTITIONS:
             rows = queue_node.store.cursor(partition, b"q")
             assert rows.entry is not None
             assert decode_state(rows.entry).cursor == 0
-
-    alive(test)
 
 
 async def test_what_was_written_before_the_queue_existed_is_offered() -> None:
@@ -69,10 +53,10 @@ async def test_what_was_written_before_the_queue_existed_is_offered() -> None:
     await queue_node.close()
 
 
-def test_the_first_fetch_makes_its_cluster_the_owner_and_another_is_refused_by_name() -> None:
+async def test_the_first_fetch_makes_its_cluster_the_owner_and_another_is_refused_by_name() -> None:
     """Ownership is one conditional write; it holds for every later fetch, also after a restart."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a")
         reply = await queue_node.fetch()
         assert keys(reply) == [b"a"]
@@ -91,13 +75,11 @@ def test_the_first_fetch_makes_its_cluster_the_owner_and_another_is_refused_by_n
             await queue_node.crash()
             await queue_node.start()
 
-    alive(test)
 
-
-def test_one_owner_though_two_clusters_come_at_once_and_writes_are_ambiguous() -> None:
+async def test_one_owner_though_two_clusters_come_at_once_and_writes_are_ambiguous() -> None:
     """Whatever becomes of the conditional write, exactly one of two clusters owns the queue."""
 
-    async def run(fault: WriteFault) -> None:
+    for fault in WriteFault:
         queue_node = QueueNode()
         await queue_node.start()
         queue_node.metastore.spoil(fault)
@@ -114,46 +96,41 @@ def test_one_owner_though_two_clusters_come_at_once_and_writes_are_ambiguous() -
         assert [keys(answer) for answer in answers if not isinstance(answer, BaseException)] == [[b"a"]]
         await queue_node.close()
 
-    for fault in WriteFault:
-        asyncio.run(run(fault))
 
-
-def test_unknown_queues_and_a_fetch_by_the_own_cluster_are_refused() -> None:
+async def test_unknown_queues_and_a_fetch_by_the_own_cluster_are_refused() -> None:
     """An unknown queue and a fetch by the cluster that owns the data have errors of their own."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         with pytest.raises(UnknownQueue, match="'other'"):
             await queue_node.fetch(queue="other")
         with pytest.raises(OwnCluster, match="east"):
             await queue_node.fetch(cluster=OURS)
 
-    alive(test)
 
-
-def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
+async def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
     """The long poll ends when a change is applied, not when its time is over."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         assert keys(await queue_node.fetch(wait_ms=0)) == []
         waiting = asyncio.ensure_future(queue_node.fetch(wait_ms=20_000))
         await queue_node.eventually(lambda: queue_node.served()[0].waiters)
-        began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         queue_node.put(b"a")
         assert keys(await waiting) == [b"a"]
-        assert time.monotonic() - began < 5
-        began = time.monotonic()
+        assert loop.time() - began < 5
+        began = loop.time()
         assert keys(await queue_node.fetch(wait_ms=100)) == []
-        assert time.monotonic() - began >= 0.09
-
-    alive(test)
+        assert loop.time() - began >= 0.09
 
 
-def test_long_polls_end_each_at_its_own_time() -> None:
+async def test_long_polls_end_each_at_its_own_time() -> None:
     """One timer serves all that wait: one that is short ends before a longer one that came first, which stays; and one
     that goes takes nobody's end along."""
 
-    async def test(queue_node: QueueNode) -> None:
-        began = time.monotonic()
+    async with QueueNode() as queue_node:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         long = asyncio.ensure_future(queue_node.fetch(wait_ms=1_000))
         await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 1)
         left = asyncio.ensure_future(queue_node.fetch(wait_ms=50, link=1))
@@ -161,19 +138,17 @@ def test_long_polls_end_each_at_its_own_time() -> None:
         await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 3)
         left.cancel()
         assert keys(await short) == []
-        assert time.monotonic() - began >= 0.19
+        assert loop.time() - began >= 0.19
         assert not long.done()
         assert keys(await long) == []
-        assert time.monotonic() - began >= 0.99
+        assert loop.time() - began >= 0.99
         assert not queue_node.served()[0].waiters
 
-    alive(test)
 
-
-def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a high rate a waiting fetch leaves with many changes, and nothing waits for ever."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=0)
         waiting = asyncio.ensure_future(queue_node.fetch())
         await queue_node.eventually(lambda: queue_node.served()[0].waiters)
@@ -189,13 +164,11 @@ def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) 
         queue_node.put(b"b", b"c")
         assert keys(await waiting) == [b"a", b"b", b"c"]
 
-    alive(test)
 
-
-def test_an_acknowledged_change_never_comes_again_and_an_unacknowledged_one_does() -> None:
+async def test_an_acknowledged_change_never_comes_again_and_an_unacknowledged_one_does() -> None:
     """The durable cursor: after a crash everything above what was saved comes, nothing below it."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b")
         first = await queue_node.fetch()
         assert keys(first) == [b"a", b"b"]
@@ -212,13 +185,11 @@ def test_an_acknowledged_change_never_comes_again_and_an_unacknowledged_one_does
         await queue_node.start()
         assert await queue_node.drain() == [], "a stop saves the cursor"
 
-    alive(test)
 
-
-def test_cursors_are_saved_at_most_once_a_tick_and_only_when_they_moved() -> None:
+async def test_cursors_are_saved_at_most_once_a_tick_and_only_when_they_moved() -> None:
     """Acknowledgements write nothing by themselves; an idle queue writes nothing at all."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         for number in range(5):
             queue_node.put(b"%d" % number)
             await queue_node.drain()
@@ -229,13 +200,11 @@ def test_cursors_are_saved_at_most_once_a_tick_and_only_when_they_moved() -> Non
         queue_node.queues.tick()
         assert queue_node.soft_writes == saved
 
-    alive(test)
 
-
-def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> None:
+async def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> None:
     """An acknowledgement may name items that failed; the cursor waits for them."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b", b"c")
         reply = await queue_node.fetch()
         reply = await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version, (1,))])
@@ -243,13 +212,11 @@ def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> None:
         listing = (await queue_node.queues.listing())[0]
         assert (listing["acknowledged"], listing["redelivered"], listing["in_flight"]) == (2, 1, 1)
 
-    alive(test)
 
-
-def test_a_batch_is_served_again_when_its_lease_is_over() -> None:
+async def test_a_batch_is_served_again_when_its_lease_is_over() -> None:
     """A sink that takes a batch and goes away holds nothing up for longer than the lease."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a")
         assert keys(await queue_node.fetch()) == [b"a"]
         assert keys(await queue_node.fetch(link=1, wait_ms=0)) == []
@@ -259,13 +226,11 @@ def test_a_batch_is_served_again_when_its_lease_is_over() -> None:
         queue_node.queues.tick()
         assert keys(await waiting) == [b"a"]
 
-    alive(test)
 
-
-def test_several_fetches_at_once_get_distinct_changes() -> None:
+async def test_several_fetches_at_once_get_distinct_changes() -> None:
     """Parallel long polls share a queue without serving anything twice."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         polls = [asyncio.ensure_future(queue_node.fetch(link=link, count=1)) for link in range(4)]
         await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 4)
         queue_node.put(b"a", b"b")
@@ -273,14 +238,12 @@ def test_several_fetches_at_once_get_distinct_changes() -> None:
         got = [key for reply in await asyncio.gather(*polls) for key in keys(reply)]
         assert sorted(got) == [b"a", b"b", b"c", b"d"]
 
-    alive(test)
 
-
-def test_a_fetch_that_is_given_up_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fetch_that_is_given_up_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancelling a long poll, or one that reads its objects beside the loop, leaves every change to the next fetch."""
     monkeypatch.setattr(serving_room, "READ_HERE_COUNT", 0)
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=0)
         waiting = asyncio.ensure_future(queue_node.fetch())
         await queue_node.eventually(lambda: queue_node.served()[0].waiters)
@@ -292,13 +255,11 @@ def test_a_fetch_that_is_given_up_takes_nothing_with_it(monkeypatch: pytest.Monk
         assert keys(await queue_node.fetch(link=1)) == [b"a"]
         assert not queue_node.served()[0].waiters
 
-    alive(test)
 
-
-def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() -> None:
+async def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() -> None:
     """Changes that piled up unseen arrive once each, current, with few references in memory at any time."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         number = 0
         for _ in range(30):
             queue_node.put(*(b"p%d" % (number + n) for n in range(100)))
@@ -322,20 +283,16 @@ def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() -> None:
         assert (listing["waiting"], listing["in_flight"], listing["oldest_age_ms"]) == (0, 0, None)
         assert machine.budget.references == 0
 
-    alive(test)
 
-
-def test_waiting_is_unknown_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_is_unknown_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too many rows would have to be read, or a partition was not found out yet, the listing says None."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         monkeypatch.setattr(counting_room, "ROWS_MAX", 4_000)
         queue_node.put(*(b"%d" % n for n in range(9_000)))
         assert (await queue_node.queues.listing())[0]["waiting"] is None
         queue_node.queues.leadership(99, True, 0)
         assert (await queue_node.queues.listing())[0]["waiting"] is None
-
-    alive(test)
 
 
 async def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resumed() -> None:
@@ -444,10 +401,10 @@ async def test_what_was_changed_during_an_outage_is_learned_after_it() -> None:
     await other.close()
 
 
-def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_it_stood() -> None:
+async def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_it_stood() -> None:
     """Losing leadership saves the cursor and drops the window; on return nothing acknowledged comes again."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a")
         reply = await queue_node.fetch()
         await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
@@ -457,26 +414,22 @@ def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_
         queue_node.lead(P)
         assert await queue_node.drain() == [b"b"]
 
-    alive(test)
 
-
-def test_changes_of_a_follower_are_not_offered() -> None:
+async def test_changes_of_a_follower_are_not_offered() -> None:
     """I-Q-COMMITTED: the leader's apply feeds the queue, nobody else's."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=0)
         entry = queue_node.factory.data(P, b"a")
         queue_node.queues.applied(P, [entry], False)
         queue_node.queues.applied(77, [entry], True)
         assert keys(await queue_node.fetch(wait_ms=20)) == []
 
-    alive(test)
 
-
-def test_stop_answers_the_fetches_that_wait() -> None:
+async def test_stop_answers_the_fetches_that_wait() -> None:
     """A stopping node lets no sink hang: waiting fetches get an answer, later ones a refusal."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         poll = asyncio.ensure_future(queue_node.fetch(wait_ms=30_000))
         await queue_node.eventually(lambda: queue_node.served()[0].waiters)
         await queue_node.queues.stop()
@@ -484,13 +437,11 @@ def test_stop_answers_the_fetches_that_wait() -> None:
         with pytest.raises(NotReady):
             await queue_node.fetch()
 
-    alive(test)
 
-
-def test_more_waiting_fetches_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_waiting_fetches_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long polls are bounded; one more is told to come back."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         monkeypatch.setattr(polls_room, "WAITING_FETCHES_MAX", 2)
         polls = [asyncio.ensure_future(queue_node.fetch(link=link, wait_ms=300)) for link in range(2)]
         await queue_node.eventually(lambda: len(queue_node.served()[0].waiters) == 2)
@@ -499,13 +450,11 @@ def test_more_waiting_fetches_than_the_limit_are_refused(monkeypatch: pytest.Mon
         queue_node.put(b"a", b"b")
         await asyncio.gather(*polls)
 
-    alive(test)
 
-
-def test_queues_of_one_node_are_served_apart() -> None:
+async def test_queues_of_one_node_are_served_apart() -> None:
     """Two queues hold their own cursors and owners over the same changes."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode(QueueSettings("q"), QueueSettings("r")) as queue_node:
         queue_node.put(b"a")
         assert keys(await queue_node.fetch(queue="q")) == [b"a"]
         assert keys(await queue_node.fetch(queue="r", cluster=THIRD)) == [b"a"]
@@ -513,13 +462,11 @@ def test_queues_of_one_node_are_served_apart() -> None:
         assert listing["q"]["owner"]["uuid"] == SINK.hex()
         assert listing["r"]["owner"]["uuid"] == THIRD.hex()
 
-    alive(test, QueueNode(QueueSettings("q"), QueueSettings("r")))
 
-
-def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
+async def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
     """Names of metrics are explained, counters only rise, and operators get plain values."""
 
-    async def test(queue_node: QueueNode) -> None:
+    async with QueueNode() as queue_node:
         queue_node.put(b"a")
         reply = await queue_node.fetch()
         await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], wait_ms=0)
@@ -530,13 +477,13 @@ def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
         assert json.loads(json.dumps(await queue_node.queues.listing()))[0]["name"] == "q"
         assert queue_node.queues.status() == {"actor": "source", "state": "running", "reason": ""}
 
-    alive(test)
 
-
-def test_without_queues_the_actor_is_there_and_idle() -> None:
+async def test_without_queues_the_actor_is_there_and_idle() -> None:
     """An unconfigured source says so and costs nothing."""
 
-    async def test(queue_node: QueueNode) -> None:
+    queue_node = QueueNode()
+    queue_node.settings = ()
+    async with queue_node:
         assert queue_node.queues.status() == {"actor": "source", "state": "idle", "reason": "not configured"}
         queue_node.put(b"a")
         assert await queue_node.queues.listing() == []
@@ -544,14 +491,10 @@ def test_without_queues_the_actor_is_there_and_idle() -> None:
         with pytest.raises(UnknownQueue):
             await queue_node.fetch()
 
-    queue_node = QueueNode()
-    queue_node.settings = ()
-    alive(test, queue_node)
 
-
-def test_a_filter_that_is_not_known_stops_the_start() -> None:
+async def test_a_filter_that_is_not_known_stops_the_start() -> None:
     """A wrong filter is bad config, not a queue that offers the wrong things."""
     queue_node = QueueNode(QueueSettings("q", filter="bucket:x"))
     with pytest.raises(BadConfig, match="bucket:x"):
-        asyncio.run(queue_node.start())
+        await queue_node.start()
     queue_node.pool.shutdown()

@@ -21,6 +21,8 @@ from tests.support.queue_node import QueueNode
 from tests.support.queue_source import BUCKET, THIRD
 from tests.unit.queues.source_queue.test_rules import SESSION, P, Q, QueueFixture, keys
 
+pytestmark = pytest.mark.virtual_time
+
 DEFAULTS = QueueSettings("q")
 
 

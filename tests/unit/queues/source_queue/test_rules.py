@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import isthmus.queues.leases as batches_room
 from isthmus.queues import backlog_count
-from isthmus.queues.backlog_count import Backlog, BacklogCounter
+from isthmus.queues.backlog_count import BacklogCounter
 from isthmus.queues.cursors import CursorPosition, CursorState
 from isthmus.queues.leases import IN_FLIGHT_BATCHES_MAX, Session
 from isthmus.queues.object_reader import read_objects
@@ -18,8 +17,8 @@ from isthmus.queues.source_queue import BULK_BATCH_COUNT, BULK_INTERVAL_MS, IDLE
 from isthmus.queues.window_rules import FOLD, Budget, Item
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.reference import ReferenceKind
-from tests.support.queue_node import Clock
 from tests.support.queue_source import BUCKET, OURS, SINK, THIRD, EntryFactory, FakeStore
+from tests.support.virtual_time import LoopTime
 
 P, Q = 3, 8
 SESSION = Session(SINK, "w1", b"incarnat", 0)
@@ -509,7 +508,7 @@ def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> N
         assert pace.wait_ms(1, now + expected, idle=False) == 0
 
 
-def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting reads rows in steps and says "unknown" rather than read on for ever."""
     fixture = QueueFixture()
     for number in range(10):
@@ -517,19 +516,17 @@ def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pyt
     fixture.queue.windows[P].reset()
     assert [(w.partition, w.scan) for w in fixture.queue.incomplete_windows()] == [(P, 1)]
 
-    def counted() -> tuple[int | None, int | None]:
-        async def count() -> Backlog:
-            with ThreadPoolExecutor(1) as pool:
-                return await BacklogCounter(fixture.queue, fixture.fake_store, pool, Clock()).count(1)  # type: ignore[arg-type]
-
-        return asyncio.run(count())[:2]
+    async def counted() -> tuple[int | None, int | None]:
+        with ThreadPoolExecutor(1) as pool:
+            counter = BacklogCounter(fixture.queue, fixture.fake_store, pool, LoopTime())  # type: ignore[arg-type]
+            return (await counter.count(1))[:2]
 
     for step in (3, 4_096):
         monkeypatch.setattr(backlog_count, "STEP_ROWS", step)
-        assert counted() == (9, 101)
+        assert await counted() == (9, 101)
     monkeypatch.setattr(backlog_count, "STEP_ROWS", 3)
     monkeypatch.setattr(backlog_count, "ROWS_MAX", 5)
-    assert counted() == (None, 101)
+    assert await counted() == (None, 101)
 
 
 def test_while_changes_come_a_sink_holds_one_small_batch_of_lower_priorities() -> None:

@@ -10,9 +10,10 @@ from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key
-from tests.support.queue_node import PARTITIONS, QueueNode
+from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET
-from tests.unit.queues.admin.test_acts import alive
+
+pytestmark = pytest.mark.virtual_time
 
 HERE, MISSING = PARTITIONS
 DEFAULT = frozenset({b"default"})
@@ -26,12 +27,12 @@ def two_types(queue_node: QueueNode) -> None:
 
 
 @pytest.mark.parametrize("overflow", ["replay", "discard"])
-def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) -> None:
+async def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) -> None:
     """More changes of it than the queue may hold take no place from the others: they wait in the store, nothing is
     given up, few are in memory, and the answer names the type and since when. Once the sink has it all arrives, also
     after a restart of the source."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", queue_limit_count=2 * HELD_BACK_ROWS, overflow=overflow)) as queue_node:
         two_types(queue_node)
         await queue_node.crash()
         await queue_node.start()
@@ -62,14 +63,12 @@ def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) ->
         assert (await queue_node.fetch(types=BOTH, wait_ms=0)).held == {}
         assert queue_node.acts.gaps() == []
 
-    alive(run, QueueSettings("q", queue_limit_count=2 * HELD_BACK_ROWS, overflow=overflow))
 
-
-def test_references_of_a_missing_type_leave_the_memory_once_the_sink_reports_it() -> None:
+async def test_references_of_a_missing_type_leave_the_memory_once_the_sink_reports_it() -> None:
     """A sink that tells nothing of its types is given all; once one tells that it lacks a type, what waits of it leaves
     the memory as soon as nothing of it is under lease."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         two_types(queue_node)
         await queue_node.crash()
         await queue_node.start()
@@ -86,14 +85,12 @@ def test_references_of_a_missing_type_leave_the_memory_once_the_sink_reports_it(
         assert machine.budget.references <= HELD_BACK_ROWS
         assert sorted(await queue_node.drain(types=BOTH)) == MANY
 
-    alive(run)
 
-
-def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself_alone() -> None:
+async def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself_alone() -> None:
     """Two nodes of the sink's cluster disagree: the one that knows the type is given its changes, the other waits for
     what it can store, without a busy loop and without a batch."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         two_types(queue_node)
         await queue_node.crash()
         await queue_node.start()
@@ -103,14 +100,12 @@ def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself_alone
         assert not (await queue_node.fetch(types=DEFAULT, node="w2", wait_ms=30)).items
         assert [item[5] for item in (await queue_node.fetch(types=BOTH, node="w1")).items] == [b"m"]
 
-    alive(run)
 
-
-def test_references_of_a_missing_type_take_no_space_from_others() -> None:
+async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
     """At a lower priority those that wait are put aside when their turn comes, take no room, and come back once the
     type is there; new ones are refused with a reason until then."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node(QueueSettings("q", queue_limit_count=3)) as queue_node:
         two_types(queue_node)
         await queue_node.crash()
         await queue_node.start()
@@ -132,15 +127,13 @@ def test_references_of_a_missing_type_take_no_space_from_others() -> None:
         assert list((await queue_node.fetch(types=DEFAULT, wait_ms=0)).held or ()) == [b"orders"]
         assert [item[5] for item in (await queue_node.fetch(types=BOTH)).items] == [b"o1", b"o2", b"o3"]
 
-    alive(run, QueueSettings("q", queue_limit_count=3))
 
-
-def test_what_the_sink_refuses_and_cannot_keep_is_a_gap() -> None:
+async def test_what_the_sink_refuses_and_cannot_keep_is_a_gap() -> None:
     """Of a batch some changes are refused for good and have no room among the dead letters there: they lie in a gap of
     their partition, with the times of the changes, over restarts; the others are acknowledged, and the ledger closes.
     Of references of lower priorities the record stands in the metastore."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node() as queue_node:
         queue_node.put(b"a", b"b", b"c")
         reply = await queue_node.fetch()
         times, first = [item[7] for item in reply.items], reply.items[1][2]
@@ -171,5 +164,3 @@ def test_what_the_sink_refuses_and_cannot_keep_is_a_gap() -> None:
         await queue_node.eventually(lambda: len(queue_node.acts.gaps()) == 2)
         (lost,) = [one for one in queue_node.acts.gaps() if one["partition"] is None]
         assert (lost["what"], lost["priority"], lost["count_at_least"]) == ("refused", FULL_SYNC, 1)
-
-    alive(run)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import pytest
+
 from isthmus.config.settings import QueueSettings
 from isthmus.node.services.repairs import RepairQueue
 from isthmus.queues.window_rules import FULL_SYNC, LOWER
 from isthmus.repl.model.keys import Key
-from tests.support.queue_node import QueueNode
-from tests.unit.queues.admin.test_acts import alive
+from tests.support.queue_node import audited_node
+
+pytestmark = pytest.mark.virtual_time
 
 
-def test_the_filter_decides_what_counts_and_whole_types_need_no_lookup() -> None:
+async def test_the_filter_decides_what_counts_and_whole_types_need_no_lookup() -> None:
     """A filter that offers all of a bucket type lets everything of it count, without asking for each key; one that
     tells buckets apart answers by bucket; a queue for repairs alone takes all."""
 
-    async def run(queue_node: QueueNode) -> None:
+    async with audited_node(
+        QueueSettings("any"),
+        QueueSettings("typed", filter="buckettype:default"),
+        QueueSettings("named", filter="bucketname:kept"),
+        QueueSettings("repairs", filter="block_rtq"),
+    ) as queue_node:
         repairs = RepairQueue(queue_node.queues, queue_node.clock)
         assert repairs.key_filter("any", b"default") is None
         assert repairs.key_filter("repairs", b"default") is None
@@ -36,11 +44,3 @@ def test_the_filter_decides_what_counts_and_whole_types_need_no_lookup() -> None
         assert repairs.waiting("repairs") == 1
         await repairs.push_last("repairs", [Key(b"default", b"b", b"last")])
         assert repairs.waiting("repairs") == 1, "references of folds are not full-sync's"
-
-    alive(
-        run,
-        QueueSettings("any"),
-        QueueSettings("typed", filter="buckettype:default"),
-        QueueSettings("named", filter="bucketname:kept"),
-        QueueSettings("repairs", filter="block_rtq"),
-    )
