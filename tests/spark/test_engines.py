@@ -138,7 +138,7 @@ def test_the_wheel_is_enough_for_driver_and_workers(pair: Pair, place: Path, tmp
     application = tmp_path / "reconcile.py"
     application.write_bytes(
         subprocess.run(
-            ["unzip", "-p", str(HOUSE / "dist" / "isthmus.zip"), "aae/reconcile/application.py"],
+            ["unzip", "-p", str(HOUSE / "dist" / "isthmus.zip"), "isthmus/aae/reconcile/application.py"],
             check=True, capture_output=True,
         ).stdout
     )  # fmt: skip
