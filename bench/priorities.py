@@ -1,4 +1,4 @@
-"""The effect of a full lower priority on real-time replication: fault matrix row 17.
+"""The effect of full bulk queues on real-time replication: fault matrix row 17.
 
     python -m bench.priorities [--json] [--keys 50000] [--probes 300]
 
@@ -47,7 +47,7 @@ BUCKET: Final = "probes"
     "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
 )
 def main(as_json: bool, keys: int, probes: int, directory: Path | None) -> None:
-    """Lag of real time, alone and beside a lowest priority that is always full."""
+    """Lag of real time, alone and beside a fold priority that is always full."""
     try:
         where = machine()
         with Nodes(TOPOLOGY, directory) as nodes, LoadProcess(nodes.http["a"]) as load:
@@ -61,7 +61,7 @@ def main(as_json: bool, keys: int, probes: int, directory: Path | None) -> None:
                 raise BenchFailed(f"only {sum(pushed)} references were pushed beside the probes: take more of them")
         figures = [
             _figure("writes seen at B, nothing else", keys, alone, {}),
-            _figure("writes seen at B beside full lower priorities", keys, beside, {"pushed": float(sum(pushed))}),
+            _figure("writes seen at B beside full bulk queues", keys, beside, {"pushed": float(sum(pushed))}),
         ]
         figures[1].target = LAG_RATIO
         figures[1].measured = _at(beside, 0.5) / _at(alone, 0.5)

@@ -566,8 +566,8 @@ class QueueSettings:
     """Whole objects held in memory per queue; beyond it they are read from the store."""
 
     queue_limit_count: Annotated[int, ValueRange(1, 10_000_000)] = 300_000
-    """References held in memory per queue and priority; beyond it `overflow` applies to changes, and producers of a
-    lower priority wait."""
+    """References held in memory per queue and priority; beyond it `overflow` applies to changes, and producers of
+    bulk references wait."""
 
     overflow: Annotated[str, Choice("replay", "discard")] = "replay"
     """At the limit: the rest waits in the store and nothing is lost; or it is given up, counted, and kept as a gap

@@ -15,7 +15,6 @@ import structlog
 
 from isthmus.config.text import quantity
 from isthmus.queues.explain import explained, explained_bulk
-from isthmus.queues.filters import offers_of
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.lag import TIMEOUT_S, lags
 from isthmus.queues.object_reader import backfilled, sound_changes
@@ -33,7 +32,7 @@ from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.rate_limit import Rates
 from isthmus.queues.service import RIAK_CLUSTER, RIAK_NAME, QueueService
 from isthmus.queues.status import ledger, reason
-from isthmus.queues.window_rules import LOWER, PRIORITIES, Item
+from isthmus.queues.window_rules import BULK_PRIORITIES, FOLD, FULL_SYNC, PRIORITIES, Item
 from isthmus.queues.wire import OFF, SUSPENDED, ObjectReply, ObjectRequest, OwnedByOther
 from isthmus.repl.model.entry import EntryKind
 from isthmus.repl.model.errors import BadInput, NotReady
@@ -199,8 +198,8 @@ class QueueActs:
         """Queue bulk references on this node, waiting for space for `wait_ms` at most; returns how many of the first
         were accepted: the caller repeats the others. Filters do not apply: the caller has chosen the queue."""
         queue = self._queues.named(name)
-        if priority not in LOWER:
-            raise BadInput(f"priority {priority} takes no references; {LOWER[0]} (full-sync) and {LOWER[1]} (fold) do")
+        if priority not in BULK_PRIORITIES:
+            raise BadInput(f"priority {priority} takes no references; {FULL_SYNC} (full-sync) and {FOLD} (fold) do")
         return await queue.push(keys, priority, self._queues.time.now_ms() + wait_ms)
 
     async def lengths(self, name: str) -> tuple[int, int, int | None]:
@@ -235,7 +234,7 @@ class QueueActs:
         types = {
             bucket_type.decode(errors="backslashreplace"): {
                 "digest": digests[bucket_type].hex() if bucket_type in digests else None,
-                "offered": offers_of(queue.filter, bucket_type),
+                "offered": queue.filter.accepts_some_repairs(bucket_type),
             }
             for bucket_type in sorted(queues.cluster.bucket_types())
         }
@@ -269,7 +268,7 @@ class QueueActs:
         queue = self._queues.named(name)
         decision = queue.filter.decide(bucket_type, bucket)
         rule = None if decision.rule is None else str(decision.rule)
-        return {"queue": name, "filter": str(queue.filter), "offered": decision.offered, "rule": rule,
+        return {"queue": name, "filter": str(queue.filter), "offered": decision.included, "rule": rule,
                 "reason": decision.reason()}  # fmt: skip
 
     async def peek(self, name: str, count: int) -> list[Item]:
@@ -334,11 +333,11 @@ class QueueActs:
         """{"queues", "lower"}: the state of a key in every queue, see `queues.explain`; `partition` None: led
         elsewhere, then only bulk references are reported. `change`: the key's row of the change index."""
         found = [self._queues.named(name) for name in self._queues.machines()]
-        lower = [row for queue in found for row in explained_bulk(queue, key)]
+        bulk = [row for queue in found for row in explained_bulk(queue, key)]
         if partition is None:
-            return {"queues": [], "lower": lower}
+            return {"queues": [], "lower": bulk}
         told = [explained(queue, partition, key, self._offered(queue, partition, change)) for queue in found]
-        return {"queues": told, "lower": lower}
+        return {"queues": told, "lower": bulk}
 
     def _offered(self, queue: QueueServer, partition: int, change: Change | None) -> Change | None:
         """The key's row as the queue reads it; see `backfilled`."""

@@ -12,11 +12,11 @@ from isthmus.queues.gaps import QueueGap
 from isthmus.queues.queue_documents import PLACED, REGISTERED
 from isthmus.queues.queue_server import QueueServer, lacking_types
 from isthmus.queues.window import Window
-from isthmus.queues.window_rules import LOWER
+from isthmus.queues.window_rules import BULK_PRIORITIES
 from isthmus.repl.model.keys import Key
 from isthmus.repl.store.port import Change
 
-BULK_NAMES: Final = dict(zip(LOWER, ("full_sync", "fold"), strict=True))
+BULK_NAMES: Final = dict(zip(BULK_PRIORITIES, ("full_sync", "fold"), strict=True))
 
 NEXT: Final = {
     "waiting": "the owner's next fetch takes it, once what waits before it has gone",
@@ -77,7 +77,7 @@ def _state(queue: QueueServer, window: Window | None, key: Key, change: Change |
     if where in ("waiting", "in-flight"):
         return where, _delay(queue, key), ahead
     decision = queue.filter.decide(key.bucket_type, key.bucket)
-    if not decision.offered:
+    if not decision.included:
         return "filtered", decision.reason(), None
     gap = _gap_of(window, offset)
     if gap is not None:

@@ -1,4 +1,4 @@
-"""Queue filters: which changes a queue offers, by bucket type and bucket (pure).
+"""Queue filters: which buckets a queue includes, by bucket type and bucket (pure).
 
 A filter is a list of rules, in a text separated by commas:
 
@@ -10,6 +10,10 @@ A filter is a list of rules, in a text separated by commas:
 A negation that matches decides before any other rule. Names with a comma, a percent sign or bytes that are no text are
 percent-encoded. The rules are those of Riak's queues; lists and negations are ours. Origins are not filtered here
 (`queues.window_rules`).
+
+A filter includes a bucket, or not: this decides about its changes in real time. Repairs (references that a full-sync
+pushes) are accepted by the same rules, except that a queue with `block_rtq`, which includes nothing, accepts all of
+them.
 """
 
 from __future__ import annotations
@@ -56,16 +60,16 @@ class Rule(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Whether a bucket is offered, and the rule that decides; None: no rule matches."""
+    """Whether a bucket is included, and the rule that decides; None: no rule matches."""
 
-    offered: bool
+    included: bool
     rule: Rule | None
 
     def reason(self) -> str:
         """The decision as a sentence."""
         if self.rule is not None:
-            return f"rule {self.rule} {'offers it' if self.offered else 'holds it back'}"
-        return "no rule holds it back" if self.offered else "no rule offers it"
+            return f"rule {self.rule} {'offers it' if self.included else 'holds it back'}"
+        return "no rule holds it back" if self.included else "no rule offers it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +80,17 @@ class Filter:
 
     @property
     def everything(self) -> bool:
-        """Whether every change is offered."""
+        """Whether every bucket is included."""
         return all(rule.kind == ANY for rule in self.rules)
 
     @property
     def blocks(self) -> bool:
-        """Whether nothing is offered in real time."""
+        """Whether no bucket is included: the queue is for pushed references alone."""
         return any(rule.kind == BLOCK for rule in self.rules)
 
     @property
     def only_negations(self) -> bool:
-        """Whether a bucket that no rule names is offered."""
+        """Whether a bucket that no rule names is included."""
         return all(rule.negated for rule in self.rules)
 
     def decide(self, bucket_type: bytes, bucket: bytes) -> Decision:
@@ -99,83 +103,77 @@ class Filter:
             return Decision(True, matching[0])
         return Decision(self.only_negations, None)
 
-    def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
-        """Whether changes of this bucket are offered in real time."""
-        return self.decide(bucket_type, bucket).offered
+    def includes(self, bucket_type: bytes, bucket: bytes) -> bool:
+        """Whether changes of this bucket go into the queue in real time."""
+        return self.decide(bucket_type, bucket).included
 
-    def may_offer(self, bucket_type: bytes) -> bool:
-        """Whether changes of some bucket of this type are offered in real time."""
-        if self.blocks or any(rule.negated and (rule.kind, rule.value) == (TYPE, bucket_type) for rule in self.rules):
-            return False
-        matching = (rule for rule in self.rules if not rule.negated)
-        return self.only_negations or any(rule.kind != TYPE or rule.value == bucket_type for rule in matching)
+    def includes_some(self, bucket_type: bytes) -> bool:
+        """Whether some bucket of this type may be included."""
+        return _of_type(self, bucket_type).included != frozenset()
 
-    def takes(self, bucket_type: bytes) -> bool:
-        """Whether repairs (references that a full-sync pushes) of some bucket of this type go into the queue. A queue
-        that offers nothing in real time takes all repairs."""
-        return self.blocks or self.may_offer(bucket_type)
+    def accepts_repairs(self, bucket_type: bytes, bucket: bytes) -> bool:
+        """Whether repairs of this bucket go into the queue."""
+        return self.blocks or self.includes(bucket_type, bucket)
 
-    def takes_all(self, bucket_type: bytes) -> bool:
+    def accepts_some_repairs(self, bucket_type: bytes) -> bool:
+        """Whether repairs of some bucket of this type may go into the queue."""
+        return self.blocks or self.includes_some(bucket_type)
+
+    def accepts_all_repairs(self, bucket_type: bytes) -> bool:
         """Whether repairs of every bucket of this type go into the queue."""
-        if self.blocks:
-            return True
-        by_bucket = any(rule.kind in (NAME, PREFIX) and rule.negated for rule in self.rules)
-        whole = self.only_negations or any(
-            not rule.negated and (rule.kind == ANY or (rule.kind, rule.value) == (TYPE, bucket_type))
-            for rule in self.rules
-        )
-        return whole and not by_bucket and self.may_offer(bucket_type)
+        return self.blocks or _of_type(self, bucket_type) == _EVERY_BUCKET
 
-    def covers(self, other: Filter, bucket_type: bytes) -> bool:
-        """Whether everything of this type that a queue with the filter `other` can hold is accepted as a repair here.
-        May be False by mistake: two filters by buckets are compared by their texts only."""
-        return self.takes_all(bucket_type) or not other.takes(bucket_type) or self.rules == other.rules
+    def accepts_all_repairs_of(self, other: Filter, bucket_type: bytes) -> bool:
+        """Whether all buckets of this type that a queue with the filter `other` may contain are accepted as repairs
+        here. May be False by mistake: two filters by buckets are compared by their texts only."""
+        return (
+            self.accepts_all_repairs(bucket_type)
+            or not other.accepts_some_repairs(bucket_type)
+            or self.rules == other.rules
+        )
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.rules))
 
 
-class _OfType(NamedTuple):
-    """The part of a filter for one bucket type: offers buckets that match one of `offered` (None: every bucket) and
-    none of `held`."""
+class _TypeRules(NamedTuple):
+    """The part of a filter for one bucket type: includes buckets that match one of `included` (None: every bucket) and
+    none of `excluded`."""
 
-    offered: frozenset[Rule] | None
-    held: frozenset[Rule]
+    included: frozenset[Rule] | None
+    excluded: frozenset[Rule]
 
 
-def _of_type(of: Filter, bucket_type: bytes) -> _OfType:
-    nothing = _OfType(frozenset(), frozenset())
+_EVERY_BUCKET: Final = _TypeRules(None, frozenset())
+
+
+def _of_type(of: Filter, bucket_type: bytes) -> _TypeRules:
+    nothing = _TypeRules(frozenset(), frozenset())
     here = [rule for rule in of.rules if rule.kind != TYPE or rule.value == bucket_type]
     if of.blocks or any(rule.negated and rule.kind == TYPE for rule in here):
         return nothing
-    held = frozenset(rule._replace(negated=False) for rule in here if rule.negated)
-    offered = frozenset(rule for rule in here if not rule.negated)
-    if of.only_negations or any(rule.kind in (ANY, TYPE) for rule in offered):
-        return _OfType(None, held)
-    return _OfType(offered, held)
+    excluded = frozenset(rule._replace(negated=False) for rule in here if rule.negated)
+    included = frozenset(rule for rule in here if not rule.negated)
+    if of.only_negations or any(rule.kind in (ANY, TYPE) for rule in included):
+        return _TypeRules(None, excluded)
+    return _TypeRules(included, excluded)
 
 
-def _covers(outer: Rule, inner: Rule) -> bool:
+def _rule_includes(outer: Rule, inner: Rule) -> bool:
     """Whether each bucket that matches `inner` matches `outer`; both are of names or prefixes."""
     return outer == inner or (outer.kind == PREFIX and inner.value.startswith(outer.value))
 
 
-def offers_of(of: Filter, bucket_type: bytes) -> bool:
-    """Whether the queue can contain a reference of some bucket of the type: in real time, or pushed, if it offers
-    nothing in real time."""
-    return of.blocks or _of_type(of, bucket_type).offered != frozenset()
-
-
-def offers_more(now: Filter, before: Filter, bucket_type: bytes) -> bool:
-    """False when the rules show that `before` offered each bucket of the type that `now` offers."""
+def includes_more(now: Filter, before: Filter, bucket_type: bytes) -> bool:
+    """False when the rules show that `before` included each bucket of the type that `now` includes."""
     new, old = _of_type(now, bucket_type), _of_type(before, bucket_type)
-    if new.offered == frozenset():
+    if new.included == frozenset():
         return False
-    if old.offered is not None and (
-        new.offered is None or not all(any(_covers(o, n) for o in old.offered) for n in new.offered)
+    if old.included is not None and (
+        new.included is None or not all(any(_rule_includes(o, n) for o in old.included) for n in new.included)
     ):
         return True
-    return not all(any(_covers(n, o) for n in new.held) for o in old.held)
+    return not all(any(_rule_includes(n, o) for n in new.excluded) for o in old.excluded)
 
 
 def parse_filter(text: str) -> Filter:

@@ -22,7 +22,7 @@ def owed(queues: Iterable[SourceQueue], partition: int, offset: int, pusher: byt
     its origin.
     """
     for queue in queues:
-        if queue.owner == pusher or queue.blocked or not queue.offers(key.bucket_type, key.bucket):
+        if queue.owner == pusher or queue.blocked or not queue.includes(key.bucket_type, key.bucket):
             continue
         window = queue.windows.get(partition)
         if window is None:

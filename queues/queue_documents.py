@@ -36,7 +36,7 @@ from msgspec.structs import replace as replaced
 from isthmus.config.settings import QueueSettings
 from isthmus.config.validation import check_filter, check_name
 from isthmus.queues.cursors import CursorState
-from isthmus.queues.filters import offers_more, parse_filter
+from isthmus.queues.filters import includes_more, parse_filter
 from isthmus.queues.gaps import QueueGap, below, growing, with_gap
 from isthmus.queues.json_document import decode_json, encode_json, json_document
 from isthmus.queues.rate_limit import Rates
@@ -195,10 +195,10 @@ class OfferChange(Struct, frozen=True):
     reason: str
     again: bool = False
 
-    def offers_more(self, settings: QueueSettings, bucket_type: bytes) -> bool:
-        """Whether `settings`, those in effect, offer more of a bucket type than before."""
+    def includes_more(self, settings: QueueSettings, bucket_type: bytes) -> bool:
+        """Whether `settings`, those in effect, include more of a bucket type than before."""
         now, before = parse_filter(settings.filter), parse_filter(self.was)
-        return (settings.cascade and not self.was_cascade) or offers_more(now, before, bucket_type)
+        return (settings.cascade and not self.was_cascade) or includes_more(now, before, bucket_type)
 
     def check(self) -> None:
         """Raises BadConfig when a filter is not known to this version."""
@@ -298,7 +298,7 @@ def with_filter_gap(
     change = command.change
     if change is None or state.command_version >= change.version or (command.what == OFFER_CHANGED and change.again):
         return state
-    if state.command_version >= change.since and not change.offers_more(settings, bucket_type):
+    if state.command_version >= change.since and not change.includes_more(settings, bucket_type):
         return state
     gap = QueueGap(0, cursor, 0, max(now_ms, change.at_ms), 0, OFFER_CHANGED, change.by, change.reason)
     return replace(state, gaps=with_gap(state.gaps, gap))

@@ -40,7 +40,7 @@ from isthmus.queues.rate_limit import Rates, Throttle
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
-from isthmus.queues.window_rules import LOWER, REAL_TIME, Budget, Item
+from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item
 from isthmus.queues.wire import OFF, SERVING, STARTING, SUSPENDED, THROTTLED, FetchReply, FetchRequest
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, Overloaded
 from isthmus.repl.model.keys import Key
@@ -344,7 +344,7 @@ class QueueServer:
         if lacking:
             why = lacking_types(lacking, self.stored.owner)
             raise NotReady(f"queue {self.settings.name}: {why}; nothing of it is taken in until then")
-        bulk = self.machine.bulk_queues[LOWER.index(priority)]
+        bulk = self.machine.bulk_queues[BULK_PRIORITIES.index(priority)]
         accepted = 0
         while True:
             while (count := min(len(keys) - accepted, bulk.free_count())) and not self.closed:

@@ -31,7 +31,7 @@ from isthmus.queues.leases import Counts, LeasedBatch, Leases, Part, Session, su
 from isthmus.queues.pacing import BatchPacing
 from isthmus.queues.sink_types import SinkTypes
 from isthmus.queues.window import Window
-from isthmus.queues.window_rules import LOWER, REAL_TIME, Budget, Item, Ledger
+from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item, Ledger
 from isthmus.repl.model.entry import Entry
 
 TURN_MIN: Final = 16
@@ -70,7 +70,7 @@ class SourceQueue:
         self.windows: dict[int, Window] = {}
         """Partition -> its window."""
         self.leases = Leases(batch_prefix, lease_ms)
-        self.bulk_queues = tuple(BulkQueue(priority, own, budget.reference_limit) for priority in LOWER)
+        self.bulk_queues = tuple(BulkQueue(priority, own, budget.reference_limit) for priority in BULK_PRIORITIES)
         """Full-sync, fold."""
         self.past_ledger = Ledger()
         """Sum of the ledgers of windows that have ended."""
@@ -104,9 +104,9 @@ class SourceQueue:
         self.blocked = filter_ is not None and filter_.blocks
         """Nothing is offered in real time."""
 
-    def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
-        """Whether the filter offers changes of this bucket."""
-        return self._filter is None or self._filter.offers(bucket_type, bucket)
+    def includes(self, bucket_type: bytes, bucket: bytes) -> bool:
+        """Whether the filter includes this bucket."""
+        return self._filter is None or self._filter.includes(bucket_type, bucket)
 
     def change_filter(self, filter_: Filter | None, cascade: bool) -> None:
         """Offer other changes from now on, from each cursor on. Waiting changes are read again from the change index;
@@ -465,7 +465,9 @@ class SourceQueue:
             self.counts.acknowledged += len(items)
         if outcomes is not None:
             counts = (
-                self.counts if batch.priority == REAL_TIME else self.bulk_queues[LOWER.index(batch.priority)].counts
+                self.counts
+                if batch.priority == REAL_TIME
+                else self.bulk_queues[BULK_PRIORITIES.index(batch.priority)].counts
             )
             counts.outcomes = sum_outcomes(counts.outcomes, outcomes)
 

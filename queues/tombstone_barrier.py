@@ -16,7 +16,7 @@ from isthmus.repl.store.port import Store
 
 
 class TombstoneBarrier:
-    """`repl.model.ports.Settled` for the queues of a node."""
+    """`repl.model.ports.ReapBarrier` for the queues of a node."""
 
     def __init__(
         self,
@@ -31,16 +31,16 @@ class TombstoneBarrier:
         self._lineage = lineage
         self._unread = unread
 
-    def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
+    def replicates(self, bucket_type: bytes, bucket: bytes) -> bool:
         """See the port."""
-        return any(machine.offers(bucket_type, bucket) for machine in self._machines().values())
+        return any(machine.includes(bucket_type, bucket) for machine in self._machines().values())
 
-    def waits(self, partition: int, offset: int, bucket_type: bytes, bucket: bytes) -> str:
+    def blocked_by(self, partition: int, offset: int, bucket_type: bytes, bucket: bytes) -> str:
         """See the port."""
         if unread := self._unread():
             return unread
         for name, machine in self._machines().items():
-            if not machine.offers(bucket_type, bucket):
+            if not machine.includes(bucket_type, bucket):
                 continue
             try:
                 position = position_of(self._store.cursor(partition, name.encode()), self._lineage(partition))

@@ -324,7 +324,7 @@ class Window:
         return (
             entry.kind in CHANGES
             and self.origins.eligible(entry.origin)
-            and (self._bucket_rule is None or self._bucket_rule.offers(entry.bucket))
+            and (self._bucket_rule is None or self._bucket_rule.includes(entry.bucket))
             and not self._in_gap(entry.offset)
         )
 
@@ -333,7 +333,7 @@ class Window:
         return (
             row.kind in CHANGES
             and self.origins.eligible(row.origin)
-            and (self._bucket_rule is None or self._bucket_rule.offers(row.bucket))
+            and (self._bucket_rule is None or self._bucket_rule.includes(row.bucket))
             and not (self._skip_ranges and self._in_gap(row.offset))
         )
 
@@ -357,7 +357,7 @@ class Window:
         if entry.kind not in CHANGES:
             return False
         if not self.origins.eligible(entry.origin) or (
-            self._bucket_rule is not None and not self._bucket_rule.offers(entry.bucket)
+            self._bucket_rule is not None and not self._bucket_rule.includes(entry.bucket)
         ):
             self.ledger.passed_over += 1
             return False

@@ -13,8 +13,8 @@ FOLD: Final = 1
 PRIORITIES: Final = (REAL_TIME, FULL_SYNC, FOLD)
 """Served in strictly this order."""
 
-LOWER: Final = (FULL_SYNC, FOLD)
-"""Priorities of bulk references (`queues.bulk_queue`)."""
+BULK_PRIORITIES: Final = (FULL_SYNC, FOLD)
+"""Priorities of bulk references (`queues.bulk_queue`), the first one before the second."""
 
 Item = tuple[int, int, int, bytes, bytes, bytes, bytes, int, bytes]
 """A reference as it is sent: (kind, partition, row offset, bucket type, bucket, key, origin, time ms, payload)."""
@@ -99,13 +99,13 @@ class BucketRule:
         self._bucket_type = bucket_type
         self._known: dict[bytes, bool] = {}
 
-    def offers(self, bucket: bytes) -> bool:
-        """Whether the filter offers changes of the bucket."""
+    def includes(self, bucket: bytes) -> bool:
+        """Whether the filter includes the bucket."""
         known = self._known.get(bucket)
         if known is None:
             if len(self._known) >= BUCKETS_MAX:
                 self._known.clear()
-            known = self._known[bucket] = self._filter.offers(self._bucket_type, bucket)
+            known = self._known[bucket] = self._filter.includes(self._bucket_type, bucket)
         return known
 
 

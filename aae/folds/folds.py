@@ -127,7 +127,7 @@ class FoldActions(Protocol):
     """Acts of folds. Each returns how many keys it took, and how many it refused by reason."""
 
     async def push(self, queue: str, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
-        """Enqueue references at the lowest priority, waiting for capacity."""
+        """Enqueue references at fold priority, waiting for capacity."""
 
     async def reap(self, keys: Sequence[Key]) -> tuple[int, Counter[str]]:
         """Remove tombstones that every queue has passed."""

@@ -122,7 +122,7 @@ def _first(job: Job, number: int, runs: Sequence[Sequence[int]]) -> dict[str, An
     left, right = both.left, both.right
     found = first_look(
         left.rows, right.rows, bucket=job.bucket, since_ms=job.since_ms, before_ms=job.before_ms,
-        wanted=None if wanted is None else lambda bucket: wanted.decide(bucket_type, bucket).offered,
+        wanted=None if wanted is None else lambda bucket: wanted.includes(bucket_type, bucket),
     )  # fmt: skip
     differs = bool(found.candidates or found.filtered)
     return row | {

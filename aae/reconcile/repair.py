@@ -1,7 +1,7 @@
 """Repair findings: make a plan, then enqueue references, repeatedly if needed.
 
     plan    the findings of a run that one cluster can send: objects, bytes, direction, expected siblings, time
-    apply   enqueue the plan: batches of references at the queue's lowest priority, one after the other
+    apply   enqueue the plan: batches of references at fold priority, one after the other
 
 A plan names the cluster that sends and the one that lacks the objects; an apply checks that the queue is of the first
 and owned by the second. References are in the memory of the node that took them. Those that a crash lost or an operator
@@ -61,11 +61,11 @@ class Queue(Protocol):
         only `receiver` fetches from the queue."""
 
     def lost(self, since_ms: int) -> list[str]:
-        """Descriptions of the references at the lowest priority that the queue lost since `since_ms`, and that
+        """Descriptions of the references at fold priority that the queue lost since `since_ms`, and that
         full-sync has not closed. Losses of a crashed node are known once it is back, or half a minute later."""
 
     def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
-        """Enqueue references to (bucket, key) at the lowest priority; returns how many of the first ones were taken."""
+        """Enqueue references to (bucket, key) at fold priority; returns how many of the first ones were taken."""
 
 
 class RepairKey(NamedTuple):

@@ -48,7 +48,7 @@ FOLLOWING: Final = "repairs to be proven"
 
 class GapToHeal(NamedTuple):
     """Changes that `queue` left out, made between two wall-clock times; `upto_ms` None: the gap still grows.
-    `bucket_types`: those that may miss changes; for references of a lower priority all that the queue takes."""
+    `bucket_types`: those that may miss changes; for bulk references all that the queue accepts."""
 
     id: str
     queue: str

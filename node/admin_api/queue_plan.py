@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from isthmus.config.settings import QueueSettings
 from isthmus.config.text import quantity
-from isthmus.queues.filters import offers_more, parse_filter
+from isthmus.queues.filters import includes_more, parse_filter
 from isthmus.queues.queue_documents import PUBLISHING
 
 PRIORITIES: Final = ("real_time", "full_sync", "fold")
@@ -33,7 +33,7 @@ def plan_of(act: str, name: str, listings: Listings, **wish: Any) -> dict[str, A
     if silent:
         waiting = dict.fromkeys(PRIORITIES)
     owner = next((row["owner"]["cluster"] for row in rows.values() if row["owner"]), None)
-    # Gaps of the lower priorities are in the metastore, so each node counts them: the sum is an upper bound.
+    # Gaps of bulk references are in the metastore, so each node counts them: the sum is an upper bound.
     gaps = None if silent else sum(row["gaps"] for row in rows.values())
     return {
         "queue": name,
@@ -57,7 +57,7 @@ def offer_effect(
         return "offers every change that its filter selects once more, from offset 0 on"
     now, before = parse_filter(wanted.filter), parse_filter(settings.filter)
     foreign = wanted.cascade and not settings.cascade
-    more = sorted(one for one in bucket_types if foreign or offers_more(now, before, one.encode()))
+    more = sorted(one for one in bucket_types if foreign or includes_more(now, before, one.encode()))
     kept = (
         f"continues from its cursors; of {_counted(waiting, 'waiting change')} it sends only those that the new "
         "settings offer"
@@ -81,14 +81,14 @@ def _effect(act: str, waiting: Mapping[str, int | None], gaps: int | None, owner
     changes = _counted(waiting["real_time"], "change")
     changes_wait = f"{changes} that {'waits' if waiting['real_time'] == 1 else 'wait'}"
     full_sync, fold = (waiting[priority] for priority in PRIORITIES[1:])
-    lower = f"{_counted(full_sync, 'reference')} of full-sync and {_number(fold)} of folds"
+    bulk = f"{_counted(full_sync, 'reference')} of full-sync and {_number(fold)} of folds"
     to = "no cluster yet" if owner is None else owner
     match act:
         case "clear":
-            return f"discards {changes_wait} for {to}, {lower}: they become gaps until a full-sync closes them"
+            return f"discards {changes_wait} for {to}, {bulk}: they become gaps until a full-sync closes them"
         case "delist":
             return (
-                f"removes the queue on all nodes: {changes_wait} for {to}, {lower} and "
+                f"removes the queue on all nodes: {changes_wait} for {to}, {bulk} and "
                 f"{_counted(gaps, 'open gap')} are lost without a record"
             )
         case "set":

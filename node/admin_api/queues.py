@@ -208,7 +208,7 @@ class QueueAdmin:
         router.add("POST", "/admin/queues/{queue}/gaps/close", BodyHandler(CloseGapsRequest, self.close_gaps))
         router.add("GET", "/admin/queues/{queue}/peek", self.peek)
         router.add("GET", "/admin/queues/{queue}/ledger", self.ledger)
-        router.add("GET", "/admin/queues/{queue}/filter", self.filter)
+        router.add("GET", "/admin/queues/{queue}/filter", self.test_filter)
 
     # ---------------------------------------------------------------- looking
 
@@ -235,7 +235,7 @@ class QueueAdmin:
         )
         found = gaps.by_node
         rows = [row for one in found.values() for row in one or ()]
-        # Gaps of the lower priorities are in the metastore, so that every node reports them.
+        # Gaps of bulk references are in the metastore, so that every node reports them.
         kept = {(row["queue"], row["id"]): row for row in rows}
         silent = sorted(gaps.unknown)
         untold: dict[str, list[int]] = {}
@@ -265,7 +265,7 @@ class QueueAdmin:
         items = await self._services.queue_acts.peek(request.text("queue"), int(asked))
         return json_reply({"references": [reference_shown(item) for item in items]})
 
-    async def filter(self, request: Request) -> Reply:
+    async def test_filter(self, request: Request) -> Reply:
         """The rule of the filter that applies to a bucket: ?type=T&bucket=B; with a note when the bucket type does not
         exist."""
         bucket_type, bucket = request.query.get("type", "default"), request.query.get("bucket", "")

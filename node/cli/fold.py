@@ -189,7 +189,7 @@ def act_options(command: Any) -> Any:
 @act_options
 @scope_options
 def repl_keys(queue: str, output: str, **scope: Any) -> None:
-    """Put references to the keys into QUEUE, at the lowest priority."""
+    """Put references to the keys into QUEUE, at fold priority."""
     _act("repl-keys", f"queued for {queue}", {"queue": queue}, scope, output)
 
 

@@ -61,8 +61,8 @@ def _owner_cluster(queue: Row) -> Any:
 def _lower_waiting(queue: Row) -> int | None:
     """References that wait at the full-sync and fold priorities."""
     priorities = queue.get("priorities")
-    lower = [priorities.get(name) for name in ("full_sync", "fold")] if isinstance(priorities, dict) else []
-    counts = [one.get("waiting") for one in lower if isinstance(one, dict)]
+    bulk = [priorities.get(name) for name in ("full_sync", "fold")] if isinstance(priorities, dict) else []
+    counts = [one.get("waiting") for one in bulk if isinstance(one, dict)]
     known = [count for count in counts if isinstance(count, int)]
     return sum(known) if counts and len(known) == len(counts) else None
 
@@ -309,7 +309,7 @@ def ledger(name: str, admin: AdminClient, output: str) -> None:
 
 
 def _extent(place: int, key: str) -> Any:
-    """A column of a gap's extent: a gap of a lower priority has neither partition nor offsets."""
+    """A column of a gap's extent: a gap of bulk references has neither partition nor offsets."""
 
     def value(gap: Row) -> Any:
         if gap.get("partition") is None and gap.get("id"):

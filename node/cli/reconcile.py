@@ -219,7 +219,7 @@ def _side(row: dict[str, Any], name: str) -> Any:
 
 
 class AdminQueue:
-    """A queue behind a node's admin listener (`aae.reconcile.repair.Queue`): references at the lowest priority."""
+    """A queue behind a node's admin listener (`aae.reconcile.repair.Queue`): references at fold priority."""
 
     def __init__(self, admin: AdminClient, name: str, by: str) -> None:
         self._admin = admin
@@ -321,7 +321,7 @@ def repair(
     admin: AdminClient,
     format_: str,
 ) -> None:
-    """Plan which objects a cluster sends again, or put the references of a plan into its queue, at the lowest priority.
+    """Plan which objects a cluster sends again, or put the references of a plan into its queue, at fold priority.
     --admin is a node of the cluster that sends: the left one, or with --to left the right one; any other is refused."""
     from isthmus.aae.reconcile import repair as repairs
 

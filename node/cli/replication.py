@@ -178,7 +178,7 @@ def _echo_explanation(answer: dict[str, Any], bucket_type: str, bucket: str, obj
         priority = str(row["priority"]).replace("_", "-")
         facts.append((f"queue {row['queue']}", f"{row['state']} at the {priority} priority of node {row['node']}{why}"))
     for node in answer.get("lower_unknown_at") or ():
-        facts.append(("node " + node, "does not answer: what it holds at lower priorities is not known"))
+        facts.append(("node " + node, "does not answer: which bulk references it holds is not known"))
     for row in answer.get("dead_letters") or ():
         whence = f"queue {row['queue']} of {row['source_cluster']}, {moment(row['at_ms'])}"
         facts.append((f"dead letter {row['id']} of {row['node']}", f"{row['reason']}: {row['error']} ({whence})"))

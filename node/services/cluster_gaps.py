@@ -64,7 +64,7 @@ class ClusterGaps:
         return sum(one or 0 for one in found.values())
 
     def _types_of(self, row: dict[str, Any]) -> frozenset[str]:
-        """The bucket types in which changes may be missing. References of the lower priorities name no partition: they
+        """The bucket types in which changes may be missing. Bulk references name no partition: they
         may be of any type that the queue carries."""
         partition = row["partition"]
         if partition is not None:

@@ -227,7 +227,7 @@ class NodeServices:
             read_pool=self.read_pool,
             limits=write_limits_of(settings),
             properties=self.property_cache,
-            settled=TombstoneBarrier(
+            barrier=TombstoneBarrier(
                 self.queues.machines,
                 self.store,
                 lambda: self.queues.queue_store.unread,

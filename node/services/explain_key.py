@@ -163,7 +163,7 @@ def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
         compares = any(queue["queue"] in row.get("queues", [queue["queue"]]) for row in promised)
         if queue["state"] in ("gap", "not-offered") and not compares and len(known) == len(answers):
             queue["next"] = f"isthmus queue push {queue['queue']} sends it: no full-sync that runs compares it"
-    lower = [{"node": node, **row} for node, one in known.items() for row in one["lower"]]
+    bulk = [{"node": node, **row} for node, one in known.items() for row in one["lower"]]
     changed_ms = (found or {}).get("applied_ms") or -1
     compared = [
         {"node": node, **row, "changed_since": (row.get("at_ms") or changed_ms + 1) <= changed_ms}
@@ -180,13 +180,13 @@ def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
         "reason": "" if led_by is not None else f"the leader, {first['leader'] or 'nobody'}, does not answer",
         "object": found,
         "queues": queues,
-        "lower": lower,
+        "lower": bulk,
         "lower_unknown_at": silent,
         "reap": first["reap"],
         "compared": sorted(compared, key=lambda row: (row["fullsync"], row["node"])),
         "dead_letters": letters,
         "dead_letters_unknown_at": sorted(node for node, one in known.items() if one.get("dead_letters", ()) is None),
-        "next": _next(led_by, found, queues, lower, first["reap"], [r for r in letters if r["at_ms"] > changed_ms]),
+        "next": _next(led_by, found, queues, bulk, first["reap"], [r for r in letters if r["at_ms"] > changed_ms]),
     }
 
 
@@ -194,14 +194,14 @@ def _next(
     led_by: str | None,
     found: Any,
     queues: list[dict[str, Any]] | None,
-    lower: list[dict[str, Any]],
+    bulk: list[dict[str, Any]],
     reap: Any,
     refused: list[dict[str, Any]],
 ) -> str:
     """The next step, in a sentence. `refused`: dead letters that are newer than the object here."""
     if led_by is None:
         return "ask again once the partition has a leader that answers"
-    for row in lower:
+    for row in bulk:
         if row.get("next"):
             return f"queue {row['queue']}: {row['next']}"
         return (

@@ -22,8 +22,8 @@ class QueueCoverage:
 
     def bucket_types(self, queue: str) -> list[str]:
         """Bucket types of this cluster whose changes or repairs may go into the queue. Raises UnknownQueue."""
-        takes = self._queues.named(queue).filter.takes
-        return sorted(name for name in self._known_types() if takes(name.encode()))
+        rules = self._queues.named(queue).filter
+        return sorted(name for name in self._known_types() if rules.accepts_some_repairs(name.encode()))
 
     def repair_types(self, queue: str) -> list[str]:
         """As `bucket_types`, with `default` while the queue or the bucket types are not known: each check reports an
@@ -42,7 +42,7 @@ class QueueCoverage:
             owner = queue.stored.owner
             if owner is None or not owner.cluster:
                 continue
-            types = sorted(one for one in self._known_types() if queue.filter.may_offer(one.encode()))
+            types = sorted(one for one in self._known_types() if queue.filter.includes_some(one.encode()))
             found.append({"queue": name, "cluster": owner.name, "uuid": owner.cluster.hex(), "bucket_types": types})
         return found
 
@@ -71,7 +71,7 @@ class QueueCoverage:
             if owner != wanted if owner is not None else name != queue:
                 continue
             other = self._queues.named(name).filter
-            types = [one for one in bucket_types if repairs.filter.covers(other, one.encode())]
+            types = [one for one in bucket_types if repairs.filter.accepts_all_repairs_of(other, one.encode())]
             if types:
                 found[name] = types
         return found

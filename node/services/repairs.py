@@ -16,7 +16,7 @@ from isthmus.aae.scheduling.check import QueueFull, Repairs
 from isthmus.aae.scrub.row_repair import RowRepair
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.service import QueueService
-from isthmus.queues.window_rules import FOLD, FULL_SYNC, LOWER
+from isthmus.queues.window_rules import BULK_PRIORITIES, FOLD, FULL_SYNC
 from isthmus.repl.coordinator.tombstone_reaper import Reaper
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key
@@ -30,7 +30,7 @@ ROOM_WAIT_MS: Final = 30_000
 
 
 class RepairQueue(Repairs):
-    """References of full-sync (`aae.scheduling.check.Repairs`), and of folds, at the lower priority."""
+    """References of full-sync (`aae.scheduling.check.Repairs`), and of folds: bulk references of two priorities."""
 
     def __init__(self, queues: QueueService, time: TimeSource) -> None:
         self._queues = queues
@@ -39,36 +39,36 @@ class RepairQueue(Repairs):
     def key_filter(self, queue: str, bucket_type: bytes) -> Callable[[bytes, bytes], bool] | None:
         """See Repairs. A queue without real-time replication is for repairs alone, and takes every key."""
         rules = self._queues.named(queue).filter
-        if rules.takes_all(bucket_type):
+        if rules.accepts_all_repairs(bucket_type):
             return None
         known: dict[bytes, bool] = {}
 
         def wanted(bucket: bytes, _key: bytes) -> bool:
-            offered = known.get(bucket)
-            if offered is None:
-                offered = rules.decide(bucket_type, bucket).offered
+            included = known.get(bucket)
+            if included is None:
+                included = rules.includes(bucket_type, bucket)
                 if len(known) < BUCKETS_REMEMBERED:
-                    known[bucket] = offered
-            return offered
+                    known[bucket] = included
+            return included
 
         return wanted
 
     def waiting(self, queue: str) -> int:
         """References of full-sync that wait on this node, or are in flight from it
         (`aae.scheduling.gap_healing.Gaps`)."""
-        lower = self._queues.named(queue).machine.bulk_queues[LOWER.index(FULL_SYNC)]
-        return lower.waiting_count + lower.in_flight_count
+        bulk = self._queues.named(queue).machine.bulk_queues[BULK_PRIORITIES.index(FULL_SYNC)]
+        return bulk.waiting_count + bulk.in_flight_count
 
     def refused_count(self, queue: str) -> int:
         """See Repairs."""
-        return self._queues.named(queue).machine.bulk_queues[LOWER.index(FULL_SYNC)].counts.outcomes[3]
+        return self._queues.named(queue).machine.bulk_queues[BULK_PRIORITIES.index(FULL_SYNC)].counts.outcomes[3]
 
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
         """See Repairs."""
         return await self._pushed(queue, keys, FULL_SYNC)
 
     async def push_last(self, queue: str, keys: Sequence[Key]) -> int:
-        """As `push`, at the lowest priority."""
+        """As `push`, at fold priority."""
         return await self._pushed(queue, keys, FOLD)
 
     async def _pushed(self, queue: str, keys: Sequence[Key], priority: int) -> int:
@@ -81,8 +81,7 @@ class RepairQueue(Repairs):
 
     @staticmethod
     def _fits(served: QueueServer, key: Key) -> bool:
-        rules = served.filter
-        return rules.blocks or rules.decide(key.bucket_type, key.bucket).offered
+        return served.filter.accepts_repairs(key.bucket_type, key.bucket)
 
 
 BUCKETS_REMEMBERED: Final = 10_000

@@ -169,7 +169,7 @@ class Reaper:
         read_pool: Executor,
         limits: WriteLimits,
         properties: PropertySource,
-        settled: ReapBarrier,
+        barrier: ReapBarrier,
         request_timeout_ms: int,
     ) -> None:
         self._runtime = runtime
@@ -178,7 +178,7 @@ class Reaper:
         self._pool = read_pool
         self._limits = limits
         self._properties = properties
-        self._settled = settled
+        self._barrier = barrier
         self._timeout_ms = request_timeout_ms
         self.differs: Callable[[Key], str] = lambda _key: ""
         """Returns a sentence that names the full-sync which last found the key different; "" for none. Set by the
@@ -358,7 +358,7 @@ class Reaper:
         gone."""
         key = Key(place.bucket_type, found.bucket, found.key)
         hash64 = key_hash(found.bucket, found.key)
-        offered = self._settled.offers(place.bucket_type, found.bucket)
+        offered = self._barrier.replicates(place.bucket_type, found.bucket)
         if offered and not found.ours:
             self.restated_count += reaps.restate(key, hash64, found.offset, leaving=found.leaving)
             return ""  # a candidate again once it is applied
@@ -377,7 +377,7 @@ class Reaper:
         missing = sorted(set(record.replicas) - {member.node for member in record.isr}) if record is not None else ["?"]
         if missing:
             return f"replica {missing[0]} is not in sync: it may not have the tombstone"
-        waits = self._settled.waits(place.id, found.offset, place.bucket_type, found.bucket)
+        waits = self._barrier.blocked_by(place.id, found.offset, place.bucket_type, found.bucket)
         return waits or self.differs(Key(place.bucket_type, found.bucket, found.key))
 
     def _append(self, place: Partition, batch: WriteBatch) -> None:

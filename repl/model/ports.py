@@ -89,10 +89,10 @@ class ReapBarrier(Protocol):
     """Whether queues still need a tombstone (`queues.tombstone_barrier`); the reaper asks before it removes one
     (R-REAP)."""
 
-    def offers(self, bucket_type: bytes, bucket: bytes) -> bool:
-        """True when some queue offers changes of this bucket to another cluster."""
+    def replicates(self, bucket_type: bytes, bucket: bytes) -> bool:
+        """Whether some queue sends changes of this bucket to another cluster."""
 
-    def waits(self, partition: int, offset: int, bucket_type: bytes, bucket: bytes) -> str:
+    def blocked_by(self, partition: int, offset: int, bucket_type: bytes, bucket: bytes) -> str:
         """Which queue still needs the change at `offset`, as a sentence; "" for none.
 
         None means: every queue that offers the bucket has acknowledgements of all changes up to there, and no recorded

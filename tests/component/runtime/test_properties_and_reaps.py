@@ -26,10 +26,10 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 class NoQueues:
     """Nothing is offered to anybody."""
 
-    def offers(self, _bucket_type: bytes, _bucket: bytes) -> bool:
+    def replicates(self, _bucket_type: bytes, _bucket: bytes) -> bool:
         return False
 
-    def waits(self, _partition: int, _offset: int, _bucket_type: bytes, _bucket: bytes) -> str:
+    def blocked_by(self, _partition: int, _offset: int, _bucket_type: bytes, _bucket: bytes) -> str:
         return ""
 
 
@@ -41,7 +41,7 @@ def reaper_of(member: Node, pool: ThreadPoolExecutor) -> Reaper:
         read_pool=pool,
         limits=WriteLimits(1_000_000, 5, 3_000_000),
         properties=FixedProperties(PLAIN),
-        settled=NoQueues(),
+        barrier=NoQueues(),
         request_timeout_ms=1_000,
     )
 

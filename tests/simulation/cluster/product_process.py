@@ -216,7 +216,7 @@ class QueueProcess(Process):
             self.listeners.add(self.queues)
             self.coordinator.unreplicated = self.queues.owed
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
-            self.settled = TombstoneBarrier(
+            self.barrier = TombstoneBarrier(
                 self.queues.machines,
                 self.rows,
                 lambda: self.queues.queue_store.unread,

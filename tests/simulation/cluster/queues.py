@@ -165,7 +165,7 @@ class QueueClient(Client):
             (change,) = store.changes(self.partition, found.offset, 1)
             if change.origin != ORIGIN:
                 reaps.restate(Key(TYPE, BUCKET, key), hash64, found.offset, leaving=False)
-            elif process.settled.waits(self.partition, found.offset, TYPE, BUCKET):
+            elif process.barrier.blocked_by(self.partition, found.offset, TYPE, BUCKET):
                 self.simulation.counts["reap_waits_for_queues"] += 1
             else:
                 self.simulation.counts["reaps"] += reaps.reap(Key(TYPE, BUCKET, key), hash64, found.offset)

@@ -108,7 +108,7 @@ class Cluster:
         """In the store, and the loop has not heard of it."""
         self.reads: list[IndexRead] = []
         self.queues: dict[str, SourceQueue] = {}
-        self.settled = TombstoneBarrier(
+        self.barrier = TombstoneBarrier(
             lambda: {queue.name: queue for queue in self.queues.values()}, self.store, lineage=lambda _partition: 0
         )
         self.now_ms = 0
@@ -305,10 +305,10 @@ class Cluster:
         name, reaps = Key(TYPE, BUCKET, key), ReapBatch(self.batch())
         (change,) = self.store.changes(P, row.offset, 1)
         leaving = change.kind == EntryKind.LEAVING
-        if change.origin != self.uuid and self.settled.offers(TYPE, BUCKET):
+        if change.origin != self.uuid and self.barrier.replicates(TYPE, BUCKET):
             reaps.restate(name, hash64, row.offset, leaving=leaving)
         else:
-            waits = self.settled.waits(P, row.offset, TYPE, BUCKET)
+            waits = self.barrier.blocked_by(P, row.offset, TYPE, BUCKET)
             if waits:
                 return waits
             if self.properties.default.repl_reap and not leaving:

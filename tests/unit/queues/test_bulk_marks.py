@@ -1,4 +1,4 @@
-"""Claims about what a node holds at the lower priorities: marked before it is there, so that a crash leaves a gap."""
+"""Marks of the bulk references that a node holds: written before it is there, so that a crash leaves a gap."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def marks(queue_node: QueueNode) -> list[tuple[str, int, int]]:
     return sorted((mark.node, mark.priority, mark.at_most) for mark in queue.stored.held)
 
 
-def gaps_of_lower(queue_node: QueueNode) -> list[dict[str, Any]]:
+def gaps_of_bulk(queue_node: QueueNode) -> list[dict[str, Any]]:
     return [gap for gap in queue_node.acts.gaps("q") if gap["partition"] is None]
 
 
@@ -305,7 +305,7 @@ async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -
         await queue_node.close()
 
 
-async def test_clearing_a_queue_reaches_the_lower_priorities_of_every_node() -> None:
+async def test_clearing_a_queue_reaches_bulk_references_of_every_node() -> None:
     """One node is told; what another one holds goes, too, each as a gap of its own."""
 
     ensemble = MemoryEnsemble()
@@ -315,11 +315,11 @@ async def test_clearing_a_queue_reaches_the_lower_priorities_of_every_node() -> 
     await one.acts.push("q", keys(3), FULL_SYNC, 0)
     await two.acts.push("q", keys(4), FOLD, 0)
     await one.acts.clear("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
-    await two.eventually(lambda: len(gaps_of_lower(two)) == 2)
-    gaps = gaps_of_lower(two)
+    await two.eventually(lambda: len(gaps_of_bulk(two)) == 2)
+    gaps = gaps_of_bulk(two)
     assert sorted((g["node"], g["count_at_least"], g["by"]) for g in gaps) == [("e1", 3, "ann"), ("e2", 4, "ann")]
     for queue_node in homes:
-        assert all(lower.held_count == 0 for lower in queue_node.served()[0].machine.bulk_queues)
+        assert all(bulk.held_count == 0 for bulk in queue_node.served()[0].machine.bulk_queues)
     for queue_node in homes:
         await queue_node.close()
 
@@ -351,7 +351,7 @@ async def test_marks_cover_all_references_whatever_metastore_writes_fail(seed: i
             case 4:
                 await ticked(queue_node, rng.choice((0, LOWER_AFTER_MS)))
             case _:
-                held = {lower.priority: lower.held_count for lower in queue_node.served()[0].machine.bulk_queues}
+                held = {bulk.priority: bulk.held_count for bulk in queue_node.served()[0].machine.bulk_queues}
                 before = len(queue_node.acts.gaps("q"))
                 await queue_node.crash()
                 await queue_node.start()
@@ -361,8 +361,8 @@ async def test_marks_cover_all_references_whatever_metastore_writes_fail(seed: i
                 crashes += any(held.values())
                 acks = []
         written = {mark.priority: mark.at_most for mark in await QueuePaths("q").held.read(queue_node.metastore)}
-        for lower in queue_node.served()[0].machine.bulk_queues:
-            assert lower.held_count <= written.get(lower.priority, 0)
+        for bulk in queue_node.served()[0].machine.bulk_queues:
+            assert bulk.held_count <= written.get(bulk.priority, 0)
     assert crashes, "the seed shows nothing"
     await queue_node.close()
 

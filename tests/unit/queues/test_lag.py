@@ -233,7 +233,7 @@ async def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue()
             assert explained(queue_node, b"new", name)["state"] == "acknowledged"
 
 
-async def test_explain_shows_references_of_lower_priorities_wherever_they_wait() -> None:
+async def test_explain_shows_bulk_references_wherever_they_wait() -> None:
     """A pushed key is named with its priority and what was queued before it, by every node that holds one."""
 
     async with audited_node() as queue_node:

@@ -14,7 +14,7 @@ from isthmus.repl.store.port import Cursor
 class Machine:
     """A queue that offers one bucket."""
 
-    def offers(self, _bucket_type: bytes, bucket: bytes) -> bool:
+    def includes(self, _bucket_type: bytes, bucket: bytes) -> bool:
         return bucket == b"b"
 
 
@@ -34,10 +34,10 @@ class Rows:
 def waits(state: CursorState | None, soft: int | None = None, bucket: bytes = b"b", lineage: int = 0) -> str:
     machines: Any = {"to-west": Machine()}
     rows: Any = Rows(state, soft)
-    settled = TombstoneBarrier(lambda: machines, rows, lineage=lambda _partition: lineage)
-    assert settled.offers(b"t", b"b")
-    assert not settled.offers(b"t", b"c")
-    return settled.waits(3, 10, b"t", bucket)
+    barrier = TombstoneBarrier(lambda: machines, rows, lineage=lambda _partition: lineage)
+    assert barrier.replicates(b"t", b"b")
+    assert not barrier.replicates(b"t", b"c")
+    return barrier.blocked_by(3, 10, b"t", bucket)
 
 
 def test_a_queue_waits_until_its_cursor_has_passed() -> None:

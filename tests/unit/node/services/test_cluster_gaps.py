@@ -35,7 +35,7 @@ class OneNodeQuery:
 async def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
     """A real-time queue beside a queue for repairs: a comparison with the cluster that owns both proves the gaps of
     both, of another cluster's queue none; one by a queue whose filter lets out less proves nothing of the wider one.
-    References of lower priorities may be of each type that their queue takes."""
+    Bulk references may be of each type that their queue accepts."""
 
     async with audited_node(
         QueueSettings("rt"),

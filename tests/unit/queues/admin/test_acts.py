@@ -405,7 +405,7 @@ async def test_registering_a_queue_that_is_there_moves_nothing() -> None:
         assert await queue_node.drain() == [b"a", b"b"]
 
 
-async def test_lower_priorities_go_last_and_are_bounded() -> None:
+async def test_bulk_references_go_last_and_are_bounded() -> None:
     """Real time comes before full-sync, full-sync before fold, whatever was queued first; a producer of too much waits,
     and gets in as soon as there is room."""
 
@@ -438,7 +438,7 @@ async def test_lower_priorities_go_last_and_are_bounded() -> None:
 
 
 async def test_what_a_stop_takes_with_it_is_counted_and_kept() -> None:
-    """References of lower priorities that wait when a node stops are on record when it is back."""
+    """Bulk references that wait when a node stops are on record when it is back."""
 
     queue_node = QueueNode()
     await queue_node.start()
@@ -534,7 +534,7 @@ async def test_a_disabled_source_creates_no_reference_and_reports_it() -> None:
 
 
 async def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
-    """The references of real time come first, also those that are only in the index, then the lower ones."""
+    """The references of real time come first, also those that are only in the index, then bulk references."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
@@ -642,12 +642,12 @@ async def test_a_dangling_reference_does_not_block_those_behind_it() -> None:
         wanted = [Key(b"nope", BUCKET, b"x"), *keys(b"a", b"b")]
         assert await queue_node.acts.push("q", wanted, FULL_SYNC, 0) == 3
         assert [item[5] for item in (await queue_node.fetch()).items] == [b"a", b"b"]
-        lower = queue_node.served()[0].machine.bulk_queues[0]
-        assert lower.counts.vanished == 1
+        bulk = queue_node.served()[0].machine.bulk_queues[0]
+        assert bulk.counts.vanished == 1
         errors[0] = NotReady("later")
         assert await queue_node.acts.push("q", [Key(b"nope", BUCKET, b"y")], FULL_SYNC, 0) == 1
         assert (await queue_node.fetch(link=1, wait_ms=0)).items == []
-        assert lower.waiting_count == 1
+        assert bulk.waiting_count == 1
 
 
 def put_in(queue_node: QueueNode, bucket: bytes, *names: bytes) -> None:

@@ -50,8 +50,8 @@ async def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None
         assert await queue_node.acts.push("q", keys(b"x", b"a", b"z", b"b"), FULL_SYNC, 0) == 4
         first = await queue_node.fetch(wait_ms=500)
         assert [item[5] for item in first.items] == [b"a", b"b"]
-        lower = queue_node.served()[0].machine.bulk_queues[0]
-        assert (lower.waiting_count, lower.in_flight_count) == (2, 2)
+        bulk = queue_node.served()[0].machine.bulk_queues[0]
+        assert (bulk.waiting_count, bulk.in_flight_count) == (2, 2)
         asked = 0
         acks = [BatchAck(first.batch, first.owner_version)]
         assert (await queue_node.fetch(acks=acks, wait_ms=1_500)).items == []
@@ -61,7 +61,7 @@ async def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None
 
 
 async def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
-    """Of a lower priority's batch what can be read goes at once, and what comes in real time is not behind it."""
+    """What can be read of a batch of bulk references goes at once, and what comes in real time is not behind it."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"x")

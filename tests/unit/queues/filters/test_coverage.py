@@ -24,14 +24,14 @@ filters = st.one_of(
 def test_types_are_judged_as_all_their_buckets_are(one, other, bucket_type) -> None:  # type: ignore[no-untyped-def]
     """A type may be offered when some bucket of it is; repairs of a whole type are taken only when those of every
     bucket are; a filter covers another only when it takes each bucket whose repairs or changes the other takes."""
-    offered = [one.offers(bucket_type, bucket) for bucket in BUCKETS]
-    assert one.may_offer(bucket_type) >= any(offered)
-    if one.takes_all(bucket_type):
+    offered = [one.includes(bucket_type, bucket) for bucket in BUCKETS]
+    assert one.includes_some(bucket_type) >= any(offered)
+    if one.accepts_all_repairs(bucket_type):
         assert one.blocks or all(offered)
-    if one.covers(other, bucket_type):
+    if one.accepts_all_repairs_of(other, bucket_type):
         for bucket in BUCKETS:
-            theirs = other.blocks or other.offers(bucket_type, bucket)
-            assert one.blocks or one.offers(bucket_type, bucket) or not theirs
+            theirs = other.blocks or other.includes(bucket_type, bucket)
+            assert one.blocks or one.includes(bucket_type, bucket) or not theirs
 
 
 def test_usual_filters_cover_each_other_as_operators_expect() -> None:
@@ -49,8 +49,8 @@ def test_usual_filters_cover_each_other_as_operators_expect() -> None:
         ("!buckettype:a", "any"): False,
     }
     for (one, other), covers in cover.items():
-        assert parse_filter(one).covers(parse_filter(other), b"a") is covers, (one, other)
-    assert not parse_filter("any, !buckettype:a").may_offer(b"a")
-    assert parse_filter("bucketname:x").may_offer(b"a")
-    assert not parse_filter("block_rtq").may_offer(b"a")
-    assert parse_filter("block_rtq").takes(b"a")
+        assert parse_filter(one).accepts_all_repairs_of(parse_filter(other), b"a") is covers, (one, other)
+    assert not parse_filter("any, !buckettype:a").includes_some(b"a")
+    assert parse_filter("bucketname:x").includes_some(b"a")
+    assert not parse_filter("block_rtq").includes_some(b"a")
+    assert parse_filter("block_rtq").accepts_some_repairs(b"a")

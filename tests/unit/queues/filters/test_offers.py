@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isthmus.queues.filters import offers_more, parse_filter
+from isthmus.queues.filters import includes_more, parse_filter
 from isthmus.repl.model.entry import decode_key_row, encode_key_row, row_is_tombstone
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.model.objects import Content, Summary, decode_object, encode_with_summary, is_deleted_object, write
@@ -43,7 +43,7 @@ def test_a_filter_reports_what_it_offers_and_by_which_rule(
 ) -> None:
     """A negation that fits decides first, then any rule that fits; with negations alone, all others are offered."""
     decision = parse_filter(text).decide(bucket_type, bucket)
-    assert decision.offered is offered
+    assert decision.included is offered
     assert (None if decision.rule is None else str(decision.rule)) == rule
     assert parse_filter(str(parse_filter(text))) == parse_filter(text)
 
@@ -88,8 +88,8 @@ def test_a_deleted_object_is_recognized_from_its_bytes() -> None:
 )
 def test_filters_are_compared_by_their_rules(before: str, now: str, more: bool) -> None:
     """Of bucket type t: less or the same is known to be so, all else counts as more."""
-    assert offers_more(parse_filter(now), parse_filter(before), b"t") is more
+    assert includes_more(parse_filter(now), parse_filter(before), b"t") is more
     buckets = (b"a", b"b", b"ab", b"abc", b"z")
     if not more:
-        offered = [b for b in buckets if parse_filter(now).offers(b"t", b)]
-        assert all(parse_filter(before).offers(b"t", b) for b in offered)
+        offered = [b for b in buckets if parse_filter(now).includes(b"t", b)]
+        assert all(parse_filter(before).includes(b"t", b) for b in offered)

@@ -149,13 +149,13 @@ async def test_nothing_is_served_while_the_list_of_queues_is_unreadable() -> Non
     assert row["serving"] == "suspended"
     key = Key(b"default", b"b", b"a")
     assert queue_node.queues.owed(PARTITIONS[0], 0, SINK, key)
-    settled = TombstoneBarrier(
+    barrier = TombstoneBarrier(
         queue_node.queues.machines,
         queue_node.store,
         lambda: queue_node.queues.queue_store.unread,
         lineage=queue_node.lineage,
     )
-    assert "/queue-definitions" in settled.waits(PARTITIONS[0], 0, b"default", b"b")
+    assert "/queue-definitions" in barrier.blocked_by(PARTITIONS[0], 0, b"default", b"b")
     broken = ensemble.read("/queue-definitions")
     assert broken is not None
     ensemble.set("/queue-definitions", found[0], broken[1].version)

@@ -36,7 +36,7 @@ def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> 
     something; and what is pushed below neither takes a place of real time nor delays it."""
     rng, fixture = Random(seed), QueueFixture(reference_limit=40)
     machine = fixture.queue
-    by_priority = {lower.priority: lower for lower in machine.bulk_queues}
+    by_priority = {bulk.priority: bulk for bulk in machine.bulk_queues}
     held: list[bytes] = []
     seen = set()
     for step in range(2_000):
@@ -53,7 +53,7 @@ def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> 
             case _:
                 fixture.refill()
                 ready = sum(window.ready_count for window in machine.windows.values())
-                waiting = {p: lower.waiting_count for p, lower in by_priority.items()}
+                waiting = {p: bulk.waiting_count for p, bulk in by_priority.items()}
                 batch = machine.take(SESSION, rng.randrange(1, 30), 1_000_000, fixture.now)
                 if batch is None:
                     assert not ready, "real time waits for nothing"
@@ -103,7 +103,7 @@ def test_a_served_object_is_the_referenced_version_or_newer(seed: int) -> None:
 
 @pytest.mark.parametrize("overflow", ["replay", "discard"])
 async def test_a_write_waits_for_no_queue(overflow: str) -> None:
-    """I-Q-NOBLOCK: while real time is at its limit, lower priorities are full, a producer waits for them, the metastore
+    """I-Q-NOBLOCK: while real time is at its limit, bulk queues are full, a producer waits for them, the metastore
     is away and no sink comes, what apply tells the queues is taken in without the loop; memory stays at its bounds."""
 
     queue_node = QueueNode(QueueSettings("q", overflow=overflow, queue_limit_count=10))

@@ -102,7 +102,7 @@ async def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself
 
 
 async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
-    """At a lower priority those that wait are put aside when their turn comes, take no room, and come back once the
+    """Bulk references that wait are put aside when their turn comes, take no room, and come back once the
     type is there; new ones are refused with a reason until then."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=3)) as queue_node:
@@ -114,11 +114,11 @@ async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
         queue_node.put(b"o1", b"o2", b"o3", partition=MISSING)
         assert len(await queue_node.drain(types=BOTH)) == 5
         assert await queue_node.acts.push("q", orders, FULL_SYNC, 0) == 3
-        lower = queue_node.queues.named("q").machine.bulk_queues[0]
-        assert lower.free_count() == 0
+        bulk = queue_node.queues.named("q").machine.bulk_queues[0]
+        assert bulk.free_count() == 0
         queue_node.clock.skew_ms += 61_000
         assert not (await queue_node.fetch(types=DEFAULT, wait_ms=0)).items
-        assert lower.free_count() == 3
+        assert bulk.free_count() == 3
         wanted = [Key(b"default", BUCKET, name) for name in (b"d1", b"d2")]
         assert await queue_node.acts.push("q", wanted, FULL_SYNC, 0) == 2
         with pytest.raises(NotReady, match="west has no bucket type orders"):
@@ -131,7 +131,7 @@ async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
 async def test_what_the_sink_refuses_and_cannot_keep_is_a_gap() -> None:
     """Of a batch some changes are refused for good and have no room among the dead letters there: they lie in a gap of
     their partition, with the times of the changes, over restarts; the others are acknowledged, and the ledger closes.
-    Of references of lower priorities the record stands in the metastore."""
+    The record of bulk references is in the metastore."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b", b"c")

@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.config.settings import QueueSettings
 from isthmus.node.services.repairs import RepairQueue
-from isthmus.queues.window_rules import FULL_SYNC, LOWER
+from isthmus.queues.window_rules import BULK_PRIORITIES, FULL_SYNC
 from isthmus.repl.model.keys import Key
 from tests.support.queue_node import audited_node
 
@@ -37,10 +37,10 @@ async def test_the_filter_decides_what_counts_and_whole_types_need_no_lookup() -
         assert await repairs.push("named", keys) == 1
         assert await repairs.push("repairs", keys) == 2
         assert (repairs.waiting("named"), repairs.waiting("repairs"), repairs.waiting("any")) == (1, 2, 0)
-        lower = queue_node.queues.named("repairs").machine.bulk_queues[LOWER.index(FULL_SYNC)]
-        places, items = lower.take(1)
+        bulk = queue_node.queues.named("repairs").machine.bulk_queues[BULK_PRIORITIES.index(FULL_SYNC)]
+        places, items = bulk.take(1)
         assert repairs.waiting("repairs") == 2, "one waits, one is under way"
-        lower.settle(places, items)
+        bulk.settle(places, items)
         assert repairs.waiting("repairs") == 1
         await repairs.push_last("repairs", [Key(b"default", b"b", b"last")])
         assert repairs.waiting("repairs") == 1, "references of folds are not full-sync's"

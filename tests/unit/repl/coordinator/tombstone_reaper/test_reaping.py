@@ -40,10 +40,10 @@ class Queues:
     waiting: str = ""
     asked: list[int] = field(default_factory=list)
 
-    def offers(self, _bucket_type: bytes, _bucket: bytes) -> bool:
+    def replicates(self, _bucket_type: bytes, _bucket: bytes) -> bool:
         return self.offering
 
-    def waits(self, _partition: int, offset: int, _bucket_type: bytes, _bucket: bytes) -> str:
+    def blocked_by(self, _partition: int, offset: int, _bucket_type: bytes, _bucket: bytes) -> str:
         self.asked.append(offset)
         return self.waiting
 
@@ -100,7 +100,7 @@ async def reaping_cluster(kind: Properties = DEFAULTS, **buckets: Properties) ->
                     read_pool=pool,
                     limits=LIMITS,
                     properties=found,
-                    settled=queues,
+                    barrier=queues,
                     request_timeout_ms=1_000,
                 )
                 made.coordinators[node]._properties = found
@@ -272,7 +272,7 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
 
             monkeypatch.setattr(Reaper, "_reap_due", turn)
             free: list[int] = []
-            monkeypatch.setattr(w.queues, "waits", lambda _p, offset, *_: asks(w, offset, free))
+            monkeypatch.setattr(w.queues, "blocked_by", lambda _p, offset, *_: asks(w, offset, free))
             for key in keys:
                 await w.delete(key)
             turns.clear()
