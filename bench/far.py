@@ -19,11 +19,10 @@ from typing import Final, NamedTuple
 
 import click
 
-from bench.figures import Figure, Target, machine, report
+from bench.figures import CpuTime, Figure, Target, cpu_time, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
 from bench.nodes import THREE_NODES, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from isthmus.node.demo.cost import CpuTime, cpu_time
 from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
 

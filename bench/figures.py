@@ -13,15 +13,32 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from isthmus.node.demo.cost import CpuTime
-
 PIPE_COLUMNS = 220
 """Width of the table when it goes to a file: no column is folded."""
+
+
+class CpuTime(NamedTuple):
+    """CPU seconds of a process so far: in user mode and in the kernel; threads included, children not."""
+
+    user: float
+    system: float
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.user + self.system
+
+
+def cpu_time(pid: int) -> CpuTime:
+    """CPU time of a process. Raises psutil.Error."""
+    times = psutil.Process(pid).cpu_times()
+    return CpuTime(times.user, times.system)
 
 
 @dataclass(frozen=True)

@@ -23,14 +23,13 @@ from typing import Any, Final
 
 import click
 
-from bench.figures import Figure, Target, machine, report
+from bench.figures import CpuTime, Figure, Target, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
 from isthmus.aae.ports import LocalReplicas, ReplicaSnapshot
 from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.node.cli.exit_codes import CommandFailed
-from isthmus.node.demo.cost import CpuTime
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry, EntryKind, encode_key_row, make_entry
 from isthmus.repl.model.errors import IsthmusError

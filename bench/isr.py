@@ -25,11 +25,10 @@ from urllib.parse import urlsplit
 import click
 
 from bench.bare import Work
-from bench.figures import Figure, Target, machine, report
+from bench.figures import CpuTime, Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
 from bench.nodes import HOUSE, THREE_NODES, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from isthmus.node.demo.cost import CpuTime
 from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
 

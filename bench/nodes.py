@@ -1,7 +1,7 @@
 """The nodes under load in a benchmark, and the CPU time of their processes.
 
 Brings clusters up as `isthmus local` does, in a temporary directory, and takes them down at the end, whatever
-happens. CPU seconds come from /proc, so they include every thread of a process.
+happens. CPU seconds include every thread of a process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import psutil
+
+from bench.figures import CpuTime, cpu_time
 from bench.loadgen import Phase, Result
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.exit_codes import CommandFailed
-from isthmus.node.demo.cost import CpuTime, cpu_time, resident_bytes
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.topology import parse_topology
 from isthmus.node.local.topology_model import SECURITY
@@ -142,7 +144,8 @@ class Nodes:
 
     def resident_mb(self, name: str) -> float:
         """Memory of a process."""
-        return resident_bytes(self.pids[name]) / 1e6
+        resident: int = psutil.Process(self.pids[name]).memory_info().rss
+        return resident / 1e6
 
     def measured(self, work: Callable[[], None]) -> dict[str, CpuTime]:
         """CPU seconds that each process used while `work` ran."""

@@ -19,11 +19,10 @@ from typing import Any, Final
 
 import click
 
-from bench.figures import Figure, Target, machine, report
+from bench.figures import CpuTime, Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from isthmus.node.demo.cost import CpuTime
 from isthmus.repl.model.errors import IsthmusError
 
 SINGLE_COST: Final = Target(8, "CPU s per 100,000 objects, all nodes", at_least=False)

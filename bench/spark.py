@@ -19,19 +19,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import click
 import msgpack
+import psutil
 
-from bench.figures import Figure, Target, machine, report
+from bench.figures import CpuTime, Figure, Target, cpu_time, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import BenchFailed, LoadProcess, Nodes
-from isthmus.node.demo.cost import CpuTime, ProcessGone, cpu_time
 from isthmus.repl.model.objects import Content, Object, encode_object, write
 from isthmus.repl.model.vclock import EMPTY, actor_of
 
@@ -158,23 +158,12 @@ def session() -> Any:
 
 def spark_cpu(spark: Any) -> CpuTime:
     """CPU seconds of Spark's Java and its Python workers so far, as far as they live."""
-    parents: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
+    java = psutil.Process(spark.sparkContext._gateway.proc.pid)
     total = CpuTime(0.0, 0.0)
-    waiting = [spark.sparkContext._gateway.proc.pid]
-    while waiting:
-        pid = waiting.pop()
-        waiting += parents.get(pid, [])
-        try:
-            one = cpu_time(pid)
-        except ProcessGone:
-            continue
-        total = CpuTime(total.user + one.user, total.system + one.system)
+    for process in (java, *java.children(recursive=True)):
+        with suppress(psutil.Error):
+            one = cpu_time(process.pid)
+            total = CpuTime(total.user + one.user, total.system + one.system)
     return total
 
 

@@ -28,10 +28,9 @@ import uvicorn
 import uvloop
 import xxhash
 
-from bench.figures import Figure, machine, report
+from bench.figures import Figure, cpu_time, machine, report
 from bench.loadgen import VALUE_BYTES, Phase
 from bench.nodes import HOUSE, BenchFailed, LoadProcess
-from isthmus.node.demo.cost import cpu_time
 
 REFERENCE_US: Final = {"request": 15.0, "store": 3.51, "hash": 0.09, "sync": 120.0}
 """Microseconds an object (a sync: of wall time) on the machine that the targets were set on: two cores, Python 3.11."""

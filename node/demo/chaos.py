@@ -1,10 +1,9 @@
 """Failures that the demo causes while it replays: it kills a node that leads partitions, then a ZooKeeper, with kill
 -9.
 
-    waiting       -> node down      a quarter is done and the cluster is whole: the node that leads most is killed
-    node down     -> coming back    the others lead its partitions and it was away for a while: it is started again
-    coming back   -> whole again    every replica is in sync again
-    whole again   -> done           three fifths of the replay are done: the cluster's ZooKeeper is killed
+    a quarter is done and the cluster is whole              the node that leads most is killed
+    the others lead its partitions, and it was away a while it is started again
+    every replica is in sync again, three fifths are done   the cluster's ZooKeeper is killed
 
 Decides from `watch.DemoSnapshot` and acts through a `ProcessControl`; each action and its effect is a note. The killed
 node stays down until it is started here; the supervisor restarts the ZooKeeper.
@@ -14,13 +13,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
-from enum import Enum, auto
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from isthmus.config.text import quantity
-from isthmus.node.demo.watch import ClusterSnapshot, DemoSnapshot, ProcessSnapshot
+from isthmus.node.demo.watch import ClusterSnapshot, DemoSnapshot
 from isthmus.node.local import directory as local_directory
 from isthmus.node.local import supervisor_client
 
@@ -35,52 +33,29 @@ AWAY_MOST_S: Final = 45.0
 """After this time it is started even when its partitions have not moved; a note says so."""
 
 
-class ProcessControl(Protocol):
-    """Stops, starts and kills processes of the demo's clusters."""
-
-    def kill_node(self, name: str) -> None:
-        """SIGKILL; it stays down. Raises LocalFault."""
-
-    def start_node(self, name: str) -> None:
-        """Start it, without waiting. Raises LocalFault."""
-
-    def kill(self, pid: int) -> None:
-        """SIGKILL to a process that its supervisor restarts."""
-
-
-class SupervisorControl:
-    """A `ProcessControl` through the supervisor of the clusters' directory."""
+class ProcessControl:
+    """Stops, starts and kills processes through the supervisor of the clusters' directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def kill_node(self, name: str) -> None:
-        """See ProcessControl."""
+        """SIGKILL; it stays down. Raises LocalFault."""
         local_directory.stop_node(self._directory, name, kill=True)
 
     def start_node(self, name: str) -> None:
-        """See ProcessControl."""
+        """Start it, without waiting. Raises LocalFault."""
         local_directory.start_node(self._directory, name, None)
 
-    def kill(self, pid: int) -> None:
-        """See ProcessControl."""
-        process = next((p for p in supervisor_client.recorded_children(self._directory).values() if p.pid == pid), None)
+    def kill(self, name: str) -> None:
+        """SIGKILL to a process that its supervisor restarts."""
+        process = supervisor_client.recorded_children(self._directory).get(name)
         if process is not None:
             process.send(signal.SIGKILL)
 
 
-class ChaosPhase(Enum):
-    """Phase of the failures; the transitions stand at the top of this file."""
-
-    WAITING = auto()
-    NODE_DOWN = auto()
-    COMING_BACK = auto()
-    WHOLE_AGAIN = auto()
-    DONE = auto()
-
-
 class FailureInjector:
-    """Kills processes of one cluster. `step` is called with every snapshot, `finish` once the replay is over."""
+    """Kills processes of one cluster. `step` is called with every snapshot; `finish` once the replay is over."""
 
     def __init__(
         self,
@@ -93,81 +68,72 @@ class FailureInjector:
         self._processes = processes
         self._note = note
         self._clock = clock
-        self._victim = ""
-        self._since_s = 0.0
-        self.phase = ChaosPhase.WAITING
+        self._share = 0.0
+        self._snapshot = DemoSnapshot(0.0)
+        self._seen = ClusterSnapshot(cluster, 0, 0, 0, 0, {})
+        self._finishing = False
+        self._plan = self._run()
+        self.done = False
+        """Nothing more is killed or started."""
         self.sentences: list[str] = []
         """Each kill and its effect, a sentence each."""
 
     def step(self, share: float, snapshot: DemoSnapshot) -> None:
         """Take the action that is due with `share` (0 to 1) of the replay done. Raises LocalFault."""
-        seen = snapshot.cluster(self._cluster)
-        if seen is None:
-            return
-        match self.phase:
-            case ChaosPhase.WAITING if share >= NODE_SHARE and seen.whole:
-                self._kill_leader(seen, snapshot)
-            case ChaosPhase.NODE_DOWN if self._is_time_to_start(seen):
-                self._start(seen)
-            case ChaosPhase.COMING_BACK if seen.whole and snapshot.taken_s > self._since_s:
-                self._record(f"{self._victim}: every replica in sync again, {self._for_s():.0f} s after its start")
-                self.phase = ChaosPhase.WHOLE_AGAIN
-            case ChaosPhase.WHOLE_AGAIN if share >= ZOOKEEPER_SHARE:
-                self._kill_zookeeper(snapshot)
+        for seen in snapshot.clusters:
+            if seen.name == self._cluster:
+                self._share, self._snapshot, self._seen = share, snapshot, seen
+                self.done = next(self._plan, True)
 
-    def finish(self, snapshot: DemoSnapshot) -> None:
-        """Kill nothing more, and start what is down. Raises LocalFault."""
-        if self.phase is ChaosPhase.NODE_DOWN and (seen := snapshot.cluster(self._cluster)) is not None:
-            self._start(seen)
-        elif self.phase not in (ChaosPhase.NODE_DOWN, ChaosPhase.COMING_BACK):
-            self.phase = ChaosPhase.DONE
+    def finish(self) -> None:
+        """From the next step on kill nothing more, and start what is down."""
+        self._finishing = True
 
-    def _kill_leader(self, seen: ClusterSnapshot, snapshot: DemoSnapshot) -> None:
-        self._victim = max(sorted(seen.leaders), key=lambda name: seen.leaders[name])
-        pid = _process(snapshot, self._victim).pid
-        self._note(seen.text())
-        self._processes.kill_node(self._victim)
-        self._since_s = self._clock()
-        self._record(
-            f"killed {self._victim} (kill -9 {pid}), the leader of {quantity(seen.leaders[self._victim], 'partition')}"
+    def _run(self) -> Iterator[bool]:
+        """The plan; yields False while it waits for the next step."""
+        while self._share < NODE_SHARE or self._seen.missing:
+            if self._finishing:
+                return
+            yield False
+        leaders = self._seen.leaders
+        victim = max(sorted(leaders), key=lambda name: leaders[name])
+        self._note(self._seen.text())
+        self._processes.kill_node(victim)
+        led = quantity(leaders[victim], "partition")
+        self._record(f"killed {victim} (kill -9 {self._pid(victim)}), the leader of {led}")
+        since_s = self._clock()
+        yield False
+        while not self._finishing and not self._is_time_to_start(victim, self._clock() - since_s):
+            yield False
+        left = self._seen.leaders.get(victim, 0)
+        still = (
+            f"it still is named leader of {quantity(left, 'partition')}" if left else "the others lead its partitions"
         )
-        self.phase = ChaosPhase.NODE_DOWN
-
-    def _is_time_to_start(self, seen: ClusterSnapshot) -> bool:
-        moved = not seen.leaders.get(self._victim) and seen.online == seen.partitions
-        return self._for_s() >= (AWAY_S if moved else AWAY_MOST_S)
-
-    def _start(self, seen: ClusterSnapshot) -> None:
-        left = seen.leaders.get(self._victim, 0)
-        away_s = self._for_s()
-        self._processes.start_node(self._victim)
-        self._since_s = self._clock()
-        others = (
-            "the others lead its partitions"
-            if not left
-            else f"it still is named leader of {quantity(left, 'partition')}"
-        )
-        self._record(f"started {self._victim} again after {away_s:.0f} s; {others}")
-        self.phase = ChaosPhase.COMING_BACK
-
-    def _kill_zookeeper(self, snapshot: DemoSnapshot) -> None:
+        away_s = self._clock() - since_s
+        self._processes.start_node(victim)
+        self._record(f"started {victim} again after {away_s:.0f} s; {still}")
+        since_s = self._clock()
+        while self._seen.missing or self._snapshot.taken_s <= since_s:
+            yield False
+        self._record(f"{victim}: every replica in sync again, {self._clock() - since_s:.0f} s after its start")
         name = f"zookeeper-{self._cluster}"
-        process = _process(snapshot, name)
-        if process.pid is None:
-            return  # the user killed it just now
-        self._processes.kill(process.pid)
-        self._record(f"killed {name} (kill -9 {process.pid}); writes go on without it, its supervisor restarts it")
-        self.phase = ChaosPhase.DONE
+        while self._share < ZOOKEEPER_SHARE or self._pid(name) is None:  # the user killed it just now
+            if self._finishing:
+                return
+            yield False
+        if not self._finishing:
+            self._processes.kill(name)
+            self._record(
+                f"killed {name} (kill -9 {self._pid(name)}); writes go on without it, its supervisor restarts it"
+            )
 
-    def _for_s(self) -> float:
-        return self._clock() - self._since_s
+    def _is_time_to_start(self, victim: str, away_s: float) -> bool:
+        moved = not self._seen.leaders.get(victim) and self._seen.online == self._seen.partitions
+        return away_s >= (AWAY_S if moved else AWAY_MOST_S)
+
+    def _pid(self, name: str) -> int | None:
+        return next((process.pid for process in self._snapshot.processes if process.name == name), None)
 
     def _record(self, sentence: str) -> None:
         self.sentences.append(sentence)
         self._note(sentence)
-
-
-def _process(snapshot: DemoSnapshot, name: str) -> ProcessSnapshot:
-    """A process of the snapshot; one without a pid when it is missing."""
-    unseen = ProcessSnapshot(name, "unknown", None, 0, "")
-    return next((process for process in snapshot.processes if process.name == name), unseen)

@@ -64,18 +64,17 @@ def demo_command(
 
     view = view_for(output)
     demo = run_demo(DemoOptions(git, rate, keep, seed, directory, operations or MADE_COUNT, not no_break), view)
-    outcome = demo.outcome
+    outcome, verdict = demo.outcome, demo.outcome.verdict
     outcome.show(output, {"directory": str(demo.directory), "clusters": demo.clusters if keep else {}})
-    for difference in outcome.differences:
+    for difference in verdict.differences:
         view.note(f"  {difference}")
-    if outcome.difference_count > len(outcome.differences):
-        view.note(f"  and {outcome.difference_count - len(outcome.differences):,} more")
+    if verdict.difference_count > len(verdict.differences):
+        view.note(f"  and {verdict.difference_count - len(verdict.differences):,} more")
     if outcome.equal:
         view.note("equal: both clusters hold exactly what the history says, and nothing else")
     else:
-        view.note(
-            f"NOT EQUAL: {outcome.difference_count:,} differences; {outcome.outstanding or 'nothing outstanding'}"
-        )
+        outstanding = outcome.outstanding or "nothing outstanding"
+        view.note(f"NOT EQUAL: {verdict.difference_count:,} differences; {outstanding}")
     if keep:
         view.note("the clusters go on running:")
         for line in curl_lines(demo):

@@ -2,10 +2,12 @@
 
 Git: first-parent history through git's plumbing, oldest first, each commit against its first parent (the root against
 the empty tree), without rename detection. A key is a path's bytes, a value its blob, a symbolic link is its blob,
-submodules (mode 160000) are left out. Memory holds path names and one blob at most.
+submodules (mode 160000) are left out.
 
 Generated: the same shape, adds, changes, deletes and adds again, over keys of which a few change often, with values
 from 10 bytes to 100 KB. The same seed gives the same operations and the same end on every machine.
+
+Operations are kept in memory, some 250 bytes each: a million changes of a repository fit, and take hours to replay.
 """
 
 from __future__ import annotations
@@ -13,35 +15,25 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from random import Random
-from typing import IO, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from isthmus.repl.model.errors import LocalFault
 
-SUBMODULE_MODE: Final = b"160000"
 ABSENT_MODE: Final = b"000000"
-
-READ_CHUNK_BYTES: Final = 256 * 1024
-"""Bytes of git's output in one read; large enough that the pipe never waits for Python."""
+SUBMODULE_MODE: Final = b"160000"
+WITHOUT_BLOB: Final = (ABSENT_MODE, SUBMODULE_MODE)
 
 _REDIRECTING: Final = (
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_NAMESPACE",
-)
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR", "GIT_NAMESPACE",
+)  # fmt: skip
 """Variables that would point git at another repository than the path given (set inside hooks)."""
-
-_FAILURES: Final = ("fatal: ", "error: ")
-"""Prefixes of git's lines about its failure."""
 
 
 class HistoryFault(LocalFault):
@@ -51,7 +43,7 @@ class HistoryFault(LocalFault):
 
 
 class HistoryOperation(NamedTuple):
-    """One change of one key: `token` names the value in its history (`DemoHistory.value`); None deletes."""
+    """One change of one key: `token` names the value in its history (`GitHistory.value`); None deletes."""
 
     key: bytes
     token: str | None
@@ -64,33 +56,6 @@ class Expectation(NamedTuple):
     live: dict[bytes, str]
     sizes: dict[bytes, int]
     gone: set[bytes]
-
-
-class DemoHistory(Protocol):
-    """A finite sequence of operations whose outcome is known."""
-
-    @property
-    def bucket(self) -> bytes:
-        """The bucket that the operations go to; two histories never share one."""
-
-    @property
-    def title(self) -> str:
-        """Title for people: a path and commit, or a seed."""
-
-    def count(self) -> int:
-        """How many operations there are; walks the history the first time."""
-
-    def operations(self) -> Iterator[HistoryOperation]:
-        """All operations, oldest first; may be called again and yields the same."""
-
-    def value(self, token: str) -> bytes:
-        """The value that an operation's token names; callable from any thread."""
-
-    def expectation(self) -> Expectation:
-        """The end: from `git ls-tree` or the generator's model, not from the operations' replay."""
-
-    def close(self) -> None:
-        """Release processes and files."""
 
 
 def blob_id(value: bytes, like: str) -> str:
@@ -109,6 +74,7 @@ class GitHistory:
     """
 
     bucket = b"git"
+    """The bucket that the operations go to; two histories never share one."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -116,201 +82,97 @@ class GitHistory:
         self._environment |= {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0"}
         if not path.is_dir():
             raise HistoryFault(f"{path} is not a folder; --git wants the path of a git repository")
-        self.head = self._run("rev-parse", "--verify", "--quiet", "HEAD^{commit}").decode().strip()
-        self.shallow = self._run("rev-parse", "--is-shallow-repository").strip() == b"true"
-        self._count: int | None = None
-        self._ever: set[bytes] = set()
-        self._blobs: _BlobReader | None = None
+        self.head = self._git("rev-parse", "--verify", "--quiet", "HEAD^{commit}").decode().strip()
+        self.shallow = self._git("rev-parse", "--is-shallow-repository").strip() == b"true"
+        self._blobs: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     @property
     def title(self) -> str:
+        """Title for people: a path and commit, or a seed."""
         return f"git {self._path} at {self.head[:12]}{' (shallow)' if self.shallow else ''}"
 
-    def count(self) -> int:
-        if self._count is None:
-            count = 0
-            for operation in self.operations():
-                count += 1
-                self._ever.add(operation.key)
-            self._count = count
-        return self._count
-
-    def operations(self) -> Iterator[HistoryOperation]:
-        for old_mode, new_mode, new_id, path in self._changes():
-            if new_mode not in (ABSENT_MODE, SUBMODULE_MODE):
-                yield HistoryOperation(path, new_id.decode())
-            elif old_mode not in (ABSENT_MODE, SUBMODULE_MODE):
-                yield HistoryOperation(path, None)
+    @cached_property
+    def operations(self) -> Sequence[HistoryOperation]:
+        """All operations, oldest first, read at the first use. Raises HistoryFault."""
+        commits = self._git("rev-list", "--first-parent", "--reverse", "--parents", self.head).splitlines()
+        pairs = b"".join(b"%b\n" % b" ".join(line.split()[:2]) for line in commits)  # a merge with one parent only
+        fields = iter(
+            self._git(
+                "diff-tree", "--stdin", "-r", "-z", "--raw", "--root", "--no-renames", "--no-abbrev",
+                "--no-commit-id", data=pairs,
+            ).split(b"\0")[:-1]
+        )  # fmt: skip
+        operations = []
+        for about, path in zip(fields, fields, strict=True):
+            old_mode, new_mode, _, new_id, _ = about.split(b" ")
+            if new_mode not in WITHOUT_BLOB:
+                operations.append(HistoryOperation(path, new_id.decode()))
+            elif old_mode[1:] not in WITHOUT_BLOB:
+                operations.append(HistoryOperation(path, None))
+        return operations
 
     def value(self, token: str) -> bytes:
+        """The value that an operation's token names; callable from any thread. Raises HistoryFault."""
         with self._lock:
             if self._blobs is None:
-                self._blobs = _BlobReader(self._command("cat-file", "--batch"), self._environment)
-            return self._blobs.read(token)
+                self._blobs = subprocess.Popen(
+                    self._command("cat-file", "--batch"), env=self._environment, stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                )  # fmt: skip
+            assert self._blobs.stdin is not None
+            assert self._blobs.stdout is not None
+            try:
+                self._blobs.stdin.write(token.encode() + b"\n")
+                self._blobs.stdin.flush()
+            except BrokenPipeError as error:
+                raise HistoryFault("git cat-file ended unexpectedly") from error
+            header = self._blobs.stdout.readline().split()
+            if len(header) != 3 or header[1] != b"blob":
+                raise HistoryFault(f"the repository lacks blob {token} (damaged, or a partial clone)")
+            value = self._blobs.stdout.read(int(header[2]) + 1)[:-1]
+            if len(value) != int(header[2]):
+                raise HistoryFault(f"git cat-file ended in the middle of blob {token}")
+            return value
 
     def expectation(self) -> Expectation:
-        self.count()
+        """The end: from `git ls-tree`, not from the operations. Raises HistoryFault."""
         live: dict[bytes, str] = {}
         sizes: dict[bytes, int] = {}
-        with self._stream("ls-tree", "-r", "-z", "-l", "--full-tree", self.head) as output:
-            for line in _fields(output):
-                about, path = line.split(b"\t", 1)
-                mode, _, object_id, size = about.split()
-                if mode != SUBMODULE_MODE:
-                    live[path] = object_id.decode()
-                    sizes[path] = int(size)
-        return Expectation(live, sizes, self._ever - live.keys())
+        for line in self._git("ls-tree", "-r", "-z", "-l", "--full-tree", self.head).split(b"\0")[:-1]:
+            about, path = line.split(b"\t", 1)
+            mode, _, object_id, size = about.split()
+            if mode != SUBMODULE_MODE:
+                live[path], sizes[path] = object_id.decode(), int(size)
+        return Expectation(live, sizes, {operation.key for operation in self.operations} - live.keys())
 
     def close(self) -> None:
         """End the child that reads blobs."""
-        with self._lock:
+        with self._lock, suppress(BrokenPipeError):  # a killed child leaves its last request unwritten
             if self._blobs is not None:
-                self._blobs.close()
+                self._blobs.communicate()
                 self._blobs = None
-
-    def _changes(self) -> Iterator[tuple[bytes, bytes, bytes, bytes]]:
-        """(old mode, new mode, new blob id, path) of every change, in order."""
-        with self._stream(
-            "diff-tree", "--stdin", "-r", "-z", "--raw", "--root", "--no-renames", "--no-abbrev",
-            "--no-commit-id", feed=self._first_parents,
-        ) as output:  # fmt: skip
-            fields = _fields(output)
-            for about in fields:
-                old_mode, new_mode, _, new_id, _ = about.split(b" ")
-                yield old_mode[1:], new_mode, new_id, next(fields)
-
-    def _first_parents(self, sink: IO[bytes]) -> None:
-        """Write "COMMIT PARENT" for each commit, so that merges are compared with their first parent only."""
-        with self._stream("rev-list", "--first-parent", "--reverse", "--parents", self.head) as output:
-            for line in output:
-                sink.write(b" ".join(line.split()[:2]) + b"\n")
 
     def _command(self, *arguments: str) -> list[str]:
         return ["git", "-C", str(self._path), *arguments]
 
-    def _run(self, *arguments: str) -> bytes:
+    def _git(self, *arguments: str, data: bytes | None = None) -> bytes:
+        """The output of a git command that reads `data`. Raises HistoryFault."""
+        command = self._command(*arguments)
         try:
-            done = subprocess.run(self._command(*arguments), env=self._environment, capture_output=True, check=False)
+            done = subprocess.run(command, env=self._environment, input=data, capture_output=True, check=False)
         except FileNotFoundError as error:
             raise HistoryFault("git is not installed (no `git` on PATH)") from error
         if done.returncode != 0:
-            raise HistoryFault(_git_error(done.stderr) or f"{self._path} has no commit yet")
+            reason = _git_error(done.stderr)
+            raise HistoryFault(reason or f"{self._path} has no commit yet (git {arguments[0]}: {done.returncode})")
         return done.stdout
-
-    def _stream(self, *arguments: str, feed: _InputWriter | None = None) -> _GitStream:
-        return _GitStream(self._command(*arguments), self._environment, feed)
-
-
-class _InputWriter(Protocol):
-    """Writes a child's input; runs in a thread beside the reader of its output."""
-
-    def __call__(self, sink: IO[bytes], /) -> None: ...
-
-
-class _GitStream:
-    """A git child whose output is read as it comes; a failure of it, or of its feeder, is raised at the end."""
-
-    def __init__(self, command: list[str], environment: dict[str, str], feed: _InputWriter | None) -> None:
-        self._command = command
-        self._environment = environment
-        self._feed = feed
-        self._fault: Exception | None = None
-        self._feeder: threading.Thread | None = None
-
-    def __enter__(self) -> IO[bytes]:
-        self._errors = tempfile.TemporaryFile()
-        self._child = subprocess.Popen(
-            self._command,
-            env=self._environment,
-            stdin=subprocess.PIPE if self._feed else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            bufsize=READ_CHUNK_BYTES,
-        )
-        if self._feed is not None:
-            self._feeder = threading.Thread(target=self._run_feeder, name="git-feeder", daemon=True)
-            self._feeder.start()
-        assert self._child.stdout is not None
-        return self._child.stdout
-
-    def _run_feeder(self) -> None:
-        assert self._feed is not None
-        assert self._child.stdin is not None
-        try:
-            with self._child.stdin as sink:
-                self._feed(sink)
-        except BrokenPipeError:
-            pass  # the reader stopped early or the child died; its exit code is checked
-        except Exception as error:  # noqa: BLE001 - handed to the reader, which raises it
-            self._fault = error
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        assert self._child.stdout is not None
-        if kind is not None:
-            self._child.kill()
-        self._child.stdout.close()
-        status = self._child.wait()
-        if self._feeder is not None:
-            self._feeder.join()
-        with self._errors:
-            self._errors.seek(0)
-            message = _git_error(self._errors.read())
-        if kind is not None:
-            return
-        if self._fault is not None:
-            raise self._fault
-        if status != 0:
-            raise HistoryFault(message or f"`{' '.join(self._command)}` ended with status {status}")
-
-
-class _BlobReader:
-    """One `git cat-file --batch` child; not thread-safe."""
-
-    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
-        self._child = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-
-    def read(self, object_id: str) -> bytes:
-        """The blob's bytes. Raises HistoryFault when the repository lacks it."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        try:
-            self._child.stdin.write(object_id.encode() + b"\n")
-            self._child.stdin.flush()
-        except BrokenPipeError as error:
-            raise HistoryFault("git cat-file ended unexpectedly") from error
-        header = self._child.stdout.readline().split()
-        if len(header) != 3 or header[1] != b"blob":
-            raise HistoryFault(f"the repository lacks blob {object_id} (damaged, or a partial clone)")
-        value = self._child.stdout.read(int(header[2]) + 1)[:-1]
-        if len(value) != int(header[2]):
-            raise HistoryFault(f"git cat-file ended in the middle of blob {object_id}")
-        return value
-
-    def close(self) -> None:
-        """End the child."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        with suppress(BrokenPipeError):  # a child that was killed: what it was asked last is still to be written
-            self._child.stdin.close()
-        self._child.stdout.close()
-        self._child.wait()
-
-
-def _fields(output: IO[bytes]) -> Iterator[bytes]:
-    """The NUL-terminated fields of a `-z` output."""
-    rest = b""
-    while chunk := output.read(READ_CHUNK_BYTES):
-        *whole, rest = (rest + chunk).split(b"\0")
-        yield from whole
 
 
 def _git_error(errors: bytes) -> str:
     """The last line of git's error output about its failure, without its prefix. Advice follows that line."""
     lines = errors.decode(errors="replace").strip().splitlines()
-    failures = [line for line in lines if line.startswith(_FAILURES)] or lines
+    failures = [line for line in lines if line.startswith(("fatal: ", "error: "))] or lines
     return failures[-1].strip().removeprefix("fatal: ").removeprefix("error: ") if failures else ""
 
 
@@ -348,34 +210,35 @@ are no UTF-8 (written here as surrogate escapes)."""
 
 
 class MadeHistory:
-    """`operation_count` operations that follow from `seed`."""
+    """`operation_count` operations that follow from `seed`, with the methods of `GitHistory`."""
 
     bucket = b"made"
 
     def __init__(self, seed: int, operation_count: int) -> None:
         self.seed = seed
         self._operation_count = operation_count
-        self._key_count = max(1, int(operation_count * KEYS_PER_OPERATION))
 
     @property
     def title(self) -> str:
         return f"made from seed {self.seed}"
 
-    def count(self) -> int:
-        return self._operation_count
-
-    def operations(self) -> Iterator[HistoryOperation]:
+    @cached_property
+    def operations(self) -> Sequence[HistoryOperation]:
         random = Random(self.seed)  # noqa: S311 - repeatable on purpose
-        live: set[int] = set()
+        key_count = max(1, int(self._operation_count * KEYS_PER_OPERATION))
+        live: set[bytes] = set()
+        operations = []
         for number in range(self._operation_count):
-            index = int(self._key_count * random.random() ** KEY_SKEW)
+            index = int(key_count * random.random() ** KEY_SKEW)
+            key = _SHAPES[index % len(_SHAPES)].format(n=index).encode(errors="surrogateescape")
             deletes = random.random() < DELETE_SHARE
-            if index in live and deletes:
-                live.discard(index)
-                yield HistoryOperation(self._key(index), None)
+            if key in live and deletes:
+                live.discard(key)
+                operations.append(HistoryOperation(key, None))
             else:
-                live.add(index)
-                yield HistoryOperation(self._key(index), str(number))
+                live.add(key)
+                operations.append(HistoryOperation(key, str(number)))
+        return operations
 
     def value(self, token: str) -> bytes:
         random = Random(f"{self.seed}/{token}")  # noqa: S311 - repeatable on purpose
@@ -383,25 +246,14 @@ class MadeHistory:
         return random.randbytes(max(VALUE_BYTES_MIN, min(size, VALUE_BYTES_MAX)))
 
     def expectation(self) -> Expectation:
-        tokens: dict[bytes, str] = {}
-        ever: set[bytes] = set()
-        for operation in self.operations():
-            ever.add(operation.key)
-            if operation.token is None:
-                del tokens[operation.key]
-            else:
-                tokens[operation.key] = operation.token
-        live: dict[bytes, str] = {}
-        sizes: dict[bytes, int] = {}
-        for key, token in tokens.items():
-            value = self.value(token)
-            live[key] = blob_id(value, SHA1_HEX)
-            sizes[key] = len(value)
-        return Expectation(live, sizes, ever - live.keys())
+        newest = dict(self.operations)
+        values = {key: self.value(token) for key, token in newest.items() if token is not None}
+        live = {key: blob_id(value, SHA1_HEX) for key, value in values.items()}
+        return Expectation(live, {key: len(value) for key, value in values.items()}, newest.keys() - live.keys())
 
     def close(self) -> None:
         """Nothing is held."""
 
-    @staticmethod
-    def _key(index: int) -> bytes:
-        return _SHAPES[index % len(_SHAPES)].format(n=index).encode(errors="surrogateescape")
+
+DemoHistory = GitHistory | MadeHistory
+"""A finite sequence of operations whose outcome is known."""

@@ -9,8 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Protocol, TextIO
+from typing import Final, NamedTuple, Protocol, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,19 +17,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from isthmus.node.cli.output import milliseconds
-from isthmus.node.demo.watch import DemoSnapshot, ProcessSnapshot
+from isthmus.node.cli.output import cell, milliseconds
+from isthmus.node.demo.watch import DemoSnapshot
 
 PLAIN_INTERVAL_S: Final = 10.0
 """Between two plain lines: a run of two minutes leaves a dozen in a log, and notes stand out."""
 
-NOTES_SHOWN: Final = 6
 RATE_WINDOW_S: Final = 5.0
 """Window of the shown rate: short enough to show a killed node, long enough not to flicker."""
 
 
-@dataclass(frozen=True, slots=True)
-class DemoProgress:
+class DemoProgress(NamedTuple):
     """Progress of a run: `done` of `total` `unit`s of a `phase`; `retries` counts repeated attempts so far."""
 
     phase: str
@@ -40,6 +37,26 @@ class DemoProgress:
     elapsed_s: float
     retries: int
     snapshot: DemoSnapshot
+
+    def counted(self) -> str:
+        """The progress in numbers."""
+        return f"{self.done:,} of {self.total:,} {self.unit}"
+
+    def facts(self) -> Iterable[tuple[str, str]]:
+        """State of clusters, queues, sinks and retries, as (name, text)."""
+        for cluster in self.snapshot.clusters:
+            yield "cluster", cluster.text()
+        for queue in self.snapshot.queues:
+            waiting, in_flight = ("unknown" if n is None else f"{n:,}" for n in (queue.waiting, queue.in_flight))
+            yield "queue", f"{queue.cluster}/{queue.name}: {waiting} waiting, {in_flight} in flight"
+        for sink in self.snapshot.sinks:
+            if sink.recent_p50_ms is not None:
+                p50, p99 = milliseconds(sink.recent_p50_ms), milliseconds(sink.recent_p99_ms)
+                yield "lag", f"to {sink.cluster}: p50 {p50}, p99 {p99}"
+        if self.retries:
+            yield "retries", f"{self.retries:,}"
+        if self.snapshot.unknown:
+            yield "away", ", ".join(who.partition(":")[0] for who in self.snapshot.unknown)
 
 
 class DemoView(Protocol):
@@ -70,8 +87,8 @@ class _Rate:
         self._points.append((now_s, progress.done))
         while len(self._points) > 2 and now_s - self._points[0][0] > RATE_WINDOW_S:
             self._points.popleft()
-        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
-        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+        first_s, first = self._points[0]
+        return (progress.done - first) / (now_s - first_s) if now_s > first_s else 0.0
 
 
 class PlainView:
@@ -90,12 +107,9 @@ class PlainView:
         if time.monotonic() - self._shown_s < PLAIN_INTERVAL_S:
             return
         self._shown_s = time.monotonic()
-        parts = [f"{progress.elapsed_s:5.0f} s  {progress.phase}"]
-        if progress.total:
-            parts[0] += f" {progress.done:,} of {progress.total:,} {progress.unit}"
-            parts.append(f"{rate:,.0f}/s")
-        parts += [f"{name} {text}" for name, text in facts(progress) if name != "cluster"]  # changes are notes
-        self.note("  ".join(parts))
+        counted = [f"{progress.counted()}  {rate:,.0f}/s"] if progress.total else []
+        facts = [f"{name} {text}" for name, text in progress.facts() if name != "cluster"]  # changes are notes
+        self.note("  ".join([f"{progress.elapsed_s:5.0f} s  {' '.join([progress.phase, *counted])}", *facts]))
 
     def close(self) -> None:
         """Nothing is held."""
@@ -107,14 +121,10 @@ class LiveView:
     def __init__(self) -> None:
         self._console = Console()
         self._rate = _Rate()
-        self._notes: deque[str] = deque(maxlen=NOTES_SHOWN)
         self._live: Live | None = None
 
     def note(self, line: str) -> None:
-        if self._live is None:
-            self._console.print(Text(line))
-        else:
-            self._live.console.print(Text(line))
+        self._console.print(Text(line))
 
     def update(self, progress: DemoProgress) -> None:
         if self._live is None:
@@ -131,52 +141,23 @@ class LiveView:
         head = Table.grid(padding=(0, 2))
         head.add_column(style="bold")
         head.add_column()
-        rate = self._rate.of(progress)
+        elapsed, rate = f"{progress.elapsed_s:.0f} s", self._rate.of(progress)
         if progress.total:
             share = progress.done / progress.total
-            line = f"{progress.done:,} of {progress.total:,} {progress.unit} ({share:.0%})  {rate:,.0f}/s"
-            head.add_row(progress.phase, Text(line))
-            head.add_row(f"{progress.elapsed_s:.0f} s", ProgressBar(progress.total, progress.done, width=50))
+            head.add_row(progress.phase, Text(f"{progress.counted()} ({share:.0%})  {rate:,.0f}/s"))
+            head.add_row(elapsed, ProgressBar(progress.total, progress.done, width=50))
         else:
-            head.add_row(progress.phase, Text(f"{progress.elapsed_s:.0f} s"))
-        for name, text in facts(progress):
+            head.add_row(progress.phase, Text(elapsed))
+        for name, text in progress.facts():
             head.add_row(name, Text(text))
         processes = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for column in ("process", "state", "pid", "restarts", ""):
             processes.add_column(column, style="dim" if column == "" else "")
         for process in progress.snapshot.processes:
-            processes.add_row(*_process_cells(process))
+            state = Text(process.state, style="green" if process.state == "running" else "bold red")
+            pid, restarts = cell(process.pid or ""), str(process.restarts)
+            processes.add_row(Text(process.name), state, pid, restarts, Text(process.reason))
         return Group(Text(), head, Text(), processes)
-
-
-def facts(progress: DemoProgress) -> Iterable[tuple[str, str]]:
-    """State of clusters, queues, sinks and retries, as (name, text)."""
-    snapshot = progress.snapshot
-    for cluster in snapshot.clusters:
-        yield "cluster", cluster.text()
-    for queue in snapshot.queues:
-        waiting = "unknown" if queue.waiting is None else f"{queue.waiting:,}"
-        in_flight = "unknown" if queue.in_flight is None else f"{queue.in_flight:,}"
-        yield "queue", f"{queue.cluster}/{queue.name}: {waiting} waiting, {in_flight} in flight"
-    for sink in snapshot.sinks:
-        if sink.recent_p50_ms is not None:
-            p50, p99 = milliseconds(sink.recent_p50_ms), milliseconds(sink.recent_p99_ms)
-            yield "lag", f"to {sink.cluster}: p50 {p50}, p99 {p99}"
-    if progress.retries:
-        yield "retries", f"{progress.retries:,}"
-    if snapshot.unknown:
-        yield "away", ", ".join(who.partition(":")[0] for who in snapshot.unknown)
-
-
-def _process_cells(process: ProcessSnapshot) -> tuple[Text, Text, Text, Text, Text]:
-    style = "green" if process.state == "running" else "bold red"
-    return (
-        Text(process.name),
-        Text(process.state, style=style),
-        Text("-" if process.pid is None else str(process.pid)),
-        Text(str(process.restarts)),
-        Text(process.reason),
-    )
 
 
 def view_for(output: str) -> DemoView:

@@ -9,14 +9,15 @@ write has taken effect beside the repeated one. Nothing here prints.
 
 from __future__ import annotations
 
-import queue
+import itertools
 import threading
 import time
 import uuid
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from contextlib import closing
 from typing import Final
 
 from isthmus.node.demo.client import ObjectWriter, RetryPolicy, Transient
@@ -27,17 +28,11 @@ CONNECTIONS: Final = 8
 """Connections over which keys are spread. One write waits for an fsync, so a few are needed to fill a group commit;
 more only add threads to this process."""
 
-AHEAD_COUNT: Final = 64
-"""Operations queued for one connection before the reader of the history waits; they hold no values."""
-
-
-_Lane = queue.Queue[tuple[DemoHistory, HistoryOperation] | None]
-
 
 class HistoryReplay:
     """One replay of `histories`, one after the other, into the cluster whose nodes are at `urls`.
 
-    `rate` is operations a second, 0 as fast as possible. `start` returns at once; `wait` raises what went wrong.
+    `rate` is operations a second, 0 as fast as possible. `start` returns at once; `wait` raises the first failure.
     """
 
     def __init__(
@@ -46,37 +41,25 @@ class HistoryReplay:
         self._urls = urls
         self._histories = histories
         self._interval_s = 1 / rate if rate > 0 else 0.0
-        self._lanes: list[_Lane] = [queue.Queue(AHEAD_COUNT) for _ in range(connections)]
+        self._connections = connections
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._fault: Exception | None = None
-        self._threads: list[threading.Thread] = []
-        self._started_s = 0.0
-        self._ended_s = 0.0
-        self.total_count = 0
+        self._shares: list[futures.Future[None]] = []
+        self._started_s = self._done_s = 0.0
+        self.total_count = sum(len(history.operations) for history in histories)
         self.done: Counter[str] = Counter()
         """Operations done: "puts", "deletes", and "bytes" of values."""
         self.longest_pause_s = 0.0
         """Longest time between two operations done, one after the other, by whichever connections."""
-        self._done_s = 0.0
         self.failures: Counter[str] = Counter()
         """Attempts that failed and were repeated, by `Transient.kind`."""
 
     def start(self) -> None:
         """Begin; the work is done in threads of this process."""
-        self.total_count = sum(history.count() for history in self._histories)
-        self._started_s = time.monotonic()
-        self._threads = [
-            threading.Thread(
-                target=self._guarded, args=(partial(self._work, number, lane),), name=f"replay-{number}", daemon=True
-            )
-            for number, lane in enumerate(self._lanes)
-        ]
-        self._threads.append(
-            threading.Thread(target=self._guarded, args=(self._feed,), name="replay-feed", daemon=True)
-        )
-        for thread in self._threads:
-            thread.start()
+        self._started_s = self._done_s = time.monotonic()
+        pool = futures.ThreadPoolExecutor(self._connections, "replay")
+        self._shares = [pool.submit(self._replay_share, number) for number in range(self._connections)]
+        pool.shutdown(wait=False)
 
     @property
     def done_count(self) -> int:
@@ -85,137 +68,64 @@ class HistoryReplay:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start, or what the whole replay took."""
-        return (self._ended_s or time.monotonic()) - self._started_s
-
-    @property
-    def running(self) -> bool:
-        """True while there is work under way."""
-        return any(thread.is_alive() for thread in self._threads)
+        """Seconds from the start to the newest acknowledged operation."""
+        return self._done_s - self._started_s
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s`; True when all is done. Raises the first fault of any thread."""
-        deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-        if self._fault is not None:
-            raise self._fault
-        if self.running:
-            return False
-        self._ended_s = self._ended_s or time.monotonic()
-        return True
+        """Wait at most `timeout_s`; True when all is done. Raises the first failure."""
+        ended, running = futures.wait(self._shares, timeout_s, futures.FIRST_EXCEPTION)
+        for share in ended:
+            share.result()
+        return not running
 
     def stop(self) -> None:
         """Start no further request; running ones end when they are answered or their node goes."""
         self._stopping.set()
 
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - kept for `wait`, which raises it
-            self._fault = self._fault or error
-            self._stopping.set()
-
-    def _feed(self) -> None:
-        due_s = time.monotonic()
-        for history, operation in self._all():
-            if self._interval_s:
-                due_s += self._interval_s
-                if self._stopping.wait(max(0.0, due_s - time.monotonic())):
-                    return
-            lane = self._lanes[zlib.crc32(history.bucket + operation.key) % len(self._lanes)]
-            if not self._enqueue(lane, (history, operation)):
-                return
-        for lane in self._lanes:
-            self._enqueue(lane, None)
-
-    def _all(self) -> Iterator[tuple[DemoHistory, HistoryOperation]]:
+    def _operations(self) -> Iterator[tuple[DemoHistory, HistoryOperation]]:
         for history in self._histories:
-            for operation in history.operations():
-                yield history, operation
+            yield from zip(itertools.repeat(history), history.operations, strict=False)
 
-    def _enqueue(self, lane: _Lane, item: tuple[DemoHistory, HistoryOperation] | None) -> bool:
-        while not self._stopping.is_set():
-            try:
-                lane.put(item, timeout=0.5)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def _work(self, number: int, lane: _Lane) -> None:
-        client = ObjectWriter(self._urls, number)
-        try:
-            while not self._stopping.is_set():
-                try:
-                    item = lane.get(timeout=0.5)
-                except queue.Empty:
-                    continue
-                if item is None:
-                    return
-                self._perform(client, *item)
-        finally:
-            client.close()
+    def _replay_share(self, number: int) -> None:
+        """Replay the keys of one connection, each operation not before its time."""
+        with closing(ObjectWriter(self._urls, number)) as client:
+            for place, (history, operation) in enumerate(self._operations()):
+                if zlib.crc32(history.bucket + operation.key) % self._connections == number:
+                    due_s = self._started_s + place * self._interval_s
+                    if self._stopping.wait(max(0.0, due_s - time.monotonic())):
+                        return
+                    self._perform(client, history, operation)
 
     def _perform(self, client: ObjectWriter, history: DemoHistory, operation: HistoryOperation) -> None:
+        """Write one key until it is acknowledged, or the replay stops."""
+        bucket, key = history.bucket, operation.key
         value = None if operation.token is None else history.value(operation.token)
         policy = RetryPolicy(self._stopping)
-        write: _Write | None = None
+        request_id, context, outcome_unknown = "", None, False
         while True:
             try:
-                if write is None:
-                    write = _Write(client, history.bucket, operation.key, value)
-                write.attempt(client)
-                break
+                if not request_id:
+                    sibling_count, context = client.context(bucket, key)
+                    if value is None and sibling_count == 0:
+                        break  # nothing to delete
+                    request_id, outcome_unknown = uuid.uuid4().hex, False
+                client.write(bucket, key, value, context, request_id)
+                if not outcome_unknown or client.context(bucket, key)[0] == (value is not None):
+                    break
+                request_id = ""  # the key has siblings, and must be written over them
+                raise Transient("unknown", "a write of unknown outcome took effect beside its repetition")
             except Transient as failure:
+                outcome_unknown = outcome_unknown or failure.unknown
                 with self._lock:
                     self.failures[failure.kind] += 1
                 client.next_node()
                 if not policy.wait(failure):
                     return
-                if isinstance(failure, TookEffectTwice):
-                    write = None
             except IsthmusError as error:
-                key = operation.key.decode(errors="backslashreplace")
-                raise type(error)(f"{history.title}, {key!r}: {error}") from error
-        now_s = time.monotonic()
+                name = key.decode(errors="backslashreplace")
+                raise type(error)(f"{history.title}, {name!r}: {error}") from error
         with self._lock:
-            self.longest_pause_s = max(self.longest_pause_s, now_s - (self._done_s or self._started_s))
-            self._done_s = now_s
+            before_s, self._done_s = self._done_s, time.monotonic()
+            self.longest_pause_s = max(self.longest_pause_s, self._done_s - before_s)
             self.done["deletes" if value is None else "puts"] += 1
             self.done["bytes"] += len(value or b"")
-
-
-class TookEffectTwice(Transient):
-    """A lost write took effect beside its repetition: the key has siblings, and must be written over them."""
-
-    def __init__(self) -> None:
-        super().__init__("unknown", "a write of unknown outcome took effect beside its repetition")
-
-
-class _Write:
-    """One write of a key, with the context that was read and a request id, for any number of attempts."""
-
-    def __init__(self, client: ObjectWriter, bucket: bytes, key: bytes, value: bytes | None) -> None:
-        """Read the key's context. Raises Transient, BadInput."""
-        self._bucket, self._key, self._value = bucket, key, value
-        self._request_id = uuid.uuid4().hex
-        seen = client.get(bucket, key)
-        self._clock = seen.clock
-        self._unnecessary = value is None and seen.sibling_count == 0
-        self._outcome_unknown = False
-
-    def attempt(self, client: ObjectWriter) -> None:
-        """Send it once. Raises Transient, BadInput; TookEffectTwice when the key must be read and written again."""
-        if self._unnecessary:
-            return
-        try:
-            if self._value is None:
-                client.delete(self._bucket, self._key, self._clock, self._request_id)
-            else:
-                client.put(self._bucket, self._key, self._value, self._clock, self._request_id)
-            if self._outcome_unknown and client.get(self._bucket, self._key).sibling_count != (self._value is not None):
-                raise TookEffectTwice
-        except Transient as failure:
-            self._outcome_unknown = self._outcome_unknown or failure.unknown
-            raise

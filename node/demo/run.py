@@ -9,6 +9,7 @@ Nodes and ZooKeepers that the user kills are restarted while it runs.
 
 from __future__ import annotations
 
+import math
 import secrets
 import shlex
 import shutil
@@ -17,19 +18,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from isthmus import config, node
-from isthmus.node.demo.chaos import FailureInjector, SupervisorControl
+from isthmus.node.demo.chaos import FailureInjector, ProcessControl
 from isthmus.node.demo.client import RetryingReader, key_path
-from isthmus.node.demo.cost import DemoOutcome
 from isthmus.node.demo.history import DemoHistory, Expectation, GitHistory, HistoryFault, MadeHistory
 from isthmus.node.demo.live_view import DemoProgress, DemoView
+from isthmus.node.demo.outcome import DemoOutcome
 from isthmus.node.demo.replay import HistoryReplay
 from isthmus.node.demo.verify import VerifyResult, compare
 from isthmus.node.demo.watch import DemoSnapshot, Watcher
@@ -37,51 +37,6 @@ from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.directory import READY_TIMEOUT_S
 from isthmus.node.local.topology import load_topology
 from isthmus.repl.model.errors import LocalFault
-
-
-@dataclass
-class Demo:
-    """A finished run: its outcome, and where the clusters are."""
-
-    outcome: DemoOutcome
-    directory: Path
-    clusters: dict[str, Any] = field(default_factory=dict)
-    sample_key: tuple[bytes, bytes] | None = None
-    """Bucket and key of a small object to read with curl."""
-
-
-def curl_lines(demo: Demo) -> list[str]:
-    """Commands that read from clusters that were kept."""
-    lines: list[str] = []
-    isthmus = _own_command()
-    for name, cluster in demo.clusters.items():
-        first = cluster["nodes"][0]
-        if demo.sample_key is not None:
-            lines.append(f"curl -si '{first['http']}{key_path(*demo.sample_key)}'   # a key in {name}")
-    for name, cluster in demo.clusters.items():
-        admin = cluster["nodes"][0]["admin"]
-        lines.append(f"curl -s '{admin}/admin/queues'   # queues of {name}; or: {isthmus} queue list --admin {admin}")
-    lines.append(f"{isthmus} local down --dir {shlex.quote(str(demo.directory))}   # stops all of it")
-    return lines
-
-
-def _own_command() -> str:
-    """The command of this program: its name where the shell finds it, else its path."""
-    beside = Path(sys.executable).with_name("isthmus")
-    found = shutil.which("isthmus")
-    if not beside.exists() or (found is not None and Path(found).resolve() == beside.resolve()):
-        return "isthmus"
-    here = Path.cwd()
-    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
-
-
-def sample_key(bucket: bytes, expected: Expectation) -> tuple[bytes, bytes] | None:
-    """A key to print on a terminal: small, and by its name a text if there is one."""
-    small = [key for key, size in expected.sizes.items() if 0 < size < 4_000]
-    texts = [key for key in small if key.endswith((b".md", b".txt", b".toml", b".py", b".json"))]
-    chosen = min(texts or small, key=len, default=None)
-    return None if chosen is None else (bucket, chosen)
-
 
 SOURCE: Final = "east"
 """The cluster that is written to; the other one receives the changes."""
@@ -120,11 +75,22 @@ class DemoOptions:
     breaks: bool = True
 
 
+@dataclass
+class Demo:
+    """A run: its outcome, and where the clusters are."""
+
+    outcome: DemoOutcome
+    directory: Path
+    clusters: dict[str, Any] = field(default_factory=dict)
+    sample_key: tuple[bytes, bytes] | None = None
+    """Bucket and key of a small object to read with curl."""
+
+
 def run_demo(options: DemoOptions, view: DemoView) -> Demo:
     """Run the demo. Raises IsthmusError when it cannot run, KeyboardInterrupt after stopping everything on Ctrl-C."""
     with ExitStack() as stack:
         stack.callback(view.close)
-        stack.enter_context(_sigterm_interrupts())
+        stack.enter_context(_handling(signal.default_int_handler, signal.SIGTERM))
         histories = choose_histories(options, view)
         for history in histories:
             stack.callback(history.close)
@@ -136,14 +102,15 @@ def run_demo(options: DemoOptions, view: DemoView) -> Demo:
             view.note(f"clusters are in {directory}")
             demo.clusters = clusters.up(READY_TIMEOUT_S, lambda line: view.note(f"  {line}"))["clusters"]
             view.note(f"  up after {time.monotonic() - began_s:.0f} s")
-            _DemoRun(options, histories, clusters, demo, view).all()
-            demo.outcome.total_seconds = round(time.monotonic() - began_s, 3)
+            with closing(_DemoRun(options, histories, demo, view)) as run:
+                run.all()
+            demo.outcome.total_seconds = _seconds_since(began_s)
         except BaseException as error:
-            with _signals_ignored():
-                interrupted = isinstance(error, KeyboardInterrupt)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
                 with suppress(
                     OSError
-                ):  # Ctrl-C may have ended the reader of our output: everything is stopped all the same
+                ):  # Ctrl-C may have ended the reader of the output: the clusters stop all the same
                     view.close()
                     view.note(
                         "interrupted: stopping everything that was started" if interrupted else "stopping the clusters"
@@ -153,7 +120,7 @@ def run_demo(options: DemoOptions, view: DemoView) -> Demo:
                     view.note("stopped")
                 _remove_or_keep(directory, temporary and interrupted, view)
             raise
-        with _signals_ignored():
+        with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):  # another Ctrl-C leaves none of them running
             if options.keep:
                 clusters.keep()
             else:
@@ -170,7 +137,7 @@ def choose_histories(options: DemoOptions, view: DemoView) -> list[DemoHistory]:
     try:
         git = GitHistory(options.git if options.git is not None else _this_checkout())
         view.note(f"reading {git.title}")
-        count = git.count()
+        count = len(git.operations)
         view.note(f"  {count:,} changes on its first-parent line")
         histories.append(git)
     except HistoryFault as fault:
@@ -180,9 +147,8 @@ def choose_histories(options: DemoOptions, view: DemoView) -> list[DemoHistory]:
     if count < CHANGES_MIN:
         seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
         made = MadeHistory(seed, options.made_count)
-        view.note(
-            f"fewer than {CHANGES_MIN:,} changes: {made.count():,} follow, {made.title} (--seed {seed} repeats them)"
-        )
+        follow = f"{options.made_count:,} follow, {made.title} (--seed {seed} repeats them)"
+        view.note(f"fewer than {CHANGES_MIN:,} changes: {follow}")
         histories.append(made)
     return histories
 
@@ -190,14 +156,7 @@ def choose_histories(options: DemoOptions, view: DemoView) -> list[DemoHistory]:
 class _DemoRun:
     """One run against clusters that serve."""
 
-    def __init__(
-        self,
-        options: DemoOptions,
-        histories: Sequence[DemoHistory],
-        clusters: LocalClusters,
-        demo: Demo,
-        view: DemoView,
-    ) -> None:
+    def __init__(self, options: DemoOptions, histories: Sequence[DemoHistory], demo: Demo, view: DemoView) -> None:
         self._options = options
         self._histories = histories
         self._demo = demo
@@ -206,111 +165,74 @@ class _DemoRun:
         self._stopping = threading.Event()
         self._began_s = time.monotonic()
         self._https = {name: [node["http"] for node in cluster["nodes"]] for name, cluster in demo.clusters.items()}
-        admins = {
-            name: {node["name"]: node["admin"] for node in cluster["nodes"]} for name, cluster in demo.clusters.items()
-        }
-        self._watcher = Watcher(clusters, admins)
-        self._failures = FailureInjector(SOURCE, SupervisorControl(clusters.directory), self._note_at)
-        total = sum(history.count() for history in histories)
+        self._watcher = Watcher(demo.directory, demo.clusters, self._note)
+        self._failures = FailureInjector(SOURCE, ProcessControl(demo.directory), self._note)
+        total = sum(len(history.operations) for history in histories)
         rate = total / REPLAY_SECONDS if options.rate is None else options.rate
         self._replay = HistoryReplay(self._https[SOURCE], histories, rate)
 
+    def close(self) -> None:
+        """Stop the replay, close connections, remove the progress."""
+        self._stopping.set()
+        self._replay.stop()
+        self._watcher.close()
+        self._view.close()
+
     def all(self) -> None:
         """Replay, wait, compare; fills the outcome."""
-        self._watcher.start()
-        finished = False
-        try:
-            self._replay_all()
-            self._wait_in_sync()
-            self._wait_replicated()
-            self._compare_all()
-            finished = True
-        finally:
-            self._stopping.set()
-            self._replay.stop()
-            self._watcher.stop(last_look=finished)
-            self._view.close()
-            for note in self._watcher.taken_notes():
-                self._note_at(note)
-        self._outcome.breaks = self._failures.sentences
-        self._outcome.cpu_seconds = {name: round(cpu, 2) for name, cpu in self._watcher.costs.seconds().items()}
-        self._outcome.restarts = self._watcher.restarts()
+        outcome = self._outcome
+        self._replay_all()
+        self._failures.finish()
+        outcome.whole_seconds = self._wait_for_none("until every replica is in sync", lambda seen: seen.missing)
+        outcome.in_sync = {c.name: f"{c.in_sync} of {c.replicas}" for c in self._watcher.latest.clusters}
+        outcome.settle_seconds = self._wait_for_none("until nothing is outstanding", lambda seen: seen.outstanding)
+        self._compare_all()
+        self._watcher.look()
+        outcome.breaks = self._failures.sentences
+        outcome.cpu_seconds = self._watcher.cpu_seconds()
+        outcome.restarts = self._watcher.restarts()
 
     def _replay_all(self) -> None:
         replay, outcome = self._replay, self._outcome
-        first = self._watcher.snapshot_after(self._began_s, READY_TIMEOUT_S)
-        targets = [f"{process.name} ({process.pid})" for process in first.processes[1:]]
+        targets = [f"{process.name} ({process.pid})" for process in self._watcher.look().processes[1:]]
         self._view.note(f"to break more, `kill -9` any of {', '.join(targets)}: it comes back")
-        for cluster in first.clusters:
-            self._note_at(cluster.text())
         replay.start()
         while not replay.wait(VIEW_INTERVAL_S):
-            self._show("replay", "operations", replay.done_count, replay.total_count)
-            self._note_lag(self._watcher.latest)
+            snapshot = self._show("replay", "operations", replay.done_count, replay.total_count)
             if self._options.breaks and replay.total_count:
-                self._failures.step(replay.done_count / replay.total_count, self._watcher.latest)
+                self._failures.step(replay.done_count / replay.total_count, snapshot)
+        assert replay.done_count == replay.total_count
         outcome.puts, outcome.deletes = replay.done["puts"], replay.done["deletes"]
         outcome.value_bytes = replay.done["bytes"]
         outcome.replay_seconds = round(replay.elapsed_s, 3)
         outcome.longest_pause_seconds = round(replay.longest_pause_s, 3)
         outcome.retries = dict(replay.failures)
-        assert replay.done_count == replay.total_count
 
-    def _wait_in_sync(self) -> None:
-        """Start what is down, and wait until every replica is in sync, as long as there is progress."""
-        self._failures.finish(self._watcher.latest)
-        began_s = moved_s = time.monotonic()
-        most = 0
-        while True:
-            snapshot = self._watcher.snapshot_after(began_s, VIEW_INTERVAL_S)
-            if snapshot.taken_s > began_s:
+    def _wait_for_none(self, phase: str, remaining: Callable[[DemoSnapshot], int | None]) -> float:
+        """Wait until nothing remains in two snapshots in a row (a change between two counters is in one of them), as
+        long as there is progress; the seconds that it took."""
+        began_s = moved_s = seen_s = time.monotonic()
+        fewest: float = math.inf
+        count: int | None = None
+        while time.monotonic() - moved_s <= SETTLE_STALL_S:
+            snapshot = self._show(f"waiting {phase}", "", 0, 0)
+            if snapshot.taken_s > seen_s:
                 self._failures.step(1.0, snapshot)
-                self._failures.finish(snapshot)
-                if len(snapshot.clusters) == len(self._https) and all(cluster.whole for cluster in snapshot.clusters):
-                    break
-            in_sync = sum(cluster.in_sync for cluster in snapshot.clusters)
-            now_s = time.monotonic()
-            if in_sync > most:
-                most, moved_s = in_sync, now_s
-            if now_s - moved_s > SETTLE_STALL_S:
-                self._outcome.outstanding = snapshot.why_outstanding()
-                self._note_at(f"not whole for {SETTLE_STALL_S:.0f} s: {self._outcome.outstanding}")
-                break
-            self._show("waiting until every replica is in sync", "replicas", 0, 0)
+                seen_s, before, count = snapshot.taken_s, count, remaining(snapshot)
+                if before == count == 0:
+                    return _seconds_since(began_s)
+                if count is not None and count < fewest:
+                    fewest, moved_s = count, seen_s
             time.sleep(VIEW_INTERVAL_S)
-        self._outcome.whole_seconds = round(time.monotonic() - began_s, 3)
-        self._outcome.in_sync = {c.name: f"{c.in_sync} of {c.replicas}" for c in self._watcher.latest.clusters}
-
-    def _wait_replicated(self) -> None:
-        """Wait until every queue is empty, as long as there is progress."""
-        began_s = moved_s = time.monotonic()
-        fewest: int | None = None
-        empty_since_s: float | None = None
-        while True:
-            snapshot = self._watcher.snapshot_after(began_s, VIEW_INTERVAL_S)
-            outstanding = snapshot.outstanding if snapshot.taken_s > began_s else None
-            if outstanding != 0:
-                empty_since_s = None
-            elif empty_since_s is None:
-                empty_since_s = snapshot.taken_s
-            elif snapshot.taken_s > empty_since_s:
-                break  # two snapshots in a row: a change between two counters is in one of them
-            now_s = time.monotonic()
-            if outstanding is not None and (fewest is None or outstanding < fewest):
-                fewest, moved_s = outstanding, now_s
-            if now_s - moved_s > SETTLE_STALL_S:
-                self._outcome.outstanding = snapshot.why_outstanding()
-                self._note_at(f"nothing moved for {SETTLE_STALL_S:.0f} s: {self._outcome.outstanding}")
-                break
-            self._show("waiting until nothing is outstanding", "changes", 0, 0)
-            time.sleep(VIEW_INTERVAL_S)
-        self._outcome.settle_seconds = round(time.monotonic() - began_s, 3)
-        self._note_lag(self._watcher.latest)
+        self._outcome.outstanding = self._watcher.latest.why_outstanding()
+        self._note(f"nothing moved for {SETTLE_STALL_S:.0f} s: {self._outcome.outstanding}")
+        return _seconds_since(began_s)
 
     def _compare_all(self) -> None:
         began_s = time.monotonic()
         expected = [(history, history.expectation()) for history in self._histories]
         total = sum(len(end.live) + len(end.gone) for _, end in expected)
+        verdict = VerifyResult()
         done = 0
 
         def progress(keys: int) -> None:
@@ -318,34 +240,62 @@ class _DemoRun:
             done += keys
             self._show("comparing every key of both clusters", "keys", done, total)
 
-        readers = {name: RetryingReader(urls, self._stopping) for name, urls in self._https.items()}
-        verdict = VerifyResult()
-        try:
+        with ExitStack() as stack:
+            readers = {
+                name: stack.enter_context(closing(RetryingReader(urls, self._stopping)))
+                for name, urls in self._https.items()
+            }
             for history, end in expected:
                 self._demo.sample_key = self._demo.sample_key or sample_key(history.bucket, end)
                 compare(readers, history.bucket, end, verdict, progress)
-        finally:
-            for reader in readers.values():
-                reader.close()
-        self._outcome.take(verdict)
-        self._outcome.compare_seconds = round(time.monotonic() - began_s, 3)
+        self._outcome.verdict = verdict
+        self._outcome.compare_seconds = _seconds_since(began_s)
 
-    def _note_at(self, line: str) -> None:
+    def _note(self, line: str) -> None:
         """Print a note with the time since the clusters were up."""
         self._view.note(f"{time.monotonic() - self._began_s:5.0f} s  {line}")
 
-    def _show(self, phase: str, unit: str, done: int, total: int) -> None:
-        for note in self._watcher.taken_notes():
-            self._note_at(note)
-        elapsed_s = time.monotonic() - self._began_s
-        retries = self._replay.failures.total()
-        self._view.update(DemoProgress(phase, unit, done, total, elapsed_s, retries, self._watcher.latest))
-
-    def _note_lag(self, snapshot: DemoSnapshot) -> None:
-        """Record the receiving sink's newest lag."""
+    def _show(self, phase: str, unit: str, done: int, total: int) -> DemoSnapshot:
+        snapshot = self._watcher.look()
         for sink in snapshot.sinks:
             if sink.cluster != SOURCE and sink.lag_p50_ms is not None:
                 self._outcome.lag_p50_ms, self._outcome.lag_p99_ms = sink.lag_p50_ms, sink.lag_p99_ms
+        elapsed_s = time.monotonic() - self._began_s
+        self._view.update(DemoProgress(phase, unit, done, total, elapsed_s, self._replay.failures.total(), snapshot))
+        return snapshot
+
+
+def sample_key(bucket: bytes, expected: Expectation) -> tuple[bytes, bytes] | None:
+    """A key to print on a terminal: small, and by its name a text if there is one."""
+    small = [key for key, size in expected.sizes.items() if 0 < size < 4_000]
+    texts = [key for key in small if key.endswith((b".md", b".txt", b".toml", b".py", b".json"))]
+    chosen = min(texts or small, key=len, default=None)
+    return None if chosen is None else (bucket, chosen)
+
+
+def curl_lines(demo: Demo) -> list[str]:
+    """Commands that read from clusters that were kept."""
+    isthmus = _own_command()
+    firsts = {name: cluster["nodes"][0] for name, cluster in demo.clusters.items()}
+    lines = []
+    if demo.sample_key is not None:
+        path = key_path(*demo.sample_key)
+        lines += [f"curl -si '{first['http']}{path}'   # a key in {name}" for name, first in firsts.items()]
+    for name, first in firsts.items():
+        admin = first["admin"]
+        lines.append(f"curl -s '{admin}/admin/queues'   # queues of {name}; or: {isthmus} queue list --admin {admin}")
+    lines.append(f"{isthmus} local down --dir {shlex.quote(str(demo.directory))}   # stops all of it")
+    return lines
+
+
+def _own_command() -> str:
+    """The command of this program: its name where the shell finds it, else its path."""
+    beside = Path(sys.executable).with_name("isthmus")
+    found = shutil.which("isthmus")
+    if not beside.exists() or (found is not None and Path(found).resolve() == beside.resolve()):
+        return "isthmus"
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
 
 
 def _this_checkout() -> Path:
@@ -372,26 +322,16 @@ def _remove_or_keep(directory: Path, remove: bool, view: DemoView) -> None:
         view.note(f"data and logs are left in {directory}")
 
 
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: everything that it started is stopped."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _seconds_since(began_s: float) -> float:
+    return round(time.monotonic() - began_s, 3)
 
 
 @contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Ignore signals while clusters are stopped, so that another Ctrl-C leaves none of them running."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+def _handling(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Handle these signals by `handler`."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -7,7 +7,8 @@ git's own blob id), no siblings, every deleted key deleted. It reads only, and d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from isthmus.node.demo.history import Expectation, blob_id
 
@@ -20,48 +21,29 @@ NAMED_DIFFERENCES: Final = 20
 """Differences that are kept with their keys; the others are counted. Enough to see what they have in common."""
 
 
-class StoredValues(NamedTuple):
-    """The values of a key's siblings in a cluster; none when deleted or never written."""
-
-    values: tuple[bytes, ...]
-
-
 class Reader(Protocol):
     """Reads of one cluster. Both methods retry what fails while a node restarts."""
 
     def list_keys(self, bucket: bytes) -> Iterable[bytes]:
         """Every live key of a bucket, in any order."""
 
-    def read(self, bucket: bytes, keys: Sequence[bytes]) -> list[StoredValues]:
-        """The values of each key, in order."""
+    def read(self, bucket: bytes, keys: Sequence[bytes]) -> list[list[bytes]]:
+        """The values of each key's siblings, in order of `keys`; none when deleted or never written."""
 
 
-class VerifyDifference(NamedTuple):
-    """A key that differs from the expected end on one cluster."""
-
-    cluster: str
-    bucket: bytes
-    key: bytes
-    what: str
-
-    def __str__(self) -> str:
-        bucket, key = (part.decode(errors="backslashreplace") for part in (self.bucket, self.key))
-        return f"{self.cluster}: {bucket}/{key!r}: {self.what}"
-
-
+@dataclass
 class VerifyResult:
     """Result of the comparison, over buckets and clusters."""
 
-    def __init__(self) -> None:
-        self.live_count = 0
-        """Keys compared byte by byte, each counted once for all clusters."""
-        self.gone_count = 0
-        """Deleted keys that were read, each counted once."""
-        self.value_bytes = 0
-        """Bytes of all values compared, counted on each cluster."""
-        self.difference_count = 0
-        self.differences: list[VerifyDifference] = []
-        """The first NAMED_DIFFERENCES of them."""
+    keys_compared: int = 0
+    """Keys compared byte by byte, each counted once for all clusters."""
+    deleted_compared: int = 0
+    """Deleted keys that were read, each counted once."""
+    bytes_compared: int = 0
+    """Bytes of all values compared, counted on each cluster."""
+    difference_count: int = 0
+    differences: list[str] = field(default_factory=list)
+    """The first NAMED_DIFFERENCES of them: "CLUSTER: BUCKET/KEY: what differs"."""
 
     @property
     def equal(self) -> bool:
@@ -72,7 +54,8 @@ class VerifyResult:
         """Record one difference."""
         self.difference_count += 1
         if len(self.differences) < NAMED_DIFFERENCES:
-            self.differences.append(VerifyDifference(cluster, bucket, key, what))
+            shown_bucket, shown_key = (part.decode(errors="backslashreplace") for part in (bucket, key))
+            self.differences.append(f"{cluster}: {shown_bucket}/{shown_key!r}: {what}")
 
 
 def compare(
@@ -84,58 +67,51 @@ def compare(
 ) -> None:
     """Compare one bucket of every cluster with its expected end, into `verdict`; `progress` receives counts of keys."""
     for name, reader in clusters.items():
-        _compare_listing(name, reader, bucket, expected, verdict)
+        listed: set[bytes] = set()
+        for key in reader.list_keys(bucket):
+            if key in listed:
+                verdict.differs(name, bucket, key, "is listed twice")
+            elif key in expected.gone:
+                verdict.differs(name, bucket, key, "was deleted and is listed")
+            elif key not in expected.live:
+                verdict.differs(name, bucket, key, "is extra: it was never written")
+            listed.add(key)
+        for key in expected.live.keys() - listed:
+            verdict.differs(name, bucket, key, "is not listed")
     for keys in _chunks(expected):
         for name, reader in clusters.items():
-            for key, found in zip(keys, reader.read(bucket, keys), strict=True):
-                what = _difference(found, expected.live.get(key), verdict)
+            for key, values in zip(keys, reader.read(bucket, keys), strict=True):
+                verdict.bytes_compared += sum(map(len, values))
+                what = _difference(values, expected.live.get(key))
                 if what is not None:
                     verdict.differs(name, bucket, key, what)
         progress(len(keys))
-    verdict.live_count += len(expected.live)
-    verdict.gone_count += len(expected.gone)
+    verdict.keys_compared += len(expected.live)
+    verdict.deleted_compared += len(expected.gone)
 
 
-def _compare_listing(name: str, reader: Reader, bucket: bytes, expected: Expectation, verdict: VerifyResult) -> None:
-    listed: set[bytes] = set()
-    for key in reader.list_keys(bucket):
-        if key in listed:
-            verdict.differs(name, bucket, key, "is listed twice")
-            continue
-        listed.add(key)
-        if key in expected.gone:
-            verdict.differs(name, bucket, key, "was deleted and is listed")
-        elif key not in expected.live:
-            verdict.differs(name, bucket, key, "is extra: it was never written")
-    for key in expected.live.keys() - listed:
-        verdict.differs(name, bucket, key, "is not listed")
-
-
-def _difference(found: StoredValues, blob: str | None, verdict: VerifyResult) -> str | None:
-    """Why `found` is not the value with the id `blob` (None: no value at all), or None when it is."""
-    verdict.value_bytes += sum(map(len, found.values))
-    if len(found.values) > 1:
-        return f"has {len(found.values)} siblings"
+def _difference(values: Sequence[bytes], blob: str | None) -> str | None:
+    """Why `values` are not the value with the id `blob` (None: no value at all), or None when they are."""
+    if len(values) > 1:
+        return f"has {len(values)} siblings"
     if blob is None:
-        return "was deleted and has a value" if found.values else None
-    if not found.values:
+        return "was deleted and has a value" if values else None
+    if not values:
         return "is missing"
-    actual = blob_id(found.values[0], blob)
+    actual = blob_id(values[0], blob)
     return None if actual == blob else f"has other bytes: blob {actual[:12]} instead of {blob[:12]}"
 
 
 def _chunks(expected: Expectation) -> Iterator[list[bytes]]:
-    """All keys, live ones in chunks of bounded count and size, then the gone ones."""
+    """All keys, in chunks of bounded count and size."""
     chunk: list[bytes] = []
     size_bytes = 0
-    for key in expected.live:
-        if chunk and (len(chunk) == CHUNK_COUNT or size_bytes + expected.sizes[key] > CHUNK_BYTES):
+    for key in (*expected.live, *expected.gone):
+        key_bytes = expected.sizes.get(key, 0)
+        if chunk and (len(chunk) == CHUNK_COUNT or size_bytes + key_bytes > CHUNK_BYTES):
             yield chunk
             chunk, size_bytes = [], 0
         chunk.append(key)
-        size_bytes += expected.sizes[key]
+        size_bytes += key_bytes
     if chunk:
         yield chunk
-    gone = list(expected.gone)
-    for start in range(0, len(gone), CHUNK_COUNT):
-        yield gone[start : start + CHUNK_COUNT]

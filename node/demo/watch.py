@@ -1,8 +1,7 @@
-"""Snapshots of a demo's clusters, once a second: processes, leaders, replicas in sync, queues, sinks, CPU time.
+"""Snapshots of a demo's clusters: processes, leaders, replicas in sync, queues, sinks, CPU time.
 
-Asks the supervisor and every node's admin listener, in a thread of its own, so that a node that is dead or paused
-delays nothing else. Counts of several nodes are added up; a count is None (unknown) unless the answers cover all
-partitions. Changes of processes, leaders and replicas in sync become notes.
+Asks the supervisor and every node's admin listener. Counts of several nodes are added up; a count is None (unknown)
+unless the answers cover all partitions. Changes of processes, leaders and replicas in sync become notes.
 """
 
 from __future__ import annotations
@@ -10,38 +9,43 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import psutil
 
 from isthmus.config.text import quantity
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.exit_codes import CommandFailed
-from isthmus.node.demo.cost import CpuLedger
-from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.directory import status_of
 from isthmus.node.local.supervisor_client import START_TRIES
 from isthmus.repl.model.errors import LocalFault
 
-UNKNOWN_QUEUE: Final = "unknown"
-"""Name of a queue for a cluster whose nodes list none; each cluster of a demo has one."""
+INTERVAL_S: Final = 1.0
+"""Between two snapshots; CPU time of a killed process is lost with it, at most for this long."""
+
+ANSWER_TIMEOUT_S: Final = 2.0
+"""A node that takes longer is unknown in this snapshot."""
+
+OWN_NAME: Final = "this demo"
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessSnapshot:
-    """One process: its state, the reason, and how often it was restarted."""
+class ProcessSnapshot(NamedTuple):
+    """One process: its state, the reason, how often it was restarted, and `failures` in a row with its last output."""
 
     name: str
     state: str
     pid: int | None
     restarts: int
     reason: str
+    failures: int = 0
+    last_words: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
+class ClusterSnapshot(NamedTuple):
     """One cluster, by the node that read the metastore last. `leaders` counts partitions led by each node that holds
     replicas; `absent` are the nodes that are not registered."""
 
@@ -54,22 +58,21 @@ class ClusterSnapshot:
     absent: tuple[str, ...] = ()
 
     @property
-    def whole(self) -> bool:
-        """Every partition online, every replica in sync, every node there."""
-        return 0 < self.partitions == self.online and self.in_sync == self.replicas and not self.absent
+    def missing(self) -> int:
+        """Partitions without a leader, replicas out of sync and nodes away; 0: the cluster is whole."""
+        offline = self.partitions - self.online if self.partitions else 1
+        return offline + self.replicas - self.in_sync + len(self.absent)
 
     def text(self) -> str:
         """Leaders and replicas in one line."""
         led = ", ".join(f"{name} {count}" for name, count in sorted(self.leaders.items()))
-        offline = f"; {quantity(self.partitions - self.online, 'partition')} without a leader" * (
-            self.online < self.partitions
-        )
-        return f"{self.name}: leaders {led}; {self.in_sync} of {self.replicas} replicas in sync{offline}"
+        offline = self.partitions - self.online
+        leaderless = f"; {quantity(offline, 'partition')} without a leader" if offline else ""
+        return f"{self.name}: leaders {led}; {self.in_sync} of {self.replicas} replicas in sync{leaderless}"
 
 
-@dataclass(frozen=True, slots=True)
-class QueueSnapshot:
-    """One source queue of a cluster, over all its nodes; None is unknown."""
+class QueueSnapshot(NamedTuple):
+    """The source queue of a cluster, over all its nodes; None is unknown."""
 
     cluster: str
     name: str
@@ -83,15 +86,13 @@ class QueueSnapshot:
         return None if self.waiting is None or self.in_flight is None else self.waiting + self.in_flight
 
 
-@dataclass(frozen=True, slots=True)
-class SinkSnapshot:
-    """A cluster's sinks for one queue, over all links: lag since their nodes began, and in the last minute, p50 of the
-    median link and p99 of the worst; None is unknown."""
+class SinkSnapshot(NamedTuple):
+    """The sink of a cluster, over all links: lag since their nodes began, and in the last minute, p50 of the median
+    link and p99 of the worst; None is unknown."""
 
     cluster: str
     queue: str
     state: str
-    applied: int | None
     lag_p50_ms: float | None
     lag_p99_ms: float | None
     recent_p50_ms: float | None
@@ -99,34 +100,33 @@ class SinkSnapshot:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DemoSnapshot:
+class DemoSnapshot(NamedTuple):
     """Processes, clusters, queues and sinks at one moment; `taken_s` is monotonic."""
 
     taken_s: float
     processes: tuple[ProcessSnapshot, ...] = ()
     clusters: tuple[ClusterSnapshot, ...] = ()
+    """Those of which a node answered."""
     queues: tuple[QueueSnapshot, ...] = ()
+    """One for each cluster."""
     sinks: tuple[SinkSnapshot, ...] = ()
-    unknown: tuple[str, ...] = field(default=())
+    unknown: tuple[str, ...] = ()
     """Nodes that did not answer, each with why."""
 
-    def cluster(self, name: str) -> ClusterSnapshot | None:
-        """One cluster; None when none of its nodes answered."""
-        return next((cluster for cluster in self.clusters if cluster.name == name), None)
+    @property
+    def missing(self) -> int | None:
+        """`ClusterSnapshot.missing` of all clusters; None when one is unknown."""
+        return sum(cluster.missing for cluster in self.clusters) if len(self.clusters) == len(self.queues) else None
 
     @property
     def outstanding(self) -> int | None:
         """Changes that are not acknowledged, of all queues; None when any is unknown."""
-        counts = [queue.outstanding for queue in self.queues]
-        if not counts or any(count is None for count in counts):
-            return None
-        return sum(count for count in counts if count is not None)
+        return _total([queue.outstanding for queue in self.queues] or [None])
 
     def why_outstanding(self) -> str:
         """The outstanding changes and the reasons, in one line."""
         parts = list(self.unknown)
-        parts += [cluster.text() for cluster in self.clusters if not cluster.whole]
+        parts += [cluster.text() for cluster in self.clusters if cluster.missing]
         for queue in self.queues:
             if queue.outstanding != 0:
                 count = "an unknown number of" if queue.outstanding is None else f"{queue.outstanding:,}"
@@ -138,7 +138,7 @@ class DemoSnapshot:
 
 
 def cluster_snapshot(name: str, raw: Mapping[str, Any]) -> ClusterSnapshot:
-    """A cluster from a node's `/admin/cluster`. Raises KeyError, TypeError for anything else."""
+    """A cluster from a node's `/admin/cluster`."""
     partitions, replicas = raw["partitions"], raw["replicas"]
     return ClusterSnapshot(
         name,
@@ -151,137 +151,85 @@ def cluster_snapshot(name: str, raw: Mapping[str, Any]) -> ClusterSnapshot:
     )
 
 
-def queue_snapshots(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> list[QueueSnapshot]:
-    """A cluster's queues from the rows of its nodes' `/admin/queues`.
+def queue_snapshot(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> QueueSnapshot:
+    """A cluster's queue from the rows of its nodes' `/admin/queues`.
 
     A count is known only when the answers cover all of the cluster's `partitions`: each is counted where it is led.
-    Without rows the result is one unknown queue.
     """
     if not rows:
-        return [QueueSnapshot(cluster, UNKNOWN_QUEUE, None, None, "no node tells of its queues")]
-    snapshots = []
-    for name in sorted({row["name"] for row in rows}):
-        mine = [row for row in rows if row["name"] == name]
-        covered = sum(row["partitions"] for row in mine)
-        waiting, in_flight = (_sum([row[key] for row in mine]) for key in ("waiting", "in_flight"))
-        reason = next((row["reason"] for row in mine if row.get("reason")), "")
-        if covered != partitions:
-            waiting, reason = None, reason or f"{covered} of {partitions or 'an unknown number of'} partitions seen"
-        snapshots.append(QueueSnapshot(cluster, name, waiting, in_flight, reason))
-    return snapshots
+        return QueueSnapshot(cluster, "unknown", None, None, "no node lists a queue")
+    waiting, in_flight = (_total([row[key] for row in rows]) for key in ("waiting", "in_flight"))
+    reason = next((row["reason"] for row in rows if row["reason"]), "")
+    covered = sum(row["partitions"] for row in rows)
+    if covered != partitions:
+        waiting, reason = None, reason or f"{covered} of {partitions or 'an unknown number of'} partitions seen"
+    return QueueSnapshot(cluster, rows[0]["name"], waiting, in_flight, reason)
 
 
-def sink_snapshots(cluster: str, rows: Sequence[Mapping[str, Any]]) -> list[SinkSnapshot]:
-    """A cluster's sinks from the rows of its nodes' `/admin/sink`, one for each link."""
-    snapshots = []
-    for queue in sorted({row["queue"] for row in rows}):
-        mine = [row for row in rows if row["queue"] == queue]
-        troubled = next((row for row in mine if row.get("reason")), mine[0])
-        snapshots.append(
-            SinkSnapshot(
-                cluster,
-                queue,
-                troubled["state"],
-                _sum([row.get("applied") for row in mine]),
-                _middle([row.get("lag_ms_p50") for row in mine]),
-                _worst([row.get("lag_ms_p99") for row in mine]),
-                _middle([row.get("recent_lag_ms_p50") for row in mine]),
-                _worst([row.get("recent_lag_ms_p99") for row in mine]),
-                troubled.get("reason") or "",
-            )
-        )
-    return snapshots
+def sink_snapshot(cluster: str, rows: Sequence[Mapping[str, Any]]) -> SinkSnapshot:
+    """A cluster's sink from the rows of its nodes' `/admin/sink`, one for each link; at least one."""
+    failing = next((row for row in rows if row["reason"]), rows[0])
+
+    def over_links(key: str, combine: Callable[[Sequence[float]], float]) -> float | None:
+        known = [row[key] for row in rows if row[key] is not None]
+        return combine(known) if known else None
+
+    return SinkSnapshot(
+        cluster,
+        failing["queue"],
+        failing["state"],
+        over_links("lag_ms_p50", statistics.median),
+        over_links("lag_ms_p99", max),
+        over_links("recent_lag_ms_p50", statistics.median),
+        over_links("recent_lag_ms_p99", max),
+        failing["reason"],
+    )
 
 
-def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
-
-
-def _middle(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def _worst(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
-INTERVAL_S: Final = 1.0
-ANSWER_TIMEOUT_S: Final = 2.0
-"""A node that takes longer is unknown in this snapshot."""
-
-OWN_NAME: Final = "this demo"
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 class Watcher:
-    """Takes a snapshot every second until stopped; `latest` is the newest one."""
+    """Takes snapshots, calls `note` with a line for each change that it sees, and adds up CPU time."""
 
-    def __init__(self, clusters: LocalClusters, nodes: Mapping[str, Mapping[str, str]]) -> None:
-        """`nodes` maps each cluster to the admin URLs of its nodes, by name."""
-        self._clusters = clusters
+    def __init__(self, directory: Path, clusters: Mapping[str, Any], note: Callable[[str], None]) -> None:
+        """`clusters` as `LocalClusters.up` returns them."""
+        self._directory = directory
+        self._note = note
         self._admins = {
-            cluster: {name: AdminClient(url, timeout_s=ANSWER_TIMEOUT_S) for name, url in admins.items()}
-            for cluster, admins in nodes.items()
+            name: {node["name"]: AdminClient(node["admin"], timeout_s=ANSWER_TIMEOUT_S) for node in cluster["nodes"]}
+            for name, cluster in clusters.items()
         }
-        self._stopping = threading.Event()
-        self._last_look = False
-        self._taken = threading.Condition()
-        self._notes: list[str] = []
-        self._restarts: dict[str, int] = {}
-        self._crash_looping: set[str] = set()
+        self._processes: dict[str, ProcessSnapshot] = {}
         self._cluster_texts: dict[str, str] = {}
-        self._thread = threading.Thread(target=self._run, name="demo-watch", daemon=True)
-        self.costs = CpuLedger()
+        self._cpu_seconds: dict[str, dict[int, float]] = {}
         self.latest = DemoSnapshot(-math.inf)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self, last_look: bool) -> None:
-        """End; with `last_look` after a last snapshot, else at once."""
-        self._last_look = last_look
-        self._stopping.set()
-        if last_look and self._thread.is_alive():
-            self._thread.join()
-
-    def snapshot_after(self, moment_s: float, timeout_s: float) -> DemoSnapshot:
-        """The first snapshot that began after `moment_s` (monotonic); the newest one when none comes in time."""
-        with self._taken:
-            self._taken.wait_for(lambda: self.latest.taken_s > moment_s, timeout_s)
-            return self.latest
-
-    def taken_notes(self) -> list[str]:
-        """Notes since the last call, one line each."""
-        with self._taken:
-            notes, self._notes = self._notes, []
-            return notes
-
-    def restarts(self) -> dict[str, int]:
-        """Restarts by process, as the supervisor counts them."""
-        return dict(self._restarts)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._take_snapshot()
-            self._stopping.wait(INTERVAL_S)
-        if self._last_look:
-            self._take_snapshot()
+    def close(self) -> None:
+        """Close the connections."""
         for admins in self._admins.values():
             for admin in admins.values():
                 admin.close()
 
-    def _take_snapshot(self) -> None:
-        snapshot = self._snapshot()
-        with self._taken:
-            self._note_clusters(snapshot)
-            self.latest = snapshot
-            self._taken.notify_all()
+    def look(self) -> DemoSnapshot:
+        """The newest snapshot; takes one when that is older than INTERVAL_S."""
+        if time.monotonic() - self.latest.taken_s >= INTERVAL_S:
+            self.latest = self._take()
+        return self.latest
 
-    def _snapshot(self) -> DemoSnapshot:
+    def restarts(self) -> dict[str, int]:
+        """Restarts by process, as the supervisor counts them."""
+        return {name: process.restarts for name, process in self._processes.items()}
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """CPU seconds by process, summed over those that had the name one after the other."""
+        return {name: round(sum(by_pid.values()), 2) for name, by_pid in self._cpu_seconds.items()}
+
+    def _take(self) -> DemoSnapshot:
         taken_s = time.monotonic()
-        processes = self._processes()
+        processes = self._take_processes()
         unknown: list[str] = []
         clusters: list[ClusterSnapshot] = []
         queues: list[QueueSnapshot] = []
@@ -295,46 +243,50 @@ class Watcher:
                     views.append(admin.get("/admin/cluster"))
                     queue_rows += admin.get("/admin/queues")["queues"]
                     sink_rows += admin.get("/admin/sink")["sinks"]
-                except (CommandFailed, KeyError, TypeError) as error:
+                except CommandFailed as error:
                     unknown.append(f"{name}: {error}")
-            newest = max(views, key=lambda view: view["read_at_ms"] or 0, default=None)
-            clusters += [] if newest is None else [cluster_snapshot(cluster, newest)]
-            queues += queue_snapshots(cluster, queue_rows, None if newest is None else newest["partitions"]["total"])
-            sinks += sink_snapshots(cluster, sink_rows)
+            partitions = None
+            if views:
+                newest = cluster_snapshot(cluster, max(views, key=lambda view: view["read_at_ms"] or 0))
+                partitions = newest.partitions
+                clusters.append(newest)
+                self._note_cluster(newest)
+            queues.append(queue_snapshot(cluster, queue_rows, partitions))
+            sinks += [sink_snapshot(cluster, sink_rows)] if sink_rows else []
         return DemoSnapshot(taken_s, processes, tuple(clusters), tuple(queues), tuple(sinks), tuple(unknown))
 
-    def _note_clusters(self, snapshot: DemoSnapshot) -> None:
-        for cluster in snapshot.clusters:
-            text = cluster.text()
-            if self._cluster_texts.get(cluster.name, text) != text:
-                self._notes.append(text)
-            self._cluster_texts[cluster.name] = text
+    def _note_cluster(self, cluster: ClusterSnapshot) -> None:
+        text = cluster.text()
+        if self._cluster_texts.get(cluster.name) != text:
+            self._note(text)
+        self._cluster_texts[cluster.name] = text
 
-    def _processes(self) -> tuple[ProcessSnapshot, ...]:
+    def _take_processes(self) -> tuple[ProcessSnapshot, ...]:
         try:
-            status = status_of(self._clusters.directory, ask_nodes=False)
+            status = status_of(self._directory, ask_nodes=False)
         except LocalFault as error:
             return (ProcessSnapshot("supervisor", "unknown", None, 0, str(error)),)
         supervisor = status["supervisor"]
-        rows = [raw for cluster in status["clusters"].values() for raw in (*cluster["nodes"], *cluster["zookeepers"])]
-        snapshots = [ProcessSnapshot("supervisor", "running" if supervisor else "gone", supervisor, 0, "")]
-        snapshots += [
-            ProcessSnapshot(raw["name"], raw["state"], raw["pid"], raw["restarts"], raw["reason"]) for raw in rows
-        ]
-        self.costs.sample({snapshot.name: snapshot.pid for snapshot in snapshots} | {OWN_NAME: os.getpid()})
-        with self._taken:
-            for snapshot in snapshots:
-                if snapshot.restarts > self._restarts.get(snapshot.name, 0):
-                    self._notes.append(f"{snapshot.name} was {snapshot.reason}")
-                self._restarts[snapshot.name] = snapshot.restarts
-            for raw in rows:
-                self._note_crash_loop(raw)
-        return tuple(snapshots)
+        processes = [ProcessSnapshot("supervisor", "running" if supervisor else "gone", supervisor, 0, "")]
+        for cluster in status["clusters"].values():
+            rows = (*cluster["nodes"], *cluster["zookeepers"])
+            processes += [ProcessSnapshot._make(row[name] for name in ProcessSnapshot._fields) for row in rows]
+        for process in processes:
+            self._note_process(process)
+            self._add_cpu(process.name, process.pid)
+        self._add_cpu(OWN_NAME, os.getpid())
+        return tuple(processes)
 
-    def _note_crash_loop(self, raw: Mapping[str, Any]) -> None:
-        """Note once the last output of a process that keeps failing."""
-        if raw["failures"] < START_TRIES:
-            self._crash_looping.discard(raw["name"])
-        elif raw["name"] not in self._crash_looping:
-            self._crash_looping.add(raw["name"])
-            self._notes.append(f"{raw['name']} does not stay up ({raw['reason']}): {raw['last_words']}")
+    def _note_process(self, process: ProcessSnapshot) -> None:
+        before = self._processes.get(process.name, process._replace(restarts=0, failures=0))
+        if process.restarts > before.restarts:
+            self._note(f"{process.name} was {process.reason}")
+        if process.failures >= START_TRIES > before.failures:
+            self._note(f"{process.name} does not stay up ({process.reason}): {process.last_words}")
+        self._processes[process.name] = process
+
+    def _add_cpu(self, name: str, pid: int | None) -> None:
+        by_pid = self._cpu_seconds.setdefault(name, {})
+        if pid is not None:
+            with suppress(psutil.Error):
+                by_pid[pid] = sum(psutil.Process(pid).cpu_times()[:2])

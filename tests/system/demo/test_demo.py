@@ -40,7 +40,7 @@ def test_a_killed_leader_returns_and_both_clusters_match_the_history(tmp_path: P
     options = DemoOptions(git=git, rate=30.0, seed=4, directory=tmp_path / "clusters", made_count=1_500)
     outcome = run_demo(options, view).outcome
     log = "\n".join(view.lines)
-    assert outcome.equal, f"{outcome.differences}\n{outcome.outstanding}\n{log}"
+    assert outcome.equal, f"{outcome.verdict.differences}\n{outcome.outstanding}\n{log}"
     assert outcome.in_sync == {"east": "36 of 36", "west": "36 of 36"}, log
     told = [sentence.split()[0] for sentence in outcome.breaks]
     assert told == ["killed", "started", f"{outcome.breaks[0].split()[1]}:", "killed"], log

@@ -69,8 +69,8 @@ def killed_demo(tmp_path: Path, moments: list[tuple[float, str]], once: int, opt
     log = "\n".join(view.lines)
     outcome = demo.outcome
     assert sorted(view.killed) == sorted(name for _, name in moments), log
-    assert outcome.equal, f"{outcome.differences}\n{outcome.outstanding}\n{log}"
-    assert outcome.keys_compared >= once
+    assert outcome.equal, f"{outcome.verdict.differences}\n{outcome.outstanding}\n{log}"
+    assert outcome.verdict.keys_compared >= once
     assert sum(outcome.retries.values()) > 0, f"no request met a dead node\n{log}"
     for name in PROCESSES:
         assert outcome.restarts[name] >= view.killed.count(name), log

@@ -8,11 +8,11 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.loadgen import Phase, Result
 from bench.nodes import LoadProcess
-from isthmus.node.demo.cost import resident_bytes
 from isthmus.queues.leases import Session
 from isthmus.queues.wire import FetchRequest, encode_request
 from tests.system.faults.cluster import ClusterNode
@@ -97,7 +97,7 @@ def test_more_than_can_be_served_is_refused_and_nothing_else_happens(tmp_path: P
         nodes = [node for fault_cluster in clusters.by_name.values() for node in fault_cluster.nodes.values()]
         largest = 0
         while any(thread.is_alive() for thread in threads):
-            largest = max(largest, *(resident_bytes(node.pid) for node in nodes))
+            largest = max(largest, *(psutil.Process(node.pid).memory_info().rss for node in nodes))
             time.sleep(0.2)
         clusters.timeline.note(f"{largest // 1_000_000} MB at most; {results}; fetches by status {dict(seen)}")
         assert largest < MEMORY_MAX_BYTES

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable
 import msgpack
 import pytest
 
-from bench.figures import Figure, Target
+from bench.figures import CpuTime, Figure, Target
 from bench.loadgen import Load, Phase, Result, _groups
-from isthmus.node.demo.cost import CpuTime
 
 
 class Server:

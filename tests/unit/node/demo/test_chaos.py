@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from isthmus.node.demo.chaos import AWAY_MOST_S, AWAY_S, ChaosPhase, FailureInjector
+from isthmus.node.demo.chaos import AWAY_MOST_S, AWAY_S, FailureInjector, ProcessControl
 from isthmus.node.demo.watch import (
     ClusterSnapshot,
     DemoSnapshot,
     ProcessSnapshot,
     cluster_snapshot,
-    queue_snapshots,
-    sink_snapshots,
+    queue_snapshot,
+    sink_snapshot,
 )
 
 LEADERS = {"east-1": 4, "east-2": 5, "east-3": 3}
 
 
-class Fixture:
+class Fixture(ProcessControl):
     """An injector whose process control records actions, with a clock that tests set."""
 
     def __init__(self) -> None:
+        super().__init__(Path())
         self.done: list[str] = []
         self.notes: list[str] = []
         self.now_s = 100.0
@@ -34,8 +36,8 @@ class Fixture:
     def start_node(self, name: str) -> None:
         self.done.append(f"start {name}")
 
-    def kill(self, pid: int) -> None:
-        self.done.append(f"kill {pid}")
+    def kill(self, name: str) -> None:
+        self.done.append(f"kill {name}")
 
     def observe(
         self, share: float, leaders: dict[str, int], in_sync: int = 36, online: int = 12, absent: tuple[str, ...] = ()
@@ -71,8 +73,8 @@ def test_the_greatest_leader_dies_and_returns_and_then_the_zookeeper() -> None:
     fixture.observe(0.9, moved)
     fixture.observe(0.9, moved)
     fixture.observe(0.9, moved)
-    assert fixture.done[2:] == ["kill 77"]
-    assert fixture.injector.phase is ChaosPhase.DONE
+    assert fixture.done[2:] == ["kill zookeeper-east"]
+    assert fixture.injector.done
     assert "killed east-2 (kill -9 22), the leader of 5 partitions" in fixture.injector.sentences
     assert "started east-2 again after 11 s; the others lead its partitions" in fixture.injector.sentences
     assert "east-2: every replica in sync again, 3 s after its start" in fixture.injector.sentences
@@ -106,14 +108,13 @@ def test_at_the_end_what_is_down_is_started_and_nothing_more_is_killed(looks: in
     if looks == 0:
         fixture.observe(0.1, LEADERS)
     killed = fixture.done.count("kill east-2")
-    fixture.injector.finish(fixture.snapshot)
+    fixture.injector.finish()
     for _ in range(3):
         fixture.now_s += 1
         fixture.observe(1.0, moved)
-        fixture.injector.finish(fixture.snapshot)
     assert fixture.done.count("start east-2") == fixture.done.count("kill east-2") == killed
-    assert "kill 77" not in fixture.done
-    assert fixture.injector.phase is ChaosPhase.DONE
+    assert "kill zookeeper-east" not in fixture.done
+    assert fixture.injector.done
 
 
 def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
@@ -123,14 +124,14 @@ def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
         "replicas": {"total": 36, "in_sync": 36},
         "nodes": [{"name": "b", "leaders": 12, "state": "live"}, {"name": "a", "leaders": 0, "state": "leaving"}],
     }
-    assert cluster_snapshot("east", raw).whole
+    assert not cluster_snapshot("east", raw).missing
     assert cluster_snapshot("east", raw).text() == "east: leaders a 0, b 12; 36 of 36 replicas in sync"
     offline = cluster_snapshot("east", raw | {"partitions": {"total": 12, "online": 11}})
-    assert not offline.whole
+    assert offline.missing
     assert offline.text().endswith("; 1 partition without a leader")
-    assert not cluster_snapshot("east", raw | {"replicas": {"total": 36, "in_sync": 35}}).whole
-    assert not cluster_snapshot("east", raw | {"nodes": [{"name": "b", "leaders": 12, "state": "gone"}]}).whole
-    assert not cluster_snapshot("east", raw | {"partitions": {"total": 0, "online": 0}}).whole
+    assert cluster_snapshot("east", raw | {"replicas": {"total": 36, "in_sync": 35}}).missing
+    assert cluster_snapshot("east", raw | {"nodes": [{"name": "b", "leaders": 12, "state": "gone"}]}).missing
+    assert cluster_snapshot("east", raw | {"partitions": {"total": 0, "online": 0}}).missing
 
 
 def test_a_queue_is_known_only_when_its_nodes_cover_every_partition() -> None:
@@ -139,28 +140,28 @@ def test_a_queue_is_known_only_when_its_nodes_cover_every_partition() -> None:
     def row(partitions: int, waiting: int | None) -> dict[str, Any]:
         return {"name": "q", "partitions": partitions, "waiting": waiting, "in_flight": 1, "reason": ""}
 
-    (whole,) = queue_snapshots("east", [row(4, 2), row(5, 0), row(3, 7)], 12)
+    whole = queue_snapshot("east", [row(4, 2), row(5, 0), row(3, 7)], 12)
     assert (whole.waiting, whole.in_flight, whole.outstanding) == (9, 3, 12)
-    (partial,) = queue_snapshots("east", [row(4, 0), row(5, 0)], 12)
+    partial = queue_snapshot("east", [row(4, 0), row(5, 0)], 12)
     assert (partial.outstanding, partial.reason) == (None, "9 of 12 partitions seen")
-    (unknown,) = queue_snapshots("east", [row(4, 0), row(8, None)], 12)
+    unknown = queue_snapshot("east", [row(4, 0), row(8, None)], 12)
     assert unknown.outstanding is None
-    assert queue_snapshots("east", [row(0, 0)], None)[0].outstanding is None
-    (silent,) = queue_snapshots("east", [], 12)
-    assert silent.outstanding is None, "no node sentences of any queue"
+    assert queue_snapshot("east", [row(0, 0)], None).outstanding is None
+    silent = queue_snapshot("east", [], 12)
+    assert silent.outstanding is None, "no node lists a queue"
     assert DemoSnapshot(1.0, queues=(whole, silent)).outstanding is None
 
 
 def test_links_of_one_queue_make_one_line_with_the_worst_lag() -> None:
-    """Sums of what was applied, p50 of the middle link, p99 of the worst, and the first trouble."""
+    """p50 of the middle link, p99 of the worst, and the first trouble."""
 
     def link(p50: float | None, p99: float | None, reason: str = "") -> dict[str, Any]:
         state = "failing" if reason else "running"
         return {
-            "queue": "q", "state": state, "applied": 3, "reason": reason, "lag_ms_p50": p50, "lag_ms_p99": p99,
+            "queue": "q", "state": state, "reason": reason, "lag_ms_p50": p50, "lag_ms_p99": p99,
             "recent_lag_ms_p50": p50, "recent_lag_ms_p99": p99,
         }  # fmt: skip
 
-    (sink,) = sink_snapshots("west", [link(1.0, 9.0), link(None, None, "refused"), link(2.0, 4.0), link(7.0, 5.0)])
-    assert (sink.applied, sink.lag_p50_ms, sink.lag_p99_ms) == (12, 2.0, 9.0)
+    sink = sink_snapshot("west", [link(1.0, 9.0), link(None, None, "refused"), link(2.0, 4.0), link(7.0, 5.0)])
+    assert (sink.lag_p50_ms, sink.lag_p99_ms) == (2.0, 9.0)
     assert (sink.state, sink.reason) == ("failing", "refused")

@@ -177,12 +177,12 @@ def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, rem
         assert replay.wait(50)
         verdict = verdict_of(node, history)
     assert verdict.equal, verdict.differences
-    assert replay.done_count == replay.total_count == history.count()
+    assert replay.done_count == replay.total_count == len(history.operations)
     assert (replay.failures.total() > 30) == (fault_share > 0)
     assert set(replay.failures) <= {"refused", "unknown", "unreachable"}
     assert (node.sibling_writes > 0) == (not remembers_ids), "a late write meets its repetition"
     values: dict[bytes, list[bytes | None]] = {}
-    for key, token in history.operations():
+    for key, token in history.operations:
         values.setdefault(key, []).append(None if token is None else history.value(token))
     for key, wanted in values.items():
         seen = [v for i, v in enumerate(node.order[key]) if i == 0 or v != node.order[key][i - 1]]
@@ -250,5 +250,5 @@ def test_a_stopped_replay_starts_no_further_request() -> None:
         replay.stop()
         assert replay.wait(10)
         writes = node.writes
-        assert 0 < replay.done_count < history.count()
+        assert 0 < replay.done_count < len(history.operations)
         assert writes == node.writes

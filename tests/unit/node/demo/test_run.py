@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from isthmus.node.demo import run
-from isthmus.node.demo.cost import DemoOutcome
 from isthmus.node.demo.history import GitHistory, HistoryFault, MadeHistory
 from isthmus.node.demo.live_view import DemoProgress, PlainView
+from isthmus.node.demo.outcome import DemoOutcome
 from isthmus.node.demo.run import Demo, DemoOptions, choose_histories, curl_lines, run_demo
 from isthmus.node.demo.verify import VerifyResult
 from isthmus.node.demo.watch import DemoSnapshot, QueueSnapshot, SinkSnapshot
@@ -52,7 +52,7 @@ def test_a_short_repository_is_followed_by_a_made_history(tmp_path: Path) -> Non
     histories = choose_histories(DemoOptions(git=repository(tmp_path / "r", 3), seed=17), view)
     assert [type(history) for history in histories] == [GitHistory, MadeHistory]
     assert len({history.bucket for history in histories}) == 2
-    assert histories[1].count() == run.MADE_COUNT
+    assert len(histories[1].operations) == run.MADE_COUNT
     assert any("--seed 17" in line for line in view.lines)
 
 
@@ -121,7 +121,7 @@ def test_nothing_is_outstanding_only_when_every_queue_is_known_to_be_empty() -> 
         DemoSnapshot(0, queues=(empty, QueueSnapshot("west", "to-east", None, 0, "")), unknown=()).outstanding is None
     )
     assert DemoSnapshot(0).outstanding is None
-    failing = SinkSnapshot("west", "to-west", "failing", 1, 1.0, 2.0, None, None, "connection refused")
+    failing = SinkSnapshot("west", "to-west", "failing", 1.0, 2.0, None, None, "connection refused")
     why = DemoSnapshot(0, queues=(QueueSnapshot("east", "to-west", 7, 0, ""),), sinks=(failing,)).why_outstanding()
     assert "7 changes outstanding" in why
     assert "connection refused" in why
@@ -131,16 +131,12 @@ def test_an_outcome_is_equal_only_without_differences_and_outstanding_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A difference, or changes that never arrived, make the outcome unequal; the JSON carries both."""
-    clean = DemoOutcome()
-    clean.take(VerifyResult())
-    assert clean.equal
-    apart = DemoOutcome(outstanding="east's queue has 3 changes outstanding")
-    apart.take(VerifyResult())
-    assert not apart.equal
-    verdict = VerifyResult()
+    assert DemoOutcome(verdict=VerifyResult(keys_compared=1)).equal
+    assert not DemoOutcome().equal, "nothing is compared yet"
+    assert not DemoOutcome(outstanding="east's queue has 3 changes outstanding", verdict=VerifyResult(1)).equal
+    verdict = VerifyResult(keys_compared=1)
     verdict.differs("west", b"git", b"a\xff\n", "is missing")
-    different = DemoOutcome(puts=2, deletes=1)
-    different.take(verdict)
+    different = DemoOutcome(puts=2, deletes=1, verdict=verdict)
     assert not different.equal
     different.show("json", {"directory": "d"})
     shown = json.loads(capsys.readouterr().out)

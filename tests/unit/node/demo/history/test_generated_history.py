@@ -13,7 +13,7 @@ def test_the_model_is_what_the_operations_leave(seed: int) -> None:
     history = MadeHistory(seed, 3000)
     state: dict[bytes, bytes] = {}
     ever = set()
-    for key, token in history.operations():
+    for key, token in history.operations:
         ever.add(key)
         if token is None:
             del state[key]
@@ -28,9 +28,9 @@ def test_the_model_is_what_the_operations_leave(seed: int) -> None:
 def test_the_same_seed_makes_the_same_history_and_another_makes_another() -> None:
     """Two runs of a seed agree in every operation and value; a different seed differs."""
     one, again, other = MadeHistory(5, 500), MadeHistory(5, 500), MadeHistory(6, 500)
-    operations = list(one.operations())
-    assert operations == list(one.operations()) == list(again.operations())
-    assert operations != list(other.operations())
+    operations = one.operations
+    assert operations == one.operations == again.operations
+    assert operations != other.operations
     tokens = [token for _, token in operations if token is not None]
     assert [one.value(t) for t in tokens] == [again.value(t) for t in tokens]
     assert one.value(tokens[0]) != other.value(tokens[0])
@@ -39,11 +39,11 @@ def test_the_same_seed_makes_the_same_history_and_another_makes_another() -> Non
 def test_the_made_history_has_what_a_demo_should_meet() -> None:
     """Deletes, adds after deletes, hot keys, keys that need encoding, and sizes from end to end."""
     history = MadeHistory(1, 20_000)
-    assert history.count() == 20_000
+    assert len(history.operations) == 20_000
     deleted: set[bytes] = set()
     again = 0
     changes: dict[bytes, int] = {}
-    for key, token in history.operations():
+    for key, token in history.operations:
         changes[key] = changes.get(key, 0) + 1
         if token is None:
             deleted.add(key)

@@ -135,7 +135,7 @@ def replayed(history: GitHistory) -> tuple[dict[bytes, bytes], set[bytes]]:
     """The state after all operations, and every key ever touched. A delete of what is not there is an error."""
     state: dict[bytes, bytes] = {}
     ever = set()
-    for key, token in history.operations():
+    for key, token in history.operations:
         ever.add(key)
         if token is None:
             del state[key]
@@ -167,10 +167,9 @@ def test_operations_end_in_the_checked_out_tree(tmp_path: Path, bare: bool) -> N
 
 
 def test_order_and_count_follow_first_parent_history(tmp_path: Path) -> None:
-    """Operations come oldest first, as many as counted, and the same again when asked again."""
+    """Operations come oldest first, along the first parents."""
     history = GitHistory(grown(tmp_path / "repo").path)
-    operations = list(history.operations())
-    assert history.count() == len(operations) == len(list(history.operations()))
+    operations = history.operations
     keys = [key for key, _ in operations]
     assert keys.index(b"side/file") > keys.index(b"main")
     assert keys.count(b"side/file") == 1, "a merge is one change of each path"
@@ -210,7 +209,7 @@ def test_the_environment_of_a_hook_does_not_redirect(tmp_path: Path, monkeypatch
     repository = grown(tmp_path / "repo")
     other = Repository(tmp_path / "other")
     monkeypatch.setenv("GIT_DIR", str(other.path / ".git"))
-    assert GitHistory(repository.path).count() > 0
+    assert GitHistory(repository.path).operations
 
 
 def test_no_commit_no_repository_and_no_git_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +244,8 @@ def test_a_reader_of_blobs_that_died_is_the_only_fault(tmp_path: Path) -> None:
     history = GitHistory(repository.path)
     history.value(blob)
     assert history._blobs is not None
-    history._blobs._child.kill()
-    history._blobs._child.wait()
+    history._blobs.kill()
+    history._blobs.wait()
     for _ in range(2):
         with pytest.raises(HistoryFault, match="ended unexpectedly"):
             history.value(blob)
@@ -266,4 +265,4 @@ def test_a_damaged_repository_is_a_fault_not_a_short_history(tmp_path: Path) -> 
     history.close()
     (objects / tree[:2] / tree[2:]).unlink()
     with pytest.raises(HistoryFault, match=tree):
-        list(history.operations())
+        _ = history.operations
