@@ -1,0 +1,51 @@
+"""docs/http.md has the requests of the admin listener: each route has a row, and each row a route."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final
+
+from isthmus.node.admin_api.application import AdminApi
+from tests.support.node_status import FakeNodeStatus
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "http.md"
+ADMIN: Final = "/admin/"
+
+
+def documented(page: str) -> Iterator[tuple[str, str]]:
+    """(method, pattern) of every request in the first cells of the page's tables, names replaced by `*`.
+
+    A cell is like "`GET /admin/lag`, `/admin/ledger`" or "`POST /admin/sink/suspend`, `.../resume`": a method is that
+    of the paths behind it, too, and `...` stands for the path before without its last segment."""
+    for cell in re.findall(r"^\| (`(?:GET|POST|PUT|DELETE) [^|]*) \|", page, re.MULTILINE):
+        method, path = "", ""
+        for text in re.findall(r"`([^`]+)`", cell):
+            first, _, rest = text.rpartition(" ")
+            method = first or method
+            path = rest.replace("...", path.rpartition("/")[0], 1)
+            yield method, re.sub(r"(?<=/)[A-Z]+(?=/|$)", "*", path)
+
+
+def routed() -> set[tuple[str, str]]:
+    """(method, pattern) of every route under /admin/, names replaced by `*`."""
+    api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    routes = ((method, re.sub(r"\{\w+\}", "*", pattern)) for pattern, method, _ in api.router.routes())
+    return {(method, pattern) for method, pattern in routes if pattern.startswith(ADMIN)}
+
+
+def test_every_admin_route_has_a_row_and_every_row_a_route() -> None:
+    """A request that operators may send is on the page, and the page names no other."""
+    rows = {(method, pattern) for method, pattern in documented(PAGE.read_text()) if pattern.startswith(ADMIN)}
+    assert sorted(routed() - rows) == [], "lack a row in docs/http.md, 'Requests on `admin`'"
+    assert sorted(rows - routed()) == [], "have a row in docs/http.md, and are no routes"
+
+
+def test_a_row_that_lacks_is_found() -> None:
+    """The forms of a first cell are understood; text in other cells is no row."""
+    page = "| `GET /admin/a/Q/peek`, `.../ledger`, `/admin/c` | answers as `GET /admin/d` |\n| `POST /admin/a` | x |"
+    assert list(documented(page)) == [
+        ("GET", "/admin/a/*/peek"), ("GET", "/admin/a/*/ledger"), ("GET", "/admin/c"), ("POST", "/admin/a"),
+    ]  # fmt: skip
