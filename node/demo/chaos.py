@@ -70,7 +70,7 @@ class FailureInjector:
         self._clock = clock
         self._share = 0.0
         self._snapshot = DemoSnapshot(0.0)
-        self._seen = ClusterSnapshot(cluster, 0, 0, 0, 0, {})
+        self._seen = ClusterSnapshot(cluster)
         self._finishing = False
         self._plan = self._run()
         self.done = False
@@ -80,10 +80,10 @@ class FailureInjector:
 
     def step(self, share: float, snapshot: DemoSnapshot) -> None:
         """Take the action that is due with `share` (0 to 1) of the replay done. Raises LocalFault."""
-        for seen in snapshot.clusters:
-            if seen.name == self._cluster:
-                self._share, self._snapshot, self._seen = share, snapshot, seen
-                self.done = next(self._plan, True)
+        seen = snapshot.cluster(self._cluster)
+        if seen.partitions is not None:
+            self._share, self._snapshot, self._seen = share, snapshot, seen
+            self.done = next(self._plan, True)
 
     def finish(self) -> None:
         """From the next step on kill nothing more, and start what is down."""
@@ -91,7 +91,7 @@ class FailureInjector:
 
     def _run(self) -> Iterator[bool]:
         """The plan; yields False while it waits for the next step."""
-        while self._share < NODE_SHARE or self._seen.missing:
+        while self._share < NODE_SHARE or self._seen.missing != 0:
             if self._finishing:
                 return
             yield False
@@ -113,7 +113,7 @@ class FailureInjector:
         self._processes.start_node(victim)
         self._record(f"started {victim} again after {away_s:.0f} s; {still}")
         since_s = self._clock()
-        while self._seen.missing or self._snapshot.taken_s <= since_s:
+        while self._seen.missing != 0 or self._snapshot.taken_s <= since_s:
             yield False
         self._record(f"{victim}: every replica in sync again, {self._clock() - since_s:.0f} s after its start")
         name = f"zookeeper-{self._cluster}"

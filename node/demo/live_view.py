@@ -44,15 +44,15 @@ class DemoProgress(NamedTuple):
 
     def facts(self) -> Iterable[tuple[str, str]]:
         """State of clusters, queues, sinks and retries, as (name, text)."""
-        for cluster in self.snapshot.clusters:
-            yield "cluster", cluster.text()
-        for queue in self.snapshot.queues:
-            waiting, in_flight = ("unknown" if n is None else f"{n:,}" for n in (queue.waiting, queue.in_flight))
-            yield "queue", f"{queue.cluster}/{queue.name}: {waiting} waiting, {in_flight} in flight"
-        for sink in self.snapshot.sinks:
-            if sink.recent_p50_ms is not None:
-                p50, p99 = milliseconds(sink.recent_p50_ms), milliseconds(sink.recent_p99_ms)
-                yield "lag", f"to {sink.cluster}: p50 {p50}, p99 {p99}"
+        clusters = self.snapshot.clusters
+        yield from (("cluster", cluster.text()) for cluster in clusters if cluster.partitions is not None)
+        for cluster in clusters:
+            waiting, in_flight = ("unknown" if n is None else f"{n:,}" for n in (cluster.waiting, cluster.in_flight))
+            yield "queue", f"{cluster.name}/{cluster.queue}: {waiting} waiting, {in_flight} in flight"
+        for cluster in clusters:
+            if cluster.recent_lag_ms is not None:
+                p50, p99 = map(milliseconds, cluster.recent_lag_ms)
+                yield "lag", f"to {cluster.name}: p50 {p50}, p99 {p99}"
         if self.retries:
             yield "retries", f"{self.retries:,}"
         if self.snapshot.unknown:

@@ -1,10 +1,7 @@
 """Replays histories into a cluster over its HTTP API: several connections, each key strictly in order.
 
 Every write carries the causal context that its key was read with, so a replay makes no siblings. Failures of a killed
-or restarting node (refused connections, 503, 504 with an unknown outcome) are retried with back-off at the cluster's
-next node: the same write, with the same context and request id, so that it takes effect once. The cluster remembers
-request ids for a limited time; so after an unknown outcome the key is read once more, and written again where the lost
-write has taken effect beside the repeated one. Nothing here prints.
+or restarting node are retried with back-off at the cluster's next node (`client.ObjectWrite`). Nothing here prints.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import uuid
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +16,7 @@ from concurrent import futures
 from contextlib import closing
 from typing import Final
 
-from isthmus.node.demo.client import ObjectWriter, RetryPolicy, Transient
+from isthmus.node.demo.client import ClusterClient, ObjectWrite, Stopped
 from isthmus.node.demo.history import DemoHistory, HistoryOperation
 from isthmus.repl.model.errors import IsthmusError
 
@@ -35,15 +31,12 @@ class HistoryReplay:
     `rate` is operations a second, 0 as fast as possible. `start` returns at once; `wait` raises the first failure.
     """
 
-    def __init__(
-        self, urls: Sequence[str], histories: Sequence[DemoHistory], rate: float, connections: int = CONNECTIONS
-    ) -> None:
-        self._urls = urls
+    def __init__(self, urls: Sequence[str], histories: Sequence[DemoHistory], rate: float) -> None:
         self._histories = histories
         self._interval_s = 1 / rate if rate > 0 else 0.0
-        self._connections = connections
         self._stopping = threading.Event()
         self._lock = threading.Lock()
+        self._clients = [ClusterClient(urls, self._stopping, number) for number in range(CONNECTIONS)]
         self._shares: list[futures.Future[None]] = []
         self._started_s = self._done_s = 0.0
         self.total_count = sum(len(history.operations) for history in histories)
@@ -51,14 +44,12 @@ class HistoryReplay:
         """Operations done: "puts", "deletes", and "bytes" of values."""
         self.longest_pause_s = 0.0
         """Longest time between two operations done, one after the other, by whichever connections."""
-        self.failures: Counter[str] = Counter()
-        """Attempts that failed and were repeated, by `Transient.kind`."""
 
     def start(self) -> None:
         """Begin; the work is done in threads of this process."""
         self._started_s = self._done_s = time.monotonic()
-        pool = futures.ThreadPoolExecutor(self._connections, "replay")
-        self._shares = [pool.submit(self._replay_share, number) for number in range(self._connections)]
+        pool = futures.ThreadPoolExecutor(CONNECTIONS, "replay")
+        self._shares = [pool.submit(self._replay_share, number) for number in range(CONNECTIONS)]
         pool.shutdown(wait=False)
 
     @property
@@ -70,6 +61,10 @@ class HistoryReplay:
     def elapsed_s(self) -> float:
         """Seconds from the start to the newest acknowledged operation."""
         return self._done_s - self._started_s
+
+    def failures(self) -> Counter[str]:
+        """Attempts that failed and were repeated, by kind."""
+        return sum((client.failures for client in self._clients), Counter())
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s`; True when all is done. Raises the first failure."""
@@ -88,42 +83,23 @@ class HistoryReplay:
 
     def _replay_share(self, number: int) -> None:
         """Replay the keys of one connection, each operation not before its time."""
-        with closing(ObjectWriter(self._urls, number)) as client:
+        with closing(self._clients[number]) as client:
             for place, (history, operation) in enumerate(self._operations()):
-                if zlib.crc32(history.bucket + operation.key) % self._connections == number:
+                if zlib.crc32(history.bucket + operation.key) % CONNECTIONS == number:
                     due_s = self._started_s + place * self._interval_s
                     if self._stopping.wait(max(0.0, due_s - time.monotonic())):
                         return
-                    self._perform(client, history, operation)
+                    try:
+                        self._perform(client, history, operation)
+                    except Stopped:
+                        return
+                    except IsthmusError as error:
+                        key = operation.key.decode(errors="backslashreplace")
+                        raise type(error)(f"{history.title}, {key!r}: {error}") from error
 
-    def _perform(self, client: ObjectWriter, history: DemoHistory, operation: HistoryOperation) -> None:
-        """Write one key until it is acknowledged, or the replay stops."""
-        bucket, key = history.bucket, operation.key
+    def _perform(self, client: ClusterClient, history: DemoHistory, operation: HistoryOperation) -> None:
         value = None if operation.token is None else history.value(operation.token)
-        policy = RetryPolicy(self._stopping)
-        request_id, context, outcome_unknown = "", None, False
-        while True:
-            try:
-                if not request_id:
-                    sibling_count, context = client.context(bucket, key)
-                    if value is None and sibling_count == 0:
-                        break  # nothing to delete
-                    request_id, outcome_unknown = uuid.uuid4().hex, False
-                client.write(bucket, key, value, context, request_id)
-                if not outcome_unknown or client.context(bucket, key)[0] == (value is not None):
-                    break
-                request_id = ""  # the key has siblings, and must be written over them
-                raise Transient("unknown", "a write of unknown outcome took effect beside its repetition")
-            except Transient as failure:
-                outcome_unknown = outcome_unknown or failure.unknown
-                with self._lock:
-                    self.failures[failure.kind] += 1
-                client.next_node()
-                if not policy.wait(failure):
-                    return
-            except IsthmusError as error:
-                name = key.decode(errors="backslashreplace")
-                raise type(error)(f"{history.title}, {name!r}: {error}") from error
+        client.retrying(ObjectWrite(history.bucket, operation.key, value).attempt)
         with self._lock:
             before_s, self._done_s = self._done_s, time.monotonic()
             self.longest_pause_s = max(self.longest_pause_s, self._done_s - before_s)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from isthmus import config, node
 from isthmus.node.demo.chaos import FailureInjector, ProcessControl
-from isthmus.node.demo.client import RetryingReader, key_path
+from isthmus.node.demo.client import ClusterClient, key_path
 from isthmus.node.demo.history import DemoHistory, Expectation, GitHistory, HistoryFault, MadeHistory
 from isthmus.node.demo.live_view import DemoProgress, DemoView
 from isthmus.node.demo.outcome import DemoOutcome
@@ -206,7 +206,7 @@ class _DemoRun:
         outcome.value_bytes = replay.done["bytes"]
         outcome.replay_seconds = round(replay.elapsed_s, 3)
         outcome.longest_pause_seconds = round(replay.longest_pause_s, 3)
-        outcome.retries = dict(replay.failures)
+        outcome.retries = dict(replay.failures())
 
     def _wait_for_none(self, phase: str, remaining: Callable[[DemoSnapshot], int | None]) -> float:
         """Wait until nothing remains in two snapshots in a row (a change between two counters is in one of them), as
@@ -242,7 +242,7 @@ class _DemoRun:
 
         with ExitStack() as stack:
             readers = {
-                name: stack.enter_context(closing(RetryingReader(urls, self._stopping)))
+                name: stack.enter_context(closing(ClusterClient(urls, self._stopping)))
                 for name, urls in self._https.items()
             }
             for history, end in expected:
@@ -257,11 +257,11 @@ class _DemoRun:
 
     def _show(self, phase: str, unit: str, done: int, total: int) -> DemoSnapshot:
         snapshot = self._watcher.look()
-        for sink in snapshot.sinks:
-            if sink.cluster != SOURCE and sink.lag_p50_ms is not None:
-                self._outcome.lag_p50_ms, self._outcome.lag_p99_ms = sink.lag_p50_ms, sink.lag_p99_ms
+        for cluster in snapshot.clusters:
+            if cluster.name != SOURCE and cluster.lag_ms is not None:
+                self._outcome.lag_p50_ms, self._outcome.lag_p99_ms = cluster.lag_ms
         elapsed_s = time.monotonic() - self._began_s
-        self._view.update(DemoProgress(phase, unit, done, total, elapsed_s, self._replay.failures.total(), snapshot))
+        self._view.update(DemoProgress(phase, unit, done, total, elapsed_s, self._replay.failures().total(), snapshot))
         return snapshot
 
 

@@ -46,149 +46,133 @@ class ProcessSnapshot(NamedTuple):
 
 
 class ClusterSnapshot(NamedTuple):
-    """One cluster, by the node that read the metastore last. `leaders` counts partitions led by each node that holds
-    replicas; `absent` are the nodes that are not registered."""
+    """One cluster: its metastore's content by the node that read it last, its queue and sink over all nodes. None is
+    unknown."""
 
     name: str
-    partitions: int
-    online: int
-    replicas: int
-    in_sync: int
-    leaders: Mapping[str, int]
+    partitions: int | None = None
+    online: int = 0
+    replicas: int = 0
+    in_sync: int = 0
+    leaders: Mapping[str, int] = {}
+    """Partitions led by each node that holds replicas."""
     absent: tuple[str, ...] = ()
+    """Nodes that are not registered."""
+    queue: str = "unknown"
+    waiting: int | None = None
+    in_flight: int | None = None
+    queue_reason: str = ""
+    lag_ms: tuple[float, float] | None = None
+    """Of the sink since its nodes began: p50 of the median link and p99 of the worst."""
+    recent_lag_ms: tuple[float, float] | None = None
+    """The same in the last minute."""
+    sink_reason: str = ""
 
     @property
-    def missing(self) -> int:
+    def missing(self) -> int | None:
         """Partitions without a leader, replicas out of sync and nodes away; 0: the cluster is whole."""
-        offline = self.partitions - self.online if self.partitions else 1
-        return offline + self.replicas - self.in_sync + len(self.absent)
+        if not self.partitions:
+            return None
+        return self.partitions - self.online + self.replicas - self.in_sync + len(self.absent)
+
+    @property
+    def outstanding(self) -> int | None:
+        """Changes of the queue that no sink has acknowledged."""
+        return None if self.waiting is None or self.in_flight is None else self.waiting + self.in_flight
 
     def text(self) -> str:
         """Leaders and replicas in one line."""
         led = ", ".join(f"{name} {count}" for name, count in sorted(self.leaders.items()))
-        offline = self.partitions - self.online
+        offline = (self.partitions or 0) - self.online
         leaderless = f"; {quantity(offline, 'partition')} without a leader" if offline else ""
         return f"{self.name}: leaders {led}; {self.in_sync} of {self.replicas} replicas in sync{leaderless}"
 
 
-class QueueSnapshot(NamedTuple):
-    """The source queue of a cluster, over all its nodes; None is unknown."""
-
-    cluster: str
-    name: str
-    waiting: int | None
-    in_flight: int | None
-    reason: str
-
-    @property
-    def outstanding(self) -> int | None:
-        """Changes that no sink has acknowledged."""
-        return None if self.waiting is None or self.in_flight is None else self.waiting + self.in_flight
-
-
-class SinkSnapshot(NamedTuple):
-    """The sink of a cluster, over all links: lag since their nodes began, and in the last minute, p50 of the median
-    link and p99 of the worst; None is unknown."""
-
-    cluster: str
-    queue: str
-    state: str
-    lag_p50_ms: float | None
-    lag_p99_ms: float | None
-    recent_p50_ms: float | None
-    recent_p99_ms: float | None
-    reason: str
-
-
 class DemoSnapshot(NamedTuple):
-    """Processes, clusters, queues and sinks at one moment; `taken_s` is monotonic."""
+    """Processes and clusters at one moment; `taken_s` is monotonic."""
 
     taken_s: float
     processes: tuple[ProcessSnapshot, ...] = ()
     clusters: tuple[ClusterSnapshot, ...] = ()
-    """Those of which a node answered."""
-    queues: tuple[QueueSnapshot, ...] = ()
-    """One for each cluster."""
-    sinks: tuple[SinkSnapshot, ...] = ()
     unknown: tuple[str, ...] = ()
     """Nodes that did not answer, each with why."""
+
+    def cluster(self, name: str) -> ClusterSnapshot:
+        """One cluster."""
+        return next((cluster for cluster in self.clusters if cluster.name == name), ClusterSnapshot(name))
 
     @property
     def missing(self) -> int | None:
         """`ClusterSnapshot.missing` of all clusters; None when one is unknown."""
-        return sum(cluster.missing for cluster in self.clusters) if len(self.clusters) == len(self.queues) else None
+        return _total([cluster.missing for cluster in self.clusters])
 
     @property
     def outstanding(self) -> int | None:
-        """Changes that are not acknowledged, of all queues; None when any is unknown."""
-        return _total([queue.outstanding for queue in self.queues] or [None])
+        """`ClusterSnapshot.outstanding` of all clusters; None when one is unknown."""
+        return _total([cluster.outstanding for cluster in self.clusters])
 
     def why_outstanding(self) -> str:
-        """The outstanding changes and the reasons, in one line."""
+        """What is missing and outstanding, with the reasons, in one line."""
         parts = list(self.unknown)
-        parts += [cluster.text() for cluster in self.clusters if cluster.missing]
-        for queue in self.queues:
-            if queue.outstanding != 0:
-                count = "an unknown number of" if queue.outstanding is None else f"{queue.outstanding:,}"
-                parts.append(
-                    f"{queue.cluster}'s queue {queue.name} has {count} changes outstanding {queue.reason}".strip()
-                )
-        parts += [f"{s.cluster}'s sink of {s.queue} is {s.state}: {s.reason}" for s in self.sinks if s.reason]
+        parts += [cluster.text() for cluster in self.clusters if cluster.missing != 0]
+        for cluster in self.clusters:
+            if cluster.outstanding != 0:
+                count = "an unknown number of" if cluster.outstanding is None else f"{cluster.outstanding:,}"
+                queue = f"{cluster.name}'s queue {cluster.queue} has {count} changes outstanding"
+                parts.append(f"{queue} {cluster.queue_reason}".strip())
+        parts += [f"{cluster.name}'s sink {cluster.sink_reason}" for cluster in self.clusters if cluster.sink_reason]
         return "; ".join(parts) or "nothing is outstanding"
 
 
-def cluster_snapshot(name: str, raw: Mapping[str, Any]) -> ClusterSnapshot:
-    """A cluster from a node's `/admin/cluster`."""
-    partitions, replicas = raw["partitions"], raw["replicas"]
-    return ClusterSnapshot(
-        name,
-        partitions["total"],
-        partitions["online"],
-        replicas["total"],
-        replicas["in_sync"],
-        {node["name"]: node["leaders"] for node in raw["nodes"]},
-        tuple(node["name"] for node in raw["nodes"] if node["state"] == "gone"),
-    )
+def cluster_snapshot(
+    name: str,
+    views: Sequence[Mapping[str, Any]],
+    queues: Sequence[Mapping[str, Any]],
+    sinks: Sequence[Mapping[str, Any]],
+) -> ClusterSnapshot:
+    """A cluster from its nodes' `/admin/cluster` and the rows of their `/admin/queues` and `/admin/sink`.
 
-
-def queue_snapshot(cluster: str, rows: Sequence[Mapping[str, Any]], partitions: int | None) -> QueueSnapshot:
-    """A cluster's queue from the rows of its nodes' `/admin/queues`.
-
-    A count is known only when the answers cover all of the cluster's `partitions`: each is counted where it is led.
+    Waiting changes are known only when the queues' rows cover all partitions: each is counted where it is led.
     """
-    if not rows:
-        return QueueSnapshot(cluster, "unknown", None, None, "no node lists a queue")
-    waiting, in_flight = (_total([row[key] for row in rows]) for key in ("waiting", "in_flight"))
-    reason = next((row["reason"] for row in rows if row["reason"]), "")
-    covered = sum(row["partitions"] for row in rows)
-    if covered != partitions:
-        waiting, reason = None, reason or f"{covered} of {partitions or 'an unknown number of'} partitions seen"
-    return QueueSnapshot(cluster, rows[0]["name"], waiting, in_flight, reason)
-
-
-def sink_snapshot(cluster: str, rows: Sequence[Mapping[str, Any]]) -> SinkSnapshot:
-    """A cluster's sink from the rows of its nodes' `/admin/sink`, one for each link; at least one."""
-    failing = next((row for row in rows if row["reason"]), rows[0])
-
-    def over_links(key: str, combine: Callable[[Sequence[float]], float]) -> float | None:
-        known = [row[key] for row in rows if row[key] is not None]
-        return combine(known) if known else None
-
-    return SinkSnapshot(
-        cluster,
-        failing["queue"],
-        failing["state"],
-        over_links("lag_ms_p50", statistics.median),
-        over_links("lag_ms_p99", max),
-        over_links("recent_lag_ms_p50", statistics.median),
-        over_links("recent_lag_ms_p99", max),
-        failing["reason"],
+    found = ClusterSnapshot(name)
+    if views:
+        view = max(views, key=lambda view: view["read_at_ms"] or 0)
+        partitions, replicas = view["partitions"], view["replicas"]
+        found = found._replace(
+            partitions=partitions["total"],
+            online=partitions["online"],
+            replicas=replicas["total"],
+            in_sync=replicas["in_sync"],
+            leaders={node["name"]: node["leaders"] for node in view["nodes"]},
+            absent=tuple(node["name"] for node in view["nodes"] if node["state"] == "gone"),
+        )
+    if queues:
+        covered = sum(row["partitions"] for row in queues)
+        known = covered == found.partitions
+        seen = "" if known else f"{covered} of {found.partitions or 'an unknown number of'} partitions seen"
+        found = found._replace(
+            queue=queues[0]["name"],
+            waiting=_total([row["waiting"] for row in queues]) if known else None,
+            in_flight=_total([row["in_flight"] for row in queues]),
+            queue_reason=next((row["reason"] for row in queues if row["reason"]), seen),
+        )
+    failing = [f"of {row['queue']} is {row['state']}: {row['reason']}" for row in sinks if row["reason"]]
+    return found._replace(
+        lag_ms=_lag(sinks, "lag_ms"), recent_lag_ms=_lag(sinks, "recent_lag_ms"), sink_reason="".join(failing[:1])
     )
+
+
+def _lag(links: Sequence[Mapping[str, Any]], key: str) -> tuple[float, float] | None:
+    known = [link for link in links if link[f"{key}_p50"] is not None]
+    if not known:
+        return None
+    return statistics.median(link[f"{key}_p50"] for link in known), max(link[f"{key}_p99"] for link in known)
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
+    """The sum; None when a count is unknown, or there is none."""
     known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 class Watcher:
@@ -232,28 +216,21 @@ class Watcher:
         processes = self._take_processes()
         unknown: list[str] = []
         clusters: list[ClusterSnapshot] = []
-        queues: list[QueueSnapshot] = []
-        sinks: list[SinkSnapshot] = []
         for cluster, admins in self._admins.items():
             views: list[dict[str, Any]] = []
-            queue_rows: list[dict[str, Any]] = []
-            sink_rows: list[dict[str, Any]] = []
+            queues: list[dict[str, Any]] = []
+            sinks: list[dict[str, Any]] = []
             for name, admin in admins.items():
                 try:
                     views.append(admin.get("/admin/cluster"))
-                    queue_rows += admin.get("/admin/queues")["queues"]
-                    sink_rows += admin.get("/admin/sink")["sinks"]
+                    queues += admin.get("/admin/queues")["queues"]
+                    sinks += admin.get("/admin/sink")["sinks"]
                 except CommandFailed as error:
                     unknown.append(f"{name}: {error}")
-            partitions = None
+            clusters.append(cluster_snapshot(cluster, views, queues, sinks))
             if views:
-                newest = cluster_snapshot(cluster, max(views, key=lambda view: view["read_at_ms"] or 0))
-                partitions = newest.partitions
-                clusters.append(newest)
-                self._note_cluster(newest)
-            queues.append(queue_snapshot(cluster, queue_rows, partitions))
-            sinks += [sink_snapshot(cluster, sink_rows)] if sink_rows else []
-        return DemoSnapshot(taken_s, processes, tuple(clusters), tuple(queues), tuple(sinks), tuple(unknown))
+                self._note_cluster(clusters[-1])
+        return DemoSnapshot(taken_s, processes, tuple(clusters), tuple(unknown))
 
     def _note_cluster(self, cluster: ClusterSnapshot) -> None:
         text = cluster.text()

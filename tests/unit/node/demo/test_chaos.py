@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.node.demo.chaos import AWAY_MOST_S, AWAY_S, FailureInjector, ProcessControl
-from isthmus.node.demo.watch import (
-    ClusterSnapshot,
-    DemoSnapshot,
-    ProcessSnapshot,
-    cluster_snapshot,
-    queue_snapshot,
-    sink_snapshot,
-)
+from isthmus.node.demo.watch import ClusterSnapshot, DemoSnapshot, ProcessSnapshot
 
 LEADERS = {"east-1": 4, "east-2": 5, "east-3": 3}
 
@@ -115,53 +108,3 @@ def test_at_the_end_what_is_down_is_started_and_nothing_more_is_killed(looks: in
     assert fixture.done.count("start east-2") == fixture.done.count("kill east-2") == killed
     assert "kill zookeeper-east" not in fixture.done
     assert fixture.injector.done
-
-
-def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
-    """One partition without a leader, one replica out of sync, one node away: not whole; and the line shows it."""
-    raw: dict[str, Any] = {
-        "partitions": {"total": 12, "online": 12, "offline": 0},
-        "replicas": {"total": 36, "in_sync": 36},
-        "nodes": [{"name": "b", "leaders": 12, "state": "live"}, {"name": "a", "leaders": 0, "state": "leaving"}],
-    }
-    assert not cluster_snapshot("east", raw).missing
-    assert cluster_snapshot("east", raw).text() == "east: leaders a 0, b 12; 36 of 36 replicas in sync"
-    offline = cluster_snapshot("east", raw | {"partitions": {"total": 12, "online": 11}})
-    assert offline.missing
-    assert offline.text().endswith("; 1 partition without a leader")
-    assert cluster_snapshot("east", raw | {"replicas": {"total": 36, "in_sync": 35}}).missing
-    assert cluster_snapshot("east", raw | {"nodes": [{"name": "b", "leaders": 12, "state": "gone"}]}).missing
-    assert cluster_snapshot("east", raw | {"partitions": {"total": 0, "online": 0}}).missing
-
-
-def test_a_queue_is_known_only_when_its_nodes_cover_every_partition() -> None:
-    """What the nodes of a cluster count is summed; with a partition that nobody led it is unknown, not nothing."""
-
-    def row(partitions: int, waiting: int | None) -> dict[str, Any]:
-        return {"name": "q", "partitions": partitions, "waiting": waiting, "in_flight": 1, "reason": ""}
-
-    whole = queue_snapshot("east", [row(4, 2), row(5, 0), row(3, 7)], 12)
-    assert (whole.waiting, whole.in_flight, whole.outstanding) == (9, 3, 12)
-    partial = queue_snapshot("east", [row(4, 0), row(5, 0)], 12)
-    assert (partial.outstanding, partial.reason) == (None, "9 of 12 partitions seen")
-    unknown = queue_snapshot("east", [row(4, 0), row(8, None)], 12)
-    assert unknown.outstanding is None
-    assert queue_snapshot("east", [row(0, 0)], None).outstanding is None
-    silent = queue_snapshot("east", [], 12)
-    assert silent.outstanding is None, "no node lists a queue"
-    assert DemoSnapshot(1.0, queues=(whole, silent)).outstanding is None
-
-
-def test_links_of_one_queue_make_one_line_with_the_worst_lag() -> None:
-    """p50 of the middle link, p99 of the worst, and the first trouble."""
-
-    def link(p50: float | None, p99: float | None, reason: str = "") -> dict[str, Any]:
-        state = "failing" if reason else "running"
-        return {
-            "queue": "q", "state": state, "reason": reason, "lag_ms_p50": p50, "lag_ms_p99": p99,
-            "recent_lag_ms_p50": p50, "recent_lag_ms_p99": p99,
-        }  # fmt: skip
-
-    sink = sink_snapshot("west", [link(1.0, 9.0), link(None, None, "refused"), link(2.0, 4.0), link(7.0, 5.0)])
-    assert (sink.lag_p50_ms, sink.lag_p99_ms) == (2.0, 9.0)
-    assert (sink.state, sink.reason) == ("failing", "refused")

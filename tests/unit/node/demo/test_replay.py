@@ -8,13 +8,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import quote, unquote_to_bytes
+from typing import Any
+from urllib.parse import quote
 
 import msgpack
 import pytest
 
 from isthmus.node.demo import client as demo_client
-from isthmus.node.demo.client import RetryingReader
+from isthmus.node.demo.client import ClusterClient
 from isthmus.node.demo.history import MadeHistory
 from isthmus.node.demo.replay import HistoryReplay
 from isthmus.node.demo.verify import VerifyResult, compare
@@ -22,7 +23,7 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 
 
 class FakeNode(ThreadingHTTPServer):
-    """Objects with causal contexts over Riak's HTTP face: a context is the set of writes that a client has seen.
+    """Objects with causal contexts, as a node serves batches: a context is the set of writes that a client has seen.
 
     A share of the writes fails: refused with 503 before or answered 504 after taking effect, or taking effect only once
     the next write of the key has come, or the connection is closed before or after. A write without the context of what
@@ -38,7 +39,7 @@ class FakeNode(ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.objects: dict[bytes, dict[int, bytes | None]] = {}
         self.seen: dict[bytes, int] = {}
-        self.late: dict[bytes, list[tuple[bytes | None, str | None, str]]] = {}
+        self.late: dict[bytes, list[tuple[bytes | None, bytes | None, str]]] = {}
         self.order: dict[bytes, list[bytes | None]] = {}
         self.writes = 0
         self.sibling_writes = 0
@@ -54,7 +55,7 @@ class FakeNode(ThreadingHTTPServer):
                 return None
             return self.random.choice(["503", "504", "504 late", "drop before", "drop after", "drop late"])
 
-    def write(self, key: bytes, value: bytes | None, context: str | None, request_id: str) -> None:
+    def write(self, key: bytes, value: bytes | None, context: bytes | None, request_id: str) -> None:
         with self.lock:
             assert self.written.setdefault(request_id, (key, value)) == (key, value), "an id names one write"
             if self.remembers_ids and request_id in self.known_ids:
@@ -79,57 +80,38 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
 
-    def _key(self) -> bytes:
-        return unquote_to_bytes(self.path.split("/")[4])
-
-    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
+    def _answer(self, body: bytes) -> None:
+        self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        if "?keys=stream" in self.path:
-            keys = [quote(k, safe="") for k, s in self.server.objects.items() if any(v is not None for v in s.values())]
-            parts = [json.dumps({"keys": keys[i : i + 7]}) for i in range(0, max(1, len(keys)), 7)]
-            self._answer(200, "".join(parts).encode())
-            return
-        if self.server.fixed_status is not None:
-            self._answer(self.server.fixed_status, b"fixed\n")
-            return
-        key = self._key()
-        siblings = self.server.objects.get(key, {})
-        clock = {"X_Riak_Vclock": str(self.server.seen[key])} if key in self.server.seen else {}
-        if len(siblings) > 1:
-            self._answer(300, b"Siblings:\n" + b"x\n" * len(siblings), **clock)
-        elif not siblings or None in siblings.values():
-            self._answer(404, b"not found\n", **clock)
-        else:
-            self._answer(200, next(v for v in siblings.values() if v is not None), **clock)
-
-    def do_PUT(self) -> None:
-        self._write(self.rfile.read(int(self.headers["Content-Length"])))
-
-    def do_DELETE(self) -> None:
-        self._write(None)
+        keys = [quote(k, safe="") for k, s in self.server.objects.items() if any(v is not None for v in s.values())]
+        parts = [json.dumps({"keys": keys[i : i + 7]}) for i in range(0, max(1, len(keys)), 7)]
+        self._answer("".join(parts).encode())
 
     def do_POST(self) -> None:
-        answers = []
-        for _, _, key in msgpack.unpackb(self.rfile.read(int(self.headers["Content-Length"]))):
-            siblings = self.server.objects.get(key, {})
-            values = [(v, b"", "", 0, None) for v in siblings.values()]
-            absent = all(v[0] is None for v in values)
-            answers.append((404 if absent else 300 if len(values) > 1 else 200, b"", values))
-        self._answer(200, msgpack.packb(answers))
+        items = msgpack.unpackb(self.rfile.read(int(self.headers["Content-Length"])))
+        answers = [self._get(item[2]) if self.path == "/batch/get" else self._put(item) for item in items]
+        if None not in answers:
+            self._answer(msgpack.packb(answers))
 
-    def _write(self, value: bytes | None) -> None:
+    def _get(self, key: bytes) -> tuple[int, bytes | None, object]:
+        siblings = self.server.objects.get(key, {})
+        clock = b"%d" % self.server.seen[key] if key in self.server.seen else None
+        values = [(v, b"", "", 0, None) for v in siblings.values()]
+        absent = all(v[0] is None for v in values)
+        return 404 if absent else 300 if len(values) > 1 else 200, clock, values or "not-found"
+
+    def _put(self, item: list[Any]) -> tuple[int, bytes | None, str | None] | None:
+        """The answer to a write; None when the connection closes instead."""
+        if self.server.fixed_status is not None:
+            return self.server.fixed_status, None, "too-large: fixed"
         fault = self.server.fault()
         if fault == "503":
-            self._answer(503, b"not now\n")
-            return
-        key, context, request_id = self._key(), self.headers["X-Riak-Vclock"], self.headers["X-Isthmus-Request-Id"]
+            return 503, None, "not-ready: not now"
+        _, _, key, value, _, context, _, request_id = item
         if fault in ("504 late", "drop late"):
             self.server.late.setdefault(key, []).append((value, context, request_id))
         elif fault != "drop before":
@@ -137,11 +119,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.write(key, *delayed)
             self.server.write(key, value, context, request_id)
         if fault in ("504", "504 late"):
-            self._answer(504, b"outcome=unknown\n")
-        elif fault is not None:
-            self.close_connection = True
-        else:
-            self._answer(204)
+            return 504, None, "outcome-unknown: outcome=unknown"
+        self.close_connection = fault is not None
+        return None if fault is not None else (204, b"%d" % self.server.seen[key], None)
 
 
 @contextmanager
@@ -159,7 +139,7 @@ def running(fault_share: float) -> Iterator[FakeNode]:
 
 def verdict_of(node: FakeNode, history: MadeHistory) -> VerifyResult:
     verdict = VerifyResult()
-    reader = RetryingReader([node.url], threading.Event())
+    reader = ClusterClient([node.url], threading.Event())
     compare({"east": reader}, history.bucket, history.expectation(), verdict)
     reader.close()
     return verdict
@@ -178,8 +158,8 @@ def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, rem
         verdict = verdict_of(node, history)
     assert verdict.equal, verdict.differences
     assert replay.done_count == replay.total_count == len(history.operations)
-    assert (replay.failures.total() > 30) == (fault_share > 0)
-    assert set(replay.failures) <= {"refused", "unknown", "unreachable"}
+    assert (replay.failures().total() > 30) == (fault_share > 0)
+    assert set(replay.failures()) <= {"refused", "unknown", "unreachable"}
     assert (node.sibling_writes > 0) == (not remembers_ids), "a late write meets its repetition"
     values: dict[bytes, list[bytes | None]] = {}
     for key, token in history.operations:
@@ -199,11 +179,11 @@ def test_a_node_that_is_gone_is_passed_over() -> None:
         replay.start()
         assert replay.wait(20)
         verdict = verdict_of(node, history)
-        reader = RetryingReader([url, node.url], threading.Event())
+        reader = ClusterClient([url, node.url], threading.Event())
         assert sorted(reader.list_keys(history.bucket)) == sorted(history.expectation().live)
         reader.close()
     assert verdict.equal
-    assert set(replay.failures) == {"unreachable"}
+    assert set(replay.failures()) == {"unreachable"}
 
 
 def test_a_replay_is_paced() -> None:
@@ -223,14 +203,14 @@ def test_a_definite_refusal_ends_the_replay_with_the_key_named() -> None:
         node.fixed_status = 413
         replay = HistoryReplay([node.url], [history], rate=0)
         replay.start()
-        with pytest.raises(BadInput, match=r"made from seed 3, '.*answered 413: fixed"):
+        with pytest.raises(BadInput, match=r"made from seed 3, '.*: fixed"):
             replay.wait(20)
         replay.stop()
 
 
 def test_a_node_that_stays_away_is_given_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the patience is over the replay ends with the last failure named instead of hanging."""
-    monkeypatch.setattr(demo_client.RetryPolicy.__init__, "__defaults__", (0.3,))
+    monkeypatch.setattr(demo_client, "RETRY_LIMIT_S", 0.3)
     with running(0.0) as node:
         url = node.url
     replay = HistoryReplay([url], [MadeHistory(3, 100)], rate=0)

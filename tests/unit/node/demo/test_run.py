@@ -16,7 +16,7 @@ from isthmus.node.demo.live_view import DemoProgress, PlainView
 from isthmus.node.demo.outcome import DemoOutcome
 from isthmus.node.demo.run import Demo, DemoOptions, choose_histories, curl_lines, run_demo
 from isthmus.node.demo.verify import VerifyResult
-from isthmus.node.demo.watch import DemoSnapshot, QueueSnapshot, SinkSnapshot
+from isthmus.node.demo.watch import ClusterSnapshot, DemoSnapshot
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.repl.model.errors import LocalFault
 
@@ -112,21 +112,6 @@ def test_what_was_started_is_stopped_though_the_reader_is_gone(tmp_path: Path, m
     assert not Path(done[0]).exists()
 
 
-def test_nothing_is_outstanding_only_when_every_queue_is_known_to_be_empty() -> None:
-    """An unknown count, an unanswering node or no queue at all is not nothing."""
-    empty = QueueSnapshot("east", "to-west", 0, 0, "")
-    assert DemoSnapshot(0, queues=(empty,)).outstanding == 0
-    assert DemoSnapshot(0, queues=(empty, QueueSnapshot("west", "to-east", 2, 3, ""))).outstanding == 5
-    assert (
-        DemoSnapshot(0, queues=(empty, QueueSnapshot("west", "to-east", None, 0, "")), unknown=()).outstanding is None
-    )
-    assert DemoSnapshot(0).outstanding is None
-    failing = SinkSnapshot("west", "to-west", "failing", 1.0, 2.0, None, None, "connection refused")
-    why = DemoSnapshot(0, queues=(QueueSnapshot("east", "to-west", 7, 0, ""),), sinks=(failing,)).why_outstanding()
-    assert "7 changes outstanding" in why
-    assert "connection refused" in why
-
-
 def test_an_outcome_is_equal_only_without_differences_and_outstanding_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -162,7 +147,7 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     import sys
 
     view = PlainView(sys.stdout)
-    sight = DemoSnapshot(0, queues=(QueueSnapshot("east", "to-west", 1200, None, ""),))
+    sight = DemoSnapshot(0, clusters=(ClusterSnapshot("east", queue="to-west", waiting=1200),))
     for done in range(50):
         view.update(DemoProgress("replay", "operations", done, 100, 1.0, 3, sight))
     (line,) = capsys.readouterr().out.splitlines()
