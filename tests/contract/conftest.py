@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from tests.support.memory_directory import room
+from tests.support.memory_directory import memory_directory
 from tests.support.zookeepers import clients, shared_server

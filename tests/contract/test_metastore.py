@@ -11,13 +11,13 @@ from isthmus.repl.metastore.codecs import RECORD_BYTES_MAX
 from isthmus.repl.metastore.port import SessionState, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import TooLarge
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
-from tests.support.metastore_clients import MetastoreClients, a_record, a_registration, eventually, joined
+from tests.support.metastore_clients import MetastoreClients, a_record, a_registration, eventually, started
 
 
 async def test_the_first_proposed_uuid_is_the_clusters(clients: MetastoreClients) -> None:
     """Whoever comes second gets the uuid that the first proposed."""
 
-    async with joined(clients) as (one, _), joined(clients) as (two, _):
+    async with started(clients) as (one, _), started(clients) as (two, _):
         assert await one.cluster_uuid(b"a" * 16) == b"a" * 16
         assert await two.cluster_uuid(b"b" * 16) == b"a" * 16
         assert await one.cluster_uuid(b"c" * 16) == b"a" * 16
@@ -26,7 +26,7 @@ async def test_the_first_proposed_uuid_is_the_clusters(clients: MetastoreClients
 async def test_no_log_id_is_allocated_twice(clients: MetastoreClients) -> None:
     """Gens asked for by two clients at once are all different."""
 
-    async with joined(clients) as (one, _), joined(clients) as (two, _):
+    async with started(clients) as (one, _), started(clients) as (two, _):
         gens = await asyncio.gather(*(client.allocate_gen() for client in (one, two, one, two)))
         assert len(set(gens)) == 4
         assert await one.allocate_gen() > max(gens)
@@ -41,7 +41,7 @@ async def test_records_come_back_as_written_with_their_version(clients: Metastor
         tried=frozenset({"n2"}), preferred="n2", lineage=1, reason="stalled: below min-ISR",
     )  # fmt: skip
 
-    async with joined(clients) as (client, _):
+    async with started(clients) as (client, _):
         assert await client.records() == {}
         assert await client.create_records([a_record(3), a_record(11)])
         first = (await client.records())[3]
@@ -59,7 +59,7 @@ async def test_records_come_back_as_written_with_their_version(clients: Metastor
 async def test_records_are_created_all_or_none(clients: MetastoreClients) -> None:
     """When one of the records exists already, none of the others is made."""
 
-    async with joined(clients) as (client, _):
+    async with started(clients) as (client, _):
         assert await client.create_records([a_record(1)])
         assert not await client.create_records([a_record(0), a_record(1), a_record(2)])
         assert sorted(await client.records()) == [1]
@@ -68,7 +68,7 @@ async def test_records_are_created_all_or_none(clients: MetastoreClients) -> Non
 async def test_a_write_on_an_overtaken_version_is_a_conflict_and_changes_nothing(clients: MetastoreClients) -> None:
     """Of two writers with the same base the second is refused; what it read again it may write (H16)."""
 
-    async with joined(clients) as (one, _), joined(clients) as (two, _):
+    async with started(clients) as (one, _), started(clients) as (two, _):
         await one.create_records([a_record()])
         mine, theirs = (await one.records())[3], (await two.records())[3]
         await one.write_record(replace(mine, epoch=1, reason="mine"))
@@ -82,7 +82,7 @@ async def test_a_write_on_an_overtaken_version_is_a_conflict_and_changes_nothing
 async def test_small_values_are_written_conditionally(clients: MetastoreClients) -> None:
     """None means must not exist, a number means must be the version, and anything else is a conflict."""
 
-    async with joined(clients) as (client, _):
+    async with started(clients) as (client, _):
         path = "/queues/to-west/owner"
         assert await client.get(path) is None
         with pytest.raises(VersionConflict):
@@ -105,7 +105,7 @@ async def test_small_values_are_written_conditionally(clients: MetastoreClients)
 async def test_children_are_sorted_names(clients: MetastoreClients) -> None:
     """Names directly below a path, sorted; none below what does not exist."""
 
-    async with joined(clients) as (client, _):
+    async with started(clients) as (client, _):
         assert await client.children("/options") == []
         for name in ("b", "a", "c/deeper"):
             await client.put(f"/options/{name}", b"", None)
@@ -116,7 +116,7 @@ async def test_children_are_sorted_names(clients: MetastoreClients) -> None:
 async def test_a_value_over_the_limit_is_refused_before_it_is_sent(clients: MetastoreClients) -> None:
     """A value of the limit is kept; one byte more is TooLarge and does not cost the connection."""
 
-    async with joined(clients) as (client, events):
+    async with started(clients) as (client, events):
         with pytest.raises(TooLarge):
             await client.put("/big", bytes(RECORD_BYTES_MAX + 1), None)
         await client.put("/big", bytes(RECORD_BYTES_MAX), None)
@@ -129,8 +129,8 @@ async def test_a_value_over_the_limit_is_refused_before_it_is_sent(clients: Meta
 async def test_a_registration_lives_as_long_as_its_session(clients: MetastoreClients) -> None:
     """A registration is seen by others under its inc and is gone once its client has stopped."""
 
-    async with joined(clients) as (watcher, _):
-        async with joined(clients) as (client, _):
+    async with started(clients) as (watcher, _):
+        async with started(clients) as (client, _):
             inc = await client.register(a_registration())
             assert await watcher.registrations() == {"n1": a_registration(session_id=inc)}
         assert await watcher.registrations() == {}
@@ -139,7 +139,7 @@ async def test_a_registration_lives_as_long_as_its_session(clients: MetastoreCli
 async def test_registering_again_in_one_session_keeps_the_session_id(clients: MetastoreClients) -> None:
     """A node that says `leaving` is the same incarnation with new data."""
 
-    async with joined(clients) as (client, _):
+    async with started(clients) as (client, _):
         inc = await client.register(a_registration())
         assert await client.register(a_registration(active=False)) == inc
         assert (await client.registrations())["n1"] == a_registration(active=False, session_id=inc)
@@ -149,8 +149,8 @@ async def test_a_stale_registration_of_an_older_session_is_replaced(clients: Met
     """A node that comes back before its old session has ended gets an ephemeral of its own with a higher inc, and it
     survives the end of the old session (H28)."""
 
-    async with joined(clients) as (watcher, _), joined(clients) as (new, _):
-        async with joined(clients) as (old, _):
+    async with started(clients) as (watcher, _), started(clients) as (new, _):
+        async with started(clients) as (old, _):
             before = await old.register(a_registration())
             after = await new.register(a_registration(http_url="http://h:3"))
             assert after > before
@@ -160,7 +160,7 @@ async def test_a_stale_registration_of_an_older_session_is_replaced(clients: Met
 async def test_hints_come_for_what_was_read(clients: MetastoreClients) -> None:
     """A change to a record, to the registrations, to a value and to what was absent is hinted after each read."""
 
-    async with joined(clients) as (reader, events), joined(clients) as (writer, _):
+    async with started(clients) as (reader, events), started(clients) as (writer, _):
         await writer.create_records([a_record()])
         for round_ in range(2):
             record = (await reader.records())[3]
@@ -179,7 +179,7 @@ async def test_hints_come_for_what_was_read(clients: MetastoreClients) -> None:
 async def test_hints_come_for_new_children(clients: MetastoreClients) -> None:
     """Whoever listed a path hears of a name that appears or goes below it."""
 
-    async with joined(clients) as (reader, events), joined(clients) as (writer, _):
+    async with started(clients) as (reader, events), started(clients) as (writer, _):
         await reader.records()
         await writer.create_records([a_record()])
         await eventually(lambda: "/p" in events.hints, "the hint for a new record")
@@ -192,7 +192,7 @@ async def test_hints_come_for_new_children(clients: MetastoreClients) -> None:
 async def test_an_expired_session_is_reported_and_followed_by_a_new_one(clients: MetastoreClients) -> None:
     """Expiry is heard as such before the next connection; the registration is gone, and a new one has a higher inc."""
 
-    async with joined(clients) as (client, events), joined(clients) as (watcher, _):
+    async with started(clients) as (client, events), started(clients) as (watcher, _):
         inc = await client.register(a_registration())
         await clients.expire(client)
         await eventually(lambda: events.states[-2:] == [SessionState.EXPIRED, SessionState.CONNECTED], "a new session")
@@ -203,7 +203,7 @@ async def test_an_expired_session_is_reported_and_followed_by_a_new_one(clients:
 async def test_what_was_read_before_a_disconnection_is_hinted_after_it(clients: MetastoreClients) -> None:
     """Watches do not survive a broken connection, so the client is told to read again."""
 
-    async with joined(clients) as (client, events):
+    async with started(clients) as (client, events):
         await client.get("/options/a")
         await clients.expire(client)
         await eventually(lambda: "/options/a" in events.hints, "the hint after reconnecting")
@@ -212,7 +212,7 @@ async def test_what_was_read_before_a_disconnection_is_hinted_after_it(clients: 
 async def test_a_stopped_metastore_is_unavailable(clients: MetastoreClients) -> None:
     """After stop, calls fail as having had no effect."""
 
-    async with joined(clients) as (client, _):
+    async with started(clients) as (client, _):
         pass
     for call in (client.records(), client.put("/x", b"", None), client.register(a_registration())):
         with pytest.raises(Unavailable):

@@ -21,7 +21,7 @@ from isthmus.repl.metastore.port import (
 from isthmus.repl.metastore.watch_cache import FULL_READ_INTERVAL_S
 from isthmus.repl.model.errors import Corruption, TooLarge, WrongIdentity
 from isthmus.repl.model.record import Member
-from tests.support.metastore_clients import MetastoreClients, a_record, a_registration, eventually, joined
+from tests.support.metastore_clients import MetastoreClients, a_record, a_registration, eventually, started
 
 
 async def refused(call: Awaitable[object]) -> None:
@@ -68,8 +68,8 @@ async def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one
     """The second node with an id gets WrongIdentity, which names the first, and leaves no trace; so it does while the
     first is down, which could not start again otherwise. `node remove` frees the id."""
 
-    async with joined(clients) as (two, _):
-        async with joined(clients) as (one, _):
+    async with started(clients) as (two, _):
+        async with started(clients) as (one, _):
             await one.register(a_registration("n1", id=7))
             with pytest.raises(WrongIdentity, match=r"node n2 has the id 7, which the live node n1 has.*node\.id"):
                 await two.register(a_registration("n2", id=7))
@@ -90,10 +90,10 @@ async def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one
 async def test_a_node_that_goes_by_another_id_gives_up_the_one_before(clients: MetastoreClients) -> None:
     """A new node.id in the file of a node frees the former one for others, at once."""
 
-    async with joined(clients) as (other, _):
-        async with joined(clients) as (one, _):
+    async with started(clients) as (other, _):
+        async with started(clients) as (one, _):
             await one.register(a_registration("n1", id=7))
-        async with joined(clients) as (one, _):
+        async with started(clients) as (one, _):
             await one.register(a_registration("n1", id=8))
             await other.register(a_registration("n2", id=7))
             assert {node: number for node, (number, _) in (await ids_of_nodes(other)).items()} == {"n1": 8, "n2": 7}
@@ -105,9 +105,9 @@ async def test_a_registration_of_another_process_is_not_replaced(
     """With `takes` a session replaces what it left itself; what another one put there stays untouched, its gens and its
     id, too, and the refusal says where that process is. Once its session is over the name is free."""
 
-    async with joined(clients) as (one, _):
+    async with started(clients) as (one, _):
         mine = await one.register(a_registration("n1", id=7, log_ids={3: 5}))
-        async with joined(clients) as (two, _):
+        async with started(clients) as (two, _):
             theirs = await two.register(a_registration("n1", id=8, log_ids={3: 6}, admin_url="http://other:1"))
             for _ in range(2):
                 with pytest.raises(NameTaken, match=r"registered as node n1, its admin listener is http://other:1"):
@@ -125,7 +125,7 @@ async def test_a_registration_of_another_process_is_not_replaced(
 async def test_of_two_that_register_one_id_at_once_one_succeeds(clients: MetastoreClients) -> None:
     """However the two interleave, exactly one is registered."""
 
-    async with joined(clients) as (one, _), joined(clients) as (two, _):
+    async with started(clients) as (one, _), started(clients) as (two, _):
         for number in range(1, 6):
             done = await asyncio.gather(
                 one.register(a_registration("n1", id=number)),
@@ -139,8 +139,8 @@ async def test_an_id_left_by_an_older_session_of_the_node_is_taken_over(clients:
     """A node that comes back at once is not kept out by its own former process (H28), and the old session's end
     does not take the id away from it."""
 
-    async with joined(clients) as (new, _), joined(clients) as (other, _):
-        async with joined(clients) as (old, _):
+    async with started(clients) as (new, _), started(clients) as (other, _):
+        async with started(clients) as (old, _):
             await old.register(a_registration("n1", id=7))
             await new.register(a_registration("n1", id=7))
         with pytest.raises(WrongIdentity, match="n1"):
@@ -150,7 +150,7 @@ async def test_an_id_left_by_an_older_session_of_the_node_is_taken_over(clients:
 async def test_nodes_that_were_given_no_id_meet_at_zero(clients: MetastoreClients) -> None:
     """0 is an id like any other: the second node of a cluster must be given its own."""
 
-    async with joined(clients) as (one, _), joined(clients) as (two, _):
+    async with started(clients) as (one, _), started(clients) as (two, _):
         await one.register(a_registration("n1"))
         with pytest.raises(WrongIdentity, match=r"node n2 has the id 0, which the live node n1 has already"):
             await two.register(a_registration("n2"))
@@ -159,7 +159,7 @@ async def test_nodes_that_were_given_no_id_meet_at_zero(clients: MetastoreClient
 async def test_a_registration_comes_back_with_all_its_fields(clients: MetastoreClients) -> None:
     """Address, id, rack and spare gen come back as they were registered."""
 
-    async with joined(clients) as (one, _), joined(clients) as (two, _):
+    async with started(clients) as (one, _), started(clients) as (two, _):
         wanted = a_registration("n1", spare_log_id=12, cluster_address="h:7001", id=3, rack="r1")
         inc = await one.register(wanted)
         assert await two.registrations() == {"n1": replace(wanted, session_id=inc)}
@@ -172,8 +172,8 @@ async def test_a_write_that_names_a_member_checks_its_registration_and_log_id(cl
     """It succeeds for a registered, active node of that gen, be it noted or spare, and is a Conflict that changes
     nothing when the node is absent, leaving, or of another gen (H8, H10)."""
 
-    async with joined(clients) as (leader, _):
-        async with joined(clients) as (follower, _):
+    async with started(clients) as (leader, _):
+        async with started(clients) as (follower, _):
             await follower.register(a_registration("n2", log_ids={3: 9}, spare_log_id=5))
             await leader.create_records([a_record(3), a_record(4)])
             record = (await leader.records())[3]
@@ -198,7 +198,7 @@ async def test_what_changes_between_the_checks_and_the_write_refuses_it(change: 
     """The checks hold at the moment of the write: a new gen, a leave, an ended session, a new session that is leaving
     (whose znode begins at version 0 again), or another writer, all in the last moment, refuse it."""
 
-    async with joined(clients) as (leader, _), joined(clients) as (follower, events):
+    async with started(clients) as (leader, _), started(clients) as (follower, events):
         await follower.register(a_registration("n2", log_ids={3: 9}))
         await leader.create_records([a_record(3)])
         record = (await leader.records())[3]
@@ -227,10 +227,10 @@ async def test_what_changes_between_the_checks_and_the_write_refuses_it(change: 
 async def test_log_ids_are_noted_before_the_registration_and_outlive_it(clients: MetastoreClients) -> None:
     """The persistent znode of a node moves its version with its gens, and only then; it outlives the session."""
 
-    async with joined(clients) as (watcher, _):
+    async with started(clients) as (watcher, _):
         versions = []
         for gens, active in (({3: 9}, True), ({3: 9}, True), ({3: 10}, True), ({3: 10}, False)):
-            async with joined(clients) as (client, _):
+            async with started(clients) as (client, _):
                 asked = counted(client)
                 await client.register(a_registration("n1", log_ids=gens, active=active))
                 assert asked.index("/replicas/n1") < asked.index("/nodes/n1")
@@ -246,8 +246,8 @@ async def test_log_ids_are_noted_before_the_registration_and_outlive_it(clients:
 async def test_a_claim_is_held_by_one_session_until_it_goes(clients: MetastoreClients) -> None:
     """The first has it, also when it asks again; others are refused and hear when it goes; then one of them has it."""
 
-    async with joined(clients) as (two, events):
-        async with joined(clients) as (one, _):
+    async with started(clients) as (two, events):
+        async with started(clients) as (one, _):
             assert await one.claim("/controller", b"n1")
             assert await one.claim("/controller", b"n1")
             assert not await two.claim("/controller", b"n2")
@@ -263,8 +263,8 @@ async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(clien
     """The value does not make it ours: an older session that may still act keeps its claim until it ends (H28, H30),
     and what our own session lost by expiring is not held any more."""
 
-    async with joined(clients) as (new, events):
-        async with joined(clients) as (old, _):
+    async with started(clients) as (new, events):
+        async with started(clients) as (old, _):
             assert await old.claim("/controller", b"n1")
             assert not await new.claim("/controller", b"n1")
         assert await new.claim("/controller", b"n1")
@@ -272,7 +272,7 @@ async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(clien
         await eventually(
             lambda: SessionState.EXPIRED in events.states and events.states[-1] is SessionState.CONNECTED, "back"
         )
-        async with joined(clients) as (other, _):
+        async with started(clients) as (other, _):
             assert await other.claim("/controller", b"n2")
             assert not await new.claim("/controller", b"n1")
 
@@ -283,7 +283,7 @@ async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(clien
 async def test_records_and_values_are_created_together_or_not_at_all(clients: MetastoreClients) -> None:
     """A value whose version has moved, or that exists already, keeps the records from being made, and the reverse."""
 
-    async with joined(clients) as (client, _):
+    async with started(clients) as (client, _):
         version = await client.put("/types/default", b"old", None)
         fresh = ConditionalWrite("/types/more", b"new", None)
         assert not await client.create_records([a_record(1)], [ConditionalWrite("/types/default", b"new", version + 1)])
@@ -301,7 +301,7 @@ async def test_records_and_values_are_created_together_or_not_at_all(clients: Me
 async def test_a_write_is_refused_when_a_document_it_depends_on_has_moved(clients: MetastoreClients) -> None:
     """Neither records nor a value are written when another value has moved, or is not there; else all is."""
 
-    async with joined(clients) as (client, _):
+    async with started(clients) as (client, _):
         version = await client.put("/rests/on", b"1", None)
         for wrong in (Precondition("/rests/on", version + 1), Precondition("/rests/nowhere", 0)):
             assert not await client.create_records([a_record(1)], [ConditionalWrite("/rests/a", b"", None)], [wrong])
@@ -322,7 +322,7 @@ async def test_the_most_partitions_are_created_in_one_write(clients: MetastoreCl
     """1,024 records of three nodes with the longest names fit one write; what does not fit is refused before it is
     sent, by a message that says what would, and costs no connection."""
 
-    async with joined(clients) as (client, events), joined(clients) as (reader, _):
+    async with started(clients) as (client, events), started(clients) as (reader, _):
         members = [Member(f"n{number}-" + "x" * 61, 1 << 20) for number in range(7)]
         with pytest.raises(TooLarge, match=r"1024 records .*1000000 in one write; fewer partitions"):
             await client.create_records([a_record(partition, *members) for partition in range(1024)])
@@ -338,7 +338,7 @@ async def test_the_most_partitions_are_created_in_one_write(clients: MetastoreCl
 async def test_a_synced_record_is_what_was_written_last(clients: MetastoreClients) -> None:
     """Each read shows what another client's write confirmed just before; where there is none, LookupError."""
 
-    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
+    async with started(clients) as (reader, _), started(clients) as (writer, _):
         with pytest.raises(LookupError):
             await reader.synced_record(3)
         await writer.create_records([a_record(3)])
@@ -354,7 +354,7 @@ async def test_a_record_that_moves_while_it_is_confirmed_is_read_again(clients: 
     """What was read before the majority was asked counts only if the majority still has it; a record that was not
     there yet is found as well."""
 
-    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
+    async with started(clients) as (reader, _), started(clients) as (writer, _):
         tree: Any = reader._tree  # type: ignore[attr-defined]
         confirm = tree.confirm
 
@@ -371,7 +371,7 @@ async def test_a_record_that_moves_while_it_is_confirmed_is_read_again(clients: 
 async def test_a_refresh_reads_only_what_changed(clients: MetastoreClients) -> None:
     """Looks at what nobody changed read nothing; after a change exactly that is read, and it is seen at once."""
 
-    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
+    async with started(clients) as (reader, _), started(clients) as (writer, _):
         await writer.create_records([a_record(partition) for partition in range(8)])
         await writer.register(a_registration("n1"))
         await reader.records()
@@ -385,7 +385,7 @@ async def test_a_refresh_reads_only_what_changed(clients: MetastoreClients) -> N
         assert (await reader.records())[5].reason == "news"
         assert asked == ["/p/5"]
         asked.clear()
-        async with joined(clients) as (third, _):
+        async with started(clients) as (third, _):
             await third.register(a_registration("n3", id=3))
             assert sorted(await reader.registrations()) == ["n1", "n3"]
             assert asked == ["/nodes", "/nodes/n3"]
@@ -401,7 +401,7 @@ async def test_after_a_break_and_after_a_minute_everything_is_read_again(
     """News may be missed while a connection is broken, so the next look believes nothing; nor does one after the
     interval of the safety net."""
 
-    async with joined(clients) as (reader, events):
+    async with started(clients) as (reader, events):
         await reader.create_records([a_record(0), a_record(1)])
         await reader.records()
         asked = counted(reader)
@@ -421,7 +421,7 @@ async def test_after_a_break_and_after_a_minute_everything_is_read_again(
 async def test_concurrent_refreshes_see_everything_confirmed_before_them(clients: MetastoreClients) -> None:
     """Of many looks that begin after a write was confirmed, none shows the record from before."""
 
-    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
+    async with started(clients) as (reader, _), started(clients) as (writer, _):
         await writer.create_records([a_record(3)])
         record = (await writer.records())[3]
 
@@ -436,7 +436,7 @@ async def test_concurrent_refreshes_see_everything_confirmed_before_them(clients
 async def test_a_record_older_than_one_seen_before_is_refused(clients: MetastoreClients) -> None:
     """A record that was deleted and made anew under the client's eyes is not believed, and the error says so (H32)."""
 
-    async with joined(clients) as (reader, _), joined(clients) as (writer, _):
+    async with started(clients) as (reader, _), started(clients) as (writer, _):
         await writer.create_records([a_record(3)])
         record = await writer.write_record((await writer.records())[3])
         assert (await reader.records())[3].version == record.version
@@ -451,7 +451,7 @@ def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(clients: M
     """Registrations looked at after a record reflect every end of a session that came before its write (H29)."""
 
     async def run() -> None:
-        async with joined(clients) as (reader, _), joined(clients) as (writer, _):
+        async with started(clients) as (reader, _), started(clients) as (writer, _):
             await writer.create_records([a_record(3)])
             record = (await writer.records())[3]
             looks = 0
@@ -466,7 +466,7 @@ def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(clients: M
 
             watching = asyncio.ensure_future(watch_on())
             for number in range(10):
-                async with joined(clients) as (client, _):
+                async with started(clients) as (client, _):
                     await client.register(a_registration(f"n{number}", id=number))
                     assert f"n{number}" in await writer.registrations()
                 record = await writer.write_record(replace(record, reason=str(number)))

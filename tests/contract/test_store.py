@@ -17,10 +17,12 @@ from tests.support.memory_store import MemoryStore
 
 
 @pytest.fixture(params=["memory", "level"])
-def store(request: pytest.FixtureRequest, room: Path) -> Iterator[Store]:
+def store(request: pytest.FixtureRequest, memory_directory: Path) -> Iterator[Store]:
     """An empty store of each kind."""
     memory = request.param == "memory"
-    opened: Store = MemoryStore(request_window_offsets=WINDOW_OFFSETS) if memory else open_store(room / "store")
+    opened: Store = (
+        MemoryStore(request_window_offsets=WINDOW_OFFSETS) if memory else open_store(memory_directory / "store")
+    )
     yield opened
     opened.close()
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from isthmus.repl.model.entry import NO_OFFSET, EntryKind
 from isthmus.repl.model.keys import segment_of
 from isthmus.repl.store.port import Store
-from tests.support.entry_histories import START_MS, WINDOW_OFFSETS, History, Twin, open_store, stored_rows
+from tests.support.entry_histories import START_MS, WINDOW_OFFSETS, ExpectedRows, History, open_store, stored_rows
 from tests.support.memory_store import MemoryStore
 
 NAMES = st.lists(st.sampled_from([b"\0", b"\1", b"\xff", b"a", b"b"]), min_size=1, max_size=3).map(b"".join)
@@ -105,16 +105,20 @@ def check_times(store: Store, history: History) -> None:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operations=OPERATIONS, size=st.integers(1, 7))
-def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: int, room: Path) -> None:
+def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: int, memory_directory: Path) -> None:
     """Exactly one change row a key, at its latest offset; key rows, objects, cursors and times as the log says; the
     twin agrees, and so does the database opened again."""
     history = history_of(operations)
-    directory = room / "store"
+    directory = memory_directory / "store"
     shutil.rmtree(directory, ignore_errors=True)
-    level, memory, twin = open_store(directory), MemoryStore(request_window_offsets=WINDOW_OFFSETS), Twin()
+    level, memory, expected_rows = (
+        open_store(directory),
+        MemoryStore(request_window_offsets=WINDOW_OFFSETS),
+        ExpectedRows(),
+    )
     for at in range(0, len(history.entries), size):
         steps = [history.step(at, at + size)]
-        for store in (level, memory, twin):
+        for store in (level, memory, expected_rows):
             store.write(steps)
     for store in (level, memory):
         check_fold(store, history)
@@ -123,7 +127,7 @@ def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: i
         asked_ms = START_MS + asked_s * 1000
         assert level.offset_at(3, asked_ms) == memory.offset_at(3, asked_ms)
     level.close()
-    assert stored_rows(directory) == twin.rows
+    assert stored_rows(directory) == expected_rows.rows
     level = open_store(directory, boot_id="another boot")
     check_fold(level, history)
     check_times(level, history)
@@ -133,24 +137,24 @@ def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: i
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operations=OPERATIONS, floor=st.integers(0, 40), sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)))
 def test_a_replay_from_any_floor_changes_nothing(
-    operations: list[Put | Other], floor: int, sizes: tuple[int, int], room: Path
+    operations: list[Put | Other], floor: int, sizes: tuple[int, int], memory_directory: Path
 ) -> None:
     """Entries from any floor on written again, in steps of another size, leave every row as it was."""
     history = history_of(operations)
     floor = min(floor, len(history.entries))
-    directory = room / "store"
+    directory = memory_directory / "store"
     shutil.rmtree(directory, ignore_errors=True)
-    shutil.rmtree(room / "copy", ignore_errors=True)
-    store, twin = open_store(directory), Twin()
+    shutil.rmtree(memory_directory / "copy", ignore_errors=True)
+    store, expected_rows = open_store(directory), ExpectedRows()
     for at in range(0, floor, sizes[0]):
         store.write([history.step(at, min(at + sizes[0], floor))])
     store.checkpoint()
     for at in range(floor, len(history.entries), sizes[0]):
         store.write([history.step(at, at + sizes[0])])
-    shutil.copytree(directory, room / "copy")
+    shutil.copytree(directory, memory_directory / "copy")
     store.close()
-    twin.write([history.step(0)])
-    store = open_store(room / "copy", boot_id="another boot")
+    expected_rows.write([history.step(0)])
+    store = open_store(memory_directory / "copy", boot_id="another boot")
     assert store.needs_replay() == (floor < len(history.entries))
     assert store.durable_floor(3) == floor
     for at in range(floor, len(history.entries), sizes[1]):
@@ -160,4 +164,4 @@ def test_a_replay_from_any_floor_changes_nothing(
     assert store.durable_floor(3) == len(history.entries)
     check_fold(store, history)
     store.close()
-    assert stored_rows(room / "copy") == twin.rows
+    assert stored_rows(memory_directory / "copy") == expected_rows.rows

@@ -31,8 +31,8 @@ def level(directory: Path, boot_id: str = "boot") -> Store:
 
 
 @pytest.fixture(params=["level", "memory"])
-def store(request, room):
-    found = level(room / "store") if request.param == "level" else MemoryStore()
+def store(request, memory_directory):
+    found = level(memory_directory / "store") if request.param == "level" else MemoryStore()
     yield found
     found.close()
 
@@ -89,9 +89,12 @@ def test_a_reap_of_what_was_never_here_is_only_remembered(store):
 
 
 @pytest.mark.parametrize(("give", "take"), [("level", "memory"), ("memory", "level")])
-def test_the_offset_of_the_last_reap_is_part_of_the_transferred_state(give, take, room):
+def test_the_offset_of_the_last_reap_is_part_of_the_transferred_state(give, take, memory_directory):
     """Whoever leads later knows below which offset a copy may lack a reap."""
-    stores: dict[str, Callable[[str], Store]] = {"level": lambda n: level(room / n), "memory": lambda _: MemoryStore()}
+    stores: dict[str, Callable[[str], Store]] = {
+        "level": lambda n: level(memory_directory / n),
+        "memory": lambda _: MemoryStore(),
+    }
     source, target = stores[give]("a"), stores[take]("b")
     source.write([PartitionStep(0, [barrier(0), deleted(1), reap(2, 1)])])
     snapshot = source.transfers.snapshot(0)
@@ -105,13 +108,13 @@ def test_the_offset_of_the_last_reap_is_part_of_the_transferred_state(give, take
         each.close()
 
 
-def test_a_replay_reaps_again(room):
+def test_a_replay_reaps_again(memory_directory):
     """After a power loss the entries since the floor are applied once more, and come to the same."""
-    store = level(room / "store")
+    store = level(memory_directory / "store")
     entries = [barrier(0), deleted(1), reap(2, 1), deleted(3), reap(4, 3)]
     store.write([PartitionStep(0, entries)])
     store._db.close()
-    again = level(room / "store", "other")
+    again = level(memory_directory / "store", "other")
     assert again.needs_replay()
     again.write([PartitionStep(0, entries)])
     assert again.object(0, b"b", b"k") is None
@@ -177,15 +180,15 @@ def state_of(store: Store) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("boot_id", ["boot", "another"])
-def test_what_was_reaped_is_remembered_over_a_restart(room, boot_id, monkeypatch):
+def test_what_was_reaped_is_remembered_over_a_restart(memory_directory, boot_id, monkeypatch):
     """Of the process, and of the machine, where what is not yet on disk comes again by a replay: to the same rows."""
     monkeypatch.setattr(reaped, "REMEMBERED_MAX", 3)
-    store, entries = level(room / "store"), reaped_keys(1, 2, 3, 4, 5)
+    store, entries = level(memory_directory / "store"), reaped_keys(1, 2, 3, 4, 5)
     store.write([PartitionStep(0, entries[:6])])
     store.checkpoint()
     store.write([PartitionStep(0, entries[6:])])
     store._db.close()
-    again = level(room / "store", boot_id)
+    again = level(memory_directory / "store", boot_id)
     if again.needs_replay():
         again.write([PartitionStep(0, entries[6:])])
     assert again.needs_replay() == (boot_id != "boot")
@@ -197,9 +200,12 @@ def test_what_was_reaped_is_remembered_over_a_restart(room, boot_id, monkeypatch
 
 
 @pytest.mark.parametrize(("give", "take"), [("level", "memory"), ("memory", "level")])
-def test_clocks_of_reaped_keys_are_part_of_the_transferred_state(give, take, room):
+def test_clocks_of_reaped_keys_are_part_of_the_transferred_state(give, take, memory_directory):
     """It then knows just what the giver knows, and nothing of what it knew itself."""
-    stores: dict[str, Callable[[str], Store]] = {"level": lambda n: level(room / n), "memory": lambda _: MemoryStore()}
+    stores: dict[str, Callable[[str], Store]] = {
+        "level": lambda n: level(memory_directory / n),
+        "memory": lambda _: MemoryStore(),
+    }
     source, target = stores[give]("a"), stores[take]("b")
     entries = reaped_keys(1, 2, 3)
     source.write([PartitionStep(0, entries)])
@@ -224,13 +230,13 @@ def test_a_partition_that_is_removed_is_forgotten(store):
     assert state_of(store) == []
 
 
-def test_a_store_of_a_release_without_the_memory_opens_and_learns(room):
+def test_a_store_of_a_release_without_the_memory_opens_and_learns(memory_directory):
     """Its REAP entries left no such rows, and those still in its log have no key row: nothing is remembered of them."""
-    old = level(room / "store")
+    old = level(memory_directory / "store")
     old.write([PartitionStep(0, [barrier(0), deleted(1), reap(2, 1)])])
     assert old.reaped_clocks(0) == {}
     old.close()
-    new = level(room / "store")
+    new = level(memory_directory / "store")
     assert new.cursor(0, REAPED).entry_offset == 2
     new.write([PartitionStep(0, reaped_keys(1, start=3))])
     assert new.reaped_clocks(0) == clocks_of(reaped_keys(1, start=3))

@@ -106,7 +106,7 @@ def transfer_all(giver: Store, taker: Store, limit_bytes: int = 300) -> AppliedP
     return snapshot.end
 
 
-class Broken(Disk):
+class FaultyDisk(Disk):
     """Writes no floors any more once it is told so."""
 
     broken = False
@@ -122,7 +122,7 @@ def test_a_kill_at_a_round_end_below_the_old_floor_leaves_a_store_that_opens(tmp
     floor of the rows that are gone may be left then, or the store would be called damaged and the node not start."""
     giver = opened(tmp_path / "a")
     giver.write([Writer().step(20)])
-    disk = Broken()
+    disk = FaultyDisk()
     options = {"write_buffer_bytes": 100_000, "block_cache_bytes": 100_000, "boot_id": "boot-1"}
     taker = LevelStore.open(tmp_path / "b", cluster_uuid=UUID, disk=disk, **options)  # type: ignore[arg-type]
     taker.write([Writer().step(40)])

@@ -94,7 +94,7 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-class Standalone:
+class StandaloneSpark:
     """A master and two workers of one core each."""
 
     def __init__(self, directory: Path, python: Path | None = None) -> None:
@@ -156,9 +156,9 @@ def _parent(pid: int) -> int:
 
 
 @contextmanager
-def standalone(directory: Path, python: Path | None = None) -> Iterator[Standalone]:
+def standalone(directory: Path, python: Path | None = None) -> Iterator[StandaloneSpark]:
     """One that is ended."""
-    made = Standalone(directory, python)
+    made = StandaloneSpark(directory, python)
     try:
         yield made
     finally:
@@ -177,7 +177,7 @@ def program(path: Path, text: str, *arguments: str, timeout_s: float = 600, **en
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def until(what: str, holds: Any, timeout_s: float = PATIENCE_S) -> Any:
+def wait_until(what: str, holds: Any, timeout_s: float = PATIENCE_S) -> Any:
     """Wait until `holds()`, and give what it gave."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := holds()):

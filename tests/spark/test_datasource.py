@@ -26,7 +26,7 @@ from isthmus.aae.reconcile.run_directory import read_manifest
 from isthmus.aae.reconcile.spark_session import session
 from isthmus.node.local import directory as places
 from isthmus.repl.http.client import HttpPeer
-from tests.spark.engine import HOUSE, environment, until
+from tests.spark.engine import HOUSE, environment, wait_until
 from tests.support.reconcile_pairs import up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
@@ -46,7 +46,7 @@ name = "a2"
 """
 
 
-class Live:
+class LiveCluster:
     """A cluster of two nodes with COUNT keys of bucket `w`."""
 
     def __init__(self, directory: Path, described: dict[str, Any]) -> None:
@@ -69,11 +69,11 @@ class Live:
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     """The cluster."""
     directory = tmp_path_factory.mktemp("live")
     with up(directory, TOPOLOGY) as described:
-        yield Live(directory / "d", described)
+        yield LiveCluster(directory / "d", described)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def spark() -> Iterator[Any]:
     made.stop()
 
 
-def test_what_is_read_is_what_the_cluster_has(spark: Any, live: Live, tmp_path: Path) -> None:
+def test_what_is_read_is_what_the_cluster_has(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
     """Keys, hashes, filters, consistency and splits: all counts are those of the cluster, and the manifest of the
     latest read is of that read alone."""
 
@@ -114,7 +114,7 @@ def test_what_is_read_is_what_the_cluster_has(spark: Any, live: Live, tmp_path: 
 
 @pytest.mark.parametrize("pushdown", ["false", "true"])
 def test_a_table_that_was_filtered_is_whole_in_later_actions(
-    spark: Any, live: Live, pushdown: str, tmp_path: Path
+    spark: Any, live: LiveCluster, pushdown: str, tmp_path: Path
 ) -> None:
     """Whatever was done with a table before, and whether the session has Spark's filter push-down switched on: counts,
     filters, unions and joins of a table with itself, caches and views have the rows of their own question."""
@@ -154,7 +154,7 @@ def test_a_table_that_was_filtered_is_whole_in_later_actions(
         spark.conf.set(name, "false")
 
 
-def ran_out(table: Any, directory: Path, name: str) -> bool:
+def completes(table: Any, directory: Path, name: str) -> bool:
     """Whether a query came to its end, into a table of its own; not when Spark lost patience with its own worker."""
     query = (
         table.writeStream.format("parquet").option("path", str(directory / name))
@@ -170,7 +170,9 @@ def ran_out(table: Any, directory: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("pushdown", ["false", "true"])
-def test_streams_of_one_table_do_not_share_their_filters(spark: Any, live: Live, pushdown: str, tmp_path: Path) -> None:
+def test_streams_of_one_table_do_not_share_their_filters(
+    spark: Any, live: LiveCluster, pushdown: str, tmp_path: Path
+) -> None:
     """Two queries begun from one table, with a filter and without: each has its own rows."""
     first, second = f"st1-{pushdown}", f"st2-{pushdown}"
     live.put(first.encode(), range(30))
@@ -181,7 +183,7 @@ def test_streams_of_one_table_do_not_share_their_filters(spark: Any, live: Live,
         changes = spark.readStream.format("isthmus").options(urls=live.urls).load()
         tables = {"a": changes.filter(in_first), "b": changes.filter(in_second), "c": changes}
         for name, table in tables.items():
-            assert any(ran_out(table, tmp_path, name) for _ in range(STARTS)), "Spark never had its worker up"
+            assert any(completes(table, tmp_path, name) for _ in range(STARTS)), "Spark never had its worker up"
         found = {name: spark.read.parquet(str(tmp_path / name)) for name in tables}
         assert (found["a"].count(), found["b"].count()) == (30, 10)
         assert found["c"].filter(f"{in_first} or {in_second}").count() == 40
@@ -189,7 +191,7 @@ def test_streams_of_one_table_do_not_share_their_filters(spark: Any, live: Live,
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
 
 
-def test_a_manifest_is_of_one_action(spark: Any, live: Live, tmp_path: Path) -> None:
+def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
     """Of two actions on one table each has its own, and a table joined with itself is in it twice."""
     keys = spark.read.format("isthmus").options(urls=live.urls, bucket="w", manifest=str(tmp_path)).load()
     keys.count()
@@ -205,7 +207,7 @@ def test_a_manifest_is_of_one_action(spark: Any, live: Live, tmp_path: Path) -> 
 
 
 def test_tables_in_the_catalog_are_refused_or_take_their_options_where_they_are_used(
-    spark: Any, live: Live, tmp_path: Path
+    spark: Any, live: LiveCluster, tmp_path: Path
 ) -> None:
     """Spark passes a data source in Python none of a table's options. CREATE TABLE with options is refused and leaves
     nothing; a table without options, or one that saveAsTable made, says what is missing and works with options given
@@ -239,7 +241,7 @@ def test_tables_in_the_catalog_are_refused_or_take_their_options_where_they_are_
         spark.sql("DROP TABLE IF EXISTS kept")
 
 
-def test_what_is_written_keeps_its_clocks_or_is_new(spark: Any, live: Live, tmp_path: Path) -> None:
+def test_what_is_written_keeps_its_clocks_or_is_new(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
     """A push of what was read changes nothing, not even clocks; a table of values becomes new objects."""
     read = spark.read.format("isthmus").options(urls=live.urls, bucket="w")
     read.options(view="objects", columns="bucket,key,object,clock").load().write.parquet(str(tmp_path / "x"))
@@ -267,7 +269,7 @@ query.awaitTermination()
 """
 
 
-def streaming(live: Live, lake: Path) -> subprocess.Popen[str]:
+def streaming(live: LiveCluster, lake: Path) -> subprocess.Popen[str]:
     """The query, under way in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", STREAM, live.urls, str(lake)],
@@ -276,7 +278,7 @@ def streaming(live: Live, lake: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def to_its_end(live: Live, lake: Path) -> None:
+def to_its_end(live: LiveCluster, lake: Path) -> None:
     """The query until it has all that is there, started again when Spark lost patience with its own worker."""
     for left in reversed(range(STARTS)):
         process = streaming(live, lake)
@@ -288,7 +290,7 @@ def to_its_end(live: Live, lake: Path) -> None:
 
 
 def test_a_stream_goes_on_from_its_checkpoint_after_its_driver_was_killed(
-    spark: Any, live: Live, tmp_path: Path
+    spark: Any, live: LiveCluster, tmp_path: Path
 ) -> None:
     """Killed with SIGKILL between two batches, a query that is started anew comes to its end with every key once; what
     is written later comes with the next run, and nothing else again."""
@@ -301,7 +303,7 @@ def test_a_stream_goes_on_from_its_checkpoint_after_its_driver_was_killed(
 
     process = streaming(live, lake)
     try:
-        until("a batch is done", lambda: batches() or process.poll() is not None, 300)
+        wait_until("a batch is done", lambda: batches() or process.poll() is not None, 300)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -316,7 +318,7 @@ def test_a_stream_goes_on_from_its_checkpoint_after_its_driver_was_killed(
     assert (table.count(), table.select("key").distinct().count()) == (2_020, 2_010)
 
 
-def test_a_read_is_whole_though_a_node_dies(spark: Any, live: Live) -> None:
+def test_a_read_is_whole_though_a_node_dies(spark: Any, live: LiveCluster) -> None:
     """Every partition has another copy: with one of two nodes killed a read that has begun, and one that begins, have
     every key once."""
     slow = spark.read.format("isthmus").options(urls=live.urls, bucket="w", rows_per_second="1500", columns="key")

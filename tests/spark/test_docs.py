@@ -22,7 +22,7 @@ from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
 from isthmus.aae.reconcile.verdicts import VerdictKind
 from tests.spark.engine import HOUSE, environment
-from tests.support.reconcile_pairs import Pair, made, up
+from tests.support.reconcile_pairs import ClusterPair, made, up
 
 PAGE = (HOUSE / "docs" / "spark.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -82,7 +82,7 @@ def spark() -> Iterator[Any]:
 def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: dict[str, Any], tmp_path: Path) -> None:
     """Cell after cell in one session, command after command in one directory; what they leave behind is looked at."""
     node = {one["name"]: one for cluster in clusters.values() for one in cluster["nodes"]}
-    Pair.put(node["east1"]["http"], {b"u%d" % n: made("user", a=1 + n % 2) for n in range(200)}, b"users")
+    ClusterPair.put(node["east1"]["http"], {b"u%d" % n: made("user", a=1 + n % 2) for n in range(200)}, b"users")
     (tmp_path / "dist").symlink_to(HOUSE / "dist")
     names = {
         "http://east1:8099": node["east1"]["admin"],

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from isthmus.aae.reconcile.run_directory import RunDirectory
-from tests.spark.engine import HOUSE, Standalone, bare, ended, standalone, submitted, until, worker_zip
-from tests.support.reconcile_pairs import TRUTH, Pair, fill, said, up
+from tests.spark.engine import HOUSE, StandaloneSpark, bare, ended, standalone, submitted, wait_until, worker_zip
+from tests.support.reconcile_pairs import TRUTH, ClusterPair, fill, findings_by_key, up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_500)]
 
@@ -37,10 +37,10 @@ FOUND = TRUTH | {b"k": ("diverged", "missing", "sink")}
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPair]:
     """The truth among enough equal keys that a rate limit makes a run last."""
     with up(tmp_path_factory.mktemp("pair")) as described:
-        found = Pair(described)
+        found = ClusterPair(described)
         fill(found, EQUAL)
         yield found
 
@@ -52,16 +52,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(place: Path) -> Iterator[Standalone]:
+def engine(place: Path) -> Iterator[StandaloneSpark]:
     """A standalone master with two workers."""
     with standalone(place, bare(place)) as made:
         yield made
 
 
-class Runs:
+class SubmittedRuns:
     """Applications submitted for one pair."""
 
-    def __init__(self, pair: Pair, engine: Standalone, place: Path, output: Path) -> None:
+    def __init__(self, pair: ClusterPair, engine: StandaloneSpark, place: Path, output: Path) -> None:
         self.pair, self.engine, self.output = pair, engine, output
         self._files = worker_zip(place)
         self._python = bare(place)
@@ -84,7 +84,7 @@ class Runs:
         summary: dict[str, Any] = json.loads(out.splitlines()[-1])
         assert summary["exit_code"] == 1
         assert summary == RunDirectory(str(self.output), run_id).read("summary.json")
-        assert said(self.output, run_id) == FOUND
+        assert findings_by_key(self.output, run_id) == FOUND
         assert summary["verdicts"] == {
             "match": EQUAL + 1, "transient": 0, "diverged": len(FOUND), "filtered": 0, "unreachable": 0
         }  # fmt: skip
@@ -93,18 +93,18 @@ class Runs:
 
 
 @pytest.fixture
-def runs(pair: Pair, engine: Standalone, place: Path, tmp_path: Path) -> Runs:
+def runs(pair: ClusterPair, engine: StandaloneSpark, place: Path, tmp_path: Path) -> SubmittedRuns:
     """Into a directory of this test."""
-    return Runs(pair, engine, place, tmp_path)
+    return SubmittedRuns(pair, engine, place, tmp_path)
 
 
-def test_an_executor_that_is_killed_changes_nothing(runs: Runs) -> None:
+def test_an_executor_that_is_killed_changes_nothing(runs: SubmittedRuns) -> None:
     """Workers that have nothing but the zip do the run; one is killed amid it, and findings, totals and exit code are
     those of a run that nobody disturbed."""
     process = runs.begun("killed", "--full", "--rate-limit", "4000")
     work = RunDirectory(str(runs.output), "killed").path / "work"
     try:
-        until("an executor works", lambda: work.exists() and any(work.glob("00000/_temporary")))
+        wait_until("an executor works", lambda: work.exists() and any(work.glob("00000/_temporary")))
         time.sleep(1)
         victims = runs.engine.executors()
         assert victims
@@ -113,13 +113,13 @@ def test_an_executor_that_is_killed_changes_nothing(runs: Runs) -> None:
         runs.finished("killed", process)
 
 
-def test_a_driver_that_is_killed_goes_on_under_its_run_id(runs: Runs) -> None:
+def test_a_driver_that_is_killed_goes_on_under_its_run_id(runs: SubmittedRuns) -> None:
     """Killed after a wave, the same id does the others alone: what is done stays as it is, and the sum is whole."""
     directory = RunDirectory(str(runs.output), "resumed")
     runs.application.write_text(SMALL_CHUNKS, encoding="utf-8")
     process = runs.begun("resumed", "--full", "--rate-limit", "3000")
     try:
-        until("a wave is done", lambda: (directory.path / "work" / "00000.json").exists())
+        wait_until("a wave is done", lambda: (directory.path / "work" / "00000.json").exists())
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
@@ -131,7 +131,7 @@ def test_a_driver_that_is_killed_goes_on_under_its_run_id(runs: Runs) -> None:
     assert len(looked) == len(set(looked)) > len(next(iter(directory.waves())).done)
 
 
-def test_the_wheel_is_enough_for_driver_and_workers(pair: Pair, place: Path, tmp_path: Path) -> None:
+def test_the_wheel_is_enough_for_driver_and_workers(pair: ClusterPair, place: Path, tmp_path: Path) -> None:
     """With what `make wheel` builds no interpreter has Isthmus installed; the application is in the archive, too."""
     subprocess.run(["make", "-s", "wheel"], cwd=HOUSE, check=True, capture_output=True, timeout=300)
     python = bare(place)
@@ -150,7 +150,7 @@ def test_the_wheel_is_enough_for_driver_and_workers(pair: Pair, place: Path, tmp
     code, out, err = ended(submitted("local[2]", arguments, tmp_path, **env))
     assert code == 1, out + err[-4_000:]
     assert json.loads(out.splitlines()[-1])["mode"] == "trees"
-    assert said(tmp_path, "wheel") == FOUND
+    assert findings_by_key(tmp_path, "wheel") == FOUND
     code, out, _ = ended(submitted("local[2]", [*arguments, "--sample", "2"], tmp_path, **env))
     assert code == 2
     assert "a part above 0" in out

@@ -25,16 +25,16 @@ from isthmus.repl.model.errors import BadInput, LocalFault
 from tests.support.reconcile_pairs import (
     BUCKET,
     TRUTH,
-    Pair,
+    ClusterPair,
     between,
+    differing_objects,
     fill,
-    garbage,
+    findings_by_key,
+    garbage_server,
     i_spark_snap,
     i_spark_sum,
     made,
-    said,
-    silence,
-    truth_of,
+    silent_server,
     up,
 )
 
@@ -48,10 +48,10 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPair]:
     """The truth, in two clusters."""
     with up(tmp_path_factory.mktemp("pair")) as described:
-        found = Pair(described)
+        found = ClusterPair(described)
         fill(found)
         yield found
 
@@ -63,18 +63,18 @@ def options(output: Path, run_id: str, **more: Any) -> ReconcileOptions:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_findings_are_the_truth_by_trees_and_by_reading_all(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_findings_are_the_truth_by_trees_and_by_reading_all(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
     """Every difference has its verdict, by trees and with `full`; what the filter leaves out is filtered, a deleted key
     against none a match; and the counts close."""
     truth = TRUTH | {b"k": ("filtered", "missing", "sink")}
     by_trees = run(spark, pair.left, pair.right, options(tmp_path, "trees", filter="any, !bucketname:private"))
     assert by_trees["mode"] == "trees"
     assert by_trees["coverage"]["read"] < 100
-    assert said(tmp_path, "trees") == truth
+    assert findings_by_key(tmp_path, "trees") == truth
     full = reconcile(
         spark, pair.left, pair.right, options(tmp_path, "full", full=True, filter="any, !bucketname:private")
     )
-    assert said(tmp_path, "full") == truth
+    assert findings_by_key(tmp_path, "full") == truth
     assert full.count() == len(truth)
     summary = RunDirectory(str(tmp_path), "full").read("summary.json")
     assert summary is not None
@@ -89,14 +89,14 @@ def test_findings_are_the_truth_by_trees_and_by_reading_all(spark: Any, pair: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_findings_are_a_table_of_spark(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_findings_are_a_table_of_spark(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
     """The view `findings` has the rows of a run, with their columns, from its directory and from `findings/` in it."""
     run(spark, pair.left, pair.right, options(tmp_path, "view"))
     path = RunDirectory(str(tmp_path), "view").path
     for place in (path, path / "findings"):
         table = spark.read.format("isthmus").option("view", "findings").load(str(place))
         rows = {bytes(row["key"]): row for row in table.collect()}
-        assert {key: (row["verdict"], row["difference"], row["side"]) for key, row in rows.items()} == said(
+        assert {key: (row["verdict"], row["difference"], row["side"]) for key, row in rows.items()} == findings_by_key(
             tmp_path, "view"
         )
         assert (rows[b"missing-there"]["right_clock"], rows[b"missing-here"]["left_clock"]) == (None, None)
@@ -106,10 +106,10 @@ def test_findings_are_a_table_of_spark(spark: Any, pair: Pair, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_cannot_be_read_is_never_equal(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_never_equal(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
     """A cluster that gives garbage, is not there, or takes questions and never answers ends in 2, with all segments
     open."""
-    with garbage() as wrong, silence() as silent:
+    with garbage_server() as wrong, silent_server() as silent:
         for run_id, url in (("garbage", wrong), ("nobody", "http://127.0.0.1:9"), ("silent", silent)):
             ended = run(spark, pair.left, url, options(tmp_path, run_id))
             assert (ended["exit_code"], ended["segments_open"]) == (2, [[0, 1 << 20]])
@@ -118,7 +118,9 @@ def test_what_cannot_be_read_is_never_equal(spark: Any, pair: Pair, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_part_that_cannot_be_read_is_named_and_read_by_the_next_go(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_read_is_named_and_read_by_the_next_go(
+    spark: Any, pair: ClusterPair, tmp_path: Path
+) -> None:
     """Rows of one partition that are garbage, or never come, make a run incomplete: exactly its segments are open, the
     rest is counted. The same run id, by another way, reads these alone; of another cluster it is refused."""
     cut = (1 << 20) // 3  # the right cluster has three partitions
@@ -148,7 +150,7 @@ def test_a_part_that_cannot_be_read_is_named_and_read_by_the_next_go(spark: Any,
             run(spark, pair.left, pair.left, wanted)
         ended = run(spark, pair.left, pair.right, wanted)
         assert (ended["exit_code"], ended["segments_open"]) == (1, [])
-        assert said(tmp_path, run_id) == TRUTH | {b"k": ("diverged", "missing", "sink")}
+        assert findings_by_key(tmp_path, run_id) == TRUTH | {b"k": ("diverged", "missing", "sink")}
         waves = {path.name: path.read_bytes() for path in (tmp_path / f"run_id={run_id}" / "work").glob("*.json")}
         assert before.items() <= waves.items()
         i_spark_sum(RunDirectory(str(tmp_path), run_id))
@@ -158,7 +160,7 @@ def test_a_part_that_cannot_be_read_is_named_and_read_by_the_next_go(spark: Any,
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_slow_node_makes_a_slow_run_and_no_other_findings(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_a_slow_node_makes_a_slow_run_and_no_other_findings(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
     """With half a second before each answer the findings are the truth."""
 
     def slow(_path: str, _body: bytes) -> None:
@@ -166,12 +168,12 @@ def test_a_slow_node_makes_a_slow_run_and_no_other_findings(spark: Any, pair: Pa
 
     with between(pair.right, slow) as url:
         assert run(spark, pair.left, url, options(tmp_path, "slow"))["exit_code"] == 1
-    assert said(tmp_path, "slow") == TRUTH | {b"k": ("diverged", "missing", "sink")}
+    assert findings_by_key(tmp_path, "slow") == TRUTH | {b"k": ("diverged", "missing", "sink")}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_repair_makes_good_what_one_side_can_send(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_a_repair_makes_good_what_one_side_can_send(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
     """A plan names what it will do; applied, the keys arrive, and applied twice nothing more is queued."""
     run(spark, pair.left, pair.right, options(tmp_path, "before"))
     directory = RunDirectory(str(tmp_path), "before")
@@ -196,13 +198,13 @@ def test_a_repair_makes_good_what_one_side_can_send(spark: Any, pair: Pair, tmp_
             assert time.monotonic() < deadline, f"never: {key} arrives"
             time.sleep(0.2)
     run(spark, pair.left, pair.right, options(tmp_path, "after"))
-    assert b"missing-there" not in said(tmp_path, "after")
-    assert said(tmp_path, "after")[b"missing-here"] == TRUTH[b"missing-here"]
+    assert b"missing-there" not in findings_by_key(tmp_path, "after")
+    assert findings_by_key(tmp_path, "after")[b"missing-here"] == TRUTH[b"missing-here"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_jobs_count_copy_and_prove(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_jobs_count_copy_and_prove(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
     """Spark's trees are the nodes', counts are those of what was written, an export has all and is imported with its
     clocks; what has the same clock and other content there is refused by name."""
     assert batch_jobs.trees(spark, pair.left, "default") == []
@@ -216,23 +218,23 @@ def test_jobs_count_copy_and_prove(spark: Any, pair: Pair, tmp_path: Path) -> No
     for _ in range(2):
         assert export.import_objects(spark, str(tmp_path / "private"), pair.right) == 1
     run(spark, pair.left, pair.right, options(tmp_path, "copied", bucket=b"private"))
-    assert said(tmp_path, "copied") == {}
+    assert findings_by_key(tmp_path, "copied") == {}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_export_to_a_store_goes_on_where_it_was_broken_off(
-    spark: Any, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, pair: ClusterPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a path that is a URL of Hadoop's: slices that are done stay as they are, an unfinished export is not imported,
     a finished one is not made again, and what is no export, or of an unknown kind of store, is refused."""
     monkeypatch.setattr(export, "SLICE_ROWS", 500)
     url = f"file://{tmp_path}/store/copy"
-    told: list[str] = []
+    lines: list[str] = []
 
     def broken_off(line: str) -> None:
-        told.append(line)
-        if len(told) == 2:
+        lines.append(line)
+        if len(lines) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -243,7 +245,7 @@ def test_an_export_to_a_store_goes_on_where_it_was_broken_off(
         export.import_objects(spark, url, pair.left)
     with pytest.raises(BadInput, match="an export of something else"):
         export.export_objects(spark, pair.left, "default", "private", url)
-    assert export.export_objects(spark, pair.left, "default", "b", url, progress=told.append) == 2_006
+    assert export.export_objects(spark, pair.left, "default", "b", url, progress=lines.append) == 2_006
     assert done.items() <= {path: path.stat().st_mtime_ns for path in done}.items()
     assert export.import_objects(spark, url, pair.left) == 2_006
     with pytest.raises(BadInput, match="has this export already"):
@@ -258,12 +260,12 @@ def test_an_export_to_a_store_goes_on_where_it_was_broken_off(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_names_that_are_no_text_are_compared_and_repaired(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_names_that_are_no_text_are_compared_and_repaired(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
     """Keys of arbitrary bytes have findings with these bytes, are chosen by `bucket`, and a repair brings them over."""
     bucket, keys = b"\xff\x00b", [b"\x00", b"\xfe\xff", b"a/b\xc3", "isthmós".encode()]
     pair.put(pair.left, {key: made(repr(key)) for key in keys}, bucket)
     run(spark, pair.left, pair.right, options(tmp_path, "bytes", bucket=bucket))
-    assert said(tmp_path, "bytes") == dict.fromkeys(keys, ("diverged", "missing", "sink"))
+    assert findings_by_key(tmp_path, "bytes") == dict.fromkeys(keys, ("diverged", "missing", "sink"))
     directory = RunDirectory(str(tmp_path), "bytes")
     made_plan = plan(directory, "to-right", LEFT_TO_RIGHT)
     assert (made_plan["objects"], made_plan["left_alone"]) == (len(keys), {})
@@ -278,10 +280,10 @@ def test_names_that_are_no_text_are_compared_and_repaired(spark: Any, pair: Pair
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_full_sync_counts_the_same_differences(spark: Any, pair: Pair, tmp_path: Path) -> None:
+def test_full_sync_counts_the_same_differences(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
     """On the same state the daemons and Spark count the same differences of the same kinds, before full-sync repairs
     what it can and after."""
-    for url, objects in zip((pair.left, pair.right), truth_of(BUCKET), strict=True):
+    for url, objects in zip((pair.left, pair.right), differing_objects(BUCKET), strict=True):
         pair.put(url, objects, b"daemons")
     admin = AdminClient(pair.admin)
     [peer] = admin.get("/admin/fullsync")["peers"]
@@ -290,9 +292,9 @@ def test_full_sync_counts_the_same_differences(spark: Any, pair: Pair, tmp_path:
         begun = admin.post("/admin/fullsync/run", {"peer": peer["name"], "kind": "all", "by": "test"})
         deadline = time.monotonic() + 120
         while True:
-            told = admin.get("/admin/fullsync")
-            ended = [one for one in told["peers"][0]["results"] if one["began_ms"] >= begun["at_ms"]]
-            if told["running"] is None and ended:
+            status = admin.get("/admin/fullsync")
+            ended = [one for one in status["peers"][0]["results"] if one["began_ms"] >= begun["at_ms"]]
+            if status["running"] is None and ended:
                 assert ended[-1]["verdict"] in ("differing", "repaired"), ended[-1]
                 return dict(ended[-1]["differences"])
             assert time.monotonic() < deadline
@@ -301,9 +303,9 @@ def test_full_sync_counts_the_same_differences(spark: Any, pair: Pair, tmp_path:
     def found(run_id: str) -> dict[str, int]:
         run(spark, pair.left, pair.right, options(tmp_path, run_id, full=True))
         i_spark_sum(RunDirectory(str(tmp_path), run_id))
-        return dict(Counter(f"{kind}@{side}" for verdict, kind, side in told(run_id) if verdict == "diverged"))
+        return dict(Counter(f"{kind}@{side}" for verdict, kind, side in diverged_rows(run_id) if verdict == "diverged"))
 
-    def told(run_id: str) -> list[tuple[str, str, str]]:
+    def diverged_rows(run_id: str) -> list[tuple[str, str, str]]:
         rows = read_findings(tmp_path / f"run_id={run_id}" / "findings", ("verdict", "difference", "side"))
         return [(row["verdict"], row["difference"], row["side"]) for row in rows]
 

@@ -26,7 +26,16 @@ from isthmus.node.local import directory as places
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.topology import parse_topology
 from isthmus.repl.store.rows import KEY_TAG, OBJECT_TAG, bucket_head
-from tests.support.reconcile_pairs import BUCKET, TRUTH, Pair, i_spark_snap, i_spark_sum, made, said, truth_of
+from tests.support.reconcile_pairs import (
+    BUCKET,
+    TRUTH,
+    ClusterPair,
+    differing_objects,
+    findings_by_key,
+    i_spark_snap,
+    i_spark_sum,
+    made,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 
@@ -72,7 +81,7 @@ class LoadedClusters:
 
     def __init__(self, directory: Path, described: dict[str, Any]) -> None:
         self.directory = directory
-        self.pair = Pair(described)
+        self.pair = ClusterPair(described)
         nodes = {name: [node["http"] for node in one["nodes"]] for name, one in described["clusters"].items()}
         self.left, self.right = ",".join(nodes["left"]), nodes["right"][0]
         self._lefts = nodes["left"]
@@ -125,7 +134,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedCluster
     directory = tmp_path_factory.mktemp("harm")
     with LocalClusters(parse_topology(TOPOLOGY, directory / "t.toml"), directory / "d", owned=True) as clusters:
         found = LoadedClusters(directory / "d", clusters.up(180))
-        left, right = truth_of(BUCKET)
+        left, right = differing_objects(BUCKET)
         same = {b"k%d" % number: made("same") for number in range(EQUAL)}
         theirs = fetch_plan((found.right,), Credentials(), "default").cluster
         found.pair.put(found.pair.left, same | left, origin=theirs)
@@ -141,7 +150,7 @@ def options(output: Path, run_id: str, **more: Any) -> ReconcileOptions:
 def i_spark_nofalse(output: Path, run_id: str, truth: dict[bytes, tuple[str, str, str]]) -> None:
     """I-SPARK-NOFALSE: what is `diverged` is what the test knows to differ for good; all else that differed was
     on its way."""
-    found = said(output, run_id)
+    found = findings_by_key(output, run_id)
     lost = {key: words for key, words in found.items() if words[0] == "diverged"}
     assert lost == truth
     assert {words[0] for words in found.values()} <= {"diverged", "transient"}

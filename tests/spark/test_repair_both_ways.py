@@ -15,7 +15,7 @@ from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.reconcile import AdminQueue
-from tests.support.reconcile_pairs import BUCKET, TRUTH, Pair, made, said, truth_of, up
+from tests.support.reconcile_pairs import BUCKET, TRUTH, ClusterPair, differing_objects, findings_by_key, made, up
 
 TOPOLOGY = """
 [clusters.left.replication]
@@ -59,9 +59,9 @@ def test_clusters_that_are_each_behind_the_other_are_equal_after_both_repairs(sp
     some keys are behind there and others here are told so by key. Repaired both ways everything has arrived, and what
     both had changed has its siblings on both sides."""
     with up(tmp_path, TOPOLOGY) as described:
-        pair = Pair(described)
+        pair = ClusterPair(described)
         same = {b"k%d" % number: made("same") for number in range(500)}
-        for url, objects in zip((pair.left, pair.right), truth_of(BUCKET), strict=True):
+        for url, objects in zip((pair.left, pair.right), differing_objects(BUCKET), strict=True):
             pair.put(url, same | {key: one for key, one in objects.items() if key != CORRUPT})
 
         def found(run_id: str) -> dict[bytes, tuple[str, str, str]]:
@@ -69,7 +69,7 @@ def test_clusters_that_are_each_behind_the_other_are_equal_after_both_repairs(sp
                 spark, pair.left, pair.right, ReconcileOptions(str(tmp_path), run_id, settle_s=0.5, give_up_after_s=10)
             )
             assert summary["exit_code"] in (0, 1), summary
-            return said(tmp_path, run_id)
+            return findings_by_key(tmp_path, run_id)
 
         assert found("before") == {key: words for key, words in TRUTH.items() if key != CORRUPT}
         directory = RunDirectory(str(tmp_path), "before")

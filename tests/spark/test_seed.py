@@ -51,8 +51,10 @@ def put(url: str, keys: list[bytes], values: list[bytes | None]) -> int:
         [b"default", b"b", key, value, "text/plain", None, None, os.urandom(8).hex()]
         for key, value in zip(keys, values, strict=True)
     ]
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/batch/put", msgpack.packb(items)), timeout=60) as said:
-        return sum(one[0] in (204, 404) for one in msgpack.unpackb(said.read()))
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{url}/batch/put", msgpack.packb(items)), timeout=60
+    ) as response:
+        return sum(one[0] in (204, 404) for one in msgpack.unpackb(response.read()))
 
 
 class Writer(threading.Thread):

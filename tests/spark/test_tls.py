@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from isthmus.aae.reconcile.job import ReconcileOptions, run
 from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
-from tests.support.reconcile_pairs import said, up
+from tests.support.reconcile_pairs import findings_by_key, up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -39,7 +39,7 @@ queue = "to-west"
 """
 
 
-class Locked:
+class SecuredClusters:
     """Both clusters, and what opens them."""
 
     def __init__(self, directory: Path, described: dict[str, Any]) -> None:
@@ -67,11 +67,11 @@ class Locked:
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Locked]:
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredClusters]:
     """The clusters."""
     directory = tmp_path_factory.mktemp("locked")
     with up(directory, TOPOLOGY) as described:
-        yield Locked(directory / "d", described)
+        yield SecuredClusters(directory / "d", described)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,9 @@ def spark() -> Iterator[Any]:
     made.stop()
 
 
-def test_reading_writing_comparing_and_repairing_behind_locks(spark: Any, locked: Locked, tmp_path: Path) -> None:
+def test_reading_writing_comparing_and_repairing_behind_locks(
+    spark: Any, locked: SecuredClusters, tmp_path: Path
+) -> None:
     """A table is written as new objects (`write`), read (`read` or `replicate`) and pushed with clocks (`replicate`); a
     run compares by trees (`read` or `replicate`), a repair is queued (`operate`); whoever lacks role, token or
     authority is told which; no token is left in what a run leaves behind."""
@@ -120,7 +122,7 @@ def test_reading_writing_comparing_and_repairing_behind_locks(spark: Any, locked
 
     ended = compared("locked", "read")
     assert (ended["exit_code"], ended["mode"]) == (1, "trees")
-    assert said(tmp_path, "locked") == {b"7": ("diverged", "missing", "sink")}
+    assert findings_by_key(tmp_path, "locked") == {b"7": ("diverged", "missing", "sink")}
     assert compared("fetching", "replicate")["verdicts"] == ended["verdicts"]
 
     repair = ("reconcile", "repair", "locked")

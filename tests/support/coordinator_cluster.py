@@ -202,7 +202,7 @@ class Cluster:
             for p, node in self.leaders.items()
         }  # fmt: skip
 
-    def tell(self, *nodes: str) -> None:
+    def publish_records(self, *nodes: str) -> None:
         """Let nodes (all when none is named) learn the records."""
         for node in nodes or self.coordinators:
             self.coordinators[node].learn_records(self.records())
@@ -217,7 +217,7 @@ class Cluster:
             self.epoch += 1
             self.runtimes[node].lead(partition, self.epoch)
         if tell:
-            self.tell()
+            self.publish_records()
 
 
 @asynccontextmanager
@@ -250,7 +250,7 @@ async def cluster(
         for partition, node in made.leaders.items():
             if node is not None:
                 runtimes[node].lead(partition, store.applied(partition).epoch + 1)
-        made.tell()
+        made.publish_records()
         yield made
 
 

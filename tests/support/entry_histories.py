@@ -91,7 +91,7 @@ class History:
         return PartitionStep(self.partition, self.entries[from_offset:to_offset])
 
 
-class Twin:
+class ExpectedRows:
     """The rows that an undisturbed database would hold."""
 
     def __init__(self) -> None:

@@ -183,7 +183,7 @@ class LinkCluster:
     async def follower(self, to: Node, name: str = "f", receive_buffer_bytes: int = 0) -> RawConnection:
         """A raw connection that has completed the handshake as node `name`."""
         raw_connection = await self.raw_connection(to, receive_buffer_bytes)
-        await raw_connection.greet(Handshake(UUID, "c", name, to.name, 64 * MB))
+        await raw_connection.send_handshake(Handshake(UUID, "c", name, to.name, 64 * MB))
         welcome = await raw_connection.frame()
         assert welcome.kind is FrameKind.WELCOME
         assert decode_handshake(welcome.body).node == to.name
@@ -216,7 +216,7 @@ class RawConnection:
     async def send(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
-    async def greet(self, introduction: Handshake) -> None:
+    async def send_handshake(self, introduction: Handshake) -> None:
         await self.send(framed(FrameKind.GREETING, encode_handshake(introduction)))
 
     async def frame(self) -> WireFrame:

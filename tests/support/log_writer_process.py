@@ -28,7 +28,7 @@ SETTINGS = {
 }
 
 
-def say(**what: object) -> None:
+def report(**what: object) -> None:
     """One line, in one system call."""
     os.write(1, json.dumps(what).encode() + b"\n")
 
@@ -40,10 +40,10 @@ class Writer:
         self.log = FileLog.open(directory, **SETTINGS)
         self.durable: dict[int, int] = {}
         self.changed = threading.Condition()
-        self.log.start(self.heard, lambda error: os._exit(3))
+        self.log.start(self.on_report, lambda error: os._exit(3))
 
-    def heard(self, durable: Mapping[int, int], _truncated: Mapping[int, int]) -> None:
-        say(durable=durable)
+    def on_report(self, durable: Mapping[int, int], _truncated: Mapping[int, int]) -> None:
+        report(durable=durable)
         with self.changed:
             self.durable.update(durable)
             self.changed.notify_all()
@@ -55,17 +55,17 @@ class Writer:
 
     def append(self, partition: int, epoch: int, count: int, size: int = 30) -> None:
         first = self.log.leo(partition)
-        say(appended=[partition, first, count, epoch, size])
+        report(appended=[partition, first, count, epoch, size])
         self.log.append(partition, entries(epoch, first, count, size=size, tag=partition))
         self.wait(partition)
 
     def truncate(self, partition: int, to_offset: int, epoch: int) -> None:
-        say(truncated=[partition, to_offset, epoch])
+        report(truncated=[partition, to_offset, epoch])
         self.log.truncate(partition, to_offset, epoch)
         self.wait(partition)
 
     def trim(self, floors: dict[int, int]) -> None:
-        say(floors=floors)
+        report(floors=floors)
         self.log.trim(floors)
 
 
@@ -89,7 +89,7 @@ def main(directory: Path) -> None:
     writer.append(2, 4, 2)
     writer.append(0, 4, 2, 300)
     writer.log.close()
-    say(done=True)
+    report(done=True)
 
 
 if __name__ == "__main__":

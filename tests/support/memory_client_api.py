@@ -99,7 +99,7 @@ class MemoryCluster:
             payload = found if found and request.payload_wanted else b""
             return WriteResult(payload, encode_clock(current.clock), len(current.siblings), repeated=True)
         if request.condition is not None:
-            failed = judge_write(request.condition, _standing(current))
+            failed = judge_write(request.condition, _condition_state(current))
             if failed is not None:
                 raise failed
         self.requests.add((request.key, request.request_id))
@@ -158,7 +158,7 @@ class MemoryCluster:
             yield batch
 
 
-def _standing(current: Object | None) -> ConditionState:
+def _condition_state(current: Object | None) -> ConditionState:
     if current is None or current.deleted:
         return ConditionState(False, "", 0, () if current is None else current.clock)
     newest_ms = max(s.last_modified_ms for s in current.siblings)

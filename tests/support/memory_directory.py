@@ -14,7 +14,7 @@ MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Iterator[Path]:
+def memory_directory(tmp_path: Path) -> Iterator[Path]:
     """A directory in memory, where there is one: tests that emulate what a disk loses open and sync some
     hundred databases, and a real disk would only make them slow."""
     if not (MEMORY.is_dir() and os.access(MEMORY, os.W_OK)):

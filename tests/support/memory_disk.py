@@ -19,7 +19,7 @@ SECTOR_BYTES = 64
 """Smaller than real ones, so that the small frames of tests tear in many places."""
 
 
-class Stopped(OSError):
+class ProcessKilled(OSError):
     """The process was killed here."""
 
 
@@ -30,13 +30,13 @@ class Write(NamedTuple):
     data: bytes
 
 
-class Cut(NamedTuple):
+class Truncation(NamedTuple):
     """A smaller size."""
 
     size: int
 
 
-class Room(NamedTuple):
+class Extension(NamedTuple):
     """A larger size; what is new reads as zeros."""
 
     size: int
@@ -48,14 +48,14 @@ class File:
     def __init__(self) -> None:
         self.cached = bytearray()
         self.synced = bytearray()
-        self.pending: list[Write | Cut | Room] = []
+        self.pending: list[Write | Truncation | Extension] = []
 
-    def change(self, change: Write | Cut | Room) -> None:
+    def change(self, change: Write | Truncation | Extension) -> None:
         _change(self.cached, change)
         self.pending.append(change)
 
     def truncate(self, size: int) -> None:
-        self.change(Cut(size))
+        self.change(Truncation(size))
 
     def sync(self) -> None:
         for change in self.pending:  # and nothing else: what is not known to be dirty is not written
@@ -64,10 +64,12 @@ class File:
 
     def sync_write(self, write: Write) -> None:
         """That write is on the platter, with a size that holds it; what else is pending is as it was."""
-        assert not any(isinstance(change, Cut) for change in self.pending), "a write waits for a cut to be synced"
+        assert not any(isinstance(change, Truncation) for change in self.pending), (
+            "a write waits for a cut to be synced"
+        )
         self.pending.remove(write)
         _change(self.synced, write)
-        self.pending = [c for c in self.pending if not isinstance(c, Room) or c.size > len(self.synced)]
+        self.pending = [c for c in self.pending if not isinstance(c, Extension) or c.size > len(self.synced)]
 
     def survive(self, how: str, random: Random) -> File:
         """The file that the next process finds; all of it is then on the platter."""
@@ -76,12 +78,12 @@ class File:
             data = self.cached[:]
         elif how == "torn":
             for change in self.pending:
-                if isinstance(change, Cut):
+                if isinstance(change, Truncation):
                     if random.random() < 0.5:
                         _change(data, change)
                     continue
-                if isinstance(change, Room):
-                    _change(data, Room(random.choice([0, change.size, random.randint(0, change.size)])))
+                if isinstance(change, Extension):
+                    _change(data, Extension(random.choice([0, change.size, random.randint(0, change.size)])))
                     continue
                 position, written = change
                 end = random.choice(
@@ -100,14 +102,14 @@ class File:
         return file
 
 
-def _change(data: bytearray, change: Write | Cut | Room) -> None:
+def _change(data: bytearray, change: Write | Truncation | Extension) -> None:
     match change:
         case Write(position, written):
             data.extend(bytes(max(0, position - len(data))))
             data[position : position + len(written)] = written
-        case Cut(size):
+        case Truncation(size):
             del data[size:]
-        case Room(size):
+        case Extension(size):
             data.extend(bytes(max(0, size - len(data))))
 
 
@@ -153,14 +155,14 @@ class MemoryDisk:
 
     def _step(self, what: str, write: tuple[File, Write] | None = None) -> None:
         if self.stopped:
-            raise Stopped(errno.EIO, "the process was killed")
+            raise ProcessKilled(errno.EIO, "the process was killed")
         self.steps.append(what)
         if self.stop_at is not None and len(self.steps) >= self.stop_at:
             self.stopped = True
             if write is not None and self.tear_write:
                 file, (position, data) = write
                 file.change(Write(position, data[: len(data) // 2]))
-            raise Stopped(errno.EIO, "the process was killed")
+            raise ProcessKilled(errno.EIO, "the process was killed")
         error = self.fault(what)
         if error is not None:
             raise error
@@ -170,7 +172,7 @@ class MemoryDisk:
 
     def _alive(self) -> None:
         if self.stopped:
-            raise Stopped(errno.EIO, "the process was killed")
+            raise ProcessKilled(errno.EIO, "the process was killed")
 
     def _open(self, file: File) -> int:
         self._next_fd += 1
@@ -230,7 +232,7 @@ class MemoryDisk:
             file = self.descriptors[fd]
             assert position == len(file.cached), "room elsewhere than at the end"
             self._step(f"allocate {length}")
-            file.change(Room(position + length))
+            file.change(Extension(position + length))
 
     def truncate(self, fd: int, size: int) -> None:
         with self.lock:

@@ -17,7 +17,7 @@ from isthmus.repl.transport.codec import FROM_FOLLOWER, Encoder, decode_item
 from isthmus.repl.transport.port import NO_CURSORS, LinkListener
 
 
-class Wires:
+class MemoryNetwork:
     """Between all nodes; `cut` and `heal` by pair."""
 
     def __init__(self) -> None:
@@ -60,13 +60,13 @@ class MemoryLinks:
 
     def __init__(
         self,
-        wires: Wires,
+        network: MemoryNetwork,
         node: str,
         *,
         on_request: Callable[[str, str, bytes], Awaitable[bytes]],
         catch_up_limit_bytes: int = 8_000_000,
     ) -> None:
-        self._wires = wires
+        self._network = network
         self._node = node
         self.listener: LinkListener | None = None
         self.on_request = on_request
@@ -77,7 +77,7 @@ class MemoryLinks:
         self._encoder = Encoder()
         self._catch_up_limit_bytes = catch_up_limit_bytes
         self._catch_up_waiting: dict[str, int] = {}
-        wires.plugged[node] = self
+        network.plugged[node] = self
 
     def set_nodes(self, addresses: Mapping[str, str]) -> None:
         for gone in self._nodes - addresses.keys():
@@ -88,7 +88,7 @@ class MemoryLinks:
     def dial(self) -> None:
         """Connect to whoever can be reached."""
         for node in sorted(self._nodes - self.dialled):
-            if self._wires.passable(self._node, node):
+            if self._network.passable(self._node, node):
                 self.dialled.add(node)
                 self._loop.call_soon(self._report, node, True)
 
@@ -98,7 +98,7 @@ class MemoryLinks:
 
     def broken(self, node: str) -> None:
         """Both connections with `node` are gone."""
-        other = self._wires.plugged.get(node)
+        other = self._network.plugged.get(node)
         if node in self.dialled or (other is not None and self._node in other.dialled):
             self.dialled.discard(node)
             self._out.pop(node, None)
@@ -107,9 +107,9 @@ class MemoryLinks:
             self._loop.call_soon(self.dial)
 
     def _connected(self, node: str, message: Message) -> bool:
-        if not self._wires.passable(self._node, node):
+        if not self._network.passable(self._node, node):
             return False
-        here, there = node in self.dialled, self._node in self._wires.plugged[node].dialled
+        here, there = node in self.dialled, self._node in self._network.plugged[node].dialled
         if type(message) in FROM_FOLLOWER:
             return here
         return (here or there) if isinstance(message, StaleEpoch) else there
@@ -130,7 +130,7 @@ class MemoryLinks:
             if self.catch_up_room(node) < len(item) < self._catch_up_limit_bytes:
                 return False
             self._catch_up_waiting[node] = self._catch_up_waiting.get(node, 0) + len(item)
-        if self._wires.lost(self._node, node, message):
+        if self._network.lost(self._node, node, message):
             return True
         if node not in self._out:
             self._out[node] = []
@@ -142,18 +142,18 @@ class MemoryLinks:
         self._encoder.forget()
         items = self._out.pop(node, [])
         self._catch_up_waiting.pop(node, None)
-        if items and self._wires.passable(self._node, node):
-            self._loop.call_soon(self._wires.plugged[node].arrived, self._node, items)
+        if items and self._network.passable(self._node, node):
+            self._loop.call_soon(self._network.plugged[node].arrived, self._node, items)
 
     def arrived(self, node: str, items: list[bytes]) -> None:
         """A frame."""
-        if self._wires.passable(self._node, node):
+        if self._network.passable(self._node, node):
             deliveries = [decode_item(msgpack.unpackb(item, use_list=False)) for item in items]
             assert self.listener is not None
             self.listener.received(node, deliveries)
 
     def catch_up_room(self, node: str) -> int:
-        if not self._wires.passable(self._node, node) or self._node not in self._wires.plugged[node].dialled:
+        if not self._network.passable(self._node, node) or self._node not in self._network.plugged[node].dialled:
             return 0
         return max(0, self._catch_up_limit_bytes - self._catch_up_waiting.get(node, 0))
 
@@ -166,7 +166,7 @@ class MemoryLinks:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await asyncio.sleep(0)
-                answer = await self._wires.plugged[node].on_request(self._node, method, body)
+                answer = await self._network.plugged[node].on_request(self._node, method, body)
         except (TimeoutError, KeyError) as error:
             raise OutcomeUnknown(f"no answer from node {node}") from error
         if node not in self.dialled:

@@ -97,7 +97,7 @@ class MemoryEnsemble:
         node = self._at(path, version)
         self.zxid += 1
         node.value, node.version = value, version + 1
-        self._tell(path)
+        self._notify(path)
         return node.stat()
 
     def delete(self, path: str, version: int) -> None:
@@ -147,15 +147,15 @@ class MemoryEnsemble:
     def _insert(self, path: str, value: bytes, owner: int) -> Stat:
         self.zxid += 1
         node = self._nodes[path] = _Znode(value, 0, self.zxid, owner)
-        self._tell(path, path.rpartition("/")[0])
+        self._notify(path, path.rpartition("/")[0])
         return node.stat()
 
     def _remove(self, path: str) -> None:
         self.zxid += 1
         del self._nodes[path]
-        self._tell(path, path.rpartition("/")[0])
+        self._notify(path, path.rpartition("/")[0])
 
-    def _tell(self, *paths: str) -> None:
+    def _notify(self, *paths: str) -> None:
         for listener in self._listeners:
             listener(paths)
 
@@ -207,19 +207,19 @@ class MemoryMetastore(TreeMetastore):
     def disconnect(self) -> None:
         """Cut the connection; calls are Unavailable until `reconnect` or `expire`. The session lives on."""
         self._memory.connected = False
-        self._tell(SessionState.SUSPENDED)
+        self._notify(SessionState.SUSPENDED)
 
     def reconnect(self) -> None:
         """Mend the connection; every path that was read and not hinted since is hinted now."""
         if self._memory.connect():
-            self._tell(SessionState.CONNECTED)
+            self._notify(SessionState.CONNECTED)
             self._memory.hint_all()
 
     def expire(self) -> None:
         """End the session and, as the driver does, begin a new one."""
         self._memory.connected = False
         self._memory.ensemble.end_session(self._memory.current)
-        self._tell(SessionState.EXPIRED)
+        self._notify(SessionState.EXPIRED)
         self._memory.begin_session()
         self.reconnect()
 
@@ -239,7 +239,7 @@ class MemoryMetastore(TreeMetastore):
         """Let calls go on."""
         self._memory.open.set()
 
-    def _tell(self, state: SessionState) -> None:
+    def _notify(self, state: SessionState) -> None:
         assert self._on_session is not None, "start() comes first"
         asyncio.get_running_loop().call_soon(self._session_event, state)
 
@@ -263,7 +263,7 @@ class MemoryTree:
         self._on_change = on_change
         self._late: list[Callable[[], object]] = []
         self._armed: set[str] = set()
-        ensemble.listen(self._heard)
+        ensemble.listen(self._on_changes)
 
     def begin_session(self) -> None:
         """A new session, not connected yet."""
@@ -292,7 +292,7 @@ class MemoryTree:
         """Watches do not survive a connection: all that was armed may have changed."""
         self._hint(set(self._armed))
 
-    def _heard(self, paths: Sequence[str]) -> None:
+    def _on_changes(self, paths: Sequence[str]) -> None:
         if self.connected:  # a lost connection delivers nothing; reconnecting makes up for it
             self._hint(self._armed.intersection(paths))
 

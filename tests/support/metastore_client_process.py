@@ -22,7 +22,7 @@ from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from isthmus.repl.model.record import Registration
 
 
-def say(**fields: object) -> None:
+def report(**fields: object) -> None:
     """One line to whoever watches."""
     print(json.dumps(fields), flush=True)
 
@@ -63,16 +63,16 @@ async def main(hosts: str, session_ms: int, busy_s: float) -> None:
     async def follow() -> None:
         while True:
             state = await sessions.get()
-            say(state=state)
+            report(state=state)
             if state is SessionState.CONNECTED:
-                say(inc=await client.register(Registration("n1", 0, True, id=1)))
+                report(inc=await client.register(Registration("n1", 0, True, id=1)))
 
     following = asyncio.ensure_future(follow())
     loop = asyncio.get_running_loop()
     line = await loop.run_in_executor(None, sys.stdin.readline)
     if line:
         await saturated(busy_s)
-        say(busy="over")
+        report(busy="over")
         await loop.run_in_executor(None, sys.stdin.readline)
     following.cancel()
     await client.stop()

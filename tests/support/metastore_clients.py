@@ -29,7 +29,7 @@ class RecordedEvents:
 
 
 @asynccontextmanager
-async def joined(clients: MetastoreClients) -> AsyncIterator[tuple[Metastore, RecordedEvents]]:
+async def started(clients: MetastoreClients) -> AsyncIterator[tuple[Metastore, RecordedEvents]]:
     """A started client and its events; stopped at the end."""
     client, events = clients.client(), RecordedEvents()
     client.watch(events.hints.append)

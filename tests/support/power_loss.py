@@ -1,7 +1,7 @@
 """Power losses for a LevelDB store: what may be left of its files, at every moment.
 
 What LevelDB or a checkpoint synced is there, the rest may be gone: here, the unsynced end of each `.log` and the slot
-being written. LevelDB deletes its old log within milliseconds of a memtable switch, so a `Hoard` keeps every
+being written. LevelDB deletes its old log within milliseconds of a memtable switch, so a `DatabaseRecorder` keeps every
 log by a hard link and puts it back: the state left is that of a power loss before the
 old memtable's table was finished. `kill -9` cannot show any of this, since it spares the page cache.
 """
@@ -79,7 +79,7 @@ class LossyDisk(Disk):
 
 
 @dataclass(frozen=True)
-class Cut:
+class LogLoss:
     """What a power loss leaves of the unsynced end of the older logs and of the newest one: a share, then `filler`."""
 
     older: float
@@ -93,15 +93,15 @@ class Cut:
         return data[:kept] + (self.filler * lost)[:lost]
 
 
-class Hoard:
+class DatabaseRecorder:
     """Watches one store's database from outside and can say, at any moment, what a power loss would leave."""
 
-    def __init__(self, store_directory: Path, hoard_directory: Path, disk: LossyDisk) -> None:
+    def __init__(self, store_directory: Path, recording_directory: Path, disk: LossyDisk) -> None:
         self._store = store_directory
         self._live = store_directory / "rows"
-        self._kept = hoard_directory
+        self._kept = recording_directory
         self._disk = disk
-        hoard_directory.mkdir()
+        recording_directory.mkdir()
         self._copy: dict[str, bytes] = {}
         self._tables: set[str] = set()
         self._first_log = ""
@@ -157,7 +157,7 @@ class Hoard:
             if not (self._live / name).exists():
                 os.link(self._kept / name, self._live / name)
 
-    def power_loss(self, to: Path, cut: Cut) -> None:
+    def power_loss(self, to: Path, loss: LogLoss) -> None:
         """Make in `to` what is left of the store."""
         shutil.rmtree(to, ignore_errors=True)
         (to / "rows").mkdir(parents=True)
@@ -168,7 +168,7 @@ class Hoard:
         logs = self.logs()
         for name in logs:
             data = (self._kept / name).read_bytes()
-            share = cut.newest if name == logs[-1] else cut.older
-            (to / "rows" / name).write_bytes(cut.left(data, self._disk.durable_logs.get(name, 0), share))
+            share = loss.newest if name == logs[-1] else loss.older
+            (to / "rows" / name).write_bytes(loss.left(data, self._disk.durable_logs.get(name, 0), share))
         for name, data in self._disk.durable_slots.items():
             (to / name).write_bytes(data)

@@ -49,7 +49,7 @@ A, B = actor_of(b"A" * 16, 1), actor_of(b"B" * 16, 1)
 BUCKET = b"b"
 
 
-class Pair:
+class ClusterPair:
     """Both clusters, and writes with clocks of the test's making."""
 
     def __init__(self, described: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ TRUTH = {
 }
 
 
-def truth_of(bucket: bytes) -> tuple[dict[bytes, Object], dict[bytes, Object]]:
+def differing_objects(bucket: bytes) -> tuple[dict[bytes, Object], dict[bytes, Object]]:
     """(left, right): one of every difference (TRUTH), and a deleted key against none, which is none."""
     left = {
         b"missing-there": made("x"), b"behind-there": made("new", a=2), b"behind-here": made("old"),
@@ -103,10 +103,10 @@ def truth_of(bucket: bytes) -> tuple[dict[bytes, Object], dict[bytes, Object]]:
     return left, right
 
 
-def fill(pair: Pair, equal: int = 2_000) -> None:
+def fill(pair: ClusterPair, equal: int = 2_000) -> None:
     """Equal keys, one of every difference, and one in a bucket of its own."""
     same = {b"k%d" % number: made("same", a=1 + number % 3) for number in range(equal)}
-    left, right = truth_of(BUCKET)
+    left, right = differing_objects(BUCKET)
     pair.put(pair.left, same | left)
     pair.put(pair.right, same | right)
     pair.put(pair.left, {b"k": made("x")}, b"private")
@@ -119,7 +119,7 @@ def up(directory: Path, topology: str = TOPOLOGY) -> Iterator[dict[str, Any]]:
         yield clusters.up(180)
 
 
-def said(output: Path, run_id: str) -> dict[bytes, tuple[str, str, str]]:
+def findings_by_key(output: Path, run_id: str) -> dict[bytes, tuple[str, str, str]]:
     """What the findings say of each key; every key has one row."""
     rows = list(
         read_findings(RunDirectory(str(output), run_id).path / "findings", ("key", "verdict", "difference", "side"))
@@ -163,14 +163,14 @@ def i_spark_snap(directory: RunDirectory) -> None:
 
 
 @contextmanager
-def garbage() -> Iterator[str]:
+def garbage_server() -> Iterator[str]:
     """A server whose every answer is none."""
     with served(lambda _path, _body: b"\x00garbage") as url:
         yield url
 
 
 @contextmanager
-def silence() -> Iterator[str]:
+def silent_server() -> Iterator[str]:
     """A server that takes every question and answers none."""
     over = threading.Event()
 

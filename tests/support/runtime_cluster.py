@@ -31,7 +31,7 @@ from isthmus.repl.runtime.registration import Registrar, verify_local_replicas
 from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
-from tests.support.memory_links import MemoryLinks, Wires
+from tests.support.memory_links import MemoryLinks, MemoryNetwork
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
 UUID = b"east-cluster-016"
@@ -81,7 +81,7 @@ async def run_node(
     *,
     node: str = "n1",
     number: int = 1,
-    wires: Wires | None = None,
+    network: MemoryNetwork | None = None,
     default_type: DefaultType | None = None,
     boot_id: str = "boot-1",
     durability: str = "fsync",
@@ -140,7 +140,7 @@ async def run_node(
         return await handlers[method](sender, body)
 
     links = MemoryLinks(
-        wires or Wires(),
+        network or MemoryNetwork(),
         node,
         on_request=answer,
     )
@@ -207,7 +207,7 @@ async def run_node(
             await controller.resign()
             await runtime.resign(10.0)
             await controller.stop()
-            links._wires.unplug(node)
+            links._network.unplug(node)
             assert await runtime.stop(10.0)
         else:
             await _abandon(member)
@@ -221,7 +221,7 @@ async def _abandon(member: Node) -> None:
     bugs = [p.reason for p in member.runtime.partitions.values() if "bug:" in p.reason]
     assert not bugs, bugs
     runtime, storage = member.runtime, member.runtime._storage
-    member.links._wires.unplug(member.node)
+    member.links._network.unplug(member.node)
     await member.controller.stop()
     runtime._closed = True
     for part in (runtime._metastore_effects, runtime._replicas):
@@ -247,7 +247,7 @@ class Cluster:
     default_type: DefaultType
     given: dict[str, object]
     ensemble: MemoryEnsemble = field(default_factory=MemoryEnsemble)
-    wires: Wires = field(default_factory=Wires)
+    network: MemoryNetwork = field(default_factory=MemoryNetwork)
     members: dict[str, Node] = field(default_factory=dict)
     _open: dict[str, AbstractAsyncContextManager[Node]] = field(default_factory=dict)
 
@@ -258,7 +258,7 @@ class Cluster:
             self.ensemble,
             node=node,
             number=int(node[1:]),
-            wires=self.wires,
+            network=self.network,
             default_type=self.default_type,
             stop=False,
             wait=False,

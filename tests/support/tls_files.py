@@ -17,7 +17,7 @@ NODES = (NodeName("c", "a"), NodeName("c", "b"), NodeName("west", "west-1"))
 
 
 @dataclass(frozen=True)
-class Folder:
+class CertificateFolder:
     """`path` holds ca.crt, pairs of NODES, `client`, `expired` (of c/b) and `stranger` (c/b of another authority)."""
 
     path: Path
@@ -47,7 +47,7 @@ class Folder:
         return (self.path / f"{role.value}.token").read_text().strip()
 
 
-def filled(path: Path) -> Folder:
+def filled(path: Path) -> CertificateFolder:
     """Make all of it; some 20 ms."""
     dev_certificates.make_certificates(path, NODES)
     dev_certificates.make_tokens(path)
@@ -58,10 +58,10 @@ def filled(path: Path) -> Folder:
     stranger = certificates.issue(other, "stranger", [b], dev_certificates.LOCAL_HOSTS)
     for name, pair in (("expired", expired), ("stranger", stranger), ("other", other)):
         certificates.write_pair(pair, path / f"{name}.crt", path / f"{name}.key")
-    return Folder(path)
+    return CertificateFolder(path)
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> CertificateFolder:
     """Keys and tokens, made once; tests that change them make their own."""
     return filled(tmp_path_factory.mktemp("security"))

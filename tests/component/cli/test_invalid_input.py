@@ -127,7 +127,7 @@ def test_limits_of_a_queue_are_given_when_it_is_registered(
 def answering_404(reason: str, *headers: tuple[str, str]) -> Iterator[str]:
     """The URL of a listener that answers all with 404 and this reason, none when it is empty."""
 
-    class Answering(BaseHTTPRequestHandler):
+    class NotFoundHandler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.do_HEAD()
@@ -145,7 +145,7 @@ def answering_404(reason: str, *headers: tuple[str, str]) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             """Nothing is told on standard error."""
 
-    server = HTTPServer(("127.0.0.1", 0), Answering)
+    server = HTTPServer(("127.0.0.1", 0), NotFoundHandler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

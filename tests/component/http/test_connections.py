@@ -322,7 +322,7 @@ def test_signals_stay_the_daemons():
     def handlers():
         return [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
 
-    class Hello:
+    class HelloApp:
         async def __call__(self, scope, receive, send):
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
@@ -335,7 +335,7 @@ def test_signals_stay_the_daemons():
         settings = ListenSettings(http=Address("127.0.0.1", 0), admin=Address("localhost", 0))
         listeners = Listeners(settings)
         urls = listeners.bind()
-        await listeners.start(Hello(), Hello())
+        await listeners.start(HelloApp(), HelloApp())
         during = handlers()
         got = [await asyncio.to_thread(requests.get, url) for url in urls]
         assert {n for n, _, _ in listeners.samples()} == set(HELP)

@@ -162,7 +162,7 @@ def test_failures_are_answered_alike_on_both_paths(client_api_with, serve, monke
     assert len(bugs) == (4 if isinstance(failure, ValueError) else 0)
 
 
-class Doorman:
+class RecordingGuard:
     """Lets in who says please; counts whom it was asked about."""
 
     def __init__(self):
@@ -184,7 +184,7 @@ def test_the_guard_is_asked_once_for_each_request(client_api_with, serve):
     rooms = [client_api_with(), client_api_with()]
     answers = []
     for client_api in rooms:
-        client_api.app.guard = Doorman()
+        client_api.app.guard = RecordingGuard()
         answers.append(converse(serve(client_api.app), session, split=client_api is rooms[1]))
         assert (client_api.kv.writes, client_api.kv.isolations, client_api.app.guard.asked) == (1, [], 3)
     assert answers[0] == answers[1]

@@ -31,7 +31,7 @@ name = "to-west"
 JSON = {"content-type": "application/json"}
 
 
-class Caller:
+class NodeClient:
     def __init__(self, node: ThreadedNode) -> None:
         self.node = node
 
@@ -68,13 +68,13 @@ class Caller:
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeClient]:
     directory: Path = tmp_path_factory.mktemp("riak")
     with running_node(directory, QUEUES) as node:
-        yield Caller(node)
+        yield NodeClient(node)
 
 
-def test_a_riak_gets_objects_and_tombstones_in_its_own_form(caller: Caller) -> None:
+def test_a_riak_gets_objects_and_tombstones_in_its_own_form(caller: NodeClient) -> None:
     """A value with metadata, a value beyond what is kept whole, a tombstone; then the one byte of an empty queue."""
     key = "/buckets/b/keys/k"
     headers = {"x-riak-meta-colour": "red", "x-riak-index-age_int": "7"}
@@ -99,7 +99,7 @@ def test_a_riak_gets_objects_and_tombstones_in_its_own_form(caller: Caller) -> N
     assert caller.ask("GET", "/queuename/to-riak")[1:] == ("application/octet-stream", b"\0")
 
 
-def test_the_queue_is_listed_with_its_owner_and_nothing_waits(caller: Caller) -> None:
+def test_the_queue_is_listed_with_its_owner_and_nothing_waits(caller: NodeClient) -> None:
     """`GET /admin/queues` shows the setting and who owns the queue."""
     assert caller.ask("PUT", "/buckets/b/keys/listed", b"v")[0] == 204
     assert caller.next().key == b"listed"
@@ -120,7 +120,7 @@ def test_the_queue_is_listed_with_its_owner_and_nothing_waits(caller: Caller) ->
     ],
 )
 def test_refused_requests_name_their_reason(
-    caller: Caller, method: str, path: str, status: int, reason: str, words: bytes
+    caller: NodeClient, method: str, path: str, status: int, reason: str, words: bytes
 ) -> None:
     """The refusal has its status and names what would be right; nothing leaves the queue."""
     assert caller.ask("PUT", "/buckets/b/keys/stays", b"v")[0] == 204
@@ -130,7 +130,7 @@ def test_refused_requests_name_their_reason(
     assert caller.next().key == b"stays"
 
 
-def test_a_queue_registered_or_set_for_a_riak_is_one(caller: Caller) -> None:
+def test_a_queue_registered_or_set_for_a_riak_is_one(caller: NodeClient) -> None:
     """Through the admin listener, and back; a value that is no flag is refused."""
     wish = {"name": "later", "from": "now", "riak_fetch": True}
     body = json.dumps(wish).encode()

@@ -29,7 +29,7 @@ class Answer(NamedTuple):
     text: str
 
 
-class Caller:
+class NodeClient:
     """Asks a node's faces."""
 
     def __init__(self, node: ThreadedNode) -> None:
@@ -57,20 +57,20 @@ class Caller:
 
 
 @pytest.fixture(scope="module")
-def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeClient]:
     directory: Path = tmp_path_factory.mktemp("pushes")
     with running_node(directory, QUEUES) as node:
-        yield Caller(node)
+        yield NodeClient(node)
 
 
-def element(caller: Caller, key: str) -> dict[str, Any]:
+def element(caller: NodeClient, key: str) -> dict[str, Any]:
     """A key that is there, as Riak's clients name it."""
     path = f"/buckets/b/keys/{key}"
     assert caller.ask("PUT", path, b"x").status == 204
     return {"bucket": "b", "key": key, "clock": caller.ask("GET", path).clock}
 
 
-def test_pushed_references_wait_at_the_second_priority_and_lengths_are_returned(caller: Caller) -> None:
+def test_pushed_references_wait_at_the_second_priority_and_lengths_are_returned(caller: NodeClient) -> None:
     """Keys of the default type and of a named one are queued, each once, though the filter offers nothing; the line has
     fold, full-sync and real time."""
     one, two = element(caller, "one"), element(caller, "two")
@@ -106,7 +106,9 @@ def test_pushed_references_wait_at_the_second_priority_and_lengths_are_returned(
     ],
     ids=str,
 )
-def test_one_bad_element_refuses_the_push_by_its_place(caller: Caller, bad: object, reason: str, words: str) -> None:
+def test_one_bad_element_refuses_the_push_by_its_place(
+    caller: NodeClient, bad: object, reason: str, words: str
+) -> None:
     """Nothing is queued, and the sentence says which element and what is wrong with it."""
     before = caller.waiting("repairs")
     answer = caller.push(element(caller, "good"), bad)
@@ -115,7 +117,7 @@ def test_one_bad_element_refuses_the_push_by_its_place(caller: Caller, bad: obje
     assert caller.waiting("repairs") == before
 
 
-def test_a_bucket_type_that_there_is_not_is_named_with_those_that_there_are(caller: Caller) -> None:
+def test_a_bucket_type_that_there_is_not_is_named_with_those_that_there_are(caller: NodeClient) -> None:
     """404 with the element's place, and nothing of the push is queued."""
     before = caller.waiting("repairs")
     good = element(caller, "good")
@@ -128,13 +130,13 @@ def test_a_bucket_type_that_there_is_not_is_named_with_those_that_there_are(call
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'{"keys-clocks": {}}', b'{"keys-clocks": null}', b"[" * 50_000], ids=len
 )
-def test_a_body_that_is_no_list_of_keys_is_refused(caller: Caller, body: bytes) -> None:
+def test_a_body_that_is_no_list_of_keys_is_refused(caller: NodeClient, body: bytes) -> None:
     """400 with what would be right, never a crash."""
     answer = caller.ask("POST", "/queuename/repairs", body)
     assert (answer.status, answer.reason) == (400, "bad-json")
 
 
-def test_pushes_are_bounded_and_a_queue_that_is_not_there_is_named(caller: Caller) -> None:
+def test_pushes_are_bounded_and_a_queue_that_is_not_there_is_named(caller: NodeClient) -> None:
     """Too many keys 400, too many bytes 413, an unknown queue 404, Riak's fetch 501."""
     one = element(caller, "one")
     assert caller.push(*[one] * 10_001).status in (400, 413)
@@ -150,7 +152,7 @@ def test_pushes_are_bounded_and_a_queue_that_is_not_there_is_named(caller: Calle
 
 
 def test_a_full_queue_answers_503_and_keeps_accepted_references(
-    caller: Caller, monkeypatch: pytest.MonkeyPatch
+    caller: NodeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What does not fit waits for room for a while, then 503 says how many were taken; nothing is dropped."""
     monkeypatch.setattr("isthmus.node.client_api.queue_push.WAIT_MS", 50)

@@ -59,15 +59,15 @@ def test_differing_properties_are_named_as_far_as_the_source_sends_them() -> Non
     of_type, of_bucket = place_digest({"allow_mult": False}), place_digest({"allow_mult": False, "dvv_enabled": False})
     told = {"default": {"": of_type.hex(), b"b".hex(): of_bucket.hex()}}
 
-    def said(change: Mapping[str, Any]) -> str:
+    def found_text(change: Mapping[str, Any]) -> str:
         rows = judged(URL, "q", "east", of({**ABOUT, **default, **change}), HERE)
         (row,) = [one for one in rows if one["what"] == "properties"]
         assert (row["state"], row["right"].split(" on both")[0]) == ("warn", "isthmus bucket-type properties default")
         return row["found"]
 
-    assert said({"places": told}) == "differ: bucket type default: allow_mult; bucket default/b: dvv_enabled"
+    assert found_text({"places": told}) == "differ: bucket type default: allow_mult; bucket default/b: dvv_enabled"
     unnamed = "differ: default: of the bucket type or of one of its buckets"
-    assert [said({}), said({"places": None}), said({"places": {}})] == [unnamed] * 3
+    assert [found_text({}), found_text({"places": None}), found_text({"places": {}})] == [unnamed] * 3
     for broken in ([], {"default": 3}, {"default": {"zz": "00"}}, {"default": {"00": 7}}):
         with pytest.raises(CodecError, match="places of properties"):
             _parsed(json.dumps({**ABOUT, "places": broken}).encode())

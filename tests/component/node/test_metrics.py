@@ -52,7 +52,7 @@ class NodeInMemory(Node):
         return metastore
 
 
-async def shown(directory: Path) -> str:
+async def read_exposition(directory: Path) -> str:
     """The exposition of a node that serves and has taken a write."""
     file = directory / "node.toml"
     taken: set[int] = set()
@@ -75,8 +75,8 @@ async def shown(directory: Path) -> str:
 
 @pytest.fixture(scope="module")
 def exposition(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """See `shown`."""
-    return asyncio.run(shown(tmp_path_factory.mktemp("node")))
+    """See `read_exposition`."""
+    return asyncio.run(read_exposition(tmp_path_factory.mktemp("node")))
 
 
 def test_units_of_metrics_fit_their_names() -> None:

@@ -110,7 +110,7 @@ async def test_entries_applied_during_a_failed_handover_reach_the_listeners(
         assert listener.next == leader.partition().replica.applied
 
 
-class Broken:
+class FailingListener:
     """A hook with a bug."""
 
     def applied(self, _partition: int, _entries: Sequence[Entry], _leader: bool) -> None:
@@ -129,7 +129,7 @@ async def test_a_failing_listener_does_not_affect_the_others(tmp_path: Path, sta
     async with start_cluster(tmp_path, partitions=4) as t:
         listeners = {}
         for member in t.members.values():
-            member.runtime.listeners._listeners.insert(0, Broken())
+            member.runtime.listeners._listeners.insert(0, FailingListener())
             listeners[member.node] = Listener()
             member.runtime.listeners.add(listeners[member.node])
         for name in (b"k%d" % number for number in range(30)):

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.model.errors import LocalFault
-from tests.component.runtime.test_replica_removal import change, changed, nothing_left, others, write
+from tests.component.runtime.test_replica_removal import change, changed, fully_removed, other_nodes, write
 from tests.support.memory_metastore import MemoryEnsemble
 from tests.support.runtime_cluster import Cluster, eventually
 
@@ -28,7 +28,7 @@ def overwrite(ensemble: MemoryEnsemble, path: str, value: bytes) -> bytes:
     return found[0]
 
 
-def told(logs: list, event: str, path: str) -> bool:
+def logged(logs: list, event: str, path: str) -> bool:
     return any(each["event"] == event and path in each["error"] for each in logs)
 
 
@@ -43,7 +43,7 @@ async def test_a_damaged_log_id_counter_stops_no_node(tmp_path: Path, start_clus
         was = overwrite(t.ensemble, "/gen", b"not a number")
         with capture_logs() as logs:
             doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
-            await eventually(lambda: told(logs, "identity.gen_waits", "/gen"))
+            await eventually(lambda: logged(logs, "identity.gen_waits", "/gen"))
             await write(t, 3, b"more")
         assert not doubted.failures
         overwrite(t.ensemble, "/gen", was)
@@ -57,18 +57,18 @@ async def test_a_damaged_record_stops_no_node_about_to_delete_a_replica(
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
         await write(t, 5)
-        newcomer, leaver = others(t)
+        newcomer, leaver = other_nodes(t)
         await change(t, adding=(newcomer,), removing=(leaver,))
         stay = {*t.members} - {leaver}
         await changed(t, *stay)
         left = t.members[leaver]
         with capture_logs() as logs:
             was = overwrite(t.ensemble, "/p/0", b"{")
-            await eventually(lambda: told(logs, "clearing.waits", "/p/0"), 8.0)
+            await eventually(lambda: logged(logs, "clearing.waits", "/p/0"), 8.0)
         assert not left.failures
-        assert not nothing_left(left)
+        assert not fully_removed(left)
         overwrite(t.ensemble, "/p/0", was)
-        await eventually(lambda: nothing_left(left), 8.0)
+        await eventually(lambda: fully_removed(left), 8.0)
 
 
 async def test_a_refusing_metastore_stops_no_node_that_creates_a_replica(
@@ -78,7 +78,7 @@ async def test_a_refusing_metastore_stops_no_node_that_creates_a_replica(
 
     async with start_cluster(tmp_path, 4) as t:
         await write(t, 5)
-        newcomer, leaver = others(t)
+        newcomer, leaver = other_nodes(t)
         member = t.members[newcomer]
         register, refused = member.registrar.register, []
 

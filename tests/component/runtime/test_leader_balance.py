@@ -27,7 +27,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 QUICK = BalanceOptions(delay_ms=100, moves=4, cool_down_ms=0, timeout_ms=3_000)
 
 
-def leads(t: Cluster) -> Counter[str]:
+def led_counts(t: Cluster) -> Counter[str]:
     """How many partitions each node leads and serves."""
     return Counter(
         {member.node: sum(p.replica.ready for p in member.runtime.partitions.values()) for member in t.members.values()}
@@ -45,9 +45,9 @@ async def test_leaders_end_even_after_a_node_came_back_under_load(
     write on and not one write fails; all that was answered is read afterwards, from any node."""
 
     async with start_cluster(tmp_path, partitions=6, balance=QUICK) as t:
-        await eventually(lambda: leads(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
+        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
         await t.kill("n3")
-        await eventually(lambda: leads(t) == {"n1": 3, "n2": 3}, 20)
+        await eventually(lambda: led_counts(t) == {"n1": 3, "n2": 3}, 20)
         stop = asyncio.Event()
         written: list[bytes] = []
 
@@ -61,10 +61,10 @@ async def test_leaders_end_even_after_a_node_came_back_under_load(
 
         clients = [asyncio.create_task(client(member)) for member in t.members.values()]
         await t.open("n3", balance=QUICK)
-        await eventually(lambda: leads(t) == {"n1": 2, "n2": 2, "n3": 2} or any(c.done() for c in clients), 20)
+        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2} or any(c.done() for c in clients), 20)
         stop.set()
         await asyncio.gather(*clients)
-        assert leads(t) == {"n1": 2, "n2": 2, "n3": 2}
+        assert led_counts(t) == {"n1": 2, "n2": 2, "n3": 2}
         for member in t.members.values():
             for name in written[:: max(1, len(written) // 20)]:
                 assert await member.coordinator.get(key(name)) is not None
@@ -90,7 +90,7 @@ async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path,
         for body in (b"\xc1", msgpack.packb([0, epoch, target.node]), msgpack.packb([0, -1, target.node, 5])):
             with pytest.raises(BadInput):
                 await at_leader.answer("x", body)
-        t.wires.lost = lambda _sender, to, message: to == target.node and is_entries(message)
+        t.network.lost = lambda _sender, to, message: to == target.node and is_entries(message)
         writes = [
             asyncio.create_task(leader.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v"))))
             for n in range(1_100)
@@ -99,7 +99,7 @@ async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path,
         with pytest.raises(NotReady, match="lacks 1100 entries"):
             await at_leader.answer("x", encode(0, epoch, target.node, 1_000))
         assert leader.partition().replica.role is ReplicaRole.LEADER
-        t.wires.lost = lambda _sender, _to, _message: False
+        t.network.lost = lambda _sender, _to, _message: False
         await asyncio.gather(*writes)
         await t.level()
         assert await at_leader.answer("x", encode(0, epoch, target.node, 3_000)) == b""
@@ -111,9 +111,9 @@ async def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, start_
 
     manual = QUICK._replace(automatic=False)
     async with start_cluster(tmp_path, partitions=6, balance=manual) as t:
-        await eventually(lambda: leads(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
+        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
         await t.kill("n3")
-        await eventually(lambda: leads(t) == {"n1": 3, "n2": 3}, 20)
+        await eventually(lambda: led_counts(t) == {"n1": 3, "n2": 3}, 20)
         again = await t.open("n3", balance=manual)
         asker = LeaderBalanceApi(again.controller, again.runtime, manual)
         await eventually(lambda: again.controller.controller == "n1")

@@ -144,7 +144,7 @@ async def test_a_write_that_is_not_replicated_in_time_is_a_failure(
         await put(leader, b"well", b"v")
         assert leader.runtime.latency.failures() == {}
         for member in t.followers():
-            t.wires.isolate(member.node)
+            t.network.isolate(member.node)
         monkeypatch.setattr(leader.coordinator._timeouts, "_timeout_s", 0.2)
         with pytest.raises(OutcomeUnknown, match="no outcome within"):
             await put(leader, b"late", b"v")

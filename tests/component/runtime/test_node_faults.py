@@ -22,7 +22,7 @@ from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.runtime import isr_changes
-from tests.component.runtime.test_several_nodes import fill, held, key, put
+from tests.component.runtime.test_several_nodes import fill, key, put, stored_values
 from tests.support.runtime_cluster import Cluster, Node, eventually
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
@@ -43,7 +43,7 @@ async def test_a_followers_slow_store_costs_no_memory(
             for n in range(60):
                 await put(leader, b"%d" % n, b"x" * 50_000)
             for node in t.members:
-                t.wires.cut(slow.node, node)
+                t.network.cut(slow.node, node)
             slow = await t.open(slow.node)
         store = slow.runtime.store
         commit, held_up = store.commit, asyncio.Event()
@@ -56,7 +56,7 @@ async def test_a_followers_slow_store_costs_no_memory(
         monkeypatch.setattr(store, "commit", waits)
         monkeypatch.setattr(store, "takes_at_once", lambda _prepared: False)
         if away:
-            t.wires.heal()
+            t.network.heal()
         else:
             for n in range(60):
                 await put(leader, b"%d" % n, b"x" * 50_000)
@@ -65,7 +65,7 @@ async def test_a_followers_slow_store_costs_no_memory(
         assert slow.runtime._storage.window.held_bytes < 600_000
         held_up.set()
         await t.level()
-        assert all(held(slow, b"%d" % n) == [b"x" * 50_000] for n in range(60))
+        assert all(stored_values(slow, b"%d" % n) == [b"x" * 50_000] for n in range(60))
         assert slow.runtime._storage.window.held_bytes == 0
 
 
@@ -81,17 +81,17 @@ def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(
             await t.kill(small)
             tiny = await t.open(small, window_bytes=100_000)
             await t.level()
-            t.wires.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck)
+            t.network.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck)
             writes = [asyncio.create_task(put(leader, b"%d" % n, b"x" * 50_000)) for n in range(12)]
             await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
             await put_one_more(leader, writes)
             await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 13)
             assert tiny.partition().replica.applied < 5
             assert tiny.runtime._storage.window.held_bytes < 200_000
-            t.wires.lost = lambda _sender, _to, _message: False
+            t.network.lost = lambda _sender, _to, _message: False
             await asyncio.gather(*writes)
             await t.level()
-            assert held(tiny, b"11") == [b"x" * 50_000]
+            assert stored_values(tiny, b"11") == [b"x" * 50_000]
             assert tiny.runtime._storage.window.held_bytes == 0
 
     async def put_one_more(leader: Node, writes: list[asyncio.Task[None]]) -> None:
@@ -124,7 +124,7 @@ async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
         await eventually(lambda: full.runtime.replog.has_space(0))
         await t.level(timeout_s=25)
         assert full.partition().serves
-        assert held(full, b"4") == [b"v"]
+        assert stored_values(full, b"4") == [b"v"]
 
 
 def test_a_leader_that_changes_the_isr_leaves_a_trace(
@@ -251,7 +251,7 @@ async def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, star
                 sizes.append(sum(len(entry.wire) for entry in message.entries))
             return False
 
-        t.wires.lost = watch
+        t.network.lost = watch
         requests = [WriteRequest(key(b"%d" % n), Content(b"x" * 300_000)) for n in range(8)]
         requests.append(WriteRequest(key(b"one"), Content(b"x" * 990_000)))
         results = await leader.coordinator.write_batch(requests)
@@ -329,7 +329,10 @@ async def test_a_leader_stopped_by_an_internal_error_is_replaced(
         again = await t.open(hurt.node)
         await t.level()
         assert again.partition(0).replica.member.log_id == gen
-        assert all(held(again, b"after-%d" % n, 0) + held(again, b"after-%d" % n, 1) == [b"v"] for n in range(9))
+        assert all(
+            stored_values(again, b"after-%d" % n, 0) + stored_values(again, b"after-%d" % n, 1) == [b"v"]
+            for n in range(9)
+        )
 
 
 async def test_a_failed_periodic_step_is_repeated_a_second_later(

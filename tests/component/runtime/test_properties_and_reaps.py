@@ -23,7 +23,7 @@ from tests.support.runtime_cluster import Cluster, Node, eventually
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
-class NoQueues:
+class NoTombstoneBarrier:
     """Nothing is offered to anybody."""
 
     def replicates(self, _bucket_type: bytes, _bucket: bytes) -> bool:
@@ -41,7 +41,7 @@ def reaper_of(member: Node, pool: ThreadPoolExecutor) -> Reaper:
         read_pool=pool,
         limits=WriteLimits(1_000_000, 5, 3_000_000),
         properties=FixedProperties(PLAIN),
-        barrier=NoQueues(),
+        barrier=NoTombstoneBarrier(),
         request_timeout_ms=1_000,
     )
 

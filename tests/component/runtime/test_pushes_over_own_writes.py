@@ -24,7 +24,7 @@ WEST, NORTH = b"west-cluster-016", b"north-cluster-16"
 KEY = Key(b"default", b"b", b"k")
 
 
-class Origins:
+class OriginRecorder:
     """The origin of each entry, by key, as the leader applied them."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ async def test_a_push_over_an_unreplicated_local_write_counts_as_local(tmp_path:
     """R-OWED: while another cluster still has to get what the push replaces, the result is ours and goes out to it;
     once it has it, or when nothing of ours was replaced, the origin is the pusher's."""
 
-    origins = Origins()
+    origins = OriginRecorder()
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         h.runtime.listeners.add(origins)
         asked: list[tuple[int, bytes]] = []
@@ -84,7 +84,7 @@ async def test_a_local_write_that_comes_back_counts_as_local(tmp_path: Path, sta
     """R-OWED: after a loss another cluster may push what it had from us. Whether a third one had it nothing tells any
     more, so it goes out again: where the key is not here, and where it replaces a row without that write."""
 
-    origins = Origins()
+    origins = OriginRecorder()
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         h.runtime.listeners.add(origins)
         h.coordinator.unreplicated = lambda _partition, _offset, pusher, _key: pusher == WEST

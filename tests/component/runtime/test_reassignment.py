@@ -48,12 +48,12 @@ def key(name: bytes) -> Key:
     return Key(b"default", b"b", name)
 
 
-def held(member: Node) -> Counter[str]:
+def replica_counts(member: Node) -> Counter[str]:
     """How many partitions each node is to hold, as a node has read it."""
     return Counter(node for record in member.controller.records.values() for node in record.replicas)
 
 
-def over(member: Node) -> bool:
+def reassignment_finished(member: Node) -> bool:
     """True when nothing is ordered any more, and no partition changes."""
     records = member.controller.records.values()
     return not member.controller.placement.orders and not any(r.adding or r.removing for r in records)
@@ -103,14 +103,14 @@ async def test_a_cluster_grows_to_five_nodes_and_back_under_load(tmp_path: Path,
             wish = {"kind": "spread", "plan": plan["plan"], "by": "ann"}
             status, ordered = await ask(two, "POST", "/admin/moves", wish)
             assert (status, ordered["order"], ordered["partitions"]) == (200, 1, plan["partitions"])
-            await eventually(lambda: over(two), 30)
-            assert set(held(two).values()) == {3}
+            await eventually(lambda: reassignment_finished(two), 30)
+            assert set(replica_counts(two).values()) == {3}
             status, refused = await ask(one, "POST", "/admin/nodes/n5/remove", {})
             assert (status, "holds 3 replicas" in refused) == (409, True)
             status, drained = await ask(three, "POST", "/admin/nodes/drain", {"nodes": ["n4", "n5"], "by": "bob"})
             assert (status, drained["order"]) == (200, 2)
-            await eventually(lambda: over(three), 30)
-            assert held(three) == {"n1": 5, "n2": 5, "n3": 5}
+            await eventually(lambda: reassignment_finished(three), 30)
+            assert replica_counts(three) == {"n1": 5, "n2": 5, "n3": 5}
             for name in ("n4", "n5"):
                 status, refused = await ask(one, "POST", f"/admin/nodes/{name}/remove", {})
                 assert (status, "stop it first" in refused) == (409, True)
@@ -141,7 +141,7 @@ async def test_a_killed_controller_is_followed_by_one_that_goes_on(
         await eventually(lambda: len(first.controller.registrations) == 4)
         for n in range(20):
             await first.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v")))
-        t.wires.lost = lambda _sender, to, message: to == "n4" and is_entries(message)
+        t.network.lost = lambda _sender, to, message: to == "n4" and is_entries(message)
         gone = first.node
         wish = {"kind": "replace", "nodes": [gone, "n4"]}
         status, ordered = await ask(others[0], "POST", "/admin/moves", wish)
@@ -155,8 +155,8 @@ async def test_a_killed_controller_is_followed_by_one_that_goes_on(
         await eventually(lambda: any(member.controller.decides for member in others), 20)
         await eventually(lambda: all(r.leader is not None for r in others[0].controller.records.values()), 20)
         assert others[0].controller.placement.order(1) is not None
-        t.wires.lost = lambda _sender, _to, _message: False
-        await eventually(lambda: over(others[0]), 30)
+        t.network.lost = lambda _sender, _to, _message: False
+        await eventually(lambda: reassignment_finished(others[0]), 30)
         assert all(set(r.replicas) == {"n4", *(h.node for h in others)} for r in others[0].controller.records.values())
         await all_read(others, [b"%d" % n for n in range(20)])
 
@@ -170,7 +170,7 @@ async def test_an_order_that_is_cancelled_goes_back(tmp_path: Path, start_cluste
         member = t.members["n2"]
         await eventually(lambda: len(member.controller.registrations) == 4)
         await member.coordinator.write(WriteRequest(key(b"a"), Content(b"v")))
-        t.wires.lost = lambda _sender, to, message: to == "n4" and is_entries(message)
+        t.network.lost = lambda _sender, to, message: to == "n4" and is_entries(message)
         path = "/admin/bucket-types/default/replication-factor"
         _, plan = await ask(member, "POST", path, {"replication_factor": 4, "dry_run": True})
         status, said = await ask(member, "POST", path, {"replication_factor": 2, "plan": plan["plan"]})
@@ -185,7 +185,7 @@ async def test_an_order_that_is_cancelled_goes_back(tmp_path: Path, start_cluste
         assert (status, "there is no order 9: under way are 1" in said) == (404, True)
         status, cancelled = await ask(member, "POST", "/admin/moves/cancel", {"by": "bob"})
         assert (status, cancelled["order"]) == (200, 1)
-        await eventually(lambda: over(member), 30)
+        await eventually(lambda: reassignment_finished(member), 30)
         assert sorted(member.controller.records[0].replicas) == ["n1", "n2", "n3"]
         assert member.controller.placement.ended[0].outcome == "cancelled"
         await member.coordinator.write(WriteRequest(key(b"b"), Content(b"v")))
@@ -242,7 +242,7 @@ async def test_a_file_places_replicas_by_id_or_name(tmp_path: Path, start_cluste
         wish = {"kind": "file", "bucket_type": "default", "partitions": places}
         status, made = await ask(member, "POST", "/admin/moves", wish)
         assert (status, made["order"], made["copies"]) == (200, 1, 2)
-        await eventually(lambda: over(member), 30)
+        await eventually(lambda: reassignment_finished(member), 30)
         assert set(member.controller.records[0].replicas) == {"n1", "n2", "n4"}
         assert set(member.controller.records[1].replicas) == {"n2", "n3", "n4"}
         status, again = await ask(member, "POST", "/admin/moves", wish)

@@ -56,7 +56,7 @@ async def write(cluster: Cluster, count: int, prefix: bytes = b"k") -> None:
         await leader.coordinator.write(request)
 
 
-def others(cluster: Cluster) -> tuple[str, str]:
+def other_nodes(cluster: Cluster) -> tuple[str, str]:
     """(the node without a copy, a follower)."""
     record = record_of(cluster)
     (spare,) = {*cluster.members} - {*record.replicas}
@@ -65,7 +65,7 @@ def others(cluster: Cluster) -> tuple[str, str]:
     return spare, next(node for node in record.replicas if node != leader)
 
 
-def nothing_left(member: Node) -> bool:
+def fully_removed(member: Node) -> bool:
     """No replica, no row, no log and no gen of the partition."""
     gone = 0 not in member.runtime.partitions and not member.identity.condemned()
     return gone and 0 not in member.identity.partitions() and member.runtime.replog.leo(0) == 0
@@ -78,7 +78,7 @@ async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
         await write(t, 30)
-        newcomer, leaver = others(t)
+        newcomer, leaver = other_nodes(t)
         left = t.members[leaver]
         gen = left.partition().replica.member.log_id
         await change(t, (newcomer,), (leaver,))
@@ -87,7 +87,7 @@ async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
         await eventually(lambda: "removed: this node is no replica any more" in left.partition().reason)
         assert left.identity.partitions() == [0]
         await write(t, 10)
-        await eventually(lambda: nothing_left(left), 20.0)
+        await eventually(lambda: fully_removed(left), 20.0)
         store = left.runtime.store
         assert list(store.list_keys(0, None, None)) == []
         assert (store.applied(0).offset, store.transfers.marks()) == (0, {})
@@ -107,7 +107,7 @@ async def test_a_replica_is_recreated_although_its_deletion_was_not_registered(
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
         await write(t, 30)
-        newcomer, leaver = others(t)
+        newcomer, leaver = other_nodes(t)
         left = t.members[leaver]
         gen = left.partition().replica.member.log_id
         register, failures = left.metastore.register, []
@@ -139,7 +139,7 @@ async def test_a_replica_reassigned_within_the_grace_time_is_kept(
 
     async with start_cluster(tmp_path, 4) as t:
         await write(t, 20)
-        newcomer, leaver = others(t)
+        newcomer, leaver = other_nodes(t)
         left = t.members[leaver]
         gen, leo = left.partition().replica.member.log_id, left.partition().replica.leo
         await change(t, (newcomer,), (leaver,))
@@ -162,7 +162,7 @@ async def test_a_replica_reassigned_during_its_deletion_is_recreated_afterwards(
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
         await write(t, 20)
-        newcomer, leaver = others(t)
+        newcomer, leaver = other_nodes(t)
         left = t.members[leaver]
         old_gen = left.partition().replica.member.log_id
         condemn = left.identity.condemn
@@ -192,7 +192,7 @@ async def test_a_leader_that_is_to_go_hands_over_and_goes(tmp_path: Path, start_
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=500) as t:
         await write(t, 10)
-        newcomer, _ = others(t)
+        newcomer, _ = other_nodes(t)
         old = await t.led()
         acked = 0
         await change(t, (newcomer,), (old.node,))
@@ -204,7 +204,7 @@ async def test_a_leader_that_is_to_go_hands_over_and_goes(tmp_path: Path, start_
             acked += 1
         await task
         assert acked > 0
-        await eventually(lambda: nothing_left(old), 20.0)
+        await eventually(lambda: fully_removed(old), 20.0)
         leader = await t.led()
         assert len(list(leader.runtime.store.list_keys(0, None, None))) == 10 + acked
 
@@ -216,7 +216,7 @@ async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=600_000) as t:
         await write(t, 30)
-        newcomer, leaver = others(t)
+        newcomer, leaver = other_nodes(t)
         await change(t, (newcomer,), (leaver,))
         await changed(t, *({*t.members} - {leaver}))
         await eventually(lambda: t.members[leaver].partition().removed)
@@ -227,7 +227,7 @@ async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(
         identity.close(clean=False)
         left = await t.open(leaver)
         assert 0 not in left.runtime.partitions
-        await eventually(lambda: nothing_left(left))
+        await eventually(lambda: fully_removed(left))
         assert list(left.runtime.store.list_keys(0, None, None)) == []
         await change(t, (leaver,), ())
         await changed(t, *t.members)
@@ -240,7 +240,7 @@ async def test_a_removed_replica_is_still_there_after_a_restart(tmp_path: Path, 
 
     async with start_cluster(tmp_path, 4) as t:
         await write(t, 20)
-        newcomer, leaver = others(t)
+        newcomer, leaver = other_nodes(t)
         await change(t, (newcomer,), (leaver,))
         await changed(t, *({*t.members} - {leaver}))
         await eventually(lambda: t.members[leaver].partition().removed)
@@ -260,7 +260,7 @@ async def test_after_a_power_loss_a_removed_replica_drops_rows_that_need_replay(
 
     async with start_cluster(tmp_path, 4) as t:
         await write(t, 20)
-        newcomer, leaver = others(t)
+        newcomer, leaver = other_nodes(t)
         await change(t, (newcomer,), (leaver,))
         await changed(t, *({*t.members} - {leaver}))
         await eventually(lambda: t.members[leaver].partition().removed)

@@ -49,7 +49,7 @@ def state(member: Node) -> dict[bytes, list[bytes]]:
     return found
 
 
-async def dark(t: Cluster, base: Path, **left: tuple[str, ...]) -> None:
+async def lose_power(t: Cluster, base: Path, **left: tuple[str, ...]) -> None:
     """All machines lose power. Of each node what `left` names, of "log" and "store", is as it was in `base`."""
     for node in list(t.members):
         await t.kill(node)
@@ -59,10 +59,10 @@ async def dark(t: Cluster, base: Path, **left: tuple[str, ...]) -> None:
             shutil.copytree(base / node / part, t.directory / node / part)
     for node in left:
         await t.open(node, boot_id="boot-2")
-    await eventually(lambda: all(_told(member, len(left)) for member in t.members.values()))
+    await eventually(lambda: all(_knows_all_returned(member, len(left)) for member in t.members.values()))
 
 
-def _told(member: Node, nodes: int) -> bool:
+def _knows_all_returned(member: Node, nodes: int) -> bool:
     """Whether a node knows that all came back with another log."""
     record = member.controller.records.get(0)
     return record is not None and record.reason.count("came back with another log") == nodes
@@ -90,7 +90,7 @@ async def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(
         await keep(t, tmp_path / "base")
         await put(await t.led(), a=b"2", c=b"2", d=b"2")
         await t.level()
-        await dark(t, tmp_path / "base", n1=("log", "store"), n2=("log", "store"), n3=("log",))
+        await lose_power(t, tmp_path / "base", n1=("log", "store"), n2=("log", "store"), n3=("log",))
         first, last = t.members["n1"], t.members["n3"]
         assert last.runtime.store.object(0, b"b", b"c") is not None
         await force(t, first, first)
@@ -110,7 +110,7 @@ async def test_a_forced_only_replica_never_reuses_an_offset_of_a_lost_entry(
         await put(await t.led(), a=b"1", b=b"1")
         await keep(t, tmp_path / "base")
         await put(await t.led(), a=b"2", c=b"2", d=b"2")
-        await dark(t, tmp_path / "base", n1=("log",))
+        await lose_power(t, tmp_path / "base", n1=("log",))
         member = t.members["n1"]
         await force(t, member, member)
         found = member.runtime.store.applied(0)

@@ -31,7 +31,7 @@ async def put(member: Node, name: bytes, value: bytes) -> None:
     await member.coordinator.write(WriteRequest(key(name), Content(value)))
 
 
-def held(member: Node, name: bytes, partition: int = 0) -> list[bytes]:
+def stored_values(member: Node, name: bytes, partition: int = 0) -> list[bytes]:
     """The values that a node's own store has of a key."""
     data = member.runtime.store.object(partition, b"b", name)
     return [] if data is None else sorted(s.value for s in decode_object(data).live)
@@ -64,7 +64,7 @@ async def test_a_write_is_on_every_replica(tmp_path: Path, start_cluster: Cluste
             assert len(logs[0]) > 1
         for n in range(40):
             partition = (key_hash(b"b", b"%d" % n) >> 44) * 4 >> 20
-            assert all(held(member, b"%d" % n, partition) == [b"v%d" % n] for member in t.members.values())
+            assert all(stored_values(member, b"%d" % n, partition) == [b"v%d" % n] for member in t.members.values())
         assert not any(member.failures for member in t.members.values())
 
 
@@ -125,7 +125,7 @@ async def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, 
         await t.open(away)
         await t.level()
         assert leader.runtime._sender.entries_read_back >= read_back + 300
-        assert held(t.members[away], b"29-9") == [b"x" * 20_000]
+        assert stored_values(t.members[away], b"29-9") == [b"x" * 20_000]
         assert log_of(t.members[away]) == log_of(leader)
 
 
@@ -138,7 +138,7 @@ async def test_what_a_lost_leader_did_not_commit_is_cut_from_its_log(
     async with start_cluster(tmp_path) as t:
         old = await t.led()
         await put(old, b"before", b"1")
-        t.wires.isolate(old.node)
+        t.network.isolate(old.node)
         orphans = [asyncio.create_task(put(old, b"orphan-%d" % n, b"x")) for n in range(5)]
         await eventually(
             lambda: (
@@ -153,12 +153,12 @@ async def test_what_a_lost_leader_did_not_commit_is_cut_from_its_log(
         new = await t.led()
         assert new is not old
         await put(new, b"after", b"2")
-        t.wires.heal()
+        t.network.heal()
         old.runtime.session_started(await old.registrar.register())
         await t.level()
         assert log_of(old) == log_of(new)
-        assert held(old, b"after") == [b"2"]
-        assert held(old, b"orphan-0") == held(new, b"orphan-0") == []
+        assert stored_values(old, b"after") == [b"2"]
+        assert stored_values(old, b"orphan-0") == stored_values(new, b"orphan-0") == []
         assert [epoch for epoch, offset, _ in log_of(old) if offset == tail] in ([], [2])
         name = old.node
         await t.kill(name)
@@ -174,7 +174,7 @@ async def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, start_
     async with start_cluster(tmp_path) as t:
         old = await t.led()
         await put(old, b"k", b"old")
-        t.wires.isolate(old.node)
+        t.network.isolate(old.node)
         old.metastore.disconnect()
         stale = old.runtime.committed(old.partition())
         t.ensemble.end_session(old.metastore._memory.current)
@@ -186,7 +186,7 @@ async def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, start_
         old.runtime.session_expired()
         with pytest.raises(Retryable):
             await asyncio.wait_for(stale, 5)
-        assert held(old, b"k") == [b"old"]
+        assert stored_values(old, b"k") == [b"old"]
         assert [s.value for s in decode_object(await new.coordinator.get(key(b"k"))).live] == [b"new"]
 
 
@@ -250,12 +250,12 @@ def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_cluster: Cl
                 count += 1
                 return count % 5 == 0
 
-            t.wires.lost = lossy
+            t.network.lost = lossy
             outcomes = await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(50)))
             assert outcomes == [None] * 50
             for n in range(4):
                 await put(leader, b"again-%d" % n, b"v")
-            t.wires.lost = lambda _sender, _to, _message: False
+            t.network.lost = lambda _sender, _to, _message: False
             await t.level()
             assert count > 5
             logs = [log_of(member) for member in t.members.values()]
@@ -277,7 +277,7 @@ async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_clu
         leader.runtime.soft_cursor(0, b"to-west", b"\x02")
         seen: list[bytes | None] = []
 
-        class Hook:
+        class CursorListener:
             """Looks at the cursor as soon as the new leader serves."""
 
             def __init__(self, member: Node) -> None:
@@ -292,7 +292,7 @@ async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_clu
                     seen.append(self.member.runtime.store.cursor(partition, b"to-west").soft)
 
         for member in others:
-            member.runtime.listeners.add(Hook(member))
+            member.runtime.listeners.add(CursorListener(member))
         leader.runtime.hand_over(leader.partition(), None, 5_000)
         await t.led_by_another(leader)
         assert seen == [b"\x02"]

@@ -28,7 +28,7 @@ from tests.support.memory_metastore import MemoryMetastore
 from tests.support.threaded_node import SETTINGS, NodeInMemory
 
 
-class ComingUp(NodeInMemory):
+class NodeWithExpiringSession(NodeInMemory):
     """A node whose session ends while its queues start, as those of a long start may."""
 
     def _build_apis(self) -> None:
@@ -53,7 +53,7 @@ def file_of(directory: Path) -> Path:
     return file
 
 
-async def until(condition) -> None:
+async def eventually(condition) -> None:
     """Returns once `condition` holds."""
     async with asyncio.timeout(5):
         while not await condition():
@@ -85,7 +85,7 @@ async def test_a_registration_that_the_metastore_refuses_is_tried_again(
     before = node.services.registrar.inc
     try:
         metastore.expire()
-        await until(serves_again)
+        await eventually(serves_again)
     finally:
         node.request_stop("the test is over")
         await served
@@ -94,7 +94,7 @@ async def test_a_registration_that_the_metastore_refuses_is_tried_again(
 async def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_path) -> None:
     """The node registers anew, though it did not serve yet when the session in which it had registered was over."""
 
-    node: Node = ComingUp(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+    node: Node = NodeWithExpiringSession(load_file(file_of(tmp_path)), tmp_path / "node.toml")
     await node.start()
     served = asyncio.create_task(node.serve())
     try:
@@ -102,7 +102,7 @@ async def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_anothe
         async def registered() -> bool:
             return "n1" in await node._metastore.registrations()
 
-        await until(registered)
+        await eventually(registered)
     finally:
         node.request_stop("the test is over")
         await served
@@ -125,7 +125,7 @@ async def serving(directory: Path) -> AsyncIterator[Node]:
         return node.ready()[0]
 
     try:
-        await until(ready)
+        await eventually(ready)
         yield node
     finally:
         node.request_stop("the test is over")
@@ -149,7 +149,7 @@ def test_a_deleted_registration_is_created_again(tmp_path: Path, monkeypatch: py
             async def serves_again() -> bool:
                 return node.services.registrar.inc not in (0, before) and node.ready()[0]
 
-            await until(serves_again)
+            await eventually(serves_again)
             assert (await metastore.registrations())["n1"].session_id == node.services.registrar.inc
             status, _ = await answer(node.services.http_url, "/readyz")
             assert status == 200
@@ -181,7 +181,7 @@ def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_ended(
             async def out() -> bool:
                 return node.services.registrar.inc == 0 and not node.services.controller.decides
 
-            await until(out)
+            await eventually(out)
             status, body = await answer(node.services.http_url, "/readyz")
             assert status == 503
             assert b"another process is registered as node n1" in body
@@ -201,7 +201,7 @@ def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_ended(
             async def serves_again() -> bool:
                 return node.services.registrar.inc > theirs and node.ready()[0]
 
-            await until(serves_again)
+            await eventually(serves_again)
             assert node.services.registrar.why == ""
             assert (await metastore.registrations())["n1"].admin_url == node.services.admin_url
 

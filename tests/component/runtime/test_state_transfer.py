@@ -207,7 +207,7 @@ def test_a_transfer_that_is_cut_anywhere_goes_on(
                     return random.random() < 0.02
                 return False
 
-            t.wires.lost = lost
+            t.network.lost = lost
             member = await t.open(taker.node)
             for cut in range(6):
                 seen = chunks
@@ -221,8 +221,8 @@ def test_a_transfer_that_is_cut_anywhere_goes_on(
                     break
                 if cut % 3 == 2:
                     giver = await t.led()
-                    t.wires.isolate(giver.node)
-                    t.wires.heal()
+                    t.network.isolate(giver.node)
+                    t.network.heal()
                 else:
                     await t.kill(taker.node)
                     member = await t.open(taker.node)
@@ -310,7 +310,7 @@ async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(
         await t.kill(away.node)
         while (await t.led()).runtime.replog.start_of(0) <= end:
             await put(await t.led(), next(mine), b"x" * 1_000)
-        t.wires.lost = lambda _sender, _to, message: isinstance(message, TransferRows) and message.end > end
+        t.network.lost = lambda _sender, _to, message: isinstance(message, TransferRows) and message.end > end
         for _ in range(2):
             back = await t.open(away.node)
             await eventually(
@@ -324,7 +324,7 @@ async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(
             await eventually(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
             assert back.partition().replica.far_position is not None
             await t.kill(away.node)
-        t.wires.lost = lambda _sender, _to, _message: False
+        t.network.lost = lambda _sender, _to, _message: False
         await t.open(away.node)
         await same_everywhere(t)
 

@@ -14,7 +14,7 @@ from isthmus.repl.coordinator.routing import RoutingTable, UnknownBucketType
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from tests.component.runtime.test_damaged_documents import overwrite
-from tests.component.runtime.test_start_and_stop import file_of, until
+from tests.component.runtime.test_start_and_stop import eventually, file_of
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.metastore_clients import a_record
 from tests.support.threaded_node import NodeInMemory
@@ -30,7 +30,7 @@ async def test_keys_of_other_partitions_are_routed_and_a_repaired_record_is_used
     """One partition's keys are refused with the reason, and status names it; all is as before once it is mended."""
     ensemble = MemoryEnsemble()
 
-    class OnEnsemble(NodeInMemory):
+    class EnsembleNode(NodeInMemory):
         async def _connect_metastore(self) -> MemoryMetastore:
             self._metastore = metastore = MemoryMetastore(ensemble)
             await metastore.start(self._on_session)
@@ -39,7 +39,7 @@ async def test_keys_of_other_partitions_are_routed_and_a_repaired_record_is_used
     file = file_of(tmp_path)
 
     async def up() -> tuple[NodeInMemory, asyncio.Task[int]]:
-        node = OnEnsemble(load_file(file), file)
+        node = EnsembleNode(load_file(file), file)
         await node.start()
         return node, asyncio.create_task(node.serve())
 
@@ -55,12 +55,12 @@ async def test_keys_of_other_partitions_are_routed_and_a_repaired_record_is_used
     async def knows() -> bool:
         return not node.services.controller.unread.why and node.ready()[0]
 
-    await until(ready)
+    await eventually(ready)
     node.request_stop("again")
     await served
     was = overwrite(ensemble, "/p/1", b"{")
     node, served = await up()
-    await until(led)
+    await eventually(led)
     routes = node.services.coordinator.routes
 
     def partition_of(index: int) -> int:
@@ -80,7 +80,7 @@ async def test_keys_of_other_partitions_are_routed_and_a_repaired_record_is_used
     assert "/p/1" in problem
     assert "this node has never read it and refuses requests for its keys" in problem
     overwrite(ensemble, "/p/1", was)
-    await until(knows)
+    await eventually(knows)
     assert partition_of(1) == 1
     node.request_stop("the test is over")
     await served

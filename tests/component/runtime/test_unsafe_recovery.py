@@ -29,7 +29,7 @@ from isthmus.repl.model.record import PartitionStatus
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
 from isthmus.repl.store.leveldb import LevelStore
-from tests.component.runtime.test_replica_removal import change, changed, nothing_left
+from tests.component.runtime.test_replica_removal import change, changed, fully_removed
 from tests.support.runtime_cluster import UUID, Cluster, Node, eventually
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
@@ -78,7 +78,7 @@ async def test_an_incomplete_replica_leads_only_when_an_operator_forces_it(
         leader = await t.led()
         await put(leader, b"one")
         last = t.followers()[0]
-        t.wires.isolate(last.node)
+        t.network.isolate(last.node)
         await put(leader, b"two")
         status, refused = await ask(t, leader, "/admin/partitions/0/force-leader", {"node": last.node})
         assert (status, "nothing to force" in refused["text"]) == (409, True)
@@ -120,10 +120,10 @@ async def diverged(t: Cluster, boot_id: str = "boot-1") -> Node:
     await t.level()
     last, other = t.followers()
     for member in (last, other):
-        t.wires.isolate(member.node)
+        t.network.isolate(member.node)
     await put(leader, b"two")
     await t.kill(leader.node)
-    t.wires.heal()
+    t.network.heal()
     await force(t, last, last)
     await put(last, b"three")
     back = await t.open(leader.node, boot_id=boot_id)
@@ -155,7 +155,7 @@ async def test_a_quarantined_replica_is_removed_and_recreated_while_all_serve(
         gen = back.partition().replica.member.log_id
         assert back.runtime.store.object(0, b"b", b"two") is not None
         await change(t, (), (back.node,))
-        await eventually(lambda: nothing_left(back), 20.0)
+        await eventually(lambda: fully_removed(back), 20.0)
         await change(t, (back.node,), ())
         await changed(t, *t.members)
         await t.level()

@@ -239,7 +239,7 @@ async def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(
 async def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Path, start_node: NodeFactory) -> None:
     """The origin is the pusher's when its object was stored as it came, else this cluster's."""
 
-    class Seen:
+    class RecordingListener:
         def __init__(self) -> None:
             self.origins: list[tuple[bytes, bytes]] = []
             self.led: list[tuple[int, bool]] = []
@@ -250,7 +250,7 @@ async def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Pa
         def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
             self.led.append((partition, leading))
 
-    seen = Seen()
+    seen = RecordingListener()
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         h.runtime.listeners.add(seen)
         await h.coordinator.write(WriteRequest(key(b"m"), Content(b"mine")))

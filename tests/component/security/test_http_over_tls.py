@@ -31,11 +31,11 @@ from isthmus.repl.model.errors import PeerFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.security.tls import client_contexts, server_contexts
 from tests.support.blocking_peer import PeerOnLoop
-from tests.support.tls_files import Folder
+from tests.support.tls_files import CertificateFolder
 from tests.unit.node.http.test_authorization import settings_of
 
 
-class Giving:
+class EmptySource:
     """A source that gives an empty batch to everybody."""
 
     async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
@@ -54,14 +54,14 @@ class Giving:
         return ObjectReply(b"\x02" * 16, "c", b"")
 
 
-class Names(HttpApplication):
+class CertificateNamesApp(HttpApplication):
     """Answers with the nodes that the client's certificate names; large bodies at /large."""
 
     def __init__(self, *, certified: bool = False) -> None:
         super().__init__()
         self.router.add("GET", "/names", self._names)
         self.router.add("GET", "/large", self._large)
-        self.routes = QueueRoutes(Giving(), Giving(), self, certified=certified)
+        self.routes = QueueRoutes(EmptySource(), EmptySource(), self, certified=certified)
 
     async def _names(self, request: Request) -> Reply:
         return text_reply(",".join(sorted(name.uri() for name in request.peer_names)))
@@ -77,7 +77,7 @@ def serving(tls: ListenerTls | None, face: HttpApplication | None = None) -> Ite
 
     listener = Listener("http", Address("0.0.0.0", 0), ListenSettings(), tls)
     loop = uvloop.new_event_loop()
-    loop.run_until_complete(listener.start(face or Names()))
+    loop.run_until_complete(listener.start(face or CertificateNamesApp()))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
@@ -89,19 +89,21 @@ def serving(tls: ListenerTls | None, face: HttpApplication | None = None) -> Ite
         loop.close()
 
 
-def tls_of(folder: Folder, *, also_plain: bool = False, asked: ssl.VerifyMode = ssl.CERT_OPTIONAL) -> ListenerTls:
+def tls_of(
+    folder: CertificateFolder, *, also_plain: bool = False, asked: ssl.VerifyMode = ssl.CERT_OPTIONAL
+) -> ListenerTls:
     """What node a's listeners have."""
     return ListenerTls(server_contexts(folder.files("a"), asked).current, also_plain)
 
 
-def get(folder: Folder, url: str, pair: str | None = None, cluster: str = "") -> requests.Response:
+def get(folder: CertificateFolder, url: str, pair: str | None = None, cluster: str = "") -> requests.Response:
     """One request of a client that shows `pair` and wants `cluster`."""
     contexts = client_contexts(folder.files(pair), check_host=not cluster).current
     with session(access=PeerCredentials(contexts, cluster)) as client:
         return client.get(url, timeout=10)
 
 
-def asked(folder: Folder, port: int, cluster: str, pair: str | None) -> bytes:
+def asked(folder: CertificateFolder, port: int, cluster: str, pair: str | None) -> bytes:
     """One object, as the sink of `cluster` asks for it, which shows `pair`."""
     contexts = client_contexts(folder.files(pair), check_host=False).current
     peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, PeerCredentials(contexts))
@@ -114,7 +116,9 @@ def asked(folder: Folder, port: int, cluster: str, pair: str | None) -> bytes:
         peer.abort()
 
 
-def fetch(folder: Folder, port: int, cluster: str, pair: str | None, access: dict[str, Any] | None = None) -> bytes:
+def fetch(
+    folder: CertificateFolder, port: int, cluster: str, pair: str | None, access: dict[str, Any] | None = None
+) -> bytes:
     """A fetch as the sink of `cluster` sends it, which shows `pair`."""
     contexts = client_contexts(folder.files(pair), check_host=False).current
     peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, PeerCredentials(contexts, **{"cluster": "c", **(access or {})}))
@@ -127,7 +131,7 @@ def fetch(folder: Folder, port: int, cluster: str, pair: str | None, access: dic
         peer.abort()
 
 
-def test_a_tls_listener_passes_on_the_names_of_the_client_certificate(folder: Folder) -> None:
+def test_a_tls_listener_passes_on_the_names_of_the_client_certificate(folder: CertificateFolder) -> None:
     """With and without a certificate of one's own, small and large answers; the handler learns the names in it."""
     with serving(tls_of(folder)) as port:
         url = f"https://127.0.0.1:{port}"
@@ -136,7 +140,7 @@ def test_a_tls_listener_passes_on_the_names_of_the_client_certificate(folder: Fo
         assert len(get(folder, f"{url}/large").content) == 5_000_000
 
 
-def test_a_client_with_the_wrong_scheme_gets_a_reason(folder: Folder) -> None:
+def test_a_client_with_the_wrong_scheme_gets_a_reason(folder: CertificateFolder) -> None:
     """Plain text to a port with TLS gets a refusal in plain text; TLS to one without, an error that names the cause."""
     with serving(tls_of(folder)) as port:
         answer = requests.get(f"http://127.0.0.1:{port}/names", timeout=10)
@@ -149,7 +153,7 @@ def test_a_client_with_the_wrong_scheme_gets_a_reason(folder: Folder) -> None:
         assert get(folder, f"https://127.0.0.1:{port}/names").status_code == 200
 
 
-def test_a_listener_that_requires_certificates_refuses_clients_without(folder: Folder) -> None:
+def test_a_listener_that_requires_certificates_refuses_clients_without(folder: CertificateFolder) -> None:
     """No certificate, and one of another authority: the connection ends; with a right one it stands."""
     with serving(tls_of(folder, asked=ssl.CERT_REQUIRED)) as port:
         url = f"https://127.0.0.1:{port}/names"
@@ -168,7 +172,9 @@ def test_a_listener_that_requires_certificates_refuses_clients_without(folder: F
         ("expired", "c", "has expired"),
     ],
 )
-def test_a_sink_verifies_the_cluster_it_fetches_from(folder: Folder, pair: str, cluster: str, words: str) -> None:
+def test_a_sink_verifies_the_cluster_it_fetches_from(
+    folder: CertificateFolder, pair: str, cluster: str, words: str
+) -> None:
     """The source's certificate must be valid and name the cluster that the config expects."""
     tls = ListenerTls(server_contexts(folder.files(pair), ssl.CERT_OPTIONAL).current, False)
     with serving(tls) as port, pytest.raises(PeerFault) as error:
@@ -176,7 +182,7 @@ def test_a_sink_verifies_the_cluster_it_fetches_from(folder: Folder, pair: str, 
     assert words in str(error.value)
 
 
-def test_a_host_is_checked_where_no_cluster_is_named(folder: Folder) -> None:
+def test_a_host_is_checked_where_no_cluster_is_named(folder: CertificateFolder) -> None:
     """Where no cluster is expected the certificate must name the host: 127.0.0.1 it does, 127.0.0.2 it does not."""
     with serving(tls_of(folder)) as port:
         assert get(folder, f"https://localhost:{port}/names").status_code == 200
@@ -185,9 +191,9 @@ def test_a_host_is_checked_where_no_cluster_is_named(folder: Folder) -> None:
             get(folder, f"https://127.0.0.2:{port}/names")
 
 
-def test_a_source_verifies_the_cluster_that_fetches(folder: Folder) -> None:
+def test_a_source_verifies_the_cluster_that_fetches(folder: CertificateFolder) -> None:
     """A sink that shows a certificate of the cluster that it says it is gets its batch; all others get 403."""
-    with serving(tls_of(folder), Names(certified=True)) as port:
+    with serving(tls_of(folder), CertificateNamesApp(certified=True)) as port:
         assert fetch(folder, port, "west", "west-1")
         for cluster, pair in (("west", "b"), ("c", "west-1"), ("west", None), ("west", "client")):
             for ask in (fetch, asked):
@@ -197,9 +203,9 @@ def test_a_source_verifies_the_cluster_that_fetches(folder: Folder) -> None:
         assert asked(folder, port, "west", "west-1")
 
 
-def test_a_source_verifies_the_riak_that_fetches(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_verifies_the_riak_that_fetches(folder: CertificateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Riak's fetch needs a certificate of a cluster of the owner's name, where sinks need one of theirs."""
-    with serving(tls_of(folder), Names(certified=True)) as port:
+    with serving(tls_of(folder), CertificateNamesApp(certified=True)) as port:
         url = f"https://127.0.0.1:{port}/queuename/q"
         for pair in ("west-1", None):
             answer = get(folder, url, pair)
@@ -208,9 +214,9 @@ def test_a_source_verifies_the_riak_that_fetches(folder: Folder, monkeypatch: py
         assert get(folder, url, "west-1").content == b"\0"
 
 
-def test_a_sink_shows_its_token_as_it_is_now(folder: Folder) -> None:
+def test_a_sink_shows_its_token_as_it_is_now(folder: CertificateFolder) -> None:
     """The token of the moment goes with each fetch: the role `replicate` does, `write` does not, none does not."""
-    face = Names()
+    face = CertificateNamesApp()
     face.guard = Guard("http", settings_of(folder))
     shown: list[str] = []
 
@@ -228,9 +234,11 @@ def test_a_sink_shows_its_token_as_it_is_now(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("dial", [HttpPeer, PeerOnLoop])
-def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder, dial: type[HttpPeer] | type[PeerOnLoop]) -> None:
+def test_a_waiting_fetch_over_tls_is_cut_off(
+    folder: CertificateFolder, dial: type[HttpPeer] | type[PeerOnLoop]
+) -> None:
     """A stop ends a fetch that waits for its answer at once, with an error that its caller expects."""
-    face = Names()
+    face = CertificateNamesApp()
     asked, left = threading.Event(), threading.Event()
 
     async def wait(request: Request) -> Reply:
@@ -254,10 +262,10 @@ def test_a_waiting_fetch_over_tls_is_cut_off(folder: Folder, dial: type[HttpPeer
 
 @pytest.mark.parametrize("dial", [HttpPeer, PeerOnLoop])
 def test_a_token_that_belongs_to_tls_does_not_travel_in_the_clear(
-    folder: Folder, dial: type[HttpPeer] | type[PeerOnLoop]
+    folder: CertificateFolder, dial: type[HttpPeer] | type[PeerOnLoop]
 ) -> None:
     """A peer that is reached over http://, where TLS is configured (a list of nodes may name such), sees no token."""
-    face = Names()
+    face = CertificateNamesApp()
     seen: list[bytes | None] = []
 
     async def look(request: Request) -> Reply:
@@ -274,7 +282,7 @@ def test_a_token_that_belongs_to_tls_does_not_travel_in_the_clear(
     assert seen == [None, b"Bearer " + b"t" * 20, b"Bearer " + b"t" * 20]
 
 
-def test_old_versions_of_tls_are_refused(folder: Folder) -> None:
+def test_old_versions_of_tls_are_refused(folder: CertificateFolder) -> None:
     """1.1 is refused; 1.2 and 1.3 are taken."""
     with serving(tls_of(folder)) as port:
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
@@ -294,7 +302,7 @@ def test_old_versions_of_tls_are_refused(folder: Folder) -> None:
             old.wrap_socket(plain)
 
 
-def test_a_slow_or_leaving_client_over_tls_holds_nothing(folder: Folder) -> None:
+def test_a_slow_or_leaving_client_over_tls_holds_nothing(folder: CertificateFolder) -> None:
     """A client that sends half a request and closes is forgotten, and the listener ends in time."""
     context = folder.client()
     with serving(tls_of(folder)) as port:
@@ -306,7 +314,7 @@ def test_a_slow_or_leaving_client_over_tls_holds_nothing(folder: Folder) -> None
         assert get(folder, f"https://127.0.0.1:{port}/names").status_code == 200
 
 
-def test_a_zookeeper_session_uses_tls(folder: Folder) -> None:
+def test_a_zookeeper_session_uses_tls(folder: CertificateFolder) -> None:
     """The client's own certificate is shown and the server's checked, with its host; what fails is told in words."""
     from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
     from isthmus.repl.model.errors import LocalFault
@@ -358,7 +366,7 @@ def test_a_zookeeper_session_uses_tls(folder: Folder) -> None:
             assert "certificate verify failed" in sentence
 
 
-def test_path_of_the_folder_is_private(folder: Folder) -> None:
+def test_path_of_the_folder_is_private(folder: CertificateFolder) -> None:
     """Keys and tokens that `isthmus dev` makes can be read by their owner alone, certificates by all."""
     modes = {path.name: path.stat().st_mode & 0o777 for path in Path(folder.path).iterdir()}
     assert {mode for name, mode in modes.items() if name.endswith((".key", ".token"))} == {0o600}

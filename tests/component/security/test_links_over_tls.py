@@ -15,22 +15,22 @@ from isthmus.repl.security import tls_server
 from isthmus.repl.security.tls import NodeName
 from isthmus.repl.security.tls_server import TlsServer
 from tests.support.link_nodes import DEAD_AFTER_MS, LOOPS, MB, Node, entries_of, eventually, forward, run, run_cluster
-from tests.support.tls_files import Folder, filled
+from tests.support.tls_files import CertificateFolder, filled
 
 
-def refused(node: Node) -> set[str]:
+def handshake_failures(node: Node) -> set[str]:
     """Why handshakes failed at a node."""
     samples = node.links.metrics()
     return {labels["reason"] for name, labels, _ in samples if name == "isthmus_tls_refused_total"}
 
 
-def said(logs: list[Any], event: str, field: str) -> list[str]:
+def logged_values(logs: list[Any], event: str, field: str) -> list[str]:
     """One field of all events of a name."""
     return [entry[field] for entry in logs if entry["event"] == event]
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_messages_of_any_size_pass_through_tls(folder: Folder, loop: str) -> None:
+def test_messages_of_any_size_pass_through_tls(folder: CertificateFolder, loop: str) -> None:
     """Small messages and ones of megabytes arrive both ways, and requests are answered, for longer than a silent
     connection lives."""
 
@@ -66,7 +66,7 @@ def test_messages_of_any_size_pass_through_tls(folder: Folder, loop: str) -> Non
     ],
 )
 def test_a_wrong_certificate_is_refused_both_ways(
-    folder: Folder, loop: str, pair: str, words: str, reason: str
+    folder: CertificateFolder, loop: str, pair: str, words: str, reason: str
 ) -> None:
     """Of another authority, expired, of another node, of another cluster, of no node: neither end takes the other, and
     the log says why in words."""
@@ -79,7 +79,7 @@ def test_a_wrong_certificate_is_refused_both_ways(
                 await eventually(lambda: words in str(logs), "the reason where a dialled")
                 b.links.set_nodes({"a": a.address})
                 if reason:
-                    await eventually(lambda: reason in refused(a), "a count where b dialled")
+                    await eventually(lambda: reason in handshake_failures(a), "a count where b dialled")
                 else:
                     await eventually(lambda: "wrong-certificate" in a.faults(), "a count where b dialled")
             assert not a.links.linked("b")
@@ -90,7 +90,7 @@ def test_a_wrong_certificate_is_refused_both_ways(
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_plain_text_and_a_tls_node_refuse_each_other_with_a_reason(folder: Folder, loop: str) -> None:
+def test_a_plain_text_and_a_tls_node_refuse_each_other_with_a_reason(folder: CertificateFolder, loop: str) -> None:
     """A node without TLS and one with it: each says of the other what it speaks."""
 
     async def scenario() -> None:
@@ -99,16 +99,20 @@ def test_a_plain_text_and_a_tls_node_refuse_each_other_with_a_reason(folder: Fol
             with structlog.testing.capture_logs() as logs:
                 a.links.set_nodes({"b": b.address})
                 b.links.set_nodes({"a": a.address})
-                await eventually(lambda: "plaintext" in refused(a), "a refuses plain text")
+                await eventually(lambda: "plaintext" in handshake_failures(a), "a refuses plain text")
                 await eventually(lambda: "tls" in b.faults(), "b sees TLS")
-                await eventually(lambda: said(logs, "transport.dial.failed", "reason"), "words where a dialled")
-            assert any("does it speak TLS?" in each for each in said(logs, "transport.dial.failed", "reason"))
-            assert "the other end speaks TLS, which is not turned on here" in said(logs, "transport.fault", "sentence")
+                await eventually(
+                    lambda: logged_values(logs, "transport.dial.failed", "reason"), "words where a dialled"
+                )
+            assert any("does it speak TLS?" in each for each in logged_values(logs, "transport.dial.failed", "reason"))
+            assert "the other end speaks TLS, which is not turned on here" in logged_values(
+                logs, "transport.fault", "sentence"
+            )
 
     run(scenario(), loop)
 
 
-def test_tls_is_turned_on_node_by_node(folder: Folder) -> None:
+def test_tls_is_turned_on_node_by_node(folder: CertificateFolder) -> None:
     """Nodes that take both and dial without, that take both and dial with, and that want it, each reach the next."""
 
     async def scenario(first: dict[str, bool] | None, second: dict[str, bool] | None) -> None:
@@ -147,7 +151,9 @@ def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Any) -> None
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_garbage_and_silence_cost_little_and_end(folder: Folder, loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_and_silence_cost_little_and_end(
+    folder: CertificateFolder, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Strangers that say nothing, half a handshake, or garbage that begins like one: no more than the limit are held,
     silent ones end in time, and a right client still gets in meanwhile."""
     monkeypatch.setattr(tls_server, "HANDSHAKES_MAX", 8)
@@ -158,12 +164,12 @@ def test_garbage_and_silence_cost_little_and_end(folder: Folder, loop: str, monk
         address = listening.getsockname()
         made: list[asyncio.BaseTransport] = []
 
-        class Taken(asyncio.Protocol):
+        class AcceptedConnection(asyncio.Protocol):
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
                 made.append(transport)
 
         contexts = folder.link("a").server.current
-        server = TlsServer("t", listening, Taken, contexts, handshake_timeout_s=0.6)
+        server = TlsServer("t", listening, AcceptedConnection, contexts, handshake_timeout_s=0.6)
         server.start()
         held: list[asyncio.StreamWriter] = []
         most = 0
@@ -191,7 +197,7 @@ def test_garbage_and_silence_cost_little_and_end(folder: Folder, loop: str, monk
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_handshake_that_stops_half_way_is_ended_in_time(folder: Folder, loop: str) -> None:
+def test_a_handshake_that_stops_half_way_is_ended_in_time(folder: CertificateFolder, loop: str) -> None:
     """Who sends a beginning and then nothing is cut after the time-out, and counted as such."""
 
     async def scenario() -> None:

@@ -16,7 +16,7 @@ from isthmus.repl.model.errors import LocalFault
 from isthmus.sink import worker_pool
 from isthmus.sink.worker import Slot
 from tests.component.sink.test_operation import sink_of
-from tests.component.sink.test_sink import eventually, joined
+from tests.component.sink.test_sink import eventually, run_with_pair
 from tests.support.sink_pair import SinkPair
 
 
@@ -39,7 +39,7 @@ def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None:
         other.execute("ROLLBACK")
         other.close()
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.Mon
         await sink._count_letters()
         await eventually(lambda: sink.overview()["dead_letters"] == {"kept": 0, "given_up": 0})
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch
         pair.source.put(b"b")
         await pair.equal()
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
         assert time.monotonic() - began < 4, "one after the other would take 7 times 0.7 s"
         assert told >= 7
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_silent_seeds_block_nothing_else_on_the_node() -> None:
@@ -129,4 +129,4 @@ def test_silent_seeds_block_nothing_else_on_the_node() -> None:
             await asyncio.sleep(0.1)
             await asyncio.wait_for(loop.run_in_executor(None, int), 1)
 
-    joined(test)
+    run_with_pair(test)

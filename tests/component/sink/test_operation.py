@@ -27,7 +27,7 @@ from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.service import Sink
-from tests.component.sink.test_sink import eventually, joined
+from tests.component.sink.test_sink import eventually, run_with_pair
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.queue_source import OURS, SINK, THIRD
 from tests.support.sink_pair import SinkPair
@@ -63,7 +63,7 @@ def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
         with pytest.raises(Exception, match="no node 'w7'"):
             await again.set_limits(SinkLimits(workers=3), "w7")
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
@@ -80,7 +80,7 @@ def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
         await pair.equal()
         assert [s["node"] for s in sink.overview()["suspensions"]] == ["w2"]
 
-    joined(test)
+    run_with_pair(test)
 
 
 class Peer:
@@ -185,7 +185,7 @@ def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_listed_node_that_is_passed_over_is_shown() -> None:
@@ -214,7 +214,7 @@ def test_a_listed_node_that_is_passed_over_is_shown() -> None:
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
@@ -237,7 +237,7 @@ def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
             for peer in (seed, other):
                 await asyncio.get_running_loop().run_in_executor(None, peer.close)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_bucket_types_whose_properties_differ_are_named() -> None:
@@ -262,7 +262,7 @@ def test_bucket_types_whose_properties_differ_are_named() -> None:
         finally:
             await asyncio.get_running_loop().run_in_executor(None, peer.close)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> None:
@@ -282,7 +282,7 @@ def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> No
         (queue, *_) = await pair.source.acts.listing()
         assert queue["property_differences"] == {"w1": row["property_differences"]}
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
@@ -319,7 +319,7 @@ def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
             free.set()
             await asyncio.get_running_loop().run_in_executor(None, peer.close)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_an_acknowledgement_without_a_fetch_compares_no_properties() -> None:
@@ -340,7 +340,7 @@ def test_an_acknowledgement_without_a_fetch_compares_no_properties() -> None:
         await eventually(lambda: queue.machine.counts.acknowledged == 1)
         assert queue.differing == {}
 
-    joined(test)
+    run_with_pair(test)
 
 
 @pytest.mark.parametrize("status", ["503", "504"])
@@ -364,7 +364,7 @@ def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_known_or_
         assert queue.machine.counts.acknowledged == 41
         assert queue.machine.in_flight_count() == 0
 
-    joined(test)
+    run_with_pair(test)
 
 
 # ---------------------------------------------------------------- liars
@@ -417,14 +417,14 @@ def test_an_invalid_peer_is_backed_off_with_a_reason_and_affects_no_other(
         finally:
             await asyncio.get_running_loop().run_in_executor(None, liar.close)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that sends a byte now and then holds a thread for a bounded time."""
     monkeypatch.setattr(client_room, "RATE_MIN_BYTES", 1_000_000)
 
-    class Trickle(BaseHTTPRequestHandler):
+    class TricklingHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header("Content-Length", "100000")
@@ -438,7 +438,7 @@ def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         def log_message(self, *_: object) -> None:
             """Silent."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Trickle)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), TricklingHandler)
     server.daemon_threads, server.block_on_close = True, False
     server.handle_error = lambda *_: None  # type: ignore[method-assign]
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -527,7 +527,7 @@ def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
         assert await sink.drop_dead_letters(None) == len(left)
         assert await sink.dead_letters() == []
 
-    joined(test)
+    run_with_pair(test)
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -559,7 +559,7 @@ def test_a_change_refused_during_the_retry_of_an_older_dead_letter_is_kept(refus
         assert found is not None
         assert (found.payload, found.error, found.tries) == (b"newer", "still too large", 2)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -> None:
@@ -578,7 +578,7 @@ def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -> None
             (told,) = await sink.retry_dead_letters([row["id"]])
             return told
 
-        async def said(reason: str) -> None:
+        async def wait_for_reason(reason: str) -> None:
             for _ in range(20):  # a fetch of the link may meet the fault first, and a broken connection goes with it
                 if (told := await retried())["reason"] == reason:
                     return
@@ -597,10 +597,10 @@ def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -> None
         assert (await retried())["reason"] == "gone-at-source"
         pair.source.get_batch = read  # type: ignore[method-assign]
         pair.listener.faults += ["garbage"] * 4
-        await said("malformed")
+        await wait_for_reason("malformed")
         pair.listener.faults.clear()
         uuid, pair.source.queues.cluster_uuid = pair.source.queues.cluster_uuid, THIRD
-        await said("other-cluster")
+        await wait_for_reason("other-cluster")
         pair.source.queues.cluster_uuid = uuid
         pair.source.put(b"huge", size=30)
         await eventually(lambda: (pair.source.served()[0].machine.counts.acknowledged) >= 2)
@@ -610,7 +610,7 @@ def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -> None
         (told,) = await sink.retry_dead_letters(None)
         assert (told["outcome"], await sink.dead_letters()) == ("applied", [])
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
@@ -629,7 +629,7 @@ def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
             await pair.source.acts.object_of("q", ObjectRequest(THIRD, "north", key))
         assert sink.overview()["dead_letters"]["kept"] == 0
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_dead_letter_that_cannot_be_stored_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -653,4 +653,4 @@ def test_a_dead_letter_that_cannot_be_stored_is_not_acknowledged(monkeypatch: py
         assert sink.overview()["dead_letters"]["kept"] == 1
         assert sink.overview()["sources"][0][PushOutcome.REJECTED.value] == 1
 
-    joined(test)
+    run_with_pair(test)

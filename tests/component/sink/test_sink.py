@@ -30,7 +30,7 @@ from tests.support.sink_pair import SinkPair
 P, Q = PARTITIONS
 
 
-def joined(test: Callable[[SinkPair], Coroutine[Any, Any, None]]) -> None:
+def run_with_pair(test: Callable[[SinkPair], Coroutine[Any, Any, None]]) -> None:
     """Run `test` with a source, its HTTP listener and a cluster for sinks."""
 
     async def run() -> None:
@@ -72,7 +72,7 @@ def test_everything_written_arrives_and_is_acknowledged() -> None:
         assert (listing["waiting"], listing["in_flight"]) == (0, 0)
         assert listing["late_acknowledgements"] == 0, "a batch was acknowledged twice"
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_changes_that_fail_come_again_until_they_are_stored() -> None:
@@ -88,7 +88,7 @@ def test_changes_that_fail_come_again_until_they_are_stored() -> None:
         assert row["errors"] >= 3
         assert row["delay_ms"] == 0, "the first success ends the delay"
 
-    joined(test)
+    run_with_pair(test)
 
 
 @pytest.mark.timeout(120)
@@ -109,7 +109,7 @@ def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
         assert sink.listing()[0]["errors"] >= 10
         assert sink._pool.workers
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing() -> None:
@@ -134,7 +134,7 @@ def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing
         row = second.listing()[0]
         assert (row["superseded"], row["applied"]) == (3, 0)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
@@ -153,7 +153,7 @@ def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
         assert time.monotonic() - began < 4
         await pair.equal(1)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_what_is_stored_is_acknowledged_though_its_slot_has_no_turn() -> None:
@@ -171,7 +171,7 @@ def test_what_is_stored_is_acknowledged_though_its_slot_has_no_turn() -> None:
         await eventually(lambda: machine.counts.acknowledged == 75, seconds=5)
         assert machine.counts.redelivered == 0
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once() -> None:
@@ -186,7 +186,7 @@ def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once(
         await eventually(lambda: machine.counts.acknowledged == 1, seconds=10)
         assert machine.counts.redelivered == 0
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_stop_waits_for_acknowledgements_on_their_way() -> None:
@@ -198,13 +198,13 @@ def test_a_stop_waits_for_acknowledgements_on_their_way() -> None:
         def slowly(slot: Slot) -> Callable[[], Coroutine[Any, Any, bool]]:
             acknowledge = slot.acknowledge
 
-            async def told() -> bool:
+            async def acknowledge_slowly() -> bool:
                 if slot.fetcher.ack is not None:
                     begun.set()
                     await asyncio.sleep(0.2)
                 return await acknowledge()
 
-            return told
+            return acknowledge_slowly
 
         for slot in slots_of(sink):
             slot.acknowledge = slowly(slot)  # type: ignore[method-assign]
@@ -213,7 +213,7 @@ def test_a_stop_waits_for_acknowledgements_on_their_way() -> None:
         await sink.stop()
         assert pair.source.served()[0].machine.counts.acknowledged == 1
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_rejected_changes_are_acknowledged_and_kept_as_dead_letters() -> None:
@@ -234,7 +234,7 @@ def test_rejected_changes_are_acknowledged_and_kept_as_dead_letters() -> None:
         assert (row["rejected"], row["applied"], row["failed"]) == (1, 2, 0)
         assert sink.status()["reason"] == "dead letters: 1 (isthmus sink dead-letters list)"
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once_it_is_made() -> None:
@@ -265,7 +265,7 @@ def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once
         await eventually(lambda: sink.listing()[0]["state"] == "running")
         assert await sink.dead_letters() == []
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_type_removed_between_fetch_and_push_makes_no_dead_letter() -> None:
@@ -282,7 +282,7 @@ def test_a_type_removed_between_fetch_and_push_makes_no_dead_letter() -> None:
         await eventually(lambda: pair.source.served()[0].machine.counts.acknowledged == 1)
         assert await sink.dead_letters() == []
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_dead_letters_beyond_the_limit_are_a_gap_at_the_source() -> None:
@@ -302,7 +302,7 @@ def test_dead_letters_beyond_the_limit_are_a_gap_at_the_source() -> None:
         ledger = await pair.source.acts.ledger("q")
         assert (ledger["closes"], ledger["given_up"], ledger["lost"]) == (True, 2, {})
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_superseded_dead_letter_is_dropped() -> None:
@@ -323,7 +323,7 @@ def test_a_superseded_dead_letter_is_dropped() -> None:
         await sink._settle_letters()
         assert [letter.key.key for letter in kept_letters(sink)] == [b"b"]
 
-    joined(test)
+    run_with_pair(test)
 
 
 def kept_letters(sink: Sink) -> list[DeadLetter]:
@@ -350,7 +350,7 @@ def test_a_refusing_source_is_named_and_asked_less_often() -> None:
             assert row["running"] <= 1, "one slot probes a link that fails"
         assert owner.listing()[0]["state"] != "failing"
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_the_status_of_a_source_is_shown_with_its_age() -> None:
@@ -365,7 +365,7 @@ def test_the_status_of_a_source_is_shown_with_its_age() -> None:
         await pair.source.acts.resume("q", "serving", None, AuditInfo("ann", 2, ""))
         await eventually(lambda: sink.listing()[0]["state"] == "running")
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() -> None:
@@ -397,7 +397,7 @@ def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() ->
         await again.resume(None, None)
         assert again.status() == {"actor": "sink", "state": "running", "reason": ""}
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_what_is_no_more_can_be_resumed_by_its_name() -> None:
@@ -415,7 +415,7 @@ def test_what_is_no_more_can_be_resumed_by_its_name() -> None:
         with pytest.raises(BadInput, match="from no queue 'q'; known: r"):
             await again.resume("q", None)
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,7 +431,7 @@ def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.Monke
         pair.cluster.stuck.set()
         await pair.equal()
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_lag_is_unknown_until_something_arrived() -> None:
@@ -449,7 +449,7 @@ def test_lag_is_unknown_until_something_arrived() -> None:
         assert {name for name, _, _ in sink.metrics()} == set(HELP)
         assert json.loads(json.dumps(sink.listing()))
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_without_peers_the_actor_is_there_and_idle() -> None:
@@ -465,7 +465,7 @@ def test_without_peers_the_actor_is_there_and_idle() -> None:
         assert not nothing._pool.workers
         assert nothing.overview()["suspensions"] == []
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_damaged_suspensions_hide_no_limits() -> None:
@@ -479,7 +479,7 @@ def test_damaged_suspensions_hide_no_limits() -> None:
         await eventually(lambda: sink._effective_limits.workers == 3)
         assert sink.status()["state"] == "running"
 
-    joined(test)
+    run_with_pair(test)
 
 
 @pytest.mark.parametrize("damaged", [True, False])
@@ -510,7 +510,7 @@ def test_what_may_be_suspended_is_not_fetched_from(damaged: bool) -> None:
         await pair.equal()
         assert sink.status()["state"] == "running"
 
-    joined(test)
+    run_with_pair(test)
 
 
 @pytest.mark.parametrize("value", [b"{", b'{"*": {"objects_per_second": -1}}'])
@@ -529,4 +529,4 @@ def test_a_limit_of_a_sink_that_cannot_be_read_is_not_taken_for_none(value: byte
         await sink.set_limits(limits.SinkLimits(bytes_per_second=0, by="ann"), None, forget=True)
         assert sink.listing()[0]["state"] != "suspended"
 
-    joined(test)
+    run_with_pair(test)

@@ -19,7 +19,7 @@ from isthmus.node.demo.run import Demo, DemoOptions, run_demo
 PROCESSES = ("east-1", "west-1", "zookeeper-east", "zookeeper-west")
 
 
-class Killer:
+class ProcessKiller:
     """A view that shows nothing and kills: at each of the given moments (a share of the replay) one process."""
 
     def __init__(self, moments: list[tuple[float, str]]) -> None:
@@ -64,7 +64,7 @@ def repository_of_single_writes(path: Path, count: int) -> Path:
 def killed_demo(tmp_path: Path, moments: list[tuple[float, str]], once: int, options: dict[str, object]) -> Demo:
     """A demo in which each process dies at a set moment; everything it must hold is asserted."""
     git = repository_of_single_writes(tmp_path / "repo", once)
-    view = Killer(moments)
+    view = ProcessKiller(moments)
     demo = run_demo(DemoOptions(git=git, directory=tmp_path / "clusters", **options), view)  # type: ignore[arg-type]
     log = "\n".join(view.lines)
     outcome = demo.outcome

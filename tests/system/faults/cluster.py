@@ -382,7 +382,7 @@ class FaultCluster:
         node.address = address
         node.place, node.admin = NodeAddress(node.name, address, http), NodeAddress(node.name, address, admin)
 
-    def stranger(self, node: ClusterNode) -> ClusterNode:
+    def foreign_node(self, node: ClusterNode) -> ClusterNode:
         """A node of another cluster, of the same name. It listens for its fellows where a node that is down does, or at
         the same port of another loopback address."""
         directory = node.directory.with_name(f"stranger-of-{node.name}-{self._port()}")

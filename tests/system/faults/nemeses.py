@@ -103,7 +103,7 @@ def pause(context: FaultContext) -> None:
     _pause(context, context.victim(), SESSION_S * 1.2, SESSION_S * 2)
 
 
-def blink(context: FaultContext) -> None:
+def pause_briefly(context: FaultContext) -> None:
     """One node stands still for less than a session."""
     _pause(context, context.victim(), 0.2, SESSION_S * 0.6)
 
@@ -401,7 +401,7 @@ NEMESES: Final[Mapping[str, Nemesis]] = {
     "kill-at-call": Nemesis(kill_at_call, strace=True, exits=(KILLED,)),
     "stop": Nemesis(stop),
     "pause": Nemesis(pause),
-    "blink": Nemesis(blink),
+    "blink": Nemesis(pause_briefly),
     "pause-controller": Nemesis(pause_controller),
     "metastore-kill": Nemesis(metastore_kill),
     "metastore-pause": Nemesis(metastore_pause),

@@ -83,7 +83,7 @@ class FaultContext:
                 connection.close()
         self.timeline.note(f"wrote {megabytes} MB")
 
-    def tell(self, path: str, wish: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
+    def request_admin(self, path: str, wish: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
         """An operator's act, at whichever node takes it, and what that says. Raises AssertionError."""
         deadline = time.monotonic() + timeout_s
         said = ""

@@ -45,7 +45,7 @@ def drained(context: FaultContext) -> None:
         _hurt_until_done(context, number, lambda: context.chance.choice([node, spare, context.victim()]))
     spare.terminate()
     cluster.remove(spare.name)
-    context.tell(f"/admin/nodes/{spare.name}/remove", {"by": "tests"})
+    context.request_admin(f"/admin/nodes/{spare.name}/remove", {"by": "tests"})
 
 
 def _come(context: FaultContext) -> ClusterNode:
@@ -62,7 +62,7 @@ def _come(context: FaultContext) -> ClusterNode:
 
 def _ordered(context: FaultContext, path: str, wish: Mapping[str, object]) -> int:
     """The number of an order."""
-    number = context.tell(path, {**wish, "by": "tests"}, TAKEN_TIMEOUT_S)["order"]
+    number = context.request_admin(path, {**wish, "by": "tests"}, TAKEN_TIMEOUT_S)["order"]
     assert isinstance(number, int)
     return number
 

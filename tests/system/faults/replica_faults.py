@@ -52,7 +52,7 @@ def cut_transfers(context: FaultContext) -> None:
     """While a node with an empty disk takes rows, slowly, it or whoever leads is killed or paused, again and again."""
     node = context.victim()
     context.fill(FILL_MB)
-    context.tell(f"/admin/options/{RATE}/set", {"value": SLOW_RATE, "by": "tests"})
+    context.request_admin(f"/admin/options/{RATE}/set", {"value": SLOW_RATE, "by": "tests"})
     node.kill()
     context.empty(node)
     _started(context, node)
@@ -69,7 +69,7 @@ def cut_transfers(context: FaultContext) -> None:
             _started(context, hurt)
     if context.chance.random() < 0.5:
         context.fill(2)  # the log moves on below it, as far as its pin lets it
-    context.tell(f"/admin/options/{RATE}/unset", {"by": "tests"})
+    context.request_admin(f"/admin/options/{RATE}/unset", {"by": "tests"})
 
 
 def old_disk(context: FaultContext) -> None:
@@ -132,7 +132,7 @@ def readdressed(context: FaultContext) -> None:
     """One node comes back at another address, while a node of a stranger's cluster has taken the one that it had."""
     node = context.victim()
     node.kill()
-    stranger = context.cluster.stranger(node)
+    stranger = context.cluster.foreign_node(node)
     stranger.start()
     context.timeline.note(f"killed {node.name}; a node of another cluster listens at its address")
     try:
@@ -161,14 +161,14 @@ def stop_and_kill(context: FaultContext) -> None:
 def min_isr(context: FaultContext) -> None:
     """min-ISR goes up to all replicas and down to one, while nodes are killed."""
     for value in (str(len(context.cluster.nodes)), "1"):
-        context.tell(f"/admin/options/{MIN_ISR}/set", {"value": value, "by": "tests"})
+        context.request_admin(f"/admin/options/{MIN_ISR}/set", {"value": value, "by": "tests"})
         node = context.victim()
         node.kill()
         context.timeline.note(f"killed {node.name}")
         context.wait(0.0, SESSION_S * 1.5)
         _started(context, node)
     context.cluster.wait_until_healthy(100)
-    context.tell(f"/admin/options/{MIN_ISR}/unset", {"by": "tests"})
+    context.request_admin(f"/admin/options/{MIN_ISR}/unset", {"by": "tests"})
 
 
 def _started(context: FaultContext, node: ClusterNode) -> None:

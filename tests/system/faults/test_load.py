@@ -18,7 +18,7 @@ from tests.system.faults.load import Broken, Connection, History, Load, NodeAddr
 Answer = tuple[int, dict[str, str], bytes]
 
 
-class Register(http.server.ThreadingHTTPServer):
+class FakeRegister(http.server.ThreadingHTTPServer):
     """Keys with siblings, a count as clock, and requests that end badly when `mishap` says so: "refuse", "unknown"
     before or after the effect, "cut" before or after, or "lie": acknowledged without effect."""
 
@@ -41,7 +41,7 @@ class Register(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: Register
+    server: FakeRegister
 
     def do_GET(self) -> None:
         """What nothing has replaced."""
@@ -90,10 +90,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
+def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegister]:
     """A running register, and clients that try again at once."""
     monkeypatch.setattr(load, "PAUSE_S", 0.001)
-    server = Register()
+    server = FakeRegister()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield server
@@ -106,7 +106,7 @@ WRITES = 20
 """A machine that is busy may make none in the time that is enough for hundreds."""
 
 
-def recorded(register: Register, clients: int = 1, seconds: float = 0.6) -> History:
+def recorded(register: FakeRegister, clients: int = 1, seconds: float = 0.6) -> History:
     """What clients record in `seconds`, and until they have made `WRITES`, with a last read of every key."""
     history = History()
     keys = ["a", "b"]
@@ -123,7 +123,7 @@ def recorded(register: Register, clients: int = 1, seconds: float = 0.6) -> Hist
     return history
 
 
-def test_a_load_on_an_honest_register_is_linearizable(register: Register) -> None:
+def test_a_load_on_an_honest_register_is_linearizable(register: FakeRegister) -> None:
     """Mishaps of every honest kind are recorded as what they are: the history passes."""
     chance = random.Random(7)
     kinds = ["", "", "", "", "refuse", "unknown before", "unknown after", "cut before", "cut after"]
@@ -139,7 +139,7 @@ def test_a_load_on_an_honest_register_is_linearizable(register: Register) -> Non
         check(of_key)
 
 
-def test_an_acknowledgement_without_effect_is_found(register: Register) -> None:
+def test_an_acknowledgement_without_effect_is_found(register: FakeRegister) -> None:
     """A register that forgets one acknowledged write in ten is caught by the last reads or before."""
     chance = random.Random(8)
     register.mishap = lambda: "lie" if chance.random() < 0.1 else ""
@@ -149,7 +149,7 @@ def test_an_acknowledgement_without_effect_is_found(register: Register) -> None:
             check(of_key)
 
 
-def test_a_refused_write_is_refused_only_if_every_try_was(register: Register) -> None:
+def test_a_refused_write_is_refused_only_if_every_try_was(register: FakeRegister) -> None:
     """Refusals all along make a refused write; one unknown try among them makes it unknown."""
     register.mishap = lambda: "refuse"
     history = recorded(register, seconds=0.3)
@@ -160,7 +160,7 @@ def test_a_refused_write_is_refused_only_if_every_try_was(register: Register) ->
     assert Outcome.UNKNOWN in {op.outcome for of in history.keys.values() for op in of if op.kind is Kind.WRITE}
 
 
-def test_only_what_was_never_sent_is_definite(register: Register) -> None:
+def test_only_what_was_never_sent_is_definite(register: FakeRegister) -> None:
     """Without a listener a request is known not to have been sent; a cut connection leaves it open."""
     nowhere = Connection(NodeAddress("nowhere", "127.0.0.1", free_port(set())))
     with pytest.raises(NotSent):

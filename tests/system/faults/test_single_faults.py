@@ -259,7 +259,7 @@ def test_a_foreign_node_at_a_known_address_is_refused(tmp_path: Path) -> None:
     with fault_context(tmp_path, ["readdressed"]) as context:
         cluster, node = context.cluster, context.cluster.nodes["n2"]
         assert put(cluster, "n1", "ours", "x").status == 204
-        stranger = cluster.stranger(node)
+        stranger = cluster.foreign_node(node)
         stranger.start()
         eventually("the stranger is there", lambda: stranger.ask("/admin/cluster"), 60)
         node.kill()
@@ -292,7 +292,7 @@ def test_a_follower_paused_in_a_state_transfer_does_not_pin_the_log_for_ever(tmp
         context.fill(8)
         node.kill()
         context.empty(node)
-        context.tell("/admin/options/replication.catch.up.rate/set", {"value": "500KB", "by": "tests"})
+        context.request_admin("/admin/options/replication.catch.up.rate/set", {"value": "500KB", "by": "tests"})
         cluster.start(node)
         eventually("rows come", lambda: node.metric("isthmus_far_bytes_taken_total"), 30)
         node.send(signal.SIGSTOP)
@@ -308,5 +308,5 @@ def test_a_follower_paused_in_a_state_transfer_does_not_pin_the_log_for_ever(tmp
         assert max(sizes) < 6_000_000, "1 MB, as much again for pins, two files, and what is written in a checkpoint"
         context.fill(3, without=node)
         node.send(signal.SIGCONT)
-        context.tell("/admin/options/replication.catch.up.rate/unset", {"by": "tests"})
+        context.request_admin("/admin/options/replication.catch.up.rate/unset", {"by": "tests"})
         cluster.wait_until_healthy(100)

@@ -34,7 +34,7 @@ REPAIRS_A_SECOND = 15
 """So slow that the state `repair` lasts some seconds."""
 
 
-class Hold:
+class QuestionHold:
     """Which question is held back, by whichever gate it comes."""
 
     def __init__(self) -> None:
@@ -62,34 +62,34 @@ class Hold:
         self.released.wait(60)
 
 
-class Gate:
+class HoldingProxy:
     """Stands before a node's client listener and passes on what is asked about trees."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: QuestionHold) -> None:
         self.target = ""
-        gate = self
+        proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 hold.passing(self.path)
-                question = urllib.request.Request(gate.target + self.path, body, method="POST")
+                question = urllib.request.Request(proxy.target + self.path, body, method="POST")
                 question.add_header("Content-Type", self.headers["Content-Type"])
                 try:
                     with urllib.request.urlopen(question, timeout=30) as answer:
-                        status, told, kind = answer.status, answer.read(), answer.headers["Content-Type"]
+                        status, reply, kind = answer.status, answer.read(), answer.headers["Content-Type"]
                 except urllib.error.HTTPError as error:
                     with error:
-                        status, told, kind = error.code, error.read(), error.headers["Content-Type"]
+                        status, reply, kind = error.code, error.read(), error.headers["Content-Type"]
                 except OSError:
                     self.close_connection = True  # as the node that is gone
                     return
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(told)))
+                self.send_header("Content-Length", str(len(reply)))
                 with suppress(OSError):  # whoever asked may have been killed
                     self.end_headers()
-                    self.wfile.write(told)
+                    self.wfile.write(reply)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -108,22 +108,22 @@ class Gate:
 
 
 @pytest.fixture
-def hold() -> Hold:
+def hold() -> QuestionHold:
     """Nothing is held yet."""
-    return Hold()
+    return QuestionHold()
 
 
 @pytest.fixture
-def gates(hold: Hold) -> Iterator[list[Gate]]:
+def proxies(hold: QuestionHold) -> Iterator[list[HoldingProxy]]:
     """Two, for two nodes."""
-    found = [Gate(hold), Gate(hold)]
+    found = [HoldingProxy(hold), HoldingProxy(hold)]
     yield found
     hold.released.set()
-    for gate in found:
-        gate.close()
+    for proxy in found:
+        proxy.close()
 
 
-def told(clusters: Clusters) -> set[int]:
+def result_times(clusters: Clusters) -> set[int]:
     """When the checks began whose results the managing node remembers."""
     (peer,) = clusters.admin("east-1", "/admin/fullsync?results=200")["peers"]
     return {result["began_ms"] for result in peer["results"]}
@@ -135,7 +135,7 @@ def state(clusters: Clusters) -> str:
     return "" if running is None else str(running["state"])
 
 
-def begun(clusters: Clusters, hold: Hold, wanted: str) -> None:
+def begun(clusters: Clusters, hold: QuestionHold, wanted: str) -> None:
     """Begin checks until one stands at the wanted state: a node that is just back may not answer its fellows yet, and
     while a live node is silent a check is incomplete and ends."""
     deadline = time.monotonic() + 60
@@ -155,19 +155,19 @@ def begun(clusters: Clusters, hold: Hold, wanted: str) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("victim", ["east-1", "east-2", "west-1"])
 def test_a_kill_at_any_state_makes_no_false_proof_and_nothing_is_missed(
-    directory: Path, hold: Hold, gates: list[Gate], victim: str
+    directory: Path, hold: QuestionHold, proxies: list[HoldingProxy], victim: str
 ) -> None:
     """The managing node, a node that leads beside it, the node of the other cluster that answers: killed at each state
     of an exchange. The check that was under way is not in sync, a later one repairs all that is missing, and nothing
     else has another clock than before."""
-    urls = ",".join(gate.url for gate in gates)
+    urls = ",".join(proxy.url for proxy in proxies)
     text = topology().replace(
         'pause = "300ms"\nrepair_rate_limit = 0',
         f'pause = "200ms"\ntimeout = "10s"\nurls = "{urls}"\nname = "west"\nrepair_rate_limit = {REPAIRS_A_SECOND}',
     )
     clusters = Clusters(directory, text)
-    for gate, node in zip(gates, ("west-1", "west-2"), strict=True):
-        gate.target = clusters.nodes[node]["http"]
+    for proxy, node in zip(proxies, ("west-1", "west-2"), strict=True):
+        proxy.target = clusters.nodes[node]["http"]
     clocks = fill(clusters, 30)
     clusters.suspend_sinks(True)
     missing = [(BUCKETS[n % 5], f"missing {n}") for n in range(MISSING)]
@@ -175,7 +175,7 @@ def test_a_kill_at_any_state_makes_no_false_proof_and_nothing_is_missed(
         clusters.put("east", *name, f"missing {n}", node=1 + n % 3)
     drop_queues(clusters, "east", "to-west")
     for wanted in (*STATES, "repair"):
-        before = told(clusters)
+        before = result_times(clusters)
         begun(clusters, hold, wanted)
         places.stop_node(directory, victim, kill=True)
         hold.released.set()

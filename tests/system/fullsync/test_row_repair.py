@@ -92,13 +92,13 @@ def test_a_damaged_row_is_fetched_again_from_another_replica(directory: Path) ->
     in_sync(clusters, "west-2", 2)
     clusters.admin("west-1", "/admin/trees/rebuild", {})
 
-    def mended() -> float:
+    def repaired_count() -> float:
         status, data, _ = http_request(clusters.nodes["west-1"]["admin"] + "/metrics")
         assert status == 200
         (line,) = [line for line in data.decode().splitlines() if line.startswith("isthmus_tree_rows_mended_total")]
         return float(line.split()[-1])
 
-    eventually(lambda: mended() == 1, "the row is fetched again")
+    eventually(lambda: repaired_count() == 1, "the row is fetched again")
     (wrong,) = clusters.admin("west-1", "/admin/trees")["mismatches"]
     assert (wrong["against"], wrong["segment"]) == ("key store", segment_of(key_hash(b"b", b"key 7")))
 
@@ -107,7 +107,7 @@ def test_a_damaged_row_is_fetched_again_from_another_replica(directory: Path) ->
     changed(directory, "west-1", rows.OBJECT_TAG, b"key 11", lambda data: data[:-4] + b"nope")
     places.start_node(directory, "west-1")
     in_sync(clusters, "west-2", 2)
-    eventually(lambda: mended() == 1, "the row that cannot be read is fetched again")
+    eventually(lambda: repaired_count() == 1, "the row that cannot be read is fetched again")
     eventually(lambda: all(t["state"] == "ready" for t in clusters.admin("west-1", "/admin/trees")["trees"]), "built")
     places.stop_node(directory, "west-2")
     places.start_node(directory, "west-2")

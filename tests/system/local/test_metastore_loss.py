@@ -67,11 +67,11 @@ def test_a_cluster_whose_zookeeper_was_wiped_is_adopted_with_all_that_it_acknowl
             shutil.rmtree(server.directory)
             server.start()
 
-            def told_why() -> bool:
+            def names_the_reason() -> bool:
                 found = client.document(first, "/admin/cluster")
                 return any("metastore-rollback: ZooKeeper at" in problem for problem in found["problems"])
 
-            eventually(told_why, "the cause in cluster status")
+            eventually(names_the_reason, "the cause in cluster status")
             before = len(writer.acknowledged)
             eventually(lambda: len(writer.acknowledged) > before + 50, "writes after the loss")
 

@@ -19,7 +19,7 @@ Item = tuple[int, int, int, bytes, bytes, bytes, bytes, int, bytes]
 """As in `queues.wire.FetchReply`."""
 
 
-class Liar(ThreadingHTTPServer):
+class FaultySource(ThreadingHTTPServer):
     """A source that misbehaves in the way that its port's path says: `way` is set by the test."""
 
     daemon_threads = True
@@ -39,18 +39,18 @@ class Liar(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Liar
+    server: FaultySource
 
     def do_GET(self) -> None:
         self._answer(404, b"")
 
     def do_POST(self) -> None:
-        liar = self.server
-        liar.asked += 1
+        source = self.server
+        source.asked += 1
         request = decode_request(self.rfile.read(int(self.headers["Content-Length"])))
         if request.acks:
-            liar.acknowledged.set()
-        way = liar.way
+            source.acknowledged.set()
+        way = source.way
         if way == "slow":
             time.sleep(5)
         if way == "error":
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(200, b"x" * 1000, declared=1 << 40)
         if way == "trickle":
             return self._answer(200, b"x", declared=100_000)
-        items = [] if liar.acknowledged.is_set() or way != "items" else liar.items
+        items = [] if source.acknowledged.is_set() or way != "items" else source.items
         if not items:
             time.sleep(0.2)
         reply = FetchReply(LIAR, "afar", 1, b"one" if items else b"", 30_000, 1, "serving", tuple(items))
@@ -81,9 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def lying() -> Iterator[Liar]:
+def running_faulty_source() -> Iterator[FaultySource]:
     """A liar that listens."""
-    server = Liar()
+    server = FaultySource()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -94,9 +94,9 @@ def lying() -> Iterator[Liar]:
         thread.join()
 
 
-def peer_lines(liar: Liar) -> str:
+def peer_lines(source: FaultySource) -> str:
     """What makes it a peer, in a node's file."""
-    return f'[[sink.peers]]\nurl = "http://127.0.0.1:{liar.server_address[1]}"\nqueue = "{QUEUE}"\n'
+    return f'[[sink.peers]]\nurl = "http://127.0.0.1:{source.server_address[1]}"\nqueue = "{QUEUE}"\n'
 
 
 def link_to(clusters: Clusters, cluster: str = "west") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from tests.system.faults.load import Broken, Connection, NotSent
 from tests.system.replication.clusters import BUCKET, Clusters, eventually, key_path
 
 
-def heed_reaps(clusters: Clusters) -> None:
+def enable_reaps(clusters: Clusters) -> None:
     """`repl_reap` at all of them."""
     for cluster in clusters.by_name:
         connection = Connection(clusters.node(cluster).place)

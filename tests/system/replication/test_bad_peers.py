@@ -12,7 +12,7 @@ from isthmus.repl.model.objects import Content, encode_object, write
 from isthmus.repl.model.vclock import actor_of, decode_clock
 from tests.system.faults.load import Connection
 from tests.system.replication.clusters import BUCKET, Clusters, eventually, key_path, put
-from tests.system.replication.faulty_source import LIAR, Item, link_to, lying, peer_lines
+from tests.system.replication.faulty_source import LIAR, Item, link_to, peer_lines, running_faulty_source
 
 
 @pytest.mark.slow
@@ -20,12 +20,12 @@ from tests.system.replication.faulty_source import LIAR, Item, link_to, lying, p
 def test_bad_peers_neither_delay_nor_damage_other_links(tmp_path: Path) -> None:
     """While a second peer is slow, fails, answers garbage, more than is bounded or too slowly, what the good peer gives
     arrives within seconds; the bad link says what is wrong, and recovers. What it lies about becomes dead letters."""
-    with lying() as liar:
-        peer = peer_lines(liar) + '[limits]\nobject_size = "1MB"\n'
+    with running_faulty_source() as source:
+        peer = peer_lines(source) + '[limits]\nobject_size = "1MB"\n'
         sinks = 'request_timeout = "2s"\nworkers = 4'
         with Clusters(tmp_path, (("east", "west"),), sinks=sinks, more_peers={"west": peer}) as clusters:
             for way in ("slow", "error", "malformed", "oversize", "trickle"):
-                liar.way = way
+                source.way = way
                 if way == "malformed":
                     eventually("it says so", lambda: link_to(clusters)["last_error_reason"] == "malformed", 30)
                 else:
@@ -37,9 +37,9 @@ def test_bad_peers_neither_delay_nor_damage_other_links(tmp_path: Path) -> None:
                 eventually("the good peer's come", lambda: clusters.drained("east", "west"), 30)
                 took_s = time.monotonic() - began
                 assert took_s < 15, f"held up for {took_s:.1f} s by a peer that is {way}"
-            liar.items = lies(clusters)
-            liar.way = "items"
-            eventually("the batch is acknowledged", liar.acknowledged.is_set, 60)
+            source.items = lies(clusters)
+            source.way = "items"
+            eventually("the batch is acknowledged", source.acknowledged.is_set, 60)
             assert link_to(clusters)["errors_in_a_row"] == 0
             letters = clusters.see("west", "/admin/sink/dead-letters")["dead_letters"]
             assert {letter["key"][2]: letter["reason"] for letter in letters} == {

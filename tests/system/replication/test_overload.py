@@ -45,7 +45,9 @@ def epochs(clusters: Clusters) -> dict[tuple[str, int], int]:
     }
 
 
-def stray(node: ClusterNode, sink: bytes, number: int, until_s: float, seen: Counter[int]) -> None:
+def fetch_without_acknowledging(
+    node: ClusterNode, sink: bytes, number: int, until_s: float, seen: Counter[int]
+) -> None:
     """Fetches one change at a time as the sink's cluster would, and lets its leases lie."""
     session = Session(sink, f"stray{number}", secrets.token_bytes(8), 0)
     body = encode_request(FetchRequest(session, "west", max_count=1, wait_ms=200))
@@ -85,7 +87,9 @@ def test_more_than_can_be_served_is_refused_and_nothing_else_happens(tmp_path: P
         seen: Counter[int] = Counter()
         until_s = time.monotonic() + OVERLOAD_S
         threads = [
-            threading.Thread(target=stray, args=(east[n % 2], bytes.fromhex(owner), n, until_s, seen))
+            threading.Thread(
+                target=fetch_without_acknowledging, args=(east[n % 2], bytes.fromhex(owner), n, until_s, seen)
+            )
             for n in range(STRAYS)
         ]
         for number, node in enumerate(east):

@@ -11,8 +11,8 @@ from isthmus.repl.model.objects import Object, Sibling, encode_object
 from isthmus.repl.model.vclock import decode_clock
 from tests.system.faults.load import Connection
 from tests.system.replication.clusters import BUCKET, Clusters, ask, eventually, key_path, put
-from tests.system.replication.faulty_source import LIAR, QUEUE, Item, Liar, lying, peer_lines
-from tests.system.replication.reaps import delete, heed_reaps, reap, reaped
+from tests.system.replication.faulty_source import LIAR, QUEUE, FaultySource, Item, peer_lines, running_faulty_source
+from tests.system.replication.reaps import delete, enable_reaps, reap, reaped
 
 KEYS = tuple(f"key{number}" for number in range(8))
 BOTH_WAYS = (("east", "west"), ("west", "east"))
@@ -39,11 +39,11 @@ def superseded(clusters: Clusters, cluster: str) -> int:
     return sum(row["superseded"] for row in rows if row["queue"] == QUEUE)
 
 
-def say_late(clusters: Clusters, cluster: str, liar: Liar, items: list[Item]) -> None:
+def push_late_batch(clusters: Clusters, cluster: str, source: FaultySource, items: list[Item]) -> None:
     """A slow worker pushes at last what it fetched long ago, none of which is news."""
     before = superseded(clusters, cluster)
-    liar.items, liar.way = items, "items"
-    eventually("the late batch is acknowledged", liar.acknowledged.is_set, 60)
+    source.items, source.way = items, "items"
+    eventually("the late batch is acknowledged", source.acknowledged.is_set, 60)
     assert superseded(clusters, cluster) - before >= len(items)
 
 
@@ -53,10 +53,10 @@ def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
     """I-NO-RESURRECT: keys are deleted at east while west's sink rests, and no reap overtakes it; a node of east is
     killed with the tombstones on their way, one of west while the reaps cross. Then all nodes are killed, so that no
     memory is left, and old pushes come to both; one key is written anew first. Full-sync finds nothing to do."""
-    with lying() as late_at_east, lying() as late_at_west:
+    with running_faulty_source() as late_at_east, running_faulty_source() as late_at_west:
         peers = {"east": peer_lines(late_at_east), "west": peer_lines(late_at_west)}
         with Clusters(tmp_path, BOTH_WAYS, nodes=2, more_peers=peers) as clusters:
-            heed_reaps(clusters)
+            enable_reaps(clusters)
             for key in KEYS:
                 put(clusters.node("east").place, key, b"old")
             items = old_items(clusters)
@@ -72,7 +72,9 @@ def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
             assert {reap(clusters, "east", key)[0] for key in KEYS} == {"waits"}
             clusters.resume_sink("west")
             eventually("the tombstones are there", lambda: not clusters.contents("west").keys() & set(KEYS))
-            eventually("all is on its way", lambda: all("by itself" in r or o != "waits" for o, r in asked(clusters)))
+            eventually(
+                "all is on its way", lambda: all("by itself" in r or o != "waits" for o, r in reap_outcomes(clusters))
+            )
             clusters.crash(clusters.node("west"), "west")
             clusters.by_name["west"].wait_until_healthy(90)
             for cluster in clusters.by_name:
@@ -84,8 +86,8 @@ def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
                 fault_cluster.wait_until_healthy(90)
             put(clusters.node("west").place, KEYS[0], b"new")
             eventually("east has it", lambda: KEYS[0] in clusters.contents("east"))
-            say_late(clusters, "east", late_at_east, items)
-            say_late(clusters, "west", late_at_west, items)
+            push_late_batch(clusters, "east", late_at_east, items)
+            push_late_batch(clusters, "west", late_at_west, items)
             clusters.check()
             for cluster in clusters.by_name:
                 contents = clusters.contents(cluster)
@@ -93,6 +95,6 @@ def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
                 assert contents[KEYS[0]][2] == ["new"]
 
 
-def asked(clusters: Clusters) -> list[tuple[str, str]]:
+def reap_outcomes(clusters: Clusters) -> list[tuple[str, str]]:
     """What comes of asking for each key at east."""
     return [reap(clusters, "east", key) for key in KEYS]

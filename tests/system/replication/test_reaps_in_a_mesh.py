@@ -13,7 +13,7 @@ import pytest
 
 from tests.system.faults.network import Network
 from tests.system.replication.clusters import BUCKET, Clusters, Writers, eventually, put, queue_to
-from tests.system.replication.reaps import delete, heed_reaps, reap, reaped
+from tests.system.replication.reaps import delete, enable_reaps, reap, reaped
 from tests.system.replication.test_topologies import HUB, MESH, middle
 
 SHAPES = pytest.mark.parametrize(("arrows", "near"), [(MESH, "east"), (HUB, "west")], ids=["mesh", "hub"])
@@ -55,7 +55,7 @@ def test_reaps_wait_for_the_link_that_is_cut(tmp_path: Path, arrows: tuple[tuple
     once. Once the link is back, a reap at one cluster removes each key everywhere; what the far side wrote meanwhile
     stays. All of this still holds after every node was killed."""
     with network_of(arrows) as network, Clusters(tmp_path, arrows, cascade=middle(arrows), network=network) as clusters:
-        heed_reaps(clusters)
+        enable_reaps(clusters)
         names = list(clusters.by_name)
         cluster_by_key = {f"{name}{number}": name for name in names for number in range(3)}
         cluster_by_key |= {f"both{number}": near for number in range(3)}
@@ -92,7 +92,7 @@ def test_reaps_wait_for_the_link_that_is_cut(tmp_path: Path, arrows: tuple[tuple
         assert {key: values for key, (_, _, values) in found.items()} == {"kept": ["", "new"], f"{near}0": ["again"]}
 
 
-class Reapers:
+class ReapOperator:
     """An operator who asks for the reap of what clients deleted, anywhere, from `start` to `stop`."""
 
     def __init__(self, clusters: Clusters, writers: list[Writers]) -> None:
@@ -131,12 +131,12 @@ def test_reaps_under_load_bring_nothing_back(tmp_path: Path, arrows: tuple[tuple
     All clusters take writes, deletes, and reaps while a link is cut and healed and nodes are killed. Afterwards every
     tombstone can be reaped."""
     with network_of(arrows) as network, Clusters(tmp_path, arrows, cascade=middle(arrows), network=network) as clusters:
-        heed_reaps(clusters)
+        enable_reaps(clusters)
         writers = [
             Writers(name, clusters.by_name[name].places, pause_s=0.03, seed=seed)
             for seed, name in enumerate(clusters.by_name)
         ]
-        reapers = Reapers(clusters, writers)
+        reapers = ReapOperator(clusters, writers)
         for writer in writers:
             writer.start()
         reapers.start()

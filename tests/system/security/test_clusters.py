@@ -85,7 +85,7 @@ class Clusters:
         return (self.directory / node / "node.log").read_text()
 
 
-def said_to(address: tuple[str, int], context: ssl.SSLContext | None) -> None:
+def exchange_with(address: tuple[str, int], context: ssl.SSLContext | None) -> None:
     """Say something over a connection and wait for an answer. Raises OSError when it was ended instead."""
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.create_connection(address, timeout=10))
@@ -179,9 +179,9 @@ def test_nodes_refuse_foreign_connections(clusters: Clusters, tmp_path: Path) ->
         if pair:
             context.load_cert_chain(tmp_path / "x.crt", tmp_path / "x.key")
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            said_to((host, int(port)), context)
+            exchange_with((host, int(port)), context)
     with pytest.raises(ConnectionError):
-        said_to((host, int(port)), None)
+        exchange_with((host, int(port)), None)
     metrics = clusters.nodes["east-1"]["admin"] + "/metrics"
     text = clusters.ask(TokenRole.READ, "GET", metrics).text
     for reason in ("no-certificate", "unknown-authority", "plaintext"):

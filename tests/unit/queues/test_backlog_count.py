@@ -49,7 +49,7 @@ def waiting_rows(window: Window, rows: Sequence[Change]) -> set[int]:
     return offered | {item[2] for item in window._waiting.values()}
 
 
-async def goes(queue_node: QueueNode) -> int:
+async def count_served(queue_node: QueueNode) -> int:
     """How many changes go once nobody writes."""
     return len(await queue_node.drain(count=1_000))
 
@@ -76,7 +76,7 @@ async def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeyp
     assert await counted(queue_node) == 60 - 7 + 4
     await queue_node.fetch(acks=[BatchAck(reply.batch, reply.owner_version)], count=0, wait_ms=0)
     assert await counted(queue_node) == 57
-    assert await goes(queue_node) == 57
+    assert await count_served(queue_node) == 57
     assert await counted(queue_node) == 0
     await queue_node.close()
 
@@ -135,7 +135,7 @@ async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
         quiet = await counted(queue_node)
         await queue_node.fetch(acks=acks, count=0, wait_ms=0)
         assert await counted(queue_node) == quiet
-        assert await goes(queue_node) == quiet
+        assert await count_served(queue_node) == quiet
     assert audit_info, "no count came to an end"
     await queue_node.close()
 

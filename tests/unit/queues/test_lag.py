@@ -241,17 +241,19 @@ async def test_explain_shows_bulk_references_wherever_they_wait() -> None:
         await queue_node.acts.push("q", keys(b"a", b"b"), FULL_SYNC, 0)
         row = {"queue": "q", "priority": "full_sync", "state": "waiting", "ahead": 1}
 
-        def told_of() -> list[Any]:
+        def explained_references() -> list[Any]:
             answer = queue_node.acts.explain(Key(b"default", BUCKET, b"b"), None, None)
             assert answer["queues"] == []
             return list(answer["lower"])
 
         fetch = "a sink must fetch: look at isthmus sink show of the other cluster"
-        assert told_of() == [{**row, "reason": "no sink cluster has fetched from the queue", "next": fetch}]
+        assert explained_references() == [
+            {**row, "reason": "no sink cluster has fetched from the queue", "next": fetch}
+        ]
         await queue_node.fetch(count=0)
-        assert told_of() == [{**row, "reason": "", "next": ""}]
+        assert explained_references() == [{**row, "reason": "", "next": ""}]
         await queue_node.acts.suspend("q", SERVING, None, audit_info(queue_node))
-        assert told_of() == [
+        assert explained_references() == [
             {**row, "reason": "serving is suspended by ann: because", "next": "isthmus queue resume q"}
         ]
 

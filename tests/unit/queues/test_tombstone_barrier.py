@@ -11,14 +11,14 @@ from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.store.port import Cursor
 
 
-class Machine:
+class FakeQueue:
     """A queue that offers one bucket."""
 
     def includes(self, _bucket_type: bytes, bucket: bytes) -> bool:
         return bucket == b"b"
 
 
-class Rows:
+class FakeCursorRows:
     """The store's cursor rows."""
 
     def __init__(self, state: CursorState | None, soft: int | None = None) -> None:
@@ -31,9 +31,9 @@ class Rows:
         return self.rows
 
 
-def waits(state: CursorState | None, soft: int | None = None, bucket: bytes = b"b", lineage: int = 0) -> str:
-    machines: Any = {"to-west": Machine()}
-    rows: Any = Rows(state, soft)
+def wait_reason(state: CursorState | None, soft: int | None = None, bucket: bytes = b"b", lineage: int = 0) -> str:
+    machines: Any = {"to-west": FakeQueue()}
+    rows: Any = FakeCursorRows(state, soft)
     barrier = TombstoneBarrier(lambda: machines, rows, lineage=lambda _partition: lineage)
     assert barrier.replicates(b"t", b"b")
     assert not barrier.replicates(b"t", b"c")
@@ -42,27 +42,28 @@ def waits(state: CursorState | None, soft: int | None = None, bucket: bytes = b"
 
 def test_a_queue_waits_until_its_cursor_has_passed() -> None:
     """At the tombstone's own offset it waits, one further it does not, wherever the cursor was moved from."""
-    assert "no cursor in partition 3 yet" in waits(None)
+    assert "no cursor in partition 3 yet" in wait_reason(None)
     assert (
-        waits(CursorState(10)) == "queue to-west: acknowledged below offset 10, the tombstone is at 10 of partition 3"
+        wait_reason(CursorState(10))
+        == "queue to-west: acknowledged below offset 10, the tombstone is at 10 of partition 3"
     )
-    assert waits(CursorState(0), soft=10).startswith("queue to-west")
-    assert waits(CursorState(0), soft=11) == ""
-    assert waits(CursorState(11)) == ""
+    assert wait_reason(CursorState(0), soft=10).startswith("queue to-west")
+    assert wait_reason(CursorState(0), soft=11) == ""
+    assert wait_reason(CursorState(11)) == ""
 
 
 def test_what_was_acknowledged_before_a_leader_was_forced_settles_nothing() -> None:
     """A soft cursor of another lineage than the partition's speaks of other entries (R-SOFT)."""
-    assert waits(CursorState(0), soft=11, lineage=1).startswith("queue to-west: acknowledged below offset 0")
+    assert wait_reason(CursorState(0), soft=11, lineage=1).startswith("queue to-west: acknowledged below offset 0")
 
 
 def test_other_buckets_wait_for_nothing() -> None:
     """A queue that does not offer the bucket is not asked."""
-    assert waits(None, bucket=b"c") == ""
+    assert wait_reason(None, bucket=b"c") == ""
 
 
 def test_a_gap_holds_a_tombstone_until_it_is_closed() -> None:
     """What was given up was never acknowledged, wherever the cursor is."""
     gap = QueueGap(8, 11, 1, 2, 0, "discard", "ann", "full")
-    assert "gap (discard)" in waits(CursorState(20, gaps=(gap,)))
-    assert waits(replace(CursorState(20), gaps=(gap._replace(end=10),))) == ""
+    assert "gap (discard)" in wait_reason(CursorState(20, gaps=(gap,)))
+    assert wait_reason(replace(CursorState(20), gaps=(gap._replace(end=10),))) == ""

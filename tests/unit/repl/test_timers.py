@@ -77,10 +77,10 @@ def test_a_fetch_that_waits_0_ms_does_not_fail_the_next_one(run: Any) -> None:
         polls = LongPollWaiters("q", lambda: None)
         session: Any = SimpleNamespace()
 
-        async def until(waiter: asyncio.Future[None]) -> None:
+        async def await_waiter(waiter: asyncio.Future[None]) -> None:
             await waiter
 
-        await asyncio.gather(polls.wait(session, 0, until), polls.wait(session, 20, until))
+        await asyncio.gather(polls.wait(session, 0, await_waiter), polls.wait(session, 20, await_waiter))
         polls.look_in_ms(0)
         polls.look_in_ms(10)
         await asyncio.sleep(0.03)

@@ -22,7 +22,7 @@ from isthmus.sink.service import Sink
 from tests.support.sink_pair import SinkPair
 
 
-def joined(test: Callable[[SinkPair], Coroutine[Any, Any, None]]) -> None:
+def run_with_pair(test: Callable[[SinkPair], Coroutine[Any, Any, None]]) -> None:
     """Run `test` with a source, its HTTP listener and a cluster for sinks."""
 
     async def run() -> None:
@@ -66,7 +66,7 @@ def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and_over_
         await sink.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "")
         await pair.equal()
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_until_it_is_added_again() -> None:
@@ -85,7 +85,7 @@ def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_until_it_i
         await eventually(lambda: set(links(again)) == {("q", "config"), ("r", "config")})
         assert again.overview()["peers_set"] == [], "the file alone says it now"
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> None:
@@ -105,7 +105,7 @@ def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> None:
         await pair.metastore.put(peers.PATH, b"{}", found.version)
         await eventually(lambda: sink.listing()[0]["state"] == "running")
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_without_it() -> None:
@@ -130,7 +130,7 @@ def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_without_it
         assert sink.overview()["peers_unusable"][0]["reason"] == "/nowhere is not there"
         assert links(sink) == [("q", "config")]
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
@@ -148,27 +148,27 @@ def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
         with pytest.raises(BadInput, match="fetches from no queue 'x'"):
             await sink.set_queue_workers("x", None, 1, "ann", "")
 
-    joined(test)
+    run_with_pair(test)
 
 
 def test_workers_of_a_queue_are_counted_over_all_its_peers() -> None:
     """With a limit of 2 and busy links at three peers, two turns are given, neither may wait at its source for long,
     and a third one only once one of them ended; another queue is not held up."""
-    roster = FetchScheduler(2, Delays(), Random(1), workers=8)
+    scheduler = FetchScheduler(2, Delays(), Random(1), workers=8)
     for peer in ("a", "b", "c"):
-        roster.add(LinkName("q", peer))
-    roster.queue_limits = {"q": 2}
-    turns = [roster.take(0), roster.take(0)]
+        scheduler.add(LinkName("q", peer))
+    scheduler.queue_limits = {"q": 2}
+    turns = [scheduler.take(0), scheduler.take(0)]
     assert all(turn is not None and not turn.may_wait for turn in turns)
-    assert roster.take(0) is None
-    assert roster.next_due_ms() is None
-    roster.add(LinkName("r", "a"))
-    other = roster.take(0)
+    assert scheduler.take(0) is None
+    assert scheduler.next_due_ms() is None
+    scheduler.add(LinkName("r", "a"))
+    other = scheduler.take(0)
     assert other is not None
     assert other.name.queue == "r"
     assert turns[0] is not None
-    roster.report(turns[0].name, turns[0].slot, CycleResult.EMPTY, 0, 5_000)
-    again = roster.take(0)
+    scheduler.report(turns[0].name, turns[0].slot, CycleResult.EMPTY, 0, 5_000)
+    again = scheduler.take(0)
     assert again is not None
     assert again.name.queue == "q"
 

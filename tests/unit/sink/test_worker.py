@@ -60,7 +60,7 @@ class SlowFetcher:
         )
 
 
-class Kept:
+class AcceptingCluster:
     """A cluster that takes all."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_
     (I-NO-RESURRECT). Its age is told by durations alone, without the time that the source waited before it took the
     batch; a source of an older version does not tell that. What is dropped is not acknowledged; the link says why."""
 
-    clock, kept = Clock(), Kept()
+    clock, kept = Clock(), AcceptingCluster()
     name = LinkName("q", "http://e1")
     link = Link(name, LinkTarget(None, name), "", 0)
     counters = SourceCounters(OURS, "east", "q")

@@ -103,12 +103,12 @@ def cluster(tmp_path: Path) -> Iterable[Callable[[Callable[[FakeCluster], Awaita
     """Runs a story in a cluster of 300 keys."""
     with ThreadPoolExecutor(1) as pool:
 
-        async def whole(story: Callable[[FakeCluster], Awaitable[None]]) -> None:
+        async def with_cluster(scenario: Callable[[FakeCluster], Awaitable[None]]) -> None:
             made = FakeCluster(tmp_path, pool)
             made.fill(300)
-            await story(made)
+            await scenario(made)
 
-        yield lambda story: asyncio.run(whole(story))
+        yield lambda scenario: asyncio.run(with_cluster(scenario))
 
 
 def expected(cluster: FakeCluster) -> HashTree:
@@ -127,7 +127,7 @@ Scenario = Callable[[Callable[[FakeCluster], Awaitable[None]]], None]
 def test_any_node_answers_for_all_of_the_cluster(cluster: Scenario) -> None:
     """Roots and leaves, of full and of small trees, are those of all keys, however the partitions are led."""
 
-    async def story(c: FakeCluster) -> None:
+    async def scenario(c: FakeCluster) -> None:
         tree = expected(c)
         for leaders in ("abcab", "aaaaa", "ccccc"):
             c.leaders = dict(enumerate(leaders))
@@ -138,13 +138,13 @@ def test_any_node_answers_for_all_of_the_cluster(cluster: Scenario) -> None:
                 for at, branch in enumerate(branches):
                     assert (found[at] == tree.leaves(branch, bits)).all()
 
-    cluster(story)
+    cluster(scenario)
 
 
 def test_rows_of_segments_come_whole_and_in_bounded_parts(cluster: Scenario) -> None:
     """Every row of the segments asked for comes once, however few an answer may hold, and none of another one."""
 
-    async def story(c: FakeCluster) -> None:
+    async def scenario(c: FakeCluster) -> None:
         for bits, rows in ((20, 1000), (12, 7), (12, 1)):
             wanted = sorted({key_hash(*name) >> (64 - bits) for name in c.names})[::2]
             left, found = tuple(wanted), []
@@ -160,7 +160,7 @@ def test_rows_of_segments_come_whole_and_in_bounded_parts(cluster: Scenario) -> 
         assert [row.key for row in told.rows] == [one.key]
         assert (await c.cluster_trees().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms + 1, 0, 10))).rows == []
 
-    cluster(story)
+    cluster(scenario)
 
 
 def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
@@ -181,7 +181,7 @@ def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
         assert sorted(found) == ([] if asked.since_ms else sorted(c.names))
         return sizes
 
-    async def story(c: FakeCluster) -> None:
+    async def scenario(c: FakeCluster) -> None:
         every = tuple(sorted({segment_of(key_hash(*name)) for name in c.names}))
         for leaders in ("aaaaa", "abcab", "ccccc"):
             c.leaders = dict(enumerate(leaders))
@@ -197,7 +197,7 @@ def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
         monkeypatch.setattr("isthmus.aae.exchange.local.READ_ROWS_MAX", 50)
         assert len(await parts(c, ClocksRequest(TYPE, every, 20, 1 << 50, 0, 1_000))) >= 2
 
-    cluster(story)
+    cluster(scenario)
 
 
 def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
@@ -206,7 +206,7 @@ def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
     """Partition 0 moves to a node that has answered already, and the old copy goes before its rows are read: the
     answers are not taken for all rows; asked again, they are."""
 
-    async def story(cluster: FakeCluster) -> None:
+    async def scenario(cluster: FakeCluster) -> None:
         monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0)
         segments = tuple(sorted({segment_of(key_hash(*name)) for name in cluster.names}))
         asked = ClocksRequest(TYPE, segments, 20, 0, 0, 1_000_000)
@@ -224,7 +224,7 @@ def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
         told = await cluster.cluster_trees().clocks(asked)
         assert {(row.bucket, row.key) for row in told.rows} == set(cluster.names)
 
-    cluster(story)
+    cluster(scenario)
 
 
 def test_what_is_not_whole_is_no_answer(cluster: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,27 +232,27 @@ def test_what_is_not_whole_is_no_answer(cluster: Scenario, monkeypatch: pytest.M
     the reason names it."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
-    async def story(c: FakeCluster) -> None:
-        whole = c.cluster_trees()
+    async def scenario(c: FakeCluster) -> None:
+        trees = c.cluster_trees()
         del c.leaders[3]
         with pytest.raises(Incomplete, match="1 partition has no leader that answers, 3 first"):
-            await whole.roots(RootsRequest(TYPE))
+            await trees.roots(RootsRequest(TYPE))
         c.leaders[3] = "a"
         c.unreachable = {"b"}
         with pytest.raises(Incomplete, match="no connection to node b"):
-            await whole.clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10))
+            await trees.clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10))
         c.unreachable = set()
         kept = c.trees.cached[2]
         kept.tree, kept.reason = None, "rebuilding"
         with pytest.raises(Incomplete, match="partition 2: rebuilding"):
-            await whole.leaves(LeavesRequest(TYPE, (1,), 20))
+            await trees.leaves(LeavesRequest(TYPE, (1,), 20))
         kept.tree = HashTree()
         original = c.led
         c.led = lambda name: [*original(name), LedPartition(1, 1, COUNT)]  # type: ignore[method-assign]
         with pytest.raises(Incomplete, match="partition 1 is moving"):
-            await whole.roots(RootsRequest(TYPE))
+            await trees.roots(RootsRequest(TYPE))
 
-    cluster(story)
+    cluster(scenario)
 
 
 def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
@@ -262,7 +262,7 @@ def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
     answer may lead it. Such a sum is Incomplete, also while each partition was counted once."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
-    async def story(c: FakeCluster) -> None:
+    async def scenario(c: FakeCluster) -> None:
         c.leaders = dict(enumerate("aacca"))
         original = c.led
         c.led = lambda name: [LedPartition(1, 1, COUNT)] if name == "b" else original(name)  # type: ignore[method-assign]
@@ -274,7 +274,7 @@ def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
             with pytest.raises(Incomplete, match=r"1 node does not answer .*no connection to node b"):
                 await asked
 
-    cluster(story)
+    cluster(scenario)
 
 
 def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:

@@ -368,7 +368,7 @@ def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture) -> N
     """Ten times as many pages as may be read at once: one is read at a time, a bounded number waits, the rest is
     Overloaded at once, and all that waited is answered."""
 
-    async def crowd() -> list[Page | BaseException]:
+    async def request_many() -> list[Page | BaseException]:
         reading, most = 0, 0
         read = fixture.folds._read
 
@@ -389,7 +389,7 @@ def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture) -> N
         assert (await fixture.folds.page(PARTITION, asked)).scanned == 7, "there is room again"
         return pages
 
-    pages = asyncio.run(crowd())
+    pages = asyncio.run(request_many())
     assert sum(isinstance(page, Page) for page in pages) == folds.WAITING_MAX
     assert {str(page) for page in pages if not isinstance(page, Page)} == {
         f"{folds.WAITING_MAX} pages of folds wait on this node; ask again"

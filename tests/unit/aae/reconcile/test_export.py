@@ -196,16 +196,16 @@ def test_trees_are_asked_for_the_branches_of_the_segments(
         return leaves[branches.start * 1024 : branches.stop * 1024]
 
     monkeypatch.setattr(batch_jobs, "leaves_of", leaves_of)
-    monkeypatch.setattr(batch_jobs, "read", lambda *_, **__: Nothing())
+    monkeypatch.setattr(batch_jobs, "read", lambda *_, **__: EmptyTable())
     spark: Any = None
-    monkeypatch.setattr(batch_jobs.F, "arrow_udf", lambda *_: lambda *_: Nothing())
-    monkeypatch.setattr(batch_jobs.F, "col", lambda *_: Nothing())
-    monkeypatch.setattr(batch_jobs.F, "bit_xor", lambda *_: Nothing())
+    monkeypatch.setattr(batch_jobs.F, "arrow_udf", lambda *_: lambda *_: EmptyTable())
+    monkeypatch.setattr(batch_jobs.F, "col", lambda *_: EmptyTable())
+    monkeypatch.setattr(batch_jobs.F, "bit_xor", lambda *_: EmptyTable())
     assert batch_jobs.trees(spark, "http://n1:1", "default", segments) == wanted
     assert len(asked) == branches
 
 
-class Nothing:
+class EmptyTable:
     """A table without rows, whatever is made of it."""
 
     def __getattr__(self, name: str) -> Any:

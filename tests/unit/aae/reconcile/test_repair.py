@@ -46,7 +46,7 @@ class FakeQueue:
         return len(names)
 
 
-def found(directory: RunDirectory, keys: list[bytes], side: str = "sink") -> None:
+def write_findings(directory: RunDirectory, keys: list[bytes], side: str = "sink") -> None:
     """The findings are these, missing on the right, or on another side."""
     path = directory.path / "findings"
     shutil.rmtree(path, ignore_errors=True)
@@ -62,9 +62,9 @@ def found(directory: RunDirectory, keys: list[bytes], side: str = "sink") -> Non
         pq.write_to_dataset(pa.Table.from_pylist(rows), path, partition_cols=["verdict"])
 
 
-def ended(directory: RunDirectory, keys: list[bytes], seconds: float, side: str = "sink") -> None:
+def finish_run(directory: RunDirectory, keys: list[bytes], seconds: float, side: str = "sink") -> None:
     """The run has ended and found these."""
-    found(directory, keys, side)
+    write_findings(directory, keys, side)
     counts = {"diverged": len(keys)}
     summary = {"verdicts": counts, "seconds": seconds, "findings_cut": False, "clusters": [LEFT, RIGHT]}
     directory.write("summary.json", summary)
@@ -77,12 +77,12 @@ def test_a_plan_of_findings_that_are_others_now_passes_over_no_key(tmp_path: Pat
     directory = RunDirectory(str(tmp_path), "r")
     later = [b"late-%04d" % number for number in range(600)]
     early = [b"early-%04d" % number for number in range(600)]
-    ended(directory, later, 1.0)
+    finish_run(directory, later, 1.0)
     first = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
     with pytest.raises(PeerFault):
         apply(directory, first, FakeQueue(500))
 
-    ended(directory, early + later, 1.5)
+    finish_run(directory, early + later, 1.5)
     with pytest.raises(BadInput, match="make a new plan"):
         apply(directory, first, FakeQueue(9_999))
     queue = FakeQueue(9_999)
@@ -105,12 +105,12 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
 
     directory = RunDirectory(str(tmp_path), "r")
     keys = [b"later-%04d" % number for number in range(1_200)]
-    ended(directory, keys, 1.0)
+    finish_run(directory, keys, 1.0)
     made = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
     options = job.ReconcileOptions(str(tmp_path), "r")
     go = job._Run(spark, directory, options, (("http://a",), ("http://b",)), lambda _line: None)  # type: ignore[arg-type]
-    monkeypatch.setattr(go, "_write_findings", lambda _now: found(directory, [b"early", *keys]))
+    monkeypatch.setattr(go, "_write_findings", lambda _now: write_findings(directory, [b"early", *keys]))
     monkeypatch.setattr(job, "write_segments", die)
 
     class RacingQueue(FakeQueue):
@@ -134,7 +134,7 @@ def test_a_plan_that_was_cut_off_goes_on_behind_what_the_queue_has_taken(tmp_pat
     """As long as the run is the same, every key goes once."""
     directory = RunDirectory(str(tmp_path), "r")
     keys = [b"k-%04d" % number for number in range(1_200)]
-    ended(directory, keys, 1.0)
+    finish_run(directory, keys, 1.0)
     made = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
     queue = FakeQueue(1_000)
     with pytest.raises(PeerFault):
@@ -148,7 +148,7 @@ def test_a_plan_that_was_cut_off_goes_on_behind_what_the_queue_has_taken(tmp_pat
 def test_a_plan_goes_into_no_queue_of_another_cluster(tmp_path: Path) -> None:
     """Both uuids stand in the plan; a queue of the other cluster gets no reference, and the plan stays as it was."""
     directory = RunDirectory(str(tmp_path), "r")
-    ended(directory, [b"k"], 1.0, "both")
+    finish_run(directory, [b"k"], 1.0, "both")
     back = plan(directory, "q", RIGHT_TO_LEFT)
     assert (back["sending_cluster"], back["receiving_cluster"]) == (RIGHT, LEFT)
     queue = FakeQueue(9)
@@ -163,7 +163,7 @@ def test_a_plan_goes_into_no_queue_of_another_cluster(tmp_path: Path) -> None:
 def test_an_apply_that_queues_nothing_is_not_done(tmp_path: Path) -> None:
     """Of a plan that an earlier apply has queued, and of one without objects, the state says so; `again` queues all."""
     directory = RunDirectory(str(tmp_path), "r")
-    ended(directory, [b"k-%d" % number for number in range(3)], 1.0)
+    finish_run(directory, [b"k-%d" % number for number in range(3)], 1.0)
     made = plan(directory, "q", LEFT_TO_RIGHT)["plan"]
     queue = FakeQueue(99)
     first, second = apply(directory, made, queue), apply(directory, made, queue)
@@ -173,7 +173,7 @@ def test_an_apply_that_queues_nothing_is_not_done(tmp_path: Path) -> None:
     third = apply(directory, made, queue, again=True)
     assert (third["state"], third["queued_now"], len(queue.keys)) == ("done", 3, 6)
     empty = RunDirectory(str(tmp_path), "empty")
-    ended(empty, [], 1.0)
+    finish_run(empty, [], 1.0)
     none = plan(empty, "q", LEFT_TO_RIGHT)
     assert apply(empty, none["plan"], queue)["state"] == "nothing-to-queue"
     assert len(queue.keys) == 6
@@ -185,7 +185,7 @@ def test_references_that_were_lost_with_a_node_are_queued_again(tmp_path: Path) 
     is applied is not done."""
     directory = RunDirectory(str(tmp_path), "r")
     keys = [b"k-%04d" % number for number in range(700)]
-    ended(directory, keys, 1.0)
+    finish_run(directory, keys, 1.0)
     made = plan(directory, "q", LEFT_TO_RIGHT, 1_000_000)["plan"]
     queue = FakeQueue(600)
     queue.gone = [999]

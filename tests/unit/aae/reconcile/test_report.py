@@ -17,7 +17,7 @@ from isthmus.aae.reconcile.report import fits_driver, read_counts, read_payloads
 from isthmus.aae.reconcile.run_directory import ChunkResult, RunDirectory
 
 
-def wave(directory: RunDirectory, number: int, kind: Any, rows: Sequence[dict[str, Any]]) -> None:
+def write_wave(directory: RunDirectory, number: int, kind: Any, rows: Sequence[dict[str, Any]]) -> None:
     """A wave's rows, a file each, as Spark leaves them."""
     path = Path(directory.rows_of(number))
     path.mkdir(parents=True)
@@ -36,11 +36,11 @@ def test_findings_are_those_of_the_looks_that_count(tmp_path: Path) -> None:
     """Of a chunk that was looked at twice the newer one; earlier findings are gone, and nothing found is an empty
     directory."""
     run = RunDirectory(str(tmp_path), "r")
-    wave(run, 1, _SECOND, [
+    write_wave(run, 1, _SECOND, [
         {"chunk": 1, "candidates": 1, "findings": [finding("old", "unreachable")]},
         {"chunk": 2, "candidates": 2, "findings": [finding("a", "diverged"), finding("f", "filtered")]},
     ])  # fmt: skip
-    wave(run, 2, _SECOND, [{"chunk": 1, "candidates": 1, "findings": [finding("new", "diverged")]}])
+    write_wave(run, 2, _SECOND, [{"chunk": 1, "candidates": 1, "findings": [finding("new", "diverged")]}])
     first = {done.chunk: (1, done) for done in read_counts(run, 1)}
     assert first[2][1] == ChunkResult(2, "", 0, 0, 0, 2, 0, 0)
     write_findings(run, first, 0)
@@ -62,8 +62,8 @@ def test_findings_are_those_of_the_looks_that_count(tmp_path: Path) -> None:
 def test_candidates_go_to_second_looks_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the chunks that were asked for, of the wave that counts; too many stay with Spark."""
     run = RunDirectory(str(tmp_path), "r")
-    wave(run, 1, _FIRST, [{"chunk": n, "candidates": 5, "payload": b"p%d" % n} for n in range(4)])
-    wave(run, 2, _FIRST, [{"chunk": 1, "candidates": 5, "payload": b"newer"}])
+    write_wave(run, 1, _FIRST, [{"chunk": n, "candidates": 5, "payload": b"p%d" % n} for n in range(4)])
+    write_wave(run, 2, _FIRST, [{"chunk": 1, "candidates": 5, "payload": b"newer"}])
     done = {one.chunk: one for one in read_counts(run, 1)}
     looks = {1: (2, done[1]), 3: (1, done[3])}
     assert sorted(read_payloads(run, looks)) == [(1, b"newer"), (3, b"p3")]

@@ -32,7 +32,7 @@ CHUNKS = (SegmentChunk(0, ((0, 1 << 19),)), SegmentChunk(1, ((1 << 19, 1 << 20),
 PLAN = SegmentPlan("full", "a full comparison was requested", 1 << 20, 1 << 20, ("aa", "bb"), CHUNKS, [])
 
 
-def done(chunk: int, error: str = "", **counts: int) -> ChunkResult:
+def chunk_result(chunk: int, error: str = "", **counts: int) -> ChunkResult:
     """What a look counted."""
     zero = dict.fromkeys(ChunkResult._fields[2:], 0)
     return ChunkResult(chunk, error, **{**zero, **counts})  # type: ignore[arg-type]
@@ -49,18 +49,18 @@ def test_only_a_run_that_read_all_is_equal(tmp_path: Path) -> None:
     """A chunk that could not be read, was not begun, or had no second look makes a run incomplete and is named; none
     that could be read is an error; read later, it is equal."""
     run = RunDirectory(str(tmp_path), "r")
-    first = Wave(0, FIRST, 5, (done(0, match=3), done(1, "peer-fault: no answer")))
-    later = Wave(1, FIRST, 6, (done(1, match=2),))
+    first = Wave(0, FIRST, 5, (chunk_result(0, match=3), chunk_result(1, "peer-fault: no answer")))
+    later = Wave(1, FIRST, 6, (chunk_result(1, match=2),))
     assert outcome(run, first) == ("incomplete", 3, [[1 << 19, 1 << 20]])
-    assert outcome(run, Wave(0, FIRST, 5, (done(0, match=3),))) == ("incomplete", 3, [[1 << 19, 1 << 20]])
+    assert outcome(run, Wave(0, FIRST, 5, (chunk_result(0, match=3),))) == ("incomplete", 3, [[1 << 19, 1 << 20]])
     assert outcome(run, first, later) == ("equal", 0, [])
     assert outcome(run)[:2] == ("error", 2)
-    assert outcome(run, Wave(0, FIRST, 5, (done(0, "x"), done(1, "x"))))[:2] == ("error", 2)
-    differs = Wave(0, FIRST, 5, (done(0, match=3, candidates=2), done(1)))
+    assert outcome(run, Wave(0, FIRST, 5, (chunk_result(0, "x"), chunk_result(1, "x"))))[:2] == ("error", 2)
+    differs = Wave(0, FIRST, 5, (chunk_result(0, match=3, candidates=2), chunk_result(1)))
     assert outcome(run, differs) == ("incomplete", 3, [[0, 1 << 19]])
-    lost = Wave(1, SECOND, 9, (done(0, candidates=2, diverged=1, transient=1),))
+    lost = Wave(1, SECOND, 9, (chunk_result(0, candidates=2, diverged=1, transient=1),))
     assert outcome(run, differs, lost) == ("differ", 1, [])
-    unseen = Wave(1, SECOND, 9, (done(0, "no answer", candidates=2, unreachable=2),))
+    unseen = Wave(1, SECOND, 9, (chunk_result(0, "no answer", candidates=2, unreachable=2),))
     assert outcome(run, differs, unseen) == ("incomplete", 3, [[0, 1 << 19]])
     assert outcome(run, differs, unseen, lost._replace(number=2)) == ("differ", 1, [])
 
@@ -80,8 +80,8 @@ def test_omitted_findings_are_reported(tmp_path: Path, counts: dict[str, int], c
     """As many are kept of what claims loss, and as many of all others together; where there were more the summary says
     that some are lacking."""
     run = RunDirectory(str(tmp_path), "r")
-    first = done(0, candidates=counts["candidates"], filtered=counts.get("filtered", 0))
-    waves = [Wave(0, FIRST, 5, (first, done(1))), Wave(1, SECOND, 9, (done(0, **counts),))]
+    first = chunk_result(0, candidates=counts["candidates"], filtered=counts.get("filtered", 0))
+    waves = [Wave(0, FIRST, 5, (first, chunk_result(1))), Wave(1, SECOND, 9, (chunk_result(0, **counts),))]
     assert summarize(run, PLAN, standing(waves), "", 1.0, {"max_differences": 3})["findings_cut"] is cut
     assert summarize(run, PLAN, standing(waves), "", 1.0, FACTS)["findings_cut"] is False
 
@@ -89,15 +89,19 @@ def test_omitted_findings_are_reported(tmp_path: Path, counts: dict[str, int], c
 def test_a_second_look_that_never_came_to_be_counts_nothing(tmp_path: Path) -> None:
     """A wave that Spark lost leaves no rows, so the keys stay unreachable and the counts close."""
     run = RunDirectory(str(tmp_path), "r")
-    differs = Wave(0, FIRST, 5, (done(0, match=3, candidates=2), done(1)))
-    assert outcome(run, differs, Wave(1, SECOND, 6, (done(0, "spark: lost"),))) == ("incomplete", 3, [[0, 1 << 19]])
+    differs = Wave(0, FIRST, 5, (chunk_result(0, match=3, candidates=2), chunk_result(1)))
+    assert outcome(run, differs, Wave(1, SECOND, 6, (chunk_result(0, "spark: lost"),))) == (
+        "incomplete",
+        3,
+        [[0, 1 << 19]],
+    )
 
 
 def test_verdicts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
     """Work files that were changed by hand make an error, not a result."""
     wrong = (
-        Wave(0, FIRST, 5, (done(0, candidates=2), done(1))),
-        Wave(1, SECOND, 6, (done(0, candidates=2, diverged=1),)),
+        Wave(0, FIRST, 5, (chunk_result(0, candidates=2), chunk_result(1))),
+        Wave(1, SECOND, 6, (chunk_result(0, candidates=2, diverged=1),)),
     )
     with pytest.raises(Corruption, match="add up"):
         outcome(RunDirectory(str(tmp_path), "r"), *wrong)
@@ -119,7 +123,7 @@ def test_a_run_id_belongs_to_one_comparison(tmp_path: Path) -> None:
     assert other.options_hash() == run.options_hash() != ""
     told = summarize(run, None, standing(()), "x", 1.0, FACTS)
     assert (told["options_hash"], told["version"]) == (run.options_hash(), version("isthmus"))
-    wave = Wave(3, FIRST, 5, (done(0, match=3), done(1, "x")))
+    wave = Wave(3, FIRST, 5, (chunk_result(0, match=3), chunk_result(1, "x")))
     run.add_wave(wave)
     assert run.waves() == [wave]
     assert standing(run.waves()).number == 4

@@ -402,20 +402,20 @@ def test_repairs_of_the_other_side_only_are_not_followed_by_a_check() -> None:
     def of(verdict: ExchangeVerdict, queued: int, began_ms: int, name: str = "default") -> CheckResult:
         return CheckResult(name, CheckKind.ALL, began_ms, 1.0, verdict, "", False, 0, 0, {}, queued, 0, 0, 0, "")
 
-    def told(*results: CheckResult, proven_ms: int = 0) -> bool:
+    def unproven(*results: CheckResult, proven_ms: int = 0) -> bool:
         kept = PeerHistory(PeerScheduleState(START), None, deque(results), {"default": proven_ms})
         return repairs_unproven(kept, ["default", "other"])
 
-    assert not told()
-    assert told(of(ExchangeVerdict.REPAIRED, 5, START))
-    assert told(of(ExchangeVerdict.DIFFERING, 5, START))
-    assert told(of(ExchangeVerdict.TIMED_OUT, 5, START)), "what it queued before it ended counts"
-    assert told(of(ExchangeVerdict.REPAIRED, 5, START), of(ExchangeVerdict.INCOMPLETE, 0, START + 9))
-    assert told(of(ExchangeVerdict.REPAIRED, 5, START, "other"), of(ExchangeVerdict.IN_SYNC, 0, START + 9))
-    assert not told(of(ExchangeVerdict.REPAIRED, 5, START, "third"))
-    assert not told(of(ExchangeVerdict.REPAIRED, 5, START), of(ExchangeVerdict.DIFFERING, 0, START + 9))
-    assert not told(of(ExchangeVerdict.REPAIRED, 5, START), proven_ms=START + 1)
-    assert told(replace(of(ExchangeVerdict.REPAIRED, 5, START), refused=4)), "one of them was not refused before"
-    assert not told(replace(of(ExchangeVerdict.REPAIRED, 5, START), refused=5)), (
+    assert not unproven()
+    assert unproven(of(ExchangeVerdict.REPAIRED, 5, START))
+    assert unproven(of(ExchangeVerdict.DIFFERING, 5, START))
+    assert unproven(of(ExchangeVerdict.TIMED_OUT, 5, START)), "what it queued before it ended counts"
+    assert unproven(of(ExchangeVerdict.REPAIRED, 5, START), of(ExchangeVerdict.INCOMPLETE, 0, START + 9))
+    assert unproven(of(ExchangeVerdict.REPAIRED, 5, START, "other"), of(ExchangeVerdict.IN_SYNC, 0, START + 9))
+    assert not unproven(of(ExchangeVerdict.REPAIRED, 5, START, "third"))
+    assert not unproven(of(ExchangeVerdict.REPAIRED, 5, START), of(ExchangeVerdict.DIFFERING, 0, START + 9))
+    assert not unproven(of(ExchangeVerdict.REPAIRED, 5, START), proven_ms=START + 1)
+    assert unproven(replace(of(ExchangeVerdict.REPAIRED, 5, START), refused=4)), "one of them was not refused before"
+    assert not unproven(replace(of(ExchangeVerdict.REPAIRED, 5, START), refused=5)), (
         "the other side refuses all of it for good"
     )

@@ -47,9 +47,9 @@ from tests.unit.aae.scheduling.scheduler.test_checks import (
     WEST,
     SchedulerFixture,
     ended,
+    operator_view,
     run_test,
-    shown,
-    under_way,
+    wait_until_running,
 )
 
 ACT: Final = FullSyncAuditInfo("ann", START, "move")
@@ -93,7 +93,7 @@ class Node:
         self.fixture.scheduler.apply_documents(self.documents, FakeAccess(self.tokens))
 
     def _own(self, _results: int = 1) -> dict[str, Any]:
-        return {**shown(self.fixture), **operator_overrides(self.fixture.scheduler)}
+        return {**operator_view(self.fixture), **operator_overrides(self.fixture.scheduler)}
 
     @property
     def peers(self) -> dict[str, FullSyncSettings]:
@@ -254,7 +254,7 @@ def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
         assert two.fixture.scheduler.peer("north").history.proven_ms
         gate = checker.gate = asyncio.Event()
         two.fixture.scheduler.begin("north", CheckKind.ALL, "bob")
-        await under_way(two.fixture)
+        await wait_until_running(two.fixture)
         two.fixture.clock.ms += 1
         assert (await two.act("peers/remove", peer="north"))[0] == 200
         assert (one.peers, two.peers) == ({}, {})
@@ -336,19 +336,19 @@ def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp_path:
         status, answer = await one.act("suspend", node="n2", by="ann", reason="disk")
         assert (status, answer["acted"], answer["later"]) == (200, {}, ["n2"])
         (two,) = await cluster.start("n2")
-        (row,) = shown(two.fixture)["peers"]
-        assert (row["state"], row["reason"], shown(one.fixture)["peers"][0]["state"]) == (
+        (row,) = operator_view(two.fixture)["peers"]
+        assert (row["state"], row["reason"], operator_view(one.fixture)["peers"][0]["state"]) == (
             "suspended", "by ann: disk", "scheduled",
         )  # fmt: skip
         await two.fixture.pass_until(START + 3 * HOUR_MS)
         assert two.fixture.checkers["west"].checks == []
         await two.fixture.scheduler._save()
         again = Node(cluster, "n2", WEST)  # started, and nothing read yet
-        assert shown(again.fixture)["peers"][0]["state"] == "suspended"
+        assert operator_view(again.fixture)["peers"][0]["state"] == "suspended"
         del cluster.live["n2"]
         assert (await one.act("resume"))[1]["later"] == ["n2", "n3"]
         (back,) = await cluster.start("n2")
-        assert shown(back.fixture)["peers"][0]["state"] == "scheduled"
+        assert operator_view(back.fixture)["peers"][0]["state"] == "scheduled"
 
     run_test(work)
 
@@ -366,12 +366,12 @@ def test_a_remaining_suspension_is_reported(tmp_path: Path) -> None:
             assert (status, "still suspended as part of all full-sync (by ann)" in answer["error"]) == (400, True)
         await two.act("suspend", node="n2", by="bob")
         await one.act("resume")
-        assert [shown(node.fixture)["peers"][0]["state"] for node in (one, two)] == ["scheduled"] * 2
+        assert [operator_view(node.fixture)["peers"][0]["state"] for node in (one, two)] == ["scheduled"] * 2
         await two.fixture.scheduler.suspend("west", "old", "")
         await two.documents.refresh()
-        assert shown(two.fixture)["peers"][0]["state"] == "suspended"
+        assert operator_view(two.fixture)["peers"][0]["state"] == "suspended"
         assert (await one.act("resume", peer="west"))[0] == 200
-        assert shown(two.fixture)["peers"][0]["state"] == "scheduled"
+        assert operator_view(two.fixture)["peers"][0]["state"] == "scheduled"
 
     run_test(work)
 
@@ -388,14 +388,14 @@ def test_an_unreadable_suspension_counts_as_one(tmp_path: Path) -> None:
             found = await one.metastore.get(path)
             await one.metastore.put(path, b"?", None if found is None else found.version)
         await one.documents.refresh()
-        assert shown(one.fixture)["peers"][0]["state"] == "scheduled"
+        assert operator_view(one.fixture)["peers"][0]["state"] == "scheduled"
         assert one.peers["west"].all_count == 3
         (two,) = await cluster.start("n2")
-        (row,) = shown(two.fixture)["peers"]
+        (row,) = operator_view(two.fixture)["peers"]
         assert (row["state"], SUSPENSIONS_PATH in row["reason"]) == ("suspended", True)
         assert (await one.act("suspend", peer="west"))[0] == 400
         assert (await one.act("resume"))[0] == 200
-        assert shown(two.fixture)["peers"][0]["state"] == "scheduled"
+        assert operator_view(two.fixture)["peers"][0]["state"] == "scheduled"
 
     run_test(work)
 
@@ -414,7 +414,7 @@ def test_changes_of_another_node_are_followed(tmp_path: Path) -> None:
         await operator_documents.suspend(one.metastore, FullSyncSuspension("west", None, *ACT))
         await operator_documents.set_peer(one.metastore, "west", None, {"all": 6}, ACT)
         async with asyncio.timeout(5):
-            while two.peers["west"].all_count != 6 or shown(two.fixture)["peers"][0]["state"] != "suspended":
+            while two.peers["west"].all_count != 6 or operator_view(two.fixture)["peers"][0]["state"] != "suspended":
                 await asyncio.sleep(0.01)
         await two.documents.stop()
 
@@ -453,7 +453,7 @@ def test_checks_of_kind_auto_are_left_out_by_an_act_and_after_a_restart(tmp_path
         await one.fixture.pass_until(START + 2 * HOUR_MS - 1)
         assert one.fixture.checkers["west"].checks == []
         (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
-        assert shown(one.fixture)["peers"][0]["auto_left_out"] == 1
+        assert operator_view(one.fixture)["peers"][0]["auto_left_out"] == 1
         assert (await one.act("suppress-auto", peer="west", count=0))[0] == 200
         await one.fixture.pass_until(START + HOUR_MS - 1)
         assert len(one.fixture.checkers["west"].checks) == 1

@@ -79,7 +79,7 @@ def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebuild(
     monkeypatch.setattr(row_audit, "ROWS_MAX", 100)
     monkeypatch.setattr(row_audit, "SLICE_ROWS", 30)
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         audit = await prepared(fixture, 450)
         for _ in range(4):  # 120 rows a turn: whole slices
             assert await audit.check_next_range(PARTITION) == []
@@ -101,13 +101,13 @@ def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebuild(
             assert await audit.check_next_range(PARTITION) == []
         await ended(audit)
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The alarm names the key, whose object counts as damaged, and the tree serves no more."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         audit = await prepared(fixture, 30)
         segment = damage(fixture, b"7", other_hash)
 
@@ -122,14 +122,14 @@ def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monk
         assert [one["damaged"] for one in logs if one["event"] == "trees.rows_are_wrong"] == [["b'b'/b'7'"]]
         await ended(audit)
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_refused_read_reports_no_row_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine has no room for another open file, say, the turn is put off: the tree serves on, and no row is
     called unreadable."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         audit = await prepared(fixture, 30)
         segment = damage(fixture, b"7", other_hash)
 
@@ -144,14 +144,14 @@ def test_a_refused_read_reports_no_row_as_damaged(tmp_path: Path, monkeypatch: p
         assert await audit.check_next_range(PARTITION) == [segment]
         await ended(audit)
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: Path) -> None:
     """A segment that was asked for is held against its tree without waiting for its turn; what changes meanwhile is no
     alarm, and more than the limit are left to the rounds."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         audit = await prepared(fixture, 200)
         audit.start()
         segment = damage(fixture, b"5", other_hash)
@@ -163,7 +163,7 @@ def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: P
         audit.check_soon(PARTITION, range(10_000))
         assert len(audit._suspects) == row_audit.SUSPECTS_MAX
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatc
     the copy is caught up, are left to the next turn."""
     monkeypatch.setattr(row_audit, "APPLY_WAIT_S", 0.01)
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         audit = await prepared(fixture, 50)
         made = fixture.write(30, random.Random(2))
         assert await audit.check_next_range(PARTITION) == []
@@ -186,13 +186,13 @@ def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatc
         assert fixture.trees.mismatches == []
         await ended(audit)
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Path) -> None:
     """Bytes that are no row: the tree is gone, and cannot be built until the copy is mended. The reason names it."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         audit = await prepared(fixture, 50)
         damage(fixture, b"7", lambda data: b"\xc1" + data)
         assert await audit.check_next_range(PARTITION) == []
@@ -202,7 +202,7 @@ def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Pa
         assert "b'b'/b'7' cannot be read" in cached.reason
         await ended(audit)
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
@@ -213,7 +213,7 @@ def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
     monkeypatch.setattr(tree_cache, "RETRY_MS", 20)
     monkeypatch.setattr(tree_cache, "RETRY_MS_MAX", 100)
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         audit = await prepared(fixture, 50)
         cached = fixture.trees.cached[PARTITION]
         pauses_ms: list[int] = []
@@ -247,4 +247,4 @@ def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
             assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0, 50]
         await ended(audit)
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)

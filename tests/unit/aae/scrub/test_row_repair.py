@@ -114,7 +114,7 @@ def right_leaf(replica: Replica) -> int:
     return found
 
 
-def mended(replica: Replica, leaf_is: int | None = None) -> row_repair.RepairResult:
+def repair_of_key_7(replica: Replica, leaf_is: int | None = None) -> row_repair.RepairResult:
     """What becomes of the segment of the key 7."""
     return asyncio.run(replica.mending.repair_segment(PARTITION, SEGMENT, leaf_is))
 
@@ -140,12 +140,12 @@ def test_what_contradicts_itself_is_taken_from_the_other_replica(
     mine, other = pair
     mine.damage(prefix, change)
     assert mine.all_rows() != other.all_rows()
-    found = mended(mine)
+    found = repair_of_key_7(mine)
     assert (found.keys, found.by) == (((b"b", b"7"),), "node other")
     assert mine.all_rows() == other.all_rows()
     assert mine.invalidated == [PARTITION]
     assert mine.mending.metrics()[0][2] == 1
-    assert mended(mine) == row_repair.RepairResult()
+    assert repair_of_key_7(mine) == row_repair.RepairResult()
 
 
 def test_a_lost_row_is_fetched_if_the_tree_proves_it(pair: tuple[Replica, Replica]) -> None:
@@ -153,8 +153,8 @@ def test_a_lost_row_is_fetched_if_the_tree_proves_it(pair: tuple[Replica, Replic
     mine, other = pair
     leaf_is = right_leaf(mine)
     mine.damage(KEY_ROWS, None)
-    assert mended(mine) == row_repair.RepairResult()
-    assert mended(mine, leaf_is).keys == ((b"b", b"7"),)
+    assert repair_of_key_7(mine) == row_repair.RepairResult()
+    assert repair_of_key_7(mine, leaf_is).keys == ((b"b", b"7"),)
     assert mine.all_rows() == other.all_rows()
 
 
@@ -165,11 +165,11 @@ def test_an_unproven_row_is_left_unchanged(pair: tuple[Replica, Replica]) -> Non
     mine.damage(KEY_ROWS, lambda data: data[:-1] + b"\x05")
     other.damage(OBJECTS, lambda data: data[:-4] + b"nope")
     before = mine.all_rows()
-    assert "not what its object says either" in mended(mine).reason
+    assert "not what its object says either" in repair_of_key_7(mine).reason
     other.in_sync = False
-    assert "not in sync there" in mended(mine).reason
+    assert "not in sync there" in repair_of_key_7(mine).reason
     mine.in_sync = False
-    assert "no other replica in sync proves" in mended(mine).reason
+    assert "no other replica in sync proves" in repair_of_key_7(mine).reason
     assert mine.all_rows() == before
 
 
@@ -211,7 +211,7 @@ def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], m
     more = PartitionStep(PARTITION, [entry(len(KEYS), b"more", b"x")])
     mine.store.write([more])
     mine.damage(KEY_ROWS, other_hash)
-    assert f"not applied to {len(KEYS) + 1} there" in mended(mine).reason
+    assert f"not applied to {len(KEYS) + 1} there" in repair_of_key_7(mine).reason
     monkeypatch.setattr(row_repair, "APPLIED_S", 10.0)
 
     async def scenario() -> row_repair.RepairResult:
@@ -231,16 +231,16 @@ def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: tuple[
     mine.other = None
     leaf_is = right_leaf(mine)
     mine.damage(KEY_ROWS, other_hash)
-    assert "nor its object" in mended(mine).reason
-    assert "nor its object" in mended(mine, leaf_is ^ 1).reason
-    assert mended(mine, leaf_is).by == "their own objects"
+    assert "nor its object" in repair_of_key_7(mine).reason
+    assert "nor its object" in repair_of_key_7(mine, leaf_is ^ 1).reason
+    assert repair_of_key_7(mine, leaf_is).by == "their own objects"
     assert mine.all_rows() == other.all_rows()
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
     assert asyncio.run(mine.mending.unreadable_segments(PARTITION, 10)) == [SEGMENT]
-    assert mended(mine).keys == ((b"b", b"7"),)
+    assert repair_of_key_7(mine).keys == ((b"b", b"7"),)
     assert mine.all_rows() == other.all_rows()
     mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
-    assert "nor its object" in mended(mine, leaf_is).reason
+    assert "nor its object" in repair_of_key_7(mine, leaf_is).reason
 
 
 def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_the_tree_proves_it(
@@ -259,20 +259,20 @@ def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_the_tre
         mine.damage(OBJECTS, damage) if damage else mine.damage(OBJECTS, None)
         for wrong in ({}, {tail: newer}, {tail: broken}, {b"other\0\x01k": right}):
             mine.west = wrong
-            assert mended(mine).keys == mended(mine, leaf_is).keys == ()
+            assert repair_of_key_7(mine).keys == repair_of_key_7(mine, leaf_is).keys == ()
         mine.west = {tail: right}
-        assert mended(mine).by == "cluster west"
+        assert repair_of_key_7(mine).by == "cluster west"
         assert mine.all_rows() == other.all_rows()
     mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
     mine.damage(KEY_ROWS, other_hash)
     mine.west = {tail: newer}
-    assert mended(mine, leaf_is).keys == ()
+    assert repair_of_key_7(mine, leaf_is).keys == ()
     mine.west = {tail: right}
-    assert "nor another cluster" in mended(mine).reason
-    assert mended(mine, leaf_is).by == "cluster west"
+    assert "nor another cluster" in repair_of_key_7(mine).reason
+    assert repair_of_key_7(mine, leaf_is).by == "cluster west"
     assert mine.all_rows() == other.all_rows()
     mine.damage(KEY_ROWS, other_hash)  # two objects are the same, whatever a tree says that was built from this row
-    assert mended(mine, right_leaf(mine)).by == "cluster west"
+    assert repair_of_key_7(mine, right_leaf(mine)).by == "cluster west"
     assert mine.all_rows() == other.all_rows()
 
 

@@ -24,7 +24,7 @@ from tests.support.fullsync_fakes import FakeMembers
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west")
 
 
-class Idle(PeerChecker):
+class IdleChecker(PeerChecker):
     """Checks nothing."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Idle(PeerChecker):
         """See Checker."""
 
 
-class Silent(Alarm):
+class SilentAlarm(Alarm):
     """Never rings."""
 
     def __init__(self) -> None:
@@ -57,9 +57,9 @@ def manager_in(directory: Path) -> CheckScheduler:
     return CheckScheduler(
         [WEST],
         node="n1",
-        checkers=SimpleNamespace(open=lambda _: Idle()),  # type: ignore[arg-type]
+        checkers=SimpleNamespace(open=lambda _: IdleChecker()),  # type: ignore[arg-type]
         history=History(directory, 0),
-        alarm=Silent(),
+        alarm=SilentAlarm(),
         members=FakeMembers(),
         queue_types=FakeMembers(),
         time=SystemTime(),

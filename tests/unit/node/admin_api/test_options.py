@@ -25,7 +25,7 @@ MIN_ISR = "replication.min.isr"
 LAG = "replication.max.time.lag.millis"
 
 
-class ObedientController:
+class MemoryController:
     """A controller on a metastore in memory; woken, it brings options into its records, unless it is lame."""
 
     def __init__(self, metastore: MemoryMetastore) -> None:
@@ -60,13 +60,13 @@ def a_record(partition: int, bucket_type: str, replicas: tuple[str, ...]) -> Par
     )
 
 
-def told(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int, dict[str, Any]]]:
+def answers_to(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int, dict[str, Any]]]:
     """The answers of one node's admin face to some requests, one after the other."""
 
     async def scenario() -> list[tuple[int, dict[str, Any]]]:
         metastore = MemoryMetastore(MemoryEnsemble())
         await metastore.start(lambda _state: None)
-        controller = ObedientController(metastore)
+        controller = MemoryController(metastore)
         controller.lame = lame
         settings = Settings(NodeSettings("n1", "east", Path("data")))
         services = SimpleNamespace(
@@ -107,7 +107,7 @@ def facts(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def test_every_option_is_listed_with_what_is_in_force() -> None:
     """A row each for the cluster; of min-ISR one for each bucket type, too; nothing is set at first."""
-    ((status, answered),) = told(("GET", "/admin/options", None))
+    ((status, answered),) = answers_to(("GET", "/admin/options", None))
     rows = answered["options"]
     assert status == 200
     assert [row["option"] for row in rows if row["bucket_type"] is None] == list(OPTIONS)
@@ -122,7 +122,7 @@ def test_every_option_is_listed_with_what_is_in_force() -> None:
 def test_an_option_is_set_and_unset_with_who_and_when() -> None:
     """The answer shows the row as it is in force then, and what it was before."""
     path = f"/admin/options/{LAG}"
-    (_, done), (_, again), (_, undone), (_, once_more) = told(
+    (_, done), (_, again), (_, undone), (_, once_more) = answers_to(
         ("POST", f"{path}/set", {"value": "2s", "by": "ann@desk"}),
         ("POST", f"{path}/set", {"value": 4_000, "by": "bob", "bucket_type": "notes"}),
         ("POST", f"{path}/unset", {"by": "ann@desk"}),
@@ -143,7 +143,7 @@ def test_an_option_is_set_and_unset_with_who_and_when() -> None:
 def test_min_isr_is_clamped_and_the_consequences_are_noted() -> None:
     """Set and effective value are both there, with notes on clamping and on partitions that refuse writes then."""
     path = f"/admin/options/{MIN_ISR}"
-    (_, high), (_, low), (_, seen) = told(
+    (_, high), (_, low), (_, seen) = answers_to(
         ("POST", f"{path}/set", {"value": 9}),
         ("POST", f"{path}/set", {"value": "-1", "bucket_type": "notes"}),
         ("GET", path, None),
@@ -171,7 +171,7 @@ def test_min_isr_is_clamped_and_the_consequences_are_noted() -> None:
 
 def test_a_dry_run_changes_nothing() -> None:
     """It shows what would be in force."""
-    (_, said), (_, listed) = told(
+    (_, said), (_, listed) = answers_to(
         ("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3, "dry_run": True}),
         ("GET", f"/admin/options/{MIN_ISR}?bucket_type=default", None),
     )
@@ -184,7 +184,7 @@ def test_a_dry_run_changes_nothing() -> None:
 def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer comes although no controller acts, and names the partitions that wait."""
     monkeypatch.setattr(options_room, "IN_FORCE_S", 0.1)
-    ((_, done),) = told(("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3}), lame=True)
+    ((_, done),) = answers_to(("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3}), lame=True)
     assert done["options"][0]["waiting"] == [0, 1]
 
 
@@ -202,6 +202,6 @@ def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.MonkeyPa
 )
 def test_what_cannot_be_set_is_refused(path: str, body: Any, status: int, reason: str, says: str) -> None:
     """With what would be right."""
-    ((got, answered),) = told(("POST", f"/admin/options/{path}", body))
+    ((got, answered),) = answers_to(("POST", f"/admin/options/{path}", body))
     assert (got, answered["reason"]) == (status, reason)
     assert says in answered["error"]

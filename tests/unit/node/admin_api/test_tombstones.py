@@ -12,7 +12,7 @@ from isthmus.repl.coordinator.tombstone_reaper import Reaped
 from isthmus.repl.model.keys import Key
 
 
-class Asked:
+class RecordingReaper:
     """A reaper that says what it was asked."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Asked:
 
 def test_tombstones_that_wait_are_shown_and_one_is_asked_for(client_api: Any, send_request: Any) -> None:
     """Names are percent-encoded, a plus is a plus; without bucket or key it is refused before anybody is asked."""
-    reaper = Asked()
+    reaper = RecordingReaper()
     settings = SimpleNamespace(node=SimpleNamespace(name="n1"))
     ReapsAdmin(SimpleNamespace(reaper=reaper, settings=settings), client_api.app.router)  # type: ignore[arg-type]
 

@@ -63,7 +63,7 @@ def api(client_api, send_request):
     return PropertyApi(client_api, send_request)
 
 
-def told(api: PropertyApi, scenario: Any) -> None:
+def run_scenario(api: PropertyApi, scenario: Any) -> None:
     async def run() -> None:
         await api.metastore.start(lambda _state: None)
         await scenario(api.ask)
@@ -91,7 +91,7 @@ def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
         assert (await ask("GET", "/buckets/b/props"))[1] == before
         assert (await ask("GET", "/buckets/a%2Fb%FF/props"))[1]["props"]["name"] == "a%2Fb%FF"
 
-    told(api, scenario)
+    run_scenario(api, scenario)
 
 
 def test_a_bucket_type_has_properties_that_its_buckets_have(api):
@@ -104,7 +104,7 @@ def test_a_bucket_type_has_properties_that_its_buckets_have(api):
         assert (await ask("GET", "/types/notes/buckets/b/props"))[1]["props"]["last_write_wins"] is True
         assert (await ask("GET", "/buckets/b/props"))[1]["props"]["last_write_wins"] is False
 
-    told(api, scenario)
+    run_scenario(api, scenario)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_an_invalid_property_is_400_with_a_reason_and_sets_nothing(api, body, te
         assert text in answer
         assert api.properties.cache.settings.places == {}
 
-    told(api, scenario)
+    run_scenario(api, scenario)
 
 
 def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
@@ -145,7 +145,7 @@ def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
         assert (status, reason) == (422, "too-many-properties")
         assert (await ask("GET", f"/buckets/{'x' * 101}/props"))[0] == 400
 
-    told(api, scenario)
+    run_scenario(api, scenario)
 
 
 def test_operators_see_who_set_what_and_where_it_comes_from(api):
@@ -172,4 +172,4 @@ def test_operators_see_who_set_what_and_where_it_comes_from(api):
         assert (await ask("GET", "/admin/buckets"))[1] == {"buckets": []}
         assert (await ask("POST", f"{base}/set", {"props": {}}))[0] == 400
 
-    told(api, scenario)
+    run_scenario(api, scenario)

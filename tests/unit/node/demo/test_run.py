@@ -89,7 +89,7 @@ def test_what_was_started_is_stopped_though_the_reader_is_gone(tmp_path: Path, m
     """Ctrl-C at `isthmus demo | tee log` ends tee, too: clusters and their directory go all the same."""
     done: list[str] = []
 
-    class Gone(RecordingView):
+    class FailingView(RecordingView):
         def note(self, line: str) -> None:
             if line.startswith(("interrupted", "stopp")):
                 raise BrokenPipeError
@@ -107,7 +107,7 @@ def test_what_was_started_is_stopped_though_the_reader_is_gone(tmp_path: Path, m
     monkeypatch.setattr(run, "LocalClusters", Interrupted)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        run_demo(DemoOptions(git=repository(tmp_path / "r", 1)), Gone())
+        run_demo(DemoOptions(git=repository(tmp_path / "r", 1)), FailingView())
     assert len(done) == 1
     assert not Path(done[0]).exists()
 

@@ -17,12 +17,12 @@ from isthmus.node.http.authorization import INCLUDES, Guard, TokenRole, admin_ro
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security import tokens
-from tests.support.tls_files import Folder
+from tests.support.tls_files import CertificateFolder
 
 R, W, O, P, A = TokenRole.READ, TokenRole.WRITE, TokenRole.OPERATE, TokenRole.REPLICATE, TokenRole.ADMIN  # noqa: E741
 
 
-def settings_of(folder: Folder, **more: Any) -> TokenSettings:
+def settings_of(folder: CertificateFolder, **more: Any) -> TokenSettings:
     """All five files."""
     return TokenSettings(**{role.value: folder.path / f"{role.value}.token" for role in TokenRole}, **more)
 
@@ -109,7 +109,7 @@ def test_what_operators_do_needs_operate_only_where_it_is_named(method: str, pat
     assert admin_roles(method, path.encode()) == needed
 
 
-def test_a_token_permits_what_its_role_includes(folder: Folder) -> None:
+def test_a_token_permits_what_its_role_includes(folder: CertificateFolder) -> None:
     """Each role against a request of each kind: 200 where it includes what is needed, else 403, and 401 without."""
     guard = Guard("http", settings_of(folder))
     requests = {
@@ -126,7 +126,7 @@ def test_a_token_permits_what_its_role_includes(folder: Folder) -> None:
     assert guard.refused[401] == 1
 
 
-def test_only_a_complete_known_token_is_accepted(folder: Folder) -> None:
+def test_only_a_complete_known_token_is_accepted(folder: CertificateFolder) -> None:
     """Cut, extended, of another case, of another scheme, empty, two at once: 401; as a password, it does."""
     guard = Guard("http", settings_of(folder))
     token = folder.token(R)
@@ -143,7 +143,7 @@ def test_only_a_complete_known_token_is_accepted(folder: Folder) -> None:
     assert refused.value.status == 401
 
 
-def test_http_may_be_open_for_some_and_metrics_for_all(folder: Folder) -> None:
+def test_http_may_be_open_for_some_and_metrics_for_all(folder: CertificateFolder) -> None:
     """`http_open` lets everybody read or write objects and nothing more; `metrics_open` shows metrics."""
     reading = Guard("http", settings_of(folder, http_open="read"))
     assert [status(reading, *r) for r in (("GET", "/"), ("PUT", "/buckets/b/keys/k"))] == [200, 401]
@@ -187,7 +187,7 @@ def test_the_permissions_of_a_token_end_with_its_file(tmp_path: Path, monkeypatc
     monkeypatch.setattr("isthmus.repl.security.watched_files.RECHECK_S", 0.0)
     files = {role: tmp_path / f"{role.value}.token" for role in (R, W)}
 
-    def say(**tokens_of: str) -> None:
+    def write_tokens(**tokens_of: str) -> None:
         for role, file in files.items():
             file.write_text(tokens_of.get(role.value, "nobodys-token-0000000") + "\n")
             file.chmod(0o600)
@@ -196,12 +196,12 @@ def test_the_permissions_of_a_token_end_with_its_file(tmp_path: Path, monkeypatc
         return [status(guard, method, "/buckets/b/keys/k", f"Bearer {token}") for method in ("GET", "PUT", "GET")]
 
     one, other = "one-token-0123456789", "other-token-9876543210"
-    say(read=other, write=one)
+    write_tokens(read=other, write=one)
     guard = Guard("http", TokenSettings(**{role.value: file for role, file in files.items()}))
     assert (answers(one), answers(other)) == ([200, 200, 200], [200, 403, 200])
-    say(read=f"{other}\n{one}")
+    write_tokens(read=f"{other}\n{one}")
     assert (answers(one), answers(other)) == ([200, 403, 200], [200, 403, 200])
-    say(read=other)
+    write_tokens(read=other)
     assert (answers(one), answers(other)) == ([401, 401, 401], [200, 403, 200])
 
 
@@ -237,7 +237,7 @@ def test_a_key_named_by_mistake_is_not_shown_as_a_token(tmp_path: Path, what: st
         assert line not in str(refused.value)
 
 
-def test_a_refusal_names_the_required_role_and_shows_no_secret(folder: Folder) -> None:
+def test_a_refusal_names_the_required_role_and_shows_no_secret(folder: CertificateFolder) -> None:
     """401 carries the challenges and 403 names the roles that would do, before any handler runs; neither answers nor
     logs repeat what was shown."""
     app = HttpApplication()

@@ -118,12 +118,12 @@ def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
             raise answers[node]
         return bytes(answers[node])
 
-    class OwnNumbers:
+    class NodeFactsHandler:
         async def respond(self, _request: None) -> NodeFacts:
             return {"default": ONE}
 
     query = ClusterQuery("a", SimpleNamespace(request=request))
-    query.serve(TELEMETRY, OwnNumbers())
+    query.serve(TELEMETRY, NodeFactsHandler())
     found = asyncio.run(query.ask(TELEMETRY, None, "abcd"))
     assert found.by_node == {"a": {"default": ONE}, "b": {"default": TWO}, "c": None, "d": None}
 

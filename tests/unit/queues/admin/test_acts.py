@@ -650,7 +650,7 @@ async def test_a_dangling_reference_does_not_block_those_behind_it() -> None:
         assert bulk.waiting_count == 1
 
 
-def put_in(queue_node: QueueNode, bucket: bytes, *names: bytes) -> None:
+def put_into_bucket(queue_node: QueueNode, bucket: bytes, *names: bytes) -> None:
     """Keys of another bucket."""
     for name in names:
         entry = queue_node.factory.data(PARTITIONS[0], name, time_ms=queue_node.clock.wall_ms())._replace(bucket=bucket)
@@ -664,12 +664,12 @@ async def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passe
 
     async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         queue_node.put(b"a")
-        put_in(queue_node, b"other", b"passed over")
+        put_into_bucket(queue_node, b"other", b"passed over")
         assert await queue_node.drain() == [b"a"]
         await queue_node.acts.change_settings("q", {"filter": "any"}, audit_info(queue_node))
         await settled(queue_node)
         queue_node.put(b"b")
-        put_in(queue_node, b"other", b"c")
+        put_into_bucket(queue_node, b"other", b"c")
         assert await queue_node.drain() == [b"b", b"c"]
         await queue_node.crash()
         await queue_node.start()
@@ -681,7 +681,7 @@ async def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passe
         assert passed.offset < gap["upto_offset"]
         (said,) = queue_node.acts.explain(Key(b"default", b"other", b"passed over"), PARTITIONS[0], passed)["queues"]
         assert said["state"] == "gap"
-        put_in(queue_node, b"other", b"d")
+        put_into_bucket(queue_node, b"other", b"d")
         assert (await queue_node.drain())[-1] == b"d"
 
 
@@ -693,7 +693,7 @@ async def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
         await queue_node.fetch(wait_ms=0)
         await settled(queue_node)
         queue_node.put(b"a")
-        put_in(queue_node, b"other", b"dropped")
+        put_into_bucket(queue_node, b"other", b"dropped")
         await queue_node.acts.change_settings("q", {"filter": "!bucketname:other"}, audit_info(queue_node))
         await settled(queue_node)
         assert await queue_node.drain() == [b"a"]
@@ -703,7 +703,7 @@ async def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
         (row,) = await queue_node.acts.listing()
         assert row["filter"] == "any"
         assert {gap["what"] for gap in queue_node.acts.gaps("q")} == {"offer-changed"}
-        put_in(queue_node, b"other", b"later")
+        put_into_bucket(queue_node, b"other", b"later")
         assert await queue_node.drain() == [b"later"]
 
 
@@ -712,7 +712,7 @@ async def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() 
 
     async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         queue_node.put(b"a")
-        put_in(queue_node, b"other", b"b")
+        put_into_bucket(queue_node, b"other", b"b")
         assert await queue_node.drain() == [b"a"]
         await queue_node.acts.change_settings("q", {"filter": "any"}, audit_info(queue_node), again=True)
         await settled(queue_node)
@@ -754,7 +754,7 @@ async def test_a_new_leader_reads_a_changed_filter_first() -> None:
     queue = queue_node.served()[0]
     queue.apply_state(queue.stored._replace(command=None), "e1")  # as of before the watch told of it
     assert str(queue.filter) != "any"
-    put_in(queue_node, b"other", b"b")
+    put_into_bucket(queue_node, b"other", b"b")
     queue_node.lead(PARTITIONS[0])
     await settled(queue_node)
     assert str(queue.filter) == "any"

@@ -22,7 +22,7 @@ from isthmus.repl.model.entry import EntryKind
 from tests.unit.queues.source_queue.test_state_machine import NAME, PARTITIONS, ROWS, Schedule
 
 
-class Steered(Schedule):
+class OperatedSchedule(Schedule):
     """A queue that operators steer; half of them discard at their limit."""
 
     def __init__(self, seed: int, cascade: bool) -> None:
@@ -48,8 +48,8 @@ class Steered(Schedule):
         self.claiming.clear()
         self.queue.publishing_suspended = self.publishing_suspended
 
-    def tell_some(self, partition: int, count: int) -> None:
-        entries, self.untold[partition] = self.untold[partition][:count], self.untold[partition][count:]
+    def notify_some(self, partition: int, count: int) -> None:
+        entries, self.unnotified[partition] = self.unnotified[partition][:count], self.unnotified[partition][count:]
         start = 0
         for at, entry in enumerate(entries, 1):
             if entry.kind == EntryKind.CURSOR or at == len(entries):
@@ -85,10 +85,10 @@ class Steered(Schedule):
         for partition, state in due.items():
             if partition not in self.claiming:
                 self.claiming.add(partition)
-                self.claims.append((partition, self.obeying(partition) if state is None else state))
+                self.claims.append((partition, self.cursor_state_after(partition) if state is None else state))
                 return
 
-    def obeying(self, partition: int) -> CursorState:
+    def cursor_state_after(self, partition: int) -> CursorState:
         assert self.decree is not None
         window = self.queue.windows[partition]
         if self.decree.what == PLACED:
@@ -145,7 +145,7 @@ class Steered(Schedule):
         self.claim()
         self.claim_lands()
         for partition in PARTITIONS:
-            self.tell_some(partition, 10_000)
+            self.notify_some(partition, 10_000)
 
     def undecided(self) -> bool:
         old = self.decree is not None and any(
@@ -171,7 +171,7 @@ def test_what_a_cursor_has_passed_is_acknowledged_or_in_a_gap(cascade: bool, mon
     @settings(max_examples=30, deadline=None, derandomize=True, database=None)
     @given(st.integers(0, 2**32))
     def run(seed: int) -> None:
-        schedule = Steered(seed, cascade)
+        schedule = OperatedSchedule(seed, cascade)
         schedule.run(300)
         seen.update(schedule.seen)
 

@@ -41,7 +41,7 @@ def audit_info(queue_node: QueueNode) -> AuditInfo:
     return AuditInfo("ann", queue_node.clock.wall_ms(), "")
 
 
-async def all_stand(queue_node: QueueNode, cluster: bytes) -> None:
+async def assert_positions(queue_node: QueueNode, cluster: bytes) -> None:
     machine = queue_node.served()[0].machine
     await queue_node.eventually(lambda: all(w.state.owner == cluster for w in machine.windows.values()))
 
@@ -76,12 +76,12 @@ async def test_a_queue_whose_owner_was_restored_serves_it() -> None:
         before = value_of(queue_node, "owner")
         await queue_node.acts.release("q", 0, audit_info(queue_node))
         assert await queue_node.drain(cluster=THIRD) == [b"a"]
-        await all_stand(queue_node, THIRD)
+        await assert_positions(queue_node, THIRD)
         restore("owner", before)
         await queue_node.eventually(lambda: queue_node.served()[0].stored.owner.cluster == SINK)
         queue_node.put(b"b")
         assert await queue_node.drain() == [b"a", b"b"]
-        await all_stand(queue_node, SINK)
+        await assert_positions(queue_node, SINK)
 
 
 async def test_a_lost_and_reregistered_queue_begins_at_the_given_position() -> None:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.virtual_time
 P, OTHER = PARTITIONS
 
 
-async def taken(queue_node: QueueNode, polls: int) -> list[bytes]:
+async def fetch_all(queue_node: QueueNode, polls: int) -> list[bytes]:
     """Keys that so many polls bring, all acknowledged but the last one's."""
     got: list[bytes] = []
     acks: list[BatchAck] = []
@@ -57,14 +57,14 @@ async def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatc
         for partition in PARTITIONS:
             queue_node.lead(partition)
         await queue_node.eventually(lambda: len(queue_node.queues.machines()["q"].windows) == len(PARTITIONS))
-        assert sorted(await taken(queue_node, 4)) == [b"before", b"other"]
+        assert sorted(await fetch_all(queue_node, 4)) == [b"before", b"other"]
         (queue,) = queue_node.served()
         window = queue.machine.windows[P]
         assert f"waits until a damaged row is mended: the change row of offset {bad}" in reason(
             queue, queue_node.clock.now_ms()
         )
         queue_node.put(b"new")
-        assert await taken(queue_node, 2) == []
+        assert await fetch_all(queue_node, 2) == []
         assert window.scan == window.advance() == bad
         await queue_node.eventually(lambda: len(reported) >= 3)
         assert set(reported) == {(P, None)}

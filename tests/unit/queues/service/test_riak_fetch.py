@@ -78,11 +78,11 @@ async def test_what_could_not_be_sent_comes_again() -> None:
         queue_node.put(b"a", b"b")
         assert await pop(queue_node) == b"a"
 
-        async def no_room(item: Item) -> bytes:
+        async def refuse_encoding(item: Item) -> bytes:
             raise Overloaded("no room")
 
         with pytest.raises(Overloaded):
-            await queue_node.queues.pop("q", no_room)
+            await queue_node.queues.pop("q", refuse_encoding)
         assert queue_node.queues.named("q").machine.counts.acknowledged == 1
         assert await drained(queue_node) == [b"b"]
 
@@ -94,12 +94,12 @@ async def test_a_change_that_cannot_be_encoded_becomes_a_gap_and_blocks_nothing(
         queue_node.put(b"a", b"broken", b"c")
         assert await pop(queue_node) == b"a"
 
-        async def picky(item: Item) -> bytes:
+        async def refuse_broken(item: Item) -> bytes:
             if item[5] == b"broken":
                 raise CodecError("not an object")
             return item[5]
 
-        assert await queue_node.queues.pop("q", picky) == b"c"
+        assert await queue_node.queues.pop("q", refuse_broken) == b"c"
         window = queue_node.queues.named("q").machine.windows[PARTITIONS[0]]
         await queue_node.eventually(lambda: window.advance() == window.applied)
         assert queue_node.queues.named("q").machine.counts.acknowledged == 2

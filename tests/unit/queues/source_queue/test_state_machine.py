@@ -52,10 +52,10 @@ class Sent(NamedTuple):
 class Schedule:
     """The world and one random order of events."""
 
-    def __init__(self, seed: int, cascade: bool, *, deaf: bool = False) -> None:
-        """`deaf`: the queue is not told of some entries. What those were its ledger cannot know."""
+    def __init__(self, seed: int, cascade: bool, *, drops_notifications: bool = False) -> None:
+        """`drops_notifications`: the queue is not told of some entries. What those were its ledger cannot know."""
         self.rng = Random(seed)
-        self.deaf = deaf
+        self.drops_notifications = drops_notifications
         self.discard = False
         self.cascade = cascade
         self.owner, self.version = SINK, 1
@@ -64,7 +64,7 @@ class Schedule:
         self.now = 1_000
         self.life = 0
         self.seen: Counter[str] = Counter()
-        self.untold: dict[int, list[Entry]] = {p: [] for p in PARTITIONS}
+        self.unnotified: dict[int, list[Entry]] = {p: [] for p in PARTITIONS}
         self.audit_info: dict[int, int] = dict.fromkeys(PARTITIONS, 0)
         self.acked: dict[tuple[int, bytes], int] = {}
         self.sent: list[Sent] = []
@@ -78,7 +78,7 @@ class Schedule:
         self.start()
         self.events: list[tuple[int, Callable[[], None]]] = [
             (24, self.write),
-            (20, self.tell),
+            (20, self.notify),
             (20, self.fetch),
             (8, self.finish_reading),
             (16, self.acknowledge),
@@ -94,9 +94,9 @@ class Schedule:
             (self.rng.choice([0, 1, 4]), self.restart),
             (self.rng.choice([0, 1, 2]), self.leadership_moves_and_returns),
             (self.rng.choice([0, 0, 1]), self.another_cluster_takes_over),
-            (self.rng.choice([0, 1]), self.nobody_fetches),
+            (self.rng.choice([0, 1]), self.pause_fetching),
             (self.rng.choice([0, 1]), self.a_new_base),
-            (6 if deaf else 0, self.hear_nothing_of_some),
+            (6 if drops_notifications else 0, self.drop_notifications),
         ]
         self.hot = self.rng.choice([[], [], KEYS[:1]])
 
@@ -120,17 +120,17 @@ class Schedule:
         for partition in PARTITIONS:
             position = position_of(self.fake_store.cursor(partition, NAME), 0)
             assert position is not None
-            self.untold[partition] = []
+            self.unnotified[partition] = []
             self.audit_info[partition] = self.fake_store.ends[partition]
             self.queue.lead(partition, b"default", position, self.fake_store.ends[partition])
         self.queue.on_fetch(self.session, None, self.now)
 
     def store(self, partition: int, entry: Entry) -> None:
         self.fake_store.put(partition, entry)
-        self.untold[partition].append(entry)
+        self.unnotified[partition].append(entry)
 
-    def tell_some(self, partition: int, count: int) -> None:
-        entries, self.untold[partition] = self.untold[partition][:count], self.untold[partition][count:]
+    def notify_some(self, partition: int, count: int) -> None:
+        entries, self.unnotified[partition] = self.unnotified[partition][:count], self.unnotified[partition][count:]
         if entries:
             self.audit_info[partition] = entries[-1].offset + 1
             self.queue.add(partition, entries, self.now)
@@ -163,15 +163,15 @@ class Schedule:
         if change is not None and change.kind == EntryKind.DATA and latest < self.queue.windows[partition].cursor:
             self.store(partition, self.factory.reap(partition, key))
 
-    def tell(self) -> None:
-        self.tell_some(self.rng.choice(PARTITIONS), self.rng.choice([1, 2, 100]))
+    def notify(self) -> None:
+        self.notify_some(self.rng.choice(PARTITIONS), self.rng.choice([1, 2, 100]))
 
-    def hear_nothing_of_some(self) -> None:
+    def drop_notifications(self) -> None:
         """What tells the queue has failed once: it hears of what comes behind. A CURSOR entry, by which its base is
         known, is heard of."""
         partition = self.rng.choice(PARTITIONS)
-        if len(self.untold[partition]) > 1:
-            del self.untold[partition][: self.rng.randint(1, len(self.untold[partition]) - 1)]
+        if len(self.unnotified[partition]) > 1:
+            del self.unnotified[partition][: self.rng.randint(1, len(self.unnotified[partition]) - 1)]
             self.seen["missed"] += 1
 
     def fetch(self) -> None:
@@ -277,7 +277,7 @@ class Schedule:
         self.lead_again(partition)
 
     def lead_again(self, partition: int) -> None:
-        self.untold[partition] = []
+        self.unnotified[partition] = []
         self.audit_info[partition] = self.fake_store.ends[partition]
         position = position_of(self.fake_store.cursor(partition, NAME), 0)
         assert position is not None
@@ -292,16 +292,16 @@ class Schedule:
         self.session = self.session._replace(cluster=self.owner)
         assert {partition for partition, _ in self.queue.wanted_cursors(0)} == set(PARTITIONS)
         for partition in PARTITIONS:
-            self.tell_some(partition, 1_000)
+            self.notify_some(partition, 1_000)
             state = CursorState(0, self.version, self.owner)
             entry = self.factory.cursor(partition, NAME, encode_state(state))
             self.store(partition, entry)
-            self.tell_some(partition, 1)
+            self.notify_some(partition, 1)
             self.queue.cursor_applied(partition, b"default", entry.offset, state)
         assert not self.queue.wanted_cursors(0)
         self.queue.on_fetch(self.session, None, self.now)
 
-    def nobody_fetches(self) -> None:
+    def pause_fetching(self) -> None:
         if not self.queue.leases.batches and not self.unread and not self.reads:
             self.now += IDLE_MS
             self.queue.drop_idle_windows(self.now)
@@ -312,12 +312,12 @@ class Schedule:
     def a_new_base(self) -> None:
         """A CURSOR entry of the same owner, the cursor as it stood or moved back by its rule."""
         partition = self.rng.choice(PARTITIONS)
-        self.tell_some(partition, 1_000)
+        self.notify_some(partition, 1_000)
         window = self.queue.windows[partition]
         state = CursorState(window.advance(), self.version, self.owner)
         entry = self.factory.cursor(partition, NAME, encode_state(state))
         self.store(partition, entry)
-        self.tell_some(partition, 1)
+        self.notify_some(partition, 1)
         self.queue.cursor_applied(partition, b"default", entry.offset, state)
 
     # ------------------------------------------------------------------ what must hold
@@ -333,10 +333,10 @@ class Schedule:
             assert before <= cursor <= window.scan <= window.applied == self.audit_info[partition]
             position = position_of(self.fake_store.cursor(partition, NAME), 0)
             assert position is not None
-            if not self.deaf:
+            if not self.drops_notifications:
                 assert window.ledger_error() in (None, 0), (window.ledger, window.waiting_count, window.in_flight_count)
                 assert window.ledger.unbalanced == 0, window.ledger
-            if window.contiguous and not self.untold[partition]:
+            if window.contiguous and not self.unnotified[partition]:
                 assert not window.find_lost(list(self.fake_store.rows[partition].values()))
             self.check_passed(partition, cursor, window.state.gaps)
             self.check_passed(partition, position.cursor, position.state.gaps)
@@ -367,7 +367,7 @@ class Schedule:
         for window in self.queue.windows.values():
             window.fail_refill()
         for partition in PARTITIONS:
-            self.tell_some(partition, 10_000)
+            self.notify_some(partition, 10_000)
         self.reading.clear()
         for _ in range(1_000):
             self.decide()
@@ -432,7 +432,7 @@ def test_changes_without_a_notification_are_served_all_the_same(monkeypatch: pyt
     @settings(max_examples=50, deadline=None, derandomize=True, database=None)
     @given(st.integers(0, 2**32))
     def run(seed: int) -> None:
-        schedule = Schedule(seed, False, deaf=True)
+        schedule = Schedule(seed, False, drops_notifications=True)
         schedule.run(200)
         seen.update(schedule.seen)
 

@@ -182,7 +182,7 @@ def registered(node: str, *, log_id: int = 1, active: bool = True) -> Registrati
     return Registration(node, 1, active, log_ids={0: log_id})
 
 
-def seat_of(
+def assignment_of(
     record: PartitionRecord, *there: Registration, refused: set[tuple[int, str]] | None = None
 ) -> LeaderAssignment | None:
     return seats({0: record}, {each.node: each for each in there}, refused or set()).get(0)
@@ -191,13 +191,15 @@ def seat_of(
 def test_only_members_in_sync_that_live_may_lead() -> None:
     """The confirmed ISR, without who is gone, leaving, has another log, or has refused."""
     a, b, c = registered("a"), registered("b"), registered("c")
-    assert seat_of(RECORD, a, b, c) == LeaderAssignment("a", frozenset("abc"), "default")
-    assert seat_of(RECORD, a, b) == LeaderAssignment("a", frozenset("ab"), "default")
-    assert seat_of(RECORD, a, b, registered("c", active=False)) == LeaderAssignment("a", frozenset("ab"), "default")
-    assert seat_of(RECORD, a, b, registered("c", log_id=2)) == LeaderAssignment("a", frozenset("ab"), "default")
-    assert seat_of(RECORD, a, b, c, refused={(0, "b")}) == LeaderAssignment("a", frozenset("ac"), "default")
+    assert assignment_of(RECORD, a, b, c) == LeaderAssignment("a", frozenset("abc"), "default")
+    assert assignment_of(RECORD, a, b) == LeaderAssignment("a", frozenset("ab"), "default")
+    assert assignment_of(RECORD, a, b, registered("c", active=False)) == LeaderAssignment(
+        "a", frozenset("ab"), "default"
+    )
+    assert assignment_of(RECORD, a, b, registered("c", log_id=2)) == LeaderAssignment("a", frozenset("ab"), "default")
+    assert assignment_of(RECORD, a, b, c, refused={(0, "b")}) == LeaderAssignment("a", frozenset("ac"), "default")
     out = replace(RECORD, isr=frozenset({Member("a", 1), Member("b", 1)}))
-    assert seat_of(out, a, b, c) == LeaderAssignment("a", frozenset("ab"), "default")
+    assert assignment_of(out, a, b, c) == LeaderAssignment("a", frozenset("ab"), "default")
 
 
 def test_no_leadership_moves_while_others_than_the_isr_may_be_elected() -> None:
@@ -205,9 +207,9 @@ def test_no_leadership_moves_while_others_than_the_isr_may_be_elected() -> None:
     there = (registered("a"), registered("b"), registered("c"))
     lone = frozenset({Member("a", 1), Member("b", 1)})
     keeps = LeaderAssignment("a", frozenset("a"), "default")
-    assert seat_of(replace(RECORD, isr=lone, elr=frozenset({Member("c", 1)})), *there) == keeps
-    assert seat_of(replace(RECORD, isr=lone, min_isr=3), *there) == keeps
-    assert seat_of(replace(RECORD, status=PartitionStatus.ELECTION, leader=None), *there) is None
+    assert assignment_of(replace(RECORD, isr=lone, elr=frozenset({Member("c", 1)})), *there) == keeps
+    assert assignment_of(replace(RECORD, isr=lone, min_isr=3), *there) == keeps
+    assert assignment_of(replace(RECORD, status=PartitionStatus.ELECTION, leader=None), *there) is None
 
 
 def test_loads_count_those_who_lead_nothing() -> None:

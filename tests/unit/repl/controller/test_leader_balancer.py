@@ -45,7 +45,7 @@ def even(cluster: Cluster, *nodes: str) -> bool:
     return cluster.online() and sum(counts) == 12 and max(counts) - min(counts) <= 1
 
 
-def sees_uneven(cluster: Cluster) -> bool:
+def sees_imbalance(cluster: Cluster) -> bool:
     """True when all is online and the node that decides has seen all that there is to move."""
     return cluster.online() and len(balancing_of(cluster).status(now_ms(cluster))["plan"]) == 4
 
@@ -166,7 +166,7 @@ async def test_few_move_at_a_time_and_none_while_one_is_elected() -> None:
             most["moving"] = max(most["moving"], len(balancing._moving))
 
         balancing._ask_for = asking  # type: ignore[method-assign]
-        await eventually(lambda: sees_uneven(cluster))
+        await eventually(lambda: sees_imbalance(cluster))
         balancing.begin("me@here")
         await eventually(lambda: even(cluster, "n1", "n2", "n3"))
         assert most == {"moving": 2, "electing": 0}
@@ -178,7 +178,7 @@ async def test_off_means_that_only_operators_move_leaderships() -> None:
     async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
         await come_back(cluster, 3)
         balancing = balancing_of(cluster)
-        await eventually(lambda: sees_uneven(cluster))
+        await eventually(lambda: sees_imbalance(cluster))
         await asyncio.sleep(0.1)
         status = balancing.status(now_ms(cluster))
         assert "replication.balance is off" in status["reason"]
@@ -218,7 +218,7 @@ async def test_nothing_moves_by_itself_when_all_have_new_leaders() -> None:
         await come_back(cluster, 3)
         balancing = balancing_of(cluster)
         await eventually(lambda: "got their leaders just now" in balancing.reason)
-        assert sees_uneven(cluster)
+        assert sees_imbalance(cluster)
         assert not any(node.handed_over for node in cluster.living)
         assert balancing.run is None
 
@@ -228,7 +228,7 @@ async def test_a_refused_move_is_not_tried_again_at_once() -> None:
 
     async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
         await come_back(cluster, 3)
-        await eventually(lambda: sees_uneven(cluster))
+        await eventually(lambda: sees_imbalance(cluster))
         cluster.nodes["n1"].unwilling = True
         balancing = balancing_of(cluster)
         balancing.begin("me@here")

@@ -43,7 +43,7 @@ def records(count: int, factor: int, names: list[str]) -> list[PartitionRecord]:
 
 
 @st.composite
-def grounds(draw: st.DrawFn) -> tuple[list[PartitionRecord], dict[str, PlanningNode]]:
+def planning_inputs(draw: st.DrawFn) -> tuple[list[PartitionRecord], dict[str, PlanningNode]]:
     """Some partitions, placed anyhow on some of the nodes, with some replicas out of sync."""
     names = nodes(draw(st.integers(2, 7)))
     factor = draw(st.integers(1, min(4, len(names))))
@@ -65,7 +65,7 @@ def load(placed: dict[int, tuple[str, ...]]) -> Counter[str]:
     return Counter(node for replicas in placed.values() for node in replicas)
 
 
-@given(grounds(), st.integers(1, 6))
+@given(planning_inputs(), st.integers(1, 6))
 def test_a_replication_factor_is_reached_with_the_fewest_copies(
     ground: tuple[list[PartitionRecord], dict[str, PlanningNode]], factor: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_replication_factor_is_reached_with_the_fewest_copies(
             assert len(in_sync & set(replicas)) == min(len(in_sync), factor)
 
 
-@given(grounds(), st.integers(0, 6))
+@given(planning_inputs(), st.integers(0, 6))
 def test_a_drained_node_gives_all_and_the_others_keep_theirs(
     ground: tuple[list[PartitionRecord], dict[str, PlanningNode]], which: int
 ) -> None:
@@ -111,7 +111,7 @@ def test_a_drained_node_gives_all_and_the_others_keep_theirs(
     assert {move.partition for move in board.moves()} == {r.partition for r in found if gone in r.replicas}
 
 
-@given(grounds())
+@given(planning_inputs())
 def test_an_even_spread_is_even_and_lessens_no_partitions_racks(
     ground: tuple[list[PartitionRecord], dict[str, PlanningNode]],
 ) -> None:

@@ -140,7 +140,7 @@ async def test_a_definite_refusal_stays_definite_on_the_way(error: IsthmusError)
         assert samples["isthmus_forwarded_items_total", "kv.write"] == 1
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_leader_wait")
 async def test_a_broken_connection_leaves_writes_unknown_and_reads_unanswered() -> None:
     """A write or push that was sent may have taken effect; a read was not answered, and a retry may be."""
 
@@ -160,7 +160,7 @@ async def test_a_broken_connection_leaves_writes_unknown_and_reads_unanswered() 
         assert values(await c.coordinators["n1"].get(key_of(1))) == [b"v"]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_leader_wait")
 async def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
     """Without a connection a write is refused, definitely, after the wait for a leader; meanwhile one may appear."""
 
@@ -175,16 +175,16 @@ async def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
         assert (await task).sibling_count == 1
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_leader_wait")
 async def test_what_was_forwarded_is_never_forwarded_again() -> None:
     """Two nodes that each take the other for the leader refuse by name; the request ends, and nothing is written."""
 
     async with cluster() as c:
         c.move(1, None)
         c.leaders[1] = "n2"
-        c.tell("n1")
+        c.publish_records("n1")
         c.leaders[1] = "n1"
-        c.tell("n2")
+        c.publish_records("n2")
         with pytest.raises(NotLeader, match="led by n1"):
             await c.coordinators["n1"].write(WriteRequest(key_of(1), content(b"v")))
         with pytest.raises(NotLeader, match="led by n1"):
@@ -256,7 +256,7 @@ async def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
         assert loop.time() - before < 0.5
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_leader_wait")
 async def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
     """Before the first records no key is ready, and without one partition's record none of that partition; none is
     unknown."""
@@ -275,7 +275,7 @@ async def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
             await asked.get(key_of(0))
         task = asyncio.create_task(asked.get(key_of(1)))
         await asyncio.sleep(0)
-        c.tell()
+        c.publish_records()
         assert await task is None
 
 

@@ -20,8 +20,8 @@ Says = Callable[[asyncio.StreamWriter, int, int], Awaitable[None]]
 class Source:
     """A server that reads requests and behaves as `says` does; a connection is closed when that raises EOFError."""
 
-    def __init__(self, says: Says) -> None:
-        self._says = says
+    def __init__(self, respond: Says) -> None:
+        self._says = respond
         self.connections = 0
         self.requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,9 +50,9 @@ class Source:
 
 
 @contextlib.asynccontextmanager
-async def source(says: Says) -> AsyncIterator[tuple[Source, AsyncHttpPeer]]:
+async def source(respond: Says) -> AsyncIterator[tuple[Source, AsyncHttpPeer]]:
     """A server, and a client of it."""
-    made = Source(says)
+    made = Source(respond)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     peer = AsyncHttpPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     try:
@@ -73,12 +73,12 @@ async def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more
     """The other end closes what it kept in the moment in which it is used again: that is nobody's fault, and the
     answer comes over a new connection."""
 
-    async def says(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
+    async def respond(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
         if (number, asked) == (0, 1):
             raise EOFError
         writer.write(ANSWER)
 
-    async with source(says) as (server, peer):
+    async with source(respond) as (server, peer):
         assert await ask(peer) == b"ok"
         assert await ask(peer) == b"ok"
         assert (server.connections, server.requests) == (2, 3)
@@ -89,13 +89,13 @@ async def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more
 async def test_a_reset_of_a_kept_connection_is_its_end_too() -> None:
     """A connection whose other end is gone without a word answers with a reset: the same."""
 
-    async def says(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
+    async def respond(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
         if (number, asked) == (0, 1):
             writer.transport.abort()
             raise EOFError
         writer.write(ANSWER)
 
-    async with source(says) as (server, peer):
+    async with source(respond) as (server, peer):
         assert await ask(peer) == b"ok"
         assert await ask(peer) == b"ok"
         assert server.connections == 2
@@ -105,7 +105,7 @@ async def test_it_is_sent_once_more_and_not_twice_and_not_over_another_kept_conn
     """Where new connections end as well, the peer has failed, and it is told."""
     both = asyncio.Event()
 
-    async def says(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
+    async def respond(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
         if asked == 1 or number > 1:
             raise EOFError
         if number == 1:
@@ -113,7 +113,7 @@ async def test_it_is_sent_once_more_and_not_twice_and_not_over_another_kept_conn
         await both.wait()
         writer.write(ANSWER)
 
-    async with source(says) as (server, peer):
+    async with source(respond) as (server, peer):
         assert [*await asyncio.gather(ask(peer), ask(peer))] == [b"ok", b"ok"]
         assert server.connections == 2
         with pytest.raises(PeerFault, match="before the end of the answer"):
@@ -124,10 +124,10 @@ async def test_it_is_sent_once_more_and_not_twice_and_not_over_another_kept_conn
 async def test_a_new_connection_that_ends_without_an_answer_is_a_fault_at_once() -> None:
     """Whoever takes a connection and closes it under its first request has failed."""
 
-    async def says(_writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
+    async def respond(_writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         raise EOFError
 
-    async with source(says) as (server, peer):
+    async with source(respond) as (server, peer):
         with pytest.raises(PeerFault, match="before the end of the answer"):
             await ask(peer)
         assert (server.connections, server.requests) == (1, 1)
@@ -137,12 +137,12 @@ async def test_a_new_connection_that_ends_without_an_answer_is_a_fault_at_once()
 async def test_a_request_whose_answer_had_begun_is_not_sent_again(begun: bytes) -> None:
     """The first byte of an answer says that the request was taken: then its loss is told."""
 
-    async def says(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
+    async def respond(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
         writer.write(begun if asked else ANSWER)
         if asked:
             raise EOFError
 
-    async with source(says) as (server, peer):
+    async with source(respond) as (server, peer):
         assert await ask(peer) == b"ok"
         with pytest.raises(PeerFault, match="before the end of the answer"):
             await ask(peer)
@@ -152,12 +152,12 @@ async def test_a_request_whose_answer_had_begun_is_not_sent_again(begun: bytes) 
 async def test_a_kept_connection_on_which_nothing_comes_is_waited_for_once() -> None:
     """A time-out has cost its time: it is told, and not doubled."""
 
-    async def says(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
+    async def respond(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
         if asked:
             await asyncio.sleep(10)
         writer.write(ANSWER)
 
-    async with source(says) as (server, peer):
+    async with source(respond) as (server, peer):
         assert await ask(peer) == b"ok"
         with pytest.raises(PeerFault, match="timed out"):
             await ask(peer, timeout_ms=100)
@@ -168,13 +168,13 @@ async def test_an_aborted_client_does_not_resend() -> None:
     """What was closed by this side stays closed."""
     waits = asyncio.Event()
 
-    async def says(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
+    async def respond(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
         if asked:
             waits.set()
             await asyncio.sleep(10)
         writer.write(ANSWER)
 
-    async with source(says) as (server, peer):
+    async with source(respond) as (server, peer):
         assert await ask(peer) == b"ok"
         asked = asyncio.ensure_future(ask(peer))
         await waits.wait()
@@ -199,7 +199,7 @@ def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> None:
     """A head, a chunk's extension or a trailer without an end is left soon, and nobody's memory fills up with it."""
     sent = 0
 
-    async def says(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
+    async def respond(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         nonlocal sent
         writer.write(begin)
         while True:
@@ -207,12 +207,12 @@ def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> None:
             sent += 10_000
             await writer.drain()
 
-    async def story() -> None:
-        async with source(says) as (_, peer):
+    async def scenario() -> None:
+        async with source(respond) as (_, peer):
             with pytest.raises(PeerFault, match=f"more than {HEAD_BYTES_MAX} bytes that are no body"):
                 await ask(peer)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert sent < 16_000_000  # what sockets hold
 
 
@@ -220,14 +220,14 @@ def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> None:
 async def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> None:
     """Bytes that come one by one do not hold a slot for ever, be they of the body or not."""
 
-    async def says(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
+    async def respond(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         writer.write(begin)
         while True:
             writer.write(b"a")
             await writer.drain()
             await asyncio.sleep(0.02)
 
-    async with source(says) as (_, peer):
+    async with source(respond) as (_, peer):
         with pytest.raises(PeerFault, match="an answer that trickles"):
             await ask(peer, timeout_ms=500)
 
@@ -235,12 +235,12 @@ async def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> N
 async def test_an_answer_that_begins_late_has_its_time_to_come() -> None:
     """The wait for the first byte is not held against the speed of what follows."""
 
-    async def says(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
+    async def respond(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         await asyncio.sleep(0.5)
         writer.write(ANSWER[:-1])
         await writer.drain()
         await asyncio.sleep(0.5)
         writer.write(ANSWER[-1:])
 
-    async with source(says) as (_, peer):
+    async with source(respond) as (_, peer):
         assert await ask(peer, timeout_ms=900) == b"ok"

@@ -22,7 +22,7 @@ from tests.support.blocking_peer import PeerOnLoop
 Dial = type[HttpPeer] | type[PeerOnLoop]
 
 
-class Answers(BaseHTTPRequestHandler):
+class PathHandler(BaseHTTPRequestHandler):
     """Behaves as its path says."""
 
     protocol_version = "HTTP/1.1"
@@ -33,7 +33,7 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        Answers.connections.add(self.client_address)
+        PathHandler.connections.add(self.client_address)
         what = self.path.strip("/")
         if what == "echo":
             self._reply(200, self.headers["Content-Type"].encode() + b" " + body)
@@ -91,7 +91,7 @@ class QuietServer(ThreadingHTTPServer):
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
         """Tells of each connection that it is closed by now."""
         super().shutdown_request(request)
-        Answers.closed.release()
+        PathHandler.closed.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that goes away is what these tests are about."""
@@ -99,15 +99,15 @@ class QuietServer(ThreadingHTTPServer):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    Answers.hang.clear()
-    Answers.waiting.clear()
-    Answers.closed = threading.Semaphore(0)
-    Answers.connections.clear()
-    server = QuietServer(("127.0.0.1", 0), Answers)
+    PathHandler.hang.clear()
+    PathHandler.waiting.clear()
+    PathHandler.closed = threading.Semaphore(0)
+    PathHandler.connections.clear()
+    server = QuietServer(("127.0.0.1", 0), PathHandler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
-    Answers.hang.set()
+    PathHandler.hang.set()
     server.shutdown()
     server.server_close()
     thread.join()
@@ -129,7 +129,7 @@ def test_an_answer_comes_back_and_its_connection_is_kept(dial: Dial, url: str) -
     peer = dial(url + "/", 2)
     for _ in range(3):
         assert post(peer, "echo") == b"application/x body"
-    assert len(Answers.connections) == 1
+    assert len(PathHandler.connections) == 1
     peer.abort()
 
 
@@ -138,7 +138,7 @@ def test_a_connection_that_was_closed_while_it_rested_is_not_used_again(dial: Di
     peer = dial(url, 1)
     for _ in range(3):
         assert post(peer, "bye") == b"bye"
-        assert Answers.closed.acquire(timeout=20)
+        assert PathHandler.closed.acquire(timeout=20)
     assert post(peer, "echo") == b"application/x body"
     peer.abort()
 
@@ -211,7 +211,7 @@ def test_a_trickling_head_or_error_answer_is_abandoned(dial: Dial, begin: bytes)
     """Bytes that come one by one hold no thread for ever, be they of a head or of a refusal."""
     over = threading.Event()
 
-    def says(server: socket.socket) -> None:
+    def respond(server: socket.socket) -> None:
         connection, _ = server.accept()
         with connection, contextlib.suppress(OSError):
             connection.recv(10_000)
@@ -220,7 +220,7 @@ def test_a_trickling_head_or_error_answer_is_abandoned(dial: Dial, begin: bytes)
                 connection.sendall(b"a")
 
     with socket.create_server(("127.0.0.1", 0)) as server:
-        thread = threading.Thread(target=says, args=(server,))
+        thread = threading.Thread(target=respond, args=(server,))
         thread.start()
         peer = dial(f"http://127.0.0.1:{server.getsockname()[1]}", 1)
         began_s = time.monotonic()
@@ -279,7 +279,7 @@ def test_each_request_on_a_kept_connection_has_its_own_timeout(dial: Dial, url: 
         assert post(peer, "echo", timeout_ms=timeout_ms) == b"application/x body"
     time.sleep(1.1)
     assert post(peer, "echo", timeout_ms=20_000) == b"application/x body"
-    assert len(Answers.connections) == 1
+    assert len(PathHandler.connections) == 1
     began = time.monotonic()
     with pytest.raises(PeerFault, match=r"(?i)timed out"):
         post(peer, "slow", timeout_ms=200)
@@ -300,7 +300,7 @@ def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert Answers.waiting.wait(10)
+    assert PathHandler.waiting.wait(10)
     began = time.monotonic()
     peer.abort()
     thread.join(10)
@@ -331,7 +331,7 @@ def test_a_client_aborted_while_connecting_raises_one_error() -> None:
     """A connection that stands and was never asked anything ends without an error of this program."""
     said = []
 
-    async def story() -> None:
+    async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
         server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
         peer = AsyncHttpPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
@@ -345,5 +345,5 @@ def test_a_client_aborted_while_connecting_raises_one_error() -> None:
         await asyncio.sleep(0.05)
         server.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert said == []

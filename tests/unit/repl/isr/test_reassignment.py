@@ -18,7 +18,7 @@ FIVE = ("n1", "n2", "n3", "n4", "n5")
 THREE = FIVE[:3]
 
 
-def a_world(min_isr: int = 2) -> ReplicaGroup:
+def five_nodes(min_isr: int = 2) -> ReplicaGroup:
     """Five nodes; the first three hold the partition, n1 leads, ten entries are committed."""
     group = ReplicaGroup(min_isr, ReplicaOptions(max_time_lag_ms=1_000), FIVE, THREE)
     group.elect("n1")
@@ -39,7 +39,7 @@ def in_sync(group: ReplicaGroup) -> set[str]:
 
 def test_a_newcomer_catches_up_joins_and_the_change_is_over() -> None:
     """With nobody to go, the record is as it is to be once all who were to join are in sync; their logs are equal."""
-    group = a_world()
+    group = five_nodes()
     change(group, adding=("n4", "n5"))
     group.advance_time(2_000)
     assert (group.record.adding, group.record.removing) == ((), ())
@@ -52,7 +52,7 @@ def test_a_newcomer_catches_up_joins_and_the_change_is_over() -> None:
 def test_a_replica_that_was_removed_and_added_again_unseen_asks_to_follow() -> None:
     """It never heard that it was removed, and the leader has forgotten it: the record that adds it again tells it so,
     or both would wait for each other until something else happens."""
-    group = a_world()
+    group = five_nodes()
     group.isolated.add("n3")
     change(group, adding=("n4",), removing=("n3",))
     group.advance_time(2_000)
@@ -67,7 +67,7 @@ def test_a_replica_that_was_removed_and_added_again_unseen_asks_to_follow() -> N
 
 def test_a_replaced_replica_leaves_in_one_write_after_all_remaining_members_confirmed() -> None:
     """The write takes it out of replicas and ISR, checks the gens of all who stay, and follows their answers."""
-    group = a_world()
+    group = five_nodes()
     leader = group.replicas["n1"]
     change(group, adding=("n4",), removing=("n3",))
     group.advance_time(2_000)
@@ -83,7 +83,7 @@ def test_a_replaced_replica_leaves_in_one_write_after_all_remaining_members_conf
 
 def test_the_removal_checks_the_log_ids_of_all_remaining_members() -> None:
     """A stayer that the metastore does not find refuses the removal; it is tried again after a pause."""
-    group = a_world()
+    group = five_nodes()
     group.unregistered = {"n2"}
     change(group, removing=("n3",))
     group.advance_time(2_000)
@@ -96,7 +96,7 @@ def test_the_removal_checks_the_log_ids_of_all_remaining_members() -> None:
 
 def test_no_replica_is_removed_while_a_remaining_member_is_silent() -> None:
     """The leader waits, says for whom, asks again, and removes as soon as it has the answer."""
-    group = a_world()
+    group = five_nodes()
     group.isolated = {"n2"}
     change(group, removing=("n3",))
     group.advance_time(10_000)
@@ -114,7 +114,7 @@ def test_no_replica_is_removed_while_a_remaining_member_is_silent() -> None:
 
 def test_an_answer_of_another_log_id_or_below_the_commit_does_not_count() -> None:
     """H21: a replaced disk answers with its gen, a log that does not follow says 0; neither lets anybody go."""
-    group = a_world()
+    group = five_nodes()
     leader = group.replicas["n1"]
     group.isolated = {"n2", "n3"}
     change(group, removing=("n3",))
@@ -135,7 +135,7 @@ def test_an_answer_of_another_log_id_or_below_the_commit_does_not_count() -> Non
 
 def test_any_record_change_repeats_the_durability_check() -> None:
     """Answers to the question of an older record remove nobody."""
-    group = a_world()
+    group = five_nodes()
     leader = group.replicas["n1"]
     group.isolated = {"n2"}
     change(group, removing=("n3",))
@@ -148,7 +148,7 @@ def test_any_record_change_repeats_the_durability_check() -> None:
 
 def test_no_replica_is_removed_while_too_few_remaining_members_are_in_sync() -> None:
     """The ISR that is left must have min-ISR members; until then the leader says whom it waits for."""
-    group = a_world()
+    group = five_nodes()
     group.unregistered = {"n2"}
     group.write(replace(group.record, isr=group.record.isr - {Member("n2", 1)}))
     change(group, removing=("n3",))
@@ -159,7 +159,7 @@ def test_no_replica_is_removed_while_too_few_remaining_members_are_in_sync() -> 
 
 def test_no_replica_is_removed_while_the_elr_is_not_empty() -> None:
     """A member of the ELR may hold what nobody else in the guard will confirm: it is let go first, by its own rule."""
-    group = a_world(min_isr=3)
+    group = five_nodes(min_isr=3)
     group.write(replace(group.record, isr=frozenset({Member("n1", 1), Member("n2", 1)}), elr={Member("n3", 1)}))
     group.isolated = {"n3"}
     change(group, removing=("n3",))
@@ -172,7 +172,7 @@ def test_no_replica_is_removed_while_the_elr_is_not_empty() -> None:
 
 def test_a_leader_that_is_to_go_hands_over_to_a_member_that_stays() -> None:
     """Once the newcomer is in sync it drains and has itself taken out, with a member that stays as preferred."""
-    group = a_world()
+    group = five_nodes()
     change(group, adding=("n4",), removing=("n1",))
     group.advance_time(2_000)
     assert group.record.status is PartitionStatus.ELECTION
@@ -187,7 +187,7 @@ def test_a_leader_that_is_to_go_hands_over_to_a_member_that_stays() -> None:
 
 def test_a_hand_over_that_does_not_drain_is_tried_again_after_a_pause() -> None:
     """The leader that is to go leads on, and says so, and tries again."""
-    group = a_world()
+    group = five_nodes()
     group.slow_disks = {"n2", "n3"}
     group.replicas["n1"].reconfigure(ReplicaOptions(max_time_lag_ms=600_000), group.now_ms)
     group.append(1)
@@ -205,7 +205,7 @@ def test_a_hand_over_that_does_not_drain_is_tried_again_after_a_pause() -> None:
 
 def test_a_cancelled_change_removes_the_newcomers_by_the_same_rule() -> None:
     """With those who were to join now to go, the replicas are what they were."""
-    group = a_world()
+    group = five_nodes()
     group.isolated = {"n5"}
     change(group, adding=("n4", "n5"), removing=("n3",))
     group.advance_time(2_000)
@@ -220,7 +220,7 @@ def test_a_cancelled_change_removes_the_newcomers_by_the_same_rule() -> None:
 
 def test_the_reason_names_how_far_a_newcomer_is_behind() -> None:
     """The reason names who is late and by how many entries, while the newcomer catches up."""
-    group = a_world()
+    group = five_nodes()
     group.append(500)
     group.slow_disks = {"n4"}
     change(group, adding=("n4",))

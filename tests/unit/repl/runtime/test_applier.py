@@ -22,7 +22,7 @@ def entries(first: int, count: int, size: int = 100) -> list[Entry]:
     ]
 
 
-class Bench:
+class ApplierFixture:
     """An applier over memory twins, and what it wrote, in order."""
 
     def __init__(self) -> None:
@@ -46,37 +46,37 @@ class Bench:
 async def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
     """A partition that reads 40 MB back from the log gives way after each part to one whose entries are at hand."""
 
-    bench = Bench()
-    bench.log.append(0, entries(0, 40, 1_000_000))
-    bench.applier.submit([ApplyJob(0, 0, 40, None)])
-    bench.applier.submit([ApplyJob(1, 0, 3, entries(0, 3))])
-    bench.applier.start()
-    await eventually(lambda: bench.applier.idle)
-    order = [partition for partition, _, _, _ in bench.steps]
+    fixture = ApplierFixture()
+    fixture.log.append(0, entries(0, 40, 1_000_000))
+    fixture.applier.submit([ApplyJob(0, 0, 40, None)])
+    fixture.applier.submit([ApplyJob(1, 0, 3, entries(0, 3))])
+    fixture.applier.start()
+    await eventually(lambda: fixture.applier.idle)
+    order = [partition for partition, _, _, _ in fixture.steps]
     assert order.count(0) >= 5
     assert order.index(1) == 1
-    assert bench.store.applied(0).offset == 40
-    assert bench.applier.stop(5)
-    assert not bench.failures
+    assert fixture.store.applied(0).offset == 40
+    assert fixture.applier.stop(5)
+    assert not fixture.failures
 
 
 async def test_read_back_and_memory_join_in_order() -> None:
     """Jobs of one partition are written in the order of their offsets, whichever way their entries come; what is read
     back is reported as such, and waiting read-backs are one."""
 
-    bench = Bench()
-    bench.log.append(0, entries(0, 12))
-    bench.applier.submit([ApplyJob(0, 0, 2, None), ApplyJob(0, 2, 5, None)])
-    bench.applier.submit([ApplyJob(0, 5, 7, entries(5, 2)), ApplyJob(0, 7, 9, entries(7, 2))])
-    bench.applier.submit([ApplyJob(0, 9, 10, None), ApplyJob(0, 10, 12, None)])
-    bench.applier.soft_cursor(0, b"q", b"soft")
-    bench.applier.start()
-    await eventually(lambda: bench.applier.idle)
-    assert [(start, end) for _, start, end, back in bench.steps if not back] == [(5, 9)]
-    ends = [end for _, _, end, _ in bench.steps]
+    fixture = ApplierFixture()
+    fixture.log.append(0, entries(0, 12))
+    fixture.applier.submit([ApplyJob(0, 0, 2, None), ApplyJob(0, 2, 5, None)])
+    fixture.applier.submit([ApplyJob(0, 5, 7, entries(5, 2)), ApplyJob(0, 7, 9, entries(7, 2))])
+    fixture.applier.submit([ApplyJob(0, 9, 10, None), ApplyJob(0, 10, 12, None)])
+    fixture.applier.soft_cursor(0, b"q", b"soft")
+    fixture.applier.start()
+    await eventually(lambda: fixture.applier.idle)
+    assert [(start, end) for _, start, end, back in fixture.steps if not back] == [(5, 9)]
+    ends = [end for _, _, end, _ in fixture.steps]
     assert ends == sorted(ends)
     assert ends[-1] == 12
-    assert [start for _, start, _, _ in bench.steps] == [0, *ends[:-1]]
-    assert bench.store.cursor(0, b"q").soft == b"soft"
-    assert bench.applier.stop(5)
-    assert not bench.failures
+    assert [start for _, start, _, _ in fixture.steps] == [0, *ends[:-1]]
+    assert fixture.store.cursor(0, b"q").soft == b"soft"
+    assert fixture.applier.stop(5)
+    assert not fixture.failures

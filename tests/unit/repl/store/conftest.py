@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.support.memory_directory import room
+from tests.support.memory_directory import memory_directory

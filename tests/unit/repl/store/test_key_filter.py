@@ -24,7 +24,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_filter, "LEARN_ROWS", 7)
 
 
-class Looks:
+class CountingDatabase:
     """Counts what is asked of LevelDB."""
 
     def __init__(self, store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,26 +57,26 @@ def absent(count: int) -> Iterator[bytes]:
     return (b"absent-%d" % n for n in range(count))
 
 
-def test_in_a_new_store_absent_keys_cost_no_lookup(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_new_store_absent_keys_cost_no_lookup(memory_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All keys that were written are found; of those that were not, hardly one is looked up."""
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     written(store, 50)
     assert all(row_of(store, b"k%d" % n) for n in range(50))
-    looks = Looks(store, monkeypatch)
+    looks = CountingDatabase(store, monkeypatch)
     assert not any(row_of(store, key) for key in absent(200))
     assert looks.count < 3
     store.close()
 
 
 def test_a_reopened_store_proves_nothing_until_it_has_read_all_names(
-    room: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
+    memory_directory: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
 ) -> None:
     """Before that every key is looked up, and found; afterwards absent ones are not."""
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     history = written(store, 50)
     store.close()
-    store = open_store(room / "store")
-    looks = Looks(store, monkeypatch)
+    store = open_store(memory_directory / "store")
+    looks = CountingDatabase(store, monkeypatch)
     for slices in range(1, 8):
         assert not any(row_of(store, key) for key in absent(20))
         assert looks.count == 20 * slices
@@ -91,11 +91,11 @@ def test_a_reopened_store_proves_nothing_until_it_has_read_all_names(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_keys_written_during_the_scan_are_found(room: Path, small_slices: None, seed: int) -> None:
+def test_keys_written_during_the_scan_are_found(memory_directory: Path, small_slices: None, seed: int) -> None:
     """Keys come, are written over, go and come again, on both sides of where the reading of names stands, in a store
     that is closed now and then: every look-up is what a plain dictionary says."""
     chance = Random(seed)
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     here: dict[tuple[int, bytes], tuple[int, bytes]] = {}
     histories = {p: History(p) for p in (1, 2, 3)}
     done = dict.fromkeys(histories, 0)
@@ -116,7 +116,7 @@ def test_keys_written_during_the_scan_are_found(room: Path, small_slices: None, 
             store.checkpoint()
         if chance.random() < 0.05:
             store.close()
-            store = open_store(room / "store")
+            store = open_store(memory_directory / "store")
         for p in histories:
             for n in range(0, 40, 3):
                 name = b"k%d" % n
@@ -140,9 +140,9 @@ def reaped(offset: int, epoch: int, key: bytes, previous: int) -> Entry:
     )
 
 
-def test_rows_of_another_node_are_found_at_once(room: Path) -> None:
+def test_rows_of_another_node_are_found_at_once(memory_directory: Path) -> None:
     """What a far copy takes comes by no entry, and is known all the same: while it comes, and once it is in sync."""
-    giver, taker = open_store(room / "giver"), open_store(room / "taker")
+    giver, taker = open_store(memory_directory / "giver"), open_store(memory_directory / "taker")
     history = written(giver, 30)
     snapshot = giver.transfers.snapshot(3)
     taker.transfers.begin(3, empty=False)
@@ -156,14 +156,14 @@ def test_rows_of_another_node_are_found_at_once(room: Path) -> None:
         store.close()
 
 
-def test_a_repaired_row_is_found(room: Path) -> None:
+def test_a_repaired_row_is_found(memory_directory: Path) -> None:
     """A key row that was lost when the names were read is there again once it came from another replica."""
-    giver, taker = open_store(room / "giver"), open_store(room / "taker")
+    giver, taker = open_store(memory_directory / "giver"), open_store(memory_directory / "taker")
     for store in (giver, taker):
         history = written(store, 30)
     put_key_row(taker, b"k7", None)
     taker.close()
-    taker = open_store(room / "taker")
+    taker = open_store(memory_directory / "taker")
     assert row_of(taker, b"k7") is None
     assert taker.transfers.mend(3, chunk_of(giver, b"k7"), None, 30)
     assert row_of(taker, b"k7") == history.entries[7].row
@@ -172,29 +172,31 @@ def test_a_repaired_row_is_found(room: Path) -> None:
 
 
 def test_a_store_of_too_many_keys_is_not_read_through(
-    room: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
+    memory_directory: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
 ) -> None:
     """Beyond the limit the names stay unread, and every key is looked up and found as if there were nothing else."""
     monkeypatch.setattr(key_filter, "LEARNED_MAX", 20)
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     history = written(store, 50)
     store.close()
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     for _ in range(20):
         store.checkpoint()
-    looks = Looks(store, monkeypatch)
+    looks = CountingDatabase(store, monkeypatch)
     assert all(row_of(store, entry.key) == entry.row for entry in history.entries)
     assert not any(row_of(store, key) for key in absent(20))
     assert looks.count == 70
     store.close()
 
 
-def test_names_that_cannot_be_read_end_nothing(room: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None) -> None:
+def test_names_that_cannot_be_read_end_nothing(
+    memory_directory: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
+) -> None:
     """A damaged table is met by who reads it: a checkpoint is not, and nothing is taken for absent."""
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     history = written(store, 10)
     store.close()
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     read = store._source.names
 
     def names(start: bytes, stop: bytes) -> Iterator[bytes]:
@@ -211,7 +213,7 @@ def test_names_that_cannot_be_read_end_nothing(room: Path, monkeypatch: pytest.M
         store.checkpoint()
     store.checkpoint()
     assert all(row_of(store, entry.key) == entry.row for entry in history.entries)
-    looks = Looks(store, monkeypatch)
+    looks = CountingDatabase(store, monkeypatch)
     assert row_of(store, b"absent") is None
     assert looks.count == 1
     store.close()

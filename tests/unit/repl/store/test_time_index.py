@@ -39,9 +39,9 @@ def test_thinning_bounds_the_marks_of_two_days() -> None:
     assert len(marks) <= 3_600 + 24 * 60 + 24 + 2
 
 
-def test_a_checkpoint_thins_and_offset_at_stays_safe(room: Path) -> None:
+def test_a_checkpoint_thins_and_offset_at_stays_safe(memory_directory: Path) -> None:
     """After checkpoints over three days of marks few are left, and no time finds an offset above its changes."""
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     histories = [History(p) for p in (0, 1)]
     for history in histories:
         for n in range(3_000):
@@ -59,7 +59,7 @@ def test_a_checkpoint_thins_and_offset_at_stays_safe(room: Path) -> None:
         assert store.offset_at(history.partition, history.time_ms) == 2_999
         assert store.offset_at(history.partition, history.time_ms + 1_000) == 3_000
     store.close()
-    db = plyvel.DB(str(room / "store" / "rows"))
+    db = plyvel.DB(str(memory_directory / "store" / "rows"))
     for history in histories:
         prefix = rows.prefixes(history.partition).mark
         left = sum(1 for _ in db.iterator(prefix=prefix))
@@ -67,9 +67,9 @@ def test_a_checkpoint_thins_and_offset_at_stays_safe(room: Path) -> None:
     db.close()
 
 
-def test_one_mark_a_second(room: Path) -> None:
+def test_one_mark_a_second(memory_directory: Path) -> None:
     """A thousand changes within three seconds leave three marks, each at the first change of its second."""
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     history = History()
     for n in range(1_000):
         history.put(b"b", b"%d" % n, b"x", time_ms=START_MS + n * 3)
@@ -77,7 +77,7 @@ def test_one_mark_a_second(room: Path) -> None:
         store.write([history.step(at, at + 64)])
     assert [store.offset_at(3, START_MS + s * 1000) for s in range(4)] == [0, 334, 667, 1_000]
     store.close()
-    db = plyvel.DB(str(room / "store" / "rows"))
+    db = plyvel.DB(str(memory_directory / "store" / "rows"))
     prefix = rows.prefixes(3).mark
     assert [rows.decode_u64(name[len(prefix) :]) - START_S for name, _ in db.iterator(prefix=prefix)] == [0, 1, 2]
     db.close()

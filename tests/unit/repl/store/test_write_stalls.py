@@ -99,17 +99,17 @@ def test_the_stall_predictor_reads_the_state_of_leveldb(tmp_path: Path) -> None:
         store.close()
 
 
-class Watched(MemoryStore):
+class ThreadRecordingStore(MemoryStore):
     """Notes which thread writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.threads: list[str] = []
-        self.roomy = True
+        self.accepts_inline = True
         self.refuses = False
 
     def takes_at_once(self, prepared: Any) -> bool:
-        return self.roomy
+        return self.accepts_inline
 
     def commit(self, prepared: Any) -> None:
         if self.refuses:
@@ -122,7 +122,7 @@ class ApplierFixture:
     """An applier whose store notes which thread writes."""
 
     def __init__(self, store: Store | None = None) -> None:
-        self.store = Watched()
+        self.store = ThreadRecordingStore()
         self.failures: list[Exception] = []
         self.applier = Applier(store or self.store, MemoryLog(), self, asyncio.get_running_loop())
         self.applier.start()
@@ -157,7 +157,7 @@ async def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> N
     many = 3 + LOOP_ENTRIES_MAX + 1
     fixture.applier.submit([ApplyJob(0, 3, many, entries(3, many - 3))])
     assert await fixture.applied(many) == "apply"
-    fixture.store.roomy = False
+    fixture.store.accepts_inline = False
     fixture.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
     assert await fixture.applied(many + 1) == "apply"
     assert fixture.applier.stop(5)

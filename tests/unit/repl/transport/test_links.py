@@ -358,7 +358,7 @@ def test_a_refusal_is_one_frame_that_names_its_reason(loop: str) -> None:
                 (Handshake(UUID, "c", "a", "a", MB), "wrong-node"),
             ):
                 raw_connection = await cluster.raw_connection(a)
-                await raw_connection.greet(introduction)
+                await raw_connection.send_handshake(introduction)
                 frame = await raw_connection.frame()
                 assert frame.kind is FrameKind.REFUSAL
                 assert decode_refusal(frame.body).reason == reason

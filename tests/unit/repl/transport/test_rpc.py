@@ -30,7 +30,7 @@ from tests.support.link_nodes import LOOPS, MB, Node, eventually, run, run_clust
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
 
 
-class Unfamiliar(BadInput):
+class CustomBadInput(BadInput):
     """A refusal with a code of its own."""
 
     reason = "unfamiliar"
@@ -67,7 +67,7 @@ def test_answers_are_matched_to_their_requests(loop: str) -> None:
     [
         BadInput("no such bucket"), TooLarge("above object_size"), CodecError("not a clock"), Retryable("again"),
         Fenced("epoch 3"), TooFewInSync("1 of 2"), Overloaded("full"), OutOfStorage("disk"), NotReady("electing"),
-        NotLeader("not here", "c"), NotLeader("not here"), Unfamiliar("odd"),
+        NotLeader("not here", "c"), NotLeader("not here"), CustomBadInput("odd"),
     ],
 )  # fmt: skip
 def test_definite_refusals_are_raised_as_they_were(loop: str, error: IsthmusError) -> None:
@@ -77,7 +77,7 @@ def test_definite_refusals_are_raised_as_they_were(loop: str, error: IsthmusErro
         async with run_cluster() as cluster:
             a, b = await cluster.pair()
             failing(b, error)
-            with pytest.raises(type(error) if type(error) is not Unfamiliar else BadInput) as caught:
+            with pytest.raises(type(error) if type(error) is not CustomBadInput else BadInput) as caught:
                 await a.links.request("b", "m", b"", 10_000)
             assert str(caught.value) == str(error)
             assert caught.value.reason == error.reason

@@ -345,7 +345,7 @@ def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch
     """It comes with its fault, among the others; who goes on behind a frame with such a row passes nothing over."""
     real = store.transfers.snapshot
 
-    class Damaged:
+    class DamagedSnapshot:
         """A moment of the store in which one key row is damaged."""
 
         def __init__(self, partition: int) -> None:
@@ -357,7 +357,7 @@ def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch
         def named_key_row(self, name: bytes) -> bytes | None:
             return b"\xc1" if name == row_wire_name(7) else self._snapshot.named_key_row(name)
 
-    monkeypatch.setattr(store.transfers, "snapshot", Damaged)
+    monkeypatch.setattr(store.transfers, "snapshot", DamagedSnapshot)
 
     async def run() -> None:
         streams = streams_of(store)

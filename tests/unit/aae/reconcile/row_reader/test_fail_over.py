@@ -227,7 +227,7 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
         part = wire.decode_rows_request(question)
         yield HEAD._replace(first=part.first, end=part.end, offset=as_of[0]), iter([Tail(0)])
 
-    class Task:
+    class FakeTaskContext:
         """Of Spark: the tasks of an action say which it is."""
 
         execution = "0"
@@ -240,7 +240,7 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
         def partitionId(self) -> int:
             return self.number
 
-    task = Task()
+    task = FakeTaskContext()
     monkeypatch.setattr(row_reader, "open_stream", open_stream)
     monkeypatch.setattr(row_reader.TaskContext, "get", lambda: task)
     for one in ranges:

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind
-from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, SchedulerFixture, ended, run_test, shown
+from tests.unit.aae.scheduling.scheduler.test_checks import (
+    START,
+    WEST,
+    SchedulerFixture,
+    ended,
+    operator_view,
+    run_test,
+)
 
 MINUTE_MS = 60_000
 NODES = ("n0", "n1", "n2")
@@ -187,6 +194,6 @@ def test_a_clock_that_is_set_back_begins_the_plan_there(tmp_path: Path) -> None:
         fixture.scheduler.arm()
         assert fixture.alarm.at_ms == START + 20 * DAY_MS + 1, "at once: it is within half a slot"
         assert {one.kind for one in fixture.scheduler.peer("west").skipped} == {CheckKind.HOUR}
-        assert shown(fixture)["peers"][0]["next_ms"] == START + 20 * DAY_MS
+        assert operator_view(fixture)["peers"][0]["next_ms"] == START + 20 * DAY_MS
 
     run_test(work)

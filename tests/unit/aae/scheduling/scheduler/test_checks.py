@@ -163,7 +163,7 @@ async def ended(fixture: SchedulerFixture) -> None:
         await asyncio.sleep(0.002)
 
 
-async def under_way(fixture: SchedulerFixture) -> None:
+async def wait_until_running(fixture: SchedulerFixture) -> None:
     """Let what was asked for, or is due, begin."""
     while fixture.scheduler.running is None:
         await asyncio.sleep(0.002)
@@ -186,7 +186,7 @@ class NoGaps(Gaps):
         raise AssertionError
 
 
-def shown(fixture: SchedulerFixture, owners: Owners = MappingProxyType({"to-west": None})) -> dict[str, Any]:
+def operator_view(fixture: SchedulerFixture, owners: Owners = MappingProxyType({"to-west": None})) -> dict[str, Any]:
     """What operators see."""
     return listed(
         fixture.scheduler, GapHealer(fixture.scheduler, NoGaps(), fixture.clock), 10, fixture.clock.ms, owners
@@ -196,11 +196,11 @@ def shown(fixture: SchedulerFixture, owners: Owners = MappingProxyType({"to-west
 def run_test(work: Callable[[], Awaitable[None]]) -> None:
     """Run it."""
 
-    async def whole() -> None:
+    async def with_timeout() -> None:
         async with asyncio.timeout(30):
             await work()
 
-    asyncio.run(whole())
+    asyncio.run(with_timeout())
 
 
 def test_a_day_has_the_configured_checks(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_missing_queue_is_reported_as_delisted(tmp_path: Path) -> None:
 
     async def work() -> None:
         fixture = SchedulerFixture(tmp_path, WEST)
-        (here,), (gone,) = shown(fixture)["peers"], shown(fixture, {})["peers"]
+        (here,), (gone,) = operator_view(fixture)["peers"], operator_view(fixture, {})["peers"]
         assert (here["queue_delisted"], gone["queue_delisted"], gone["gaps_open"]) == (False, True, None)
         assert gone["reason"].startswith("there is no queue to-west: delisted")
 
@@ -237,18 +237,20 @@ def test_a_queue_of_another_cluster_is_reported(tmp_path: Path) -> None:
 
     async def work() -> None:
         fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="named", cluster="west"))
-        plain, named = shown(fixture, {"to-west": Owner("north", "ab" * 16)})["peers"]
+        plain, named = operator_view(fixture, {"to-west": Owner("north", "ab" * 16)})["peers"]
         assert plain["queue_of_other"] is None, "no cluster has answered, and the settings name none"
         assert named["queue_of_other"] == "north"
         assert named["reason"].startswith("queue to-west belongs to north, and west is compared with: repairs go to")
-        assert not any(one["queue_of_other"] for one in shown(fixture, {"to-west": None})["peers"])
-        assert not any(one["queue_of_other"] for one in shown(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"])
+        assert not any(one["queue_of_other"] for one in operator_view(fixture, {"to-west": None})["peers"])
+        assert not any(
+            one["queue_of_other"] for one in operator_view(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"]
+        )
         for peer in fixture.scheduler.peers.values():
             peer.history.cluster = "ab" * 16
         assert not any(
-            one["queue_of_other"] for one in shown(fixture, {"to-west": Owner("old name", "ab" * 16)})["peers"]
+            one["queue_of_other"] for one in operator_view(fixture, {"to-west": Owner("old name", "ab" * 16)})["peers"]
         )
-        plain, named = shown(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"]
+        plain, named = operator_view(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"]
         assert plain["reason"].startswith(f"queue to-west belongs to west, and cluster {'ab' * 16} is compared with")
         assert f"belongs to another cluster of that name, {'cd' * 16}, and west is" in named["reason"]
 
@@ -311,7 +313,7 @@ def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Pa
         fixture = SchedulerFixture(tmp_path, WEST, east)
         gate = fixture.checkers["west"].gate = asyncio.Event()
         fixture.alarm.call()
-        await under_way(fixture)
+        await wait_until_running(fixture)
         with pytest.raises(Busy, match="a check of west is running"):
             fixture.scheduler.begin("east", CheckKind.ALL, "ann")
         fixture.clock.ms = START + HOUR_MS // 2 + 1
@@ -332,7 +334,7 @@ def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Pa
         gate.clear()
         fixture.clock.ms = START + HOUR_MS
         fixture.alarm.call()
-        await under_way(fixture)
+        await wait_until_running(fixture)
         fixture.clock.ms = START + 4 * HOUR_MS
         gate.set()
         await ended(fixture)
@@ -367,7 +369,7 @@ def test_a_suspended_peer_is_left_alone_also_after_a_restart(tmp_path: Path) -> 
         assert fixture.checkers["west"].checks == []
         await fixture.scheduler.stop()
         again = SchedulerFixture(tmp_path, WEST)
-        row = shown(again)["peers"][0]
+        row = operator_view(again)["peers"][0]
         assert (row["state"], row["reason"]) == ("suspended", "by ann: maintenance")
         assert row["suspended"] == {"by": "ann", "at_ms": START, "reason": "maintenance"}
         await again.scheduler.run("west", CheckKind.HOUR, "bob")
@@ -394,7 +396,7 @@ def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
         checker.outcomes, checker.differences = [ExchangeVerdict.TIMED_OUT], 0
         await fixture.scheduler.run("west", CheckKind.ALL, "ann")
         await fixture.scheduler.stop()
-        row = shown(SchedulerFixture(tmp_path, WEST))["peers"][0]
+        row = operator_view(SchedulerFixture(tmp_path, WEST))["peers"][0]
         assert [result["verdict"] for result in row["results"]] == ["in-sync", "repaired", "timed-out"]
         assert row["results"][1]["differences"] == {"behind@sink": 7}
         assert row["proven_ms"] == {"default": START}
@@ -405,7 +407,7 @@ def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
         assert names["isthmus_fullsync_proven_age_seconds", None] == 9.0
         (tmp_path / "fullsync.0").write_bytes(b"rubbish")
         (tmp_path / "fullsync.1").write_bytes(b"rubbish")
-        assert shown(SchedulerFixture(tmp_path, WEST))["peers"][0]["results"] == []
+        assert operator_view(SchedulerFixture(tmp_path, WEST))["peers"][0]["results"] == []
 
     run_test(work)
 
@@ -567,7 +569,7 @@ def test_the_last_comparison_of_a_key_is_shown(tmp_path: Path) -> None:
         assert told(Key(b"default", b"private", b"k")) == ("filtered", None)
         await checked(ExchangeVerdict.REPAIRED, b"k", b"other")
         assert told() == ("diverged", "missing@sink")
-        assert [(one["key"], one["difference"]) for one in shown(fixture)["peers"][0]["named"]] == [
+        assert [(one["key"], one["difference"]) for one in operator_view(fixture)["peers"][0]["named"]] == [
             ("k", "missing@sink"), ("other", "missing@sink"),
         ]  # fmt: skip
         await checked(ExchangeVerdict.REPAIRED, b"other")
@@ -586,7 +588,7 @@ def test_the_last_comparison_of_a_key_is_shown(tmp_path: Path) -> None:
         fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
         assert told() == ("diverged", "missing@sink")
         assert told(Key(b"default", b"b", b"third")) == ("match", None)
-        assert [one["key"] for one in shown(fixture)["peers"][0]["named"]] == ["k", "other"]
+        assert [one["key"] for one in operator_view(fixture)["peers"][0]["named"]] == ["k", "other"]
         fixture.checkers["west"].named.clear()  # as it was written by an earlier version
         assert "not known any more" in last_comparisons(fixture.scheduler, key)[0]["reason"]
 

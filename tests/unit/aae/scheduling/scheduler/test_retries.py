@@ -17,7 +17,14 @@ from isthmus.aae.status import scheduled
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.storage.slot_file import SlotFile
-from tests.unit.aae.scheduling.scheduler.test_checks import START, WEST, SchedulerFixture, ended, run_test, shown
+from tests.unit.aae.scheduling.scheduler.test_checks import (
+    START,
+    WEST,
+    SchedulerFixture,
+    ended,
+    operator_view,
+    run_test,
+)
 
 
 def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +90,7 @@ def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None
         checker.unseen = "roots: no connection"
         fixture.alarm.call()
         await ended(fixture)
-        (row,) = shown(fixture)["peers"]
+        (row,) = operator_view(fixture)["peers"]
         assert (row["next_ms"], row["next_kind"]) == (START + 30_000, "auto")
         assert row["retry"] == {"tries": 1, "reason": "roots: no connection"}
         assert scheduled(fixture.scheduler)[0]["retry"] == {"at_ms": START + 30_000, "kind": "auto", "tries": 1}
@@ -92,7 +99,7 @@ def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None
         began = [(check.began_ms - START) // 1000 for check in checker.checks]
         assert began == [0, 30, 90, 210, 450, 930]
         assert {check.kind for check in checker.checks} == {CheckKind.RANGE}
-        assert (shown(fixture)["peers"][0]["retry"], fixture.alarm.at_ms) == (None, START + HOUR_MS)
+        assert (operator_view(fixture)["peers"][0]["retry"], fixture.alarm.at_ms) == (None, START + HOUR_MS)
         checker.outcomes = [ExchangeVerdict.INCOMPLETE]
         await fixture.pass_until(START + HOUR_MS)
         checker.unseen = ""
@@ -113,14 +120,14 @@ def test_a_check_waits_until_there_is_something_to_compare(tmp_path: Path) -> No
         checker = fixture.checkers["west"]
         fixture.members.unplaced = "bucket type 'default' waits for 2 more nodes"
         await fixture.pass_until(START + 2_500)
-        (row,) = shown(fixture)["peers"]
+        (row,) = operator_view(fixture)["peers"]
         assert (checker.checks, row["results"], row["retry"]) == ([], [], None)
         assert row["reason"] == "waits: bucket type 'default' waits for 2 more nodes"
         assert fixture.alarm.at_ms == START + 3_000
         fixture.members.unplaced = ""
         await fixture.pass_until(START + 3_000)
         assert [check.began_ms for check in checker.checks] == [START + 3_000]
-        assert shown(fixture)["peers"][0]["reason"] == "24 checks a day"
+        assert operator_view(fixture)["peers"][0]["reason"] == "24 checks a day"
         fixture.members.unplaced = "gone again"
         await fixture.scheduler.run("west", CheckKind.ALL, "ann")
         assert len(checker.checks) == 2
@@ -145,7 +152,7 @@ def test_only_a_peer_whose_check_is_due_waits_to_be_placed(tmp_path: Path) -> No
         for unplaced, seconds in (("waits for 2 more nodes", 2), ("", 3)):
             fixture.members.unplaced = unplaced
             await fixture.pass_until(START + seconds * 1_000)
-            told = {row["name"]: row["reason"] for row in shown(fixture)["peers"]}
+            told = {row["name"]: row["reason"] for row in operator_view(fixture)["peers"]}
             assert told == {"west": f"waits: {unplaced}" if unplaced else "24 checks a day", "north": "24 checks a day"}
         await fixture.scheduler.stop()
 

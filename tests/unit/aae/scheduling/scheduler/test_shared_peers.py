@@ -14,7 +14,7 @@ from isthmus.node.services.fullsync_query import FULLSYNC_STATUS, FullSyncPart, 
 from isthmus.repl.model.errors import CodecError, PeerFault
 
 
-def said(cluster: str | None, *urls: str) -> dict[str, Any]:
+def fullsync_status(cluster: str | None, *urls: str) -> dict[str, Any]:
     """A node with one peer."""
     return {"peers": [{"name": "x", "cluster": cluster, "urls": list(urls)}]}
 
@@ -22,12 +22,12 @@ def said(cluster: str | None, *urls: str) -> dict[str, Any]:
 def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() -> None:
     """Peers are of one cluster by its name or by one URL; one node of several alone gets a warning, unless a node that
     is silent may be another."""
-    peer = said("west", "http://w1")["peers"][0]
+    peer = fullsync_status("west", "http://w1")["peers"][0]
     nodes: Mapping[str, Mapping[str, Any] | None] = {
-        "a": said("west", "http://w1"),
-        "b": said(None, "http://w9", "http://w1"),
-        "c": said("west", "http://w7"),
-        "d": said("north", "http://n1"),
+        "a": fullsync_status("west", "http://w1"),
+        "b": fullsync_status(None, "http://w9", "http://w1"),
+        "c": fullsync_status("west", "http://w7"),
+        "d": fullsync_status("north", "http://n1"),
         "e": {"peers": []},
         "f": None,
     }
@@ -36,13 +36,16 @@ def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() ->
     assert warning(["a"], [], 1) is None, "there is no other node"
     assert warning(["a"], ["f"], 3) is None, "not known"
     assert "only a compares" in str(warning(["a"], [], 3))
-    assert sharing(said(None, "http://w2")["peers"][0], {"d": said(None, "http://n1")}) == ([], [])
+    assert sharing(fullsync_status(None, "http://w2")["peers"][0], {"d": fullsync_status(None, "http://n1")}) == (
+        [],
+        [],
+    )
 
 
 def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
     """Every node tells its checks or its trees; one that fails is None, and other questions are refused."""
 
-    class PartName:
+    class EchoHandler:
         async def respond(self, part: FullSyncPart) -> dict[str, Any]:
             return {"what": part.value}
 
@@ -53,7 +56,7 @@ def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
         return await query.request_handlers()[method]("n1", body)
 
     query = ClusterQuery("n1", SimpleNamespace(request=request))
-    query.serve(FULLSYNC_STATUS, PartName())
+    query.serve(FULLSYNC_STATUS, EchoHandler())
     found = asyncio.run(query.ask(FULLSYNC_STATUS, FullSyncPart.TREES, ["n1", "n2", "silent"]))
     assert found.by_node == {"n1": {"what": "trees"}, "n2": {"what": "trees"}, "silent": None}
     with pytest.raises(CodecError, match="checks, trees"):

@@ -76,19 +76,19 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def run(tmp_path: Path, story: Callable[[TreeFixture], Awaitable[None]]) -> None:
+def run(tmp_path: Path, scenario: Callable[[TreeFixture], Awaitable[None]]) -> None:
     """Run a story on a new store."""
 
-    async def whole() -> None:
+    async def with_fixture() -> None:
         store = open_store(tmp_path / "store")
         fixture = TreeFixture(tmp_path / "trees", store)
         try:
-            await story(fixture)
+            await scenario(fixture)
             await fixture.trees.stop(save=False)
         finally:
             store.close()
 
-    asyncio.run(whole())
+    asyncio.run(with_fixture())
 
 
 def ready(fixture: TreeFixture) -> bool:
@@ -102,7 +102,7 @@ def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, se
     """After every applied batch of overwrites and new keys, and beside builds that begin at any time."""
     chance = random.Random(seed)
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
         for turn in range(60):
@@ -122,13 +122,13 @@ def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, se
         assert fixture.matches_store()
         assert not fixture.trees.mismatches
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: Path) -> None:
     """A snapshot that is ahead of the reports makes no tree before these have come, and none counts twice."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         chance = random.Random(1)
         first, second = fixture.write(30, chance), fixture.write(30, chance)
         fixture.applied = 0
@@ -141,13 +141,13 @@ def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: Path) 
         await eventually(lambda: ready(fixture))
         assert fixture.matches_store()
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None:
     """Entries that do not follow on the last ones mean that rows came otherwise; no wrong tree is ever served."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         chance = random.Random(2)
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
@@ -165,14 +165,14 @@ def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None
         await eventually(lambda: ready(fixture))
         assert fixture.matches_store()
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_transferred_replica_has_a_tree_before_further_writes(tmp_path: Path) -> None:
     """Rows that came from another node are reported by no entry: in a partition that is quiet afterwards the tree is
     built all the same, and its build holds up no other one for ever."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         chance = random.Random(4)
         fixture.whole = False
         fixture.trees.start()
@@ -182,14 +182,14 @@ def test_a_transferred_replica_has_a_tree_before_further_writes(tmp_path: Path) 
         await eventually(lambda: ready(fixture))
         assert fixture.matches_store()
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> None:
     """A copy that was filled between two looks of the keeper, or while its tree was built: the tree before is let go of
     although no entry shows the gap."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         chance = random.Random(5)
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
@@ -204,13 +204,13 @@ def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> N
         fixture.report_applied(fixture.write(30, chance))
         assert fixture.matches_store()
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> None:
     """A build that differs from the kept tree names the segment, and takes its place."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
         fixture.report_applied(fixture.write(20, random.Random(3)))
@@ -223,14 +223,14 @@ def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> N
         assert [(m.partition, m.segment, m.against) for m in fixture.trees.mismatches] == [(PARTITION, 77, "key store")]
         assert fixture.matches_store()
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) -> None:
     """The saved tree is taken when it is of the same copy and offset, its file is gone then, and any other is not
     believed: after more was applied, of another gen, or damaged."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         chance = random.Random(4)
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
@@ -266,14 +266,14 @@ def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) ->
             assert not path.exists()
             await fixture.trees.stop(save=False)
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
     """Hashes wanted at an offset are those of the store there, also in the middle of a batch; what has passed, or has
     no tree, is unknown."""
 
-    async def story(fixture: TreeFixture) -> None:
+    async def scenario(fixture: TreeFixture) -> None:
         chance = random.Random(5)
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
@@ -297,7 +297,7 @@ def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
         fixture.report_applied(fixture.write(7, chance))
         assert await later is None
 
-    run(tmp_path, story)
+    run(tmp_path, scenario)
 
 
 def test_a_tree_file_belongs_to_one_partition_log_id_and_offset(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Part
 from tests.support.node_status import FakeNodeStatus
 
 
-class ToldController:
+class FakeController:
     """A controller that has read what it is told, and answers assignments as it is told."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class ToldController:
         return self.outcome
 
 
-class ToldLeaderships:
+class FakeLeaderships:
     """What the node that controls says of leaderships; None: it does not answer."""
 
     def __init__(self, status: dict[str, Any] | None) -> None:
@@ -78,9 +78,9 @@ class ToldLeaderships:
 
 
 def an_admin(
-    controller: ToldController,
+    controller: FakeController,
     session: SessionState = SessionState.CONNECTED,
-    leader_balance: ToldLeaderships | None = None,
+    leader_balance: FakeLeaderships | None = None,
 ) -> AdminApi:
     """The admin face of node n1."""
     actor = SimpleNamespace(
@@ -97,7 +97,7 @@ def an_admin(
     services = SimpleNamespace(
         controller=controller,
         query=query,
-        leader_balance=leader_balance or ToldLeaderships(None),
+        leader_balance=leader_balance or FakeLeaderships(None),
         settings=SimpleNamespace(node=SimpleNamespace(name="n1", cluster="east")),
         cluster_uuid=b"u" * 16,
         session=session,
@@ -131,14 +131,14 @@ def call(admin: AdminApi, method: str, path: str, body: Any = None) -> tuple[int
 
 def test_the_cluster_is_shown_with_what_is_amiss() -> None:
     """Names that other programs read (partitions.online, partitions.total), nodes that are gone, problems."""
-    status, answer = call(an_admin(ToldController()), "GET", "/admin/cluster")
+    status, answer = call(an_admin(FakeController()), "GET", "/admin/cluster")
     assert status == 200
     assert (answer["partitions"]["online"], answer["partitions"]["total"]) == (1, 1)
     assert (answer["controller"], answer["node"], answer["under_replicated"]) == ("n1", "n1", [0])
     assert [(node["name"], node["state"]) for node in answer["nodes"]] == [("n1", "live"), ("n2", "gone")]
     assert len(answer["problems"]) == 2
     assert answer["silent"] == []
-    controller = ToldController()
+    controller = FakeController()
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
     _, answer = call(an_admin(controller), "GET", "/admin/cluster")
     assert answer["silent"] == ["n2"], "it lives and did not answer"
@@ -156,11 +156,11 @@ MOVING = {
 
 def test_the_state_of_the_cluster_is_a_word_and_why() -> None:
     """Moves of leaderships are told as such, on any node; else what is amiss, if anything; else it is online."""
-    controller = ToldController()
+    controller = FakeController()
     answer = call(an_admin(controller), "GET", "/admin/cluster")[1]
     assert (answer["state"], answer["balancing"]) == ("degraded", None)
     assert answer["state_reason"] == answer["problems"][0]
-    answer = call(an_admin(controller, leader_balance=ToldLeaderships(MOVING)), "GET", "/admin/cluster")[1]
+    answer = call(an_admin(controller, leader_balance=FakeLeaderships(MOVING)), "GET", "/admin/cluster")[1]
     assert (answer["state"], answer["state_reason"]) == ("leadership-balancing", "1 done, 2 under way, 3 to go")
     assert answer["balancing"]["imbalance"] == 3
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
@@ -171,8 +171,8 @@ def test_the_state_of_the_cluster_is_a_word_and_why() -> None:
 
 def test_leaderships_are_shown_and_moved_when_asked() -> None:
     """A dry run asks for nothing; else who asks is passed on; what cannot be is 503, what is wrong 400."""
-    told = ToldLeaderships(MOVING)
-    admin = an_admin(ToldController(), leader_balance=told)
+    told = FakeLeaderships(MOVING)
+    admin = an_admin(FakeController(), leader_balance=told)
     assert call(admin, "GET", "/admin/leaders") == (200, MOVING)
     assert call(admin, "POST", "/admin/leaders/balance", {"dry_run": True}) == (200, MOVING)
     assert told.asked == []
@@ -182,13 +182,13 @@ def test_leaderships_are_shown_and_moved_when_asked() -> None:
     for body in wrong:
         assert call(admin, "POST", "/admin/leaders/balance", body)[0] == 400
     assert told.asked == ["ann@ops"]
-    status, answer = call(an_admin(ToldController()), "GET", "/admin/leaders")
+    status, answer = call(an_admin(FakeController()), "GET", "/admin/leaders")
     assert (status, answer["reason"]) == (503, "not-ready")
 
 
 def test_possibly_stale_answers_are_marked() -> None:
     """Without a session, or before anything was read, a cluster is never called whole."""
-    controller = ToldController()
+    controller = FakeController()
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
     controller.records[0] = replace(controller.records[0], isr=frozenset({Member("n1", 1), Member("n2", 2)}))
     assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == []
@@ -206,7 +206,7 @@ def test_possibly_stale_answers_are_marked() -> None:
 
 def test_an_unreadable_record_is_reported() -> None:
     """As what is amiss, and as the reason of its partition, with its path."""
-    controller = ToldController()
+    controller = FakeController()
     controller.unread.learn({"/p/0": "/isthmus/p/0 in the metastore: not a partition record"}, controller.records)
     admin = an_admin(controller)
     answer = call(admin, "GET", "/admin/cluster")[1]
@@ -218,7 +218,7 @@ def test_an_unreadable_record_is_reported() -> None:
 
 def test_partitions_are_listed_by_bucket_type() -> None:
     """All, or of one type; an unknown one is told with those there are."""
-    admin = an_admin(ToldController())
+    admin = an_admin(FakeController())
     assert call(admin, "GET", "/admin/partitions") == call(admin, "GET", "/admin/partitions?bucket_type=default")
     status, answer = call(admin, "GET", "/admin/partitions")
     assert (status, [each["reason"] for each in answer["partitions"]]) == (
@@ -233,7 +233,7 @@ def test_partitions_are_listed_by_bucket_type() -> None:
 @pytest.mark.parametrize(("validate_only", "outcome"), [(False, "created"), (True, "valid"), (False, "exists")])
 def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> None:
     """The map, whole and checked, and what came of it."""
-    controller = ToldController()
+    controller = FakeController()
     controller.outcome = outcome
     body = {**replica_map_document(((0, 1), (1, 0))), "bucket_type": "t", "validate_only": validate_only}
     status, answer = call(an_admin(controller), "POST", "/admin/partitions/assign", body)
@@ -257,7 +257,7 @@ def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> None:
 )
 def test_a_wrong_assignment_is_refused_before_anything_is_asked(body: Any, reason: str, words: str) -> None:
     """What, where, what would be right."""
-    controller = ToldController()
+    controller = FakeController()
     status, answer = call(an_admin(controller), "POST", "/admin/partitions/assign", body)
     assert (status, answer["reason"]) == (413 if reason == "too-large" else 400, reason)
     assert words in answer["error"]
@@ -275,7 +275,7 @@ def test_a_wrong_assignment_is_refused_before_anything_is_asked(body: Any, reaso
 )
 def test_a_refused_assignment_has_its_status(error: Exception, status: int, reason: str) -> None:
     """What exists otherwise, nodes that do not live, no metastore, an unknown outcome."""
-    controller = ToldController()
+    controller = FakeController()
     controller.outcome = error
     found, answer = call(
         an_admin(controller), "POST", "/admin/partitions/assign", {"partitions": [{"id": 0, "replicas": [0]}]}

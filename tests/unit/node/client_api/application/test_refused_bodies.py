@@ -16,7 +16,7 @@ from isthmus.repl.model.errors import NotReady, Overloaded
 TEXT = {"content-type": "text/plain"}
 
 
-class Held:
+class TrackedObject:
     """What a call holds, a body for instance."""
 
 
@@ -33,11 +33,11 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.usefixtures("uncollected")
 def test_an_answered_error_frees_its_traceback(client_api: Any, send_request: Any, query: str) -> None:
     """Calls that keep in a variable what they raise are freed with the answer; behind a timeout once they are over."""
-    seen: list[ref[Held]] = []
+    seen: list[ref[TrackedObject]] = []
     gate = asyncio.Event()
 
     async def refusing(*_: object) -> None:
-        held = Held()
+        held = TrackedObject()
         seen.append(ref(held))
         if query == "?timeout=20":
             await gate.wait()
@@ -62,10 +62,10 @@ def test_an_answered_error_frees_its_traceback(client_api: Any, send_request: An
 @pytest.mark.usefixtures("uncollected")
 def test_errors_of_items_free_their_tracebacks(client_api: Any, send_request: Any) -> None:
     """As of one write, so of those of a batch."""
-    seen: list[ref[Held]] = []
+    seen: list[ref[TrackedObject]] = []
 
     async def refusing(requests: Any) -> list[Any]:
-        held = Held()
+        held = TrackedObject()
         seen.append(ref(held))
         results: list[Any] = []
         for _ in requests:
@@ -91,7 +91,7 @@ def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: Any) -
     gone: list[int] = []
     told: list[int] = []
 
-    class Piece(bytes):
+    class TrackedBytes(bytes):
         def __del__(self) -> None:
             gone.append(len(self))
 
@@ -101,7 +101,7 @@ def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: Any) -
         if told:
             assert sorted(gone) == [2, size - 1]
             return {"type": "http.request", "body": b"", "more_body": False}
-        piece = Piece(b"v" * (2 if sent_first else size - 1))
+        piece = TrackedBytes(b"v" * (2 if sent_first else size - 1))
         sent_first.append(True)
         return {"type": "http.request", "body": piece, "more_body": True}
 

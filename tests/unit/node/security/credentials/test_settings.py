@@ -16,7 +16,7 @@ from isthmus.node.security import certificates
 from isthmus.node.security.credentials import NodeCredentials, file_faults
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security.tls import NodeName
-from tests.support.tls_files import Folder, filled
+from tests.support.tls_files import CertificateFolder, filled
 
 NODE = """\
 [node]
@@ -36,12 +36,12 @@ def tls(pair: str = "a", more: str = "") -> str:
     return f'[tls]\ncertificate = "{pair}.crt"\nkey = "{pair}.key"\nauthority = "ca.crt"\n{more}'
 
 
-def faults(folder: Folder, more: str) -> list[str]:
+def faults(folder: CertificateFolder, more: str) -> list[str]:
     """What is wrong with the files, as "key: sentence"."""
     return [f"{path}: {message}" for path, message in file_faults(loaded(folder.path, more))]
 
 
-def test_right_files_are_taken(folder: Folder) -> None:
+def test_right_files_are_taken(folder: CertificateFolder) -> None:
     """Nothing is wrong with a right pair and right tokens, and all three doors have TLS."""
     settings = loaded(folder.path, tls() + '[tokens]\nread = "read.token"\nadmin = "admin.token"\n')
     assert not list(file_faults(settings))
@@ -63,7 +63,9 @@ def test_right_files_are_taken(folder: Folder) -> None:
         ("absent", "tls.key: {0}/absent.key: no such file or directory"),
     ],
 )
-def test_a_certificate_that_peers_would_refuse_is_reported_at_once(folder: Folder, pair: str, words: str) -> None:
+def test_a_certificate_that_peers_would_refuse_is_reported_at_once(
+    folder: CertificateFolder, pair: str, words: str
+) -> None:
     """Of another node, of none, or not there: a sentence with the key and the file; a node does not start with it."""
     assert words.format(folder.path) in "\n".join(faults(folder, tls(pair)))
     with pytest.raises(BadConfig, match=r"tls\.(certificate|key)"):
@@ -135,7 +137,9 @@ def test_open_listeners_are_warned_about(tmp_path: Path, more: str, keys: list[s
     assert [doubt.path for doubt in warnings_of(loaded(tmp_path, more))] == keys
 
 
-def test_config_check_looks_at_the_files_and_warns(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_looks_at_the_files_and_warns(
+    folder: CertificateFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Faults of files have the line of their key and end with 2; warnings are printed and end with 0; neither `check`
     nor `show` prints what is in the files."""
     file = folder.path / "checked.toml"
@@ -173,7 +177,7 @@ def test_dev_makes_what_nodes_take(tmp_path: Path, capsys: pytest.CaptureFixture
     assert token.strip() not in capsys.readouterr().out
 
 
-def test_repeated_requests_to_a_peer_watch_no_more_files(folder: Folder) -> None:
+def test_repeated_requests_to_a_peer_watch_no_more_files(folder: CertificateFolder) -> None:
     """A look at a key and a round of repairs ask each time how to come in: what is kept of that does not grow."""
     locks = NodeCredentials(loaded(folder.path, tls()))
     token = folder.path / "replicate.token"

@@ -14,7 +14,7 @@ from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.keys import Key
 
 
-class Sickle:
+class FakeReaper:
     """A reaper on the node that leads: it answers at once. `full` keys find no room."""
 
     def __init__(self, full: Sequence[bytes] = ()) -> None:
@@ -29,18 +29,18 @@ class Sickle:
         return Reaped("reaped", "") if key.key != b"7" else Reaped("waits", "queue q: waits")
 
 
-def hands(reaper: Sickle) -> FoldActionsImpl:
+def fold_actions(reaper: FakeReaper) -> FoldActionsImpl:
     """With nothing but a reaper."""
-    nobody: Any = None
-    return FoldActionsImpl(nobody, reaper, nobody, nobody)  # type: ignore[arg-type]
+    unused: Any = None
+    return FoldActionsImpl(unused, reaper, unused, unused)  # type: ignore[arg-type]
 
 
 def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:
     """Some keys, and whoever else wants the loop, again and again."""
-    reaper = Sickle()
+    reaper = FakeReaper()
     longest = 0
 
-    async def others() -> None:
+    async def count_longest_turn() -> None:
         nonlocal longest
         while True:
             before = reaper.asked
@@ -48,8 +48,8 @@ def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:
             longest = max(longest, reaper.asked - before)
 
     async def work() -> None:
-        waiting = asyncio.ensure_future(others())
-        done, refused = await hands(reaper).reap([Key(b"default", b"b", b"%d" % n) for n in range(1_000)])
+        waiting = asyncio.ensure_future(count_longest_turn())
+        done, refused = await fold_actions(reaper).reap([Key(b"default", b"b", b"%d" % n) for n in range(1_000)])
         assert (done, dict(refused)) == (999, {"queue q: waits": 1})
         waiting.cancel()
 
@@ -60,9 +60,9 @@ def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:
 def test_reaped_keys_are_counted_although_later_ones_are_refused() -> None:
     """A key that is refused for now is told with its reason, like one that must wait, and the others are reaped; where
     all are refused, the page is, and is asked for again."""
-    reaper = Sickle(full=(b"3", b"5"))
+    reaper = FakeReaper(full=(b"3", b"5"))
     keys = [Key(b"default", b"b", b"%d" % n) for n in range(7)]
-    done, refused = asyncio.run(hands(reaper).reap(keys))
+    done, refused = asyncio.run(fold_actions(reaper).reap(keys))
     assert (done, dict(refused)) == (5, {"overloaded: the window is full": 2})
     with pytest.raises(Overloaded):
-        asyncio.run(hands(Sickle(full=[key.key for key in keys])).reap(keys))
+        asyncio.run(fold_actions(FakeReaper(full=[key.key for key in keys])).reap(keys))

@@ -79,7 +79,7 @@ async def test_a_node_that_resigns_lets_another_decide_and_still_reads() -> None
 async def test_records_are_read_before_registrations() -> None:
     """H29: a registration that is missing was missing when the record was read, or later; never the other way."""
 
-    class Noting(FakeNode):
+    class RecordingNode(FakeNode):
         def __init__(self, cluster: Cluster, number: int) -> None:
             super().__init__(cluster, number, "")
             self.order: list[str] = []
@@ -97,7 +97,7 @@ async def test_records_are_read_before_registrations() -> None:
             self.metastore.registrations = read_registrations  # type: ignore[method-assign]
 
     async with running(DefaultType(2, 1, settle_ms=0)) as cluster:
-        node = cluster.nodes["n1"] = Noting(cluster, 1)
+        node = cluster.nodes["n1"] = RecordingNode(cluster, 1)
         await node.start()
         await eventually(cluster.online)
         assert len(node.order) >= 4

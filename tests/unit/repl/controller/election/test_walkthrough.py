@@ -23,7 +23,7 @@ ELECTION, FOUND = PartitionStatus.ELECTION, PartitionStatus.CANDIDATE_FOUND
 ONLINE, OFFLINE = PartitionStatus.ONLINE, PartitionStatus.OFFLINE
 
 
-class Story:
+class ElectionRun:
     """A controller over one record: decides until it has to wait, and notes the statuses that the record takes."""
 
     def __init__(self, min_isr: int = 2) -> None:
@@ -31,7 +31,7 @@ class Story:
         self.session_id = 100
         self.registrations: dict[str, Registration] = {}
         for node in GENS:
-            self.comes(node, look=False)
+            self.register(node, decide=False)
         self.record = PartitionRecord(
             0,
             "default",
@@ -50,34 +50,34 @@ class Story:
         self.reported: dict[str, tuple[int, int]] = {}
         self.statuses: list[PartitionStatus] = []
 
-    def comes(self, node: str, *, log_id: int | None = None, look: bool = True) -> None:
+    def register(self, node: str, *, log_id: int | None = None, decide: bool = True) -> None:
         """A node registers, in a new session."""
         self.session_id += 1
         self.registrations[node] = Registration(
             node, self.session_id, True, log_ids={0: log_id or GENS[node]}, id=int(node[1])
         )
-        if look:
-            self.look()
+        if decide:
+            self.decide()
 
-    def goes(self, *nodes: str) -> None:
+    def expire(self, *nodes: str) -> None:
         """Sessions end."""
         for node in nodes:
             del self.registrations[node]
-        self.look()
+        self.decide()
 
-    def promotes(self) -> None:
+    def promote(self) -> None:
         """The candidate says that it is promoted."""
         who = self.record.candidate
         assert who is not None
         self.promoted.add((self.record.epoch, who.node, who.session_id, self.registrations[who.node].log_id_of(0)))
-        self.look()
+        self.decide()
 
-    def passes(self, time_ms: int) -> None:
+    def advance(self, time_ms: int) -> None:
         """Nothing happens for a while."""
         self.now_ms += time_ms
-        self.look()
+        self.decide()
 
-    def look(self) -> None:
+    def decide(self) -> None:
         """Decide and write until there is nothing to do now."""
         for _ in range(20):
             self.watch = watched(self.watch, self.record, self.now_ms)
@@ -98,12 +98,12 @@ class Story:
         raise AssertionError("the controller does not come to rest")
 
     @property
-    def stands(self) -> str | None:
+    def candidate_node(self) -> str | None:
         """The node that is the candidate."""
         return None if self.record.candidate is None else self.record.candidate.node
 
     @property
-    def leads(self) -> str | None:
+    def leader_node(self) -> str | None:
         """The node that leads."""
         return None if self.record.leader is None else self.record.leader.node
 
@@ -115,149 +115,149 @@ class Story:
 
 def test_a_node_that_goes_offline_triggers_an_election_of_the_smallest_lag() -> None:
     """Election, then CandidateFound with the follower of the live set that is least behind, then the response."""
-    story = Story()
-    story.reported = {"s2": (4, 90), "s3": (4, 95)}
-    story.goes("s1")
-    assert story.statuses == [ELECTION, FOUND]
-    assert (story.stands, story.record.epoch) == ("s3", 5)
-    story.promotes()
-    assert story.statuses[2:] == [ONLINE]
-    assert (story.leads, story.live_set, story.record.epoch) == ("s3", {"s2", "s3"}, 5)
+    run = ElectionRun()
+    run.reported = {"s2": (4, 90), "s3": (4, 95)}
+    run.expire("s1")
+    assert run.statuses == [ELECTION, FOUND]
+    assert (run.candidate_node, run.record.epoch) == ("s3", 5)
+    run.promote()
+    assert run.statuses[2:] == [ONLINE]
+    assert (run.leader_node, run.live_set, run.record.epoch) == ("s3", {"s2", "s3"}, 5)
 
 
 def test_only_the_live_set_is_asked_and_chosen_from() -> None:
     """A follower outside of the live set is not eligible, however long its log is."""
-    story = Story()
-    story.record = replace(story.record, isr=story.record.isr - {Member("s3", 13)})
-    story.reported = {"s2": (4, 1), "s3": (4, 999)}
-    story.goes("s1")
-    assert story.stands == "s2"
+    run = ElectionRun()
+    run.record = replace(run.record, isr=run.record.isr - {Member("s3", 13)})
+    run.reported = {"s2": (4, 1), "s3": (4, 999)}
+    run.expire("s1")
+    assert run.candidate_node == "s2"
 
 
 def test_all_live_members_are_asked_and_silent_ones_are_awaited_for_a_bounded_time() -> None:
     """The status stays Election until both have said how far they are, or ASK_MS have passed."""
-    story = Story()
-    story.goes("s1")
-    assert story.statuses == [ELECTION]
-    assert asked(story.record, story.registrations) == ["s2", "s3"]
-    story.reported = {"s3": (4, 3)}
-    story.passes(ASK_MS - 1)
-    assert story.statuses == [ELECTION]
-    story.passes(1)
-    assert story.stands == "s3"
-    assert asked(story.record, story.registrations) == []
+    run = ElectionRun()
+    run.expire("s1")
+    assert run.statuses == [ELECTION]
+    assert asked(run.record, run.registrations) == ["s2", "s3"]
+    run.reported = {"s3": (4, 3)}
+    run.advance(ASK_MS - 1)
+    assert run.statuses == [ELECTION]
+    run.advance(1)
+    assert run.candidate_node == "s3"
+    assert asked(run.record, run.registrations) == []
 
 
 def test_without_an_eligible_candidate_the_set_is_offline() -> None:
     """The whole live set gone: Election, then Offline, and the reason names who could bring it back."""
-    story = Story()
-    story.goes("s1", "s2", "s3")
-    assert story.statuses == [ELECTION, OFFLINE]
-    assert story.record.reason == "waits for s1 (not registered); s2 (not registered); s3 (not registered)"
-    assert story.leads is None
-    assert story.stands is None
+    run = ElectionRun()
+    run.expire("s1", "s2", "s3")
+    assert run.statuses == [ELECTION, OFFLINE]
+    assert run.record.reason == "waits for s1 (not registered); s2 (not registered); s3 (not registered)"
+    assert run.leader_node is None
+    assert run.candidate_node is None
 
 
 def test_a_follower_that_is_lost_leaves_the_live_set_without_an_election() -> None:
     """Only the leader's loss elects; the others are taken out of the set."""
-    story = Story()
-    story.goes("s3")
-    assert (story.statuses, story.leads, story.live_set) == ([ONLINE], "s1", {"s1", "s2"})
+    run = ElectionRun()
+    run.expire("s3")
+    assert (run.statuses, run.leader_node, run.live_set) == ([ONLINE], "s1", {"s1", "s2"})
 
 
 def test_a_failed_promotion_is_silent_and_the_timer_moves_on() -> None:
     """Wait-for-response fires: the next candidate of the live set by lag, in a new epoch; the process repeats."""
-    story = Story()
-    story.reported = {"s2": (4, 90), "s3": (4, 95)}
-    story.goes("s1")
-    story.passes(RESPONSE_MIN_MS - 1)
-    assert story.stands == "s3"
-    story.passes(1)
-    assert (story.stands, story.record.epoch, story.record.tried) == ("s2", 6, {"s2", "s3"})
-    story.promotes()
-    assert (story.leads, story.live_set) == ("s2", {"s2", "s3"})
+    run = ElectionRun()
+    run.reported = {"s2": (4, 90), "s3": (4, 95)}
+    run.expire("s1")
+    run.advance(RESPONSE_MIN_MS - 1)
+    assert run.candidate_node == "s3"
+    run.advance(1)
+    assert (run.candidate_node, run.record.epoch, run.record.tried) == ("s2", 6, {"s2", "s3"})
+    run.promote()
+    assert (run.leader_node, run.live_set) == ("s2", {"s2", "s3"})
 
 
 def test_a_late_promotion_of_an_earlier_candidate_does_not_count() -> None:
     """Once the next one stands, what the silent one says belongs to another epoch."""
-    story = Story()
-    story.reported = {"s2": (4, 90), "s3": (4, 95)}
-    story.goes("s1")
-    late = (5, "s3", story.registrations["s3"].session_id, 13)
-    story.passes(RESPONSE_MIN_MS)
-    story.promoted.add(late)
-    story.look()
-    assert (story.record.status, story.stands) == (FOUND, "s2")
+    run = ElectionRun()
+    run.reported = {"s2": (4, 90), "s3": (4, 95)}
+    run.expire("s1")
+    late = (5, "s3", run.registrations["s3"].session_id, 13)
+    run.advance(RESPONSE_MIN_MS)
+    run.promoted.add(late)
+    run.decide()
+    assert (run.record.status, run.candidate_node) == (FOUND, "s2")
 
 
 def test_when_all_stayed_silent_there_is_a_pause_and_all_are_tried_again() -> None:
     """Nobody is left to try, but they live: back to Election, then after the back-off a new nomination."""
-    story = Story()
-    story.reported = {"s2": (4, 90), "s3": (4, 95)}
-    story.goes("s1")
-    story.passes(RESPONSE_MIN_MS)
-    story.passes(int(RESPONSE_MIN_MS * 1.5))
-    assert (story.record.status, story.record.tried) == (ELECTION, frozenset())
-    story.passes(2 * BACK_OFF_MIN_MS - 1)
-    assert story.record.status is ELECTION
-    story.passes(1)
-    assert (story.stands, story.record.epoch) == ("s3", 7)
+    run = ElectionRun()
+    run.reported = {"s2": (4, 90), "s3": (4, 95)}
+    run.expire("s1")
+    run.advance(RESPONSE_MIN_MS)
+    run.advance(int(RESPONSE_MIN_MS * 1.5))
+    assert (run.record.status, run.record.tried) == (ELECTION, frozenset())
+    run.advance(2 * BACK_OFF_MIN_MS - 1)
+    assert run.record.status is ELECTION
+    run.advance(1)
+    assert (run.candidate_node, run.record.epoch) == ("s3", 7)
 
 
 def test_the_timer_without_further_candidates_takes_the_set_offline() -> None:
     """The last candidate's node goes before it answers and no other is eligible: Offline."""
-    story = Story()
-    story.goes("s1", "s2")
-    assert story.stands == "s3"
-    story.goes("s3")
-    assert (story.record.status, story.stands) == (OFFLINE, None)
+    run = ElectionRun()
+    run.expire("s1", "s2")
+    assert run.candidate_node == "s3"
+    run.expire("s3")
+    assert (run.record.status, run.candidate_node) == (OFFLINE, None)
 
 
 def test_a_node_that_comes_back_refreshes_the_sets_that_are_offline() -> None:
     """Offline, Election, CandidateFound, Online: of the members that are eligible, the one with the smallest lag."""
-    story = Story()
-    story.goes("s1", "s2", "s3")
-    story.statuses.clear()
-    story.reported = {"s1": (4, 70), "s2": (4, 80)}
-    story.comes("s1", look=False)
-    story.comes("s2")
-    assert story.statuses == [ELECTION, FOUND]
-    assert story.stands == "s2"
-    story.promotes()
-    assert (story.leads, story.live_set) == ("s2", {"s1", "s2"})
+    run = ElectionRun()
+    run.expire("s1", "s2", "s3")
+    run.statuses.clear()
+    run.reported = {"s1": (4, 70), "s2": (4, 80)}
+    run.register("s1", decide=False)
+    run.register("s2")
+    assert run.statuses == [ELECTION, FOUND]
+    assert run.candidate_node == "s2"
+    run.promote()
+    assert (run.leader_node, run.live_set) == ("s2", {"s1", "s2"})
 
 
 def test_a_set_that_is_offline_stays_so_for_a_node_that_is_no_member_any_more() -> None:
     """A member that comes back with another log could lose what was confirmed: it is not eligible."""
-    story = Story()
-    story.goes("s2", "s3")
-    story.goes("s1")
-    story.statuses.clear()
-    story.comes("s1", log_id=99)
-    assert story.record.status is OFFLINE
-    assert "s1 (came back with another log: gen 99, not 11)" in story.record.reason
+    run = ElectionRun()
+    run.expire("s2", "s3")
+    run.expire("s1")
+    run.statuses.clear()
+    run.register("s1", log_id=99)
+    assert run.record.status is OFFLINE
+    assert "s1 (came back with another log: gen 99, not 11)" in run.record.reason
 
 
 def test_a_leader_that_returns_does_not_lead_again() -> None:
     """It finds the new leader in the record, in a higher epoch and in sync without it: it has to follow."""
-    story = Story()
-    story.reported = {"s2": (4, 90), "s3": (4, 95)}
-    story.goes("s1")
-    story.promotes()
-    before = story.record
-    story.comes("s1")
-    assert story.record == before
-    assert (story.leads, story.live_set) == ("s3", {"s2", "s3"})
+    run = ElectionRun()
+    run.reported = {"s2": (4, 90), "s3": (4, 95)}
+    run.expire("s1")
+    run.promote()
+    before = run.record
+    run.register("s1")
+    assert run.record == before
+    assert (run.leader_node, run.live_set) == ("s3", {"s2", "s3"})
 
 
 def test_the_set_goes_on_under_the_new_leader_until_the_next_election() -> None:
     """After the second loss the one that remains leads, and the others stay electable below min-ISR."""
-    story = Story()
-    story.reported = {"s2": (4, 90), "s3": (4, 95)}
-    story.goes("s1")
-    story.promotes()
-    story.goes("s3")
-    assert story.stands == "s2"
-    story.promotes()
-    assert (story.leads, story.live_set, story.record.epoch) == ("s2", {"s2"}, 6)
-    assert {member.node for member in story.record.elr} == {"s3"}
+    run = ElectionRun()
+    run.reported = {"s2": (4, 90), "s3": (4, 95)}
+    run.expire("s1")
+    run.promote()
+    run.expire("s3")
+    assert run.candidate_node == "s2"
+    run.promote()
+    assert (run.leader_node, run.live_set, run.record.epoch) == ("s2", {"s2"}, 6)
+    assert {member.node for member in run.record.elr} == {"s3"}

@@ -95,7 +95,7 @@ def run_scenario(scenario: Callable[[RacingMetastore, MemoryMetastore], Awaitabl
     asyncio.run(run())
 
 
-def over(placement: Placement, outcome: str) -> Placement:
+def finished_first_order(placement: Placement, outcome: str) -> Placement:
     """As the controller puts the first order into the history."""
     o = placement.orders[0]
     return placement.with_ended(
@@ -115,7 +115,9 @@ def test_undraining_is_done_though_its_answer_is_lost() -> None:
     async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
         await order(others, ReassignmentKind.DRAIN)
         await change_placement(others, lambda p: p.with_drained(["n1"], "ann", 1))
-        mine.meanwhile[ORDERS_PATH, 2] = lambda: change_placement(others, lambda p: over(p, "cancelled"))
+        mine.meanwhile[ORDERS_PATH, 2] = lambda: change_placement(
+            others, lambda p: finished_first_order(p, "cancelled")
+        )
         mine.spoil(WriteFault.ANSWER_LOST)
         assert await undrain(mine, ["n1"], "bob") == [1]
         assert not (await read_placement(others)).drained
@@ -167,7 +169,7 @@ def test_a_cancelled_order_whose_answer_is_lost_is_cancelled_though_it_is_over_b
 
     async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
         async def goes_on() -> None:
-            await change_placement(others, lambda p: over(p, "cancelled"))
+            await change_placement(others, lambda p: finished_first_order(p, "cancelled"))
             await order(others)
 
         for number in (1, None):
@@ -308,11 +310,11 @@ def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_granted(wh
                 moves = (ReplicaMove(1, ("n2",), ("n3",)),)
                 await change_placement(others, lambda p: p.with_changed(replace(p.orders[0], moves=moves)))
             elif what == "done":
-                await change_placement(others, lambda p: over(p, "done"))
+                await change_placement(others, lambda p: finished_first_order(p, "done"))
             else:
                 await cancel(others, None, "ann")
             if what == "over":
-                await change_placement(others, lambda p: over(p, "cancelled"))
+                await change_placement(others, lambda p: finished_first_order(p, "cancelled"))
 
         mine.meanwhile[ORDERS_PATH, 2] = meanwhile
         drain = submit(mine, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",)), None, "bob", 5)

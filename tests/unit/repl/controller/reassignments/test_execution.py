@@ -30,7 +30,7 @@ def changing(cluster: Cluster) -> list[PartitionRecord]:
     return [record for record in cluster.records.values() if record.adding or record.removing]
 
 
-async def end(cluster: Cluster, record: PartitionRecord) -> None:
+async def finish_move(cluster: Cluster, record: PartitionRecord) -> None:
     """What a leader does once the newcomers, who live, have caught up; one of those who stay leads afterwards."""
     if record.leader is None or not {*record.adding} <= {node.name for node in cluster.living}:
         return
@@ -57,7 +57,7 @@ async def end_all(cluster: Cluster, most: int = 99) -> int:
             seen = max(seen, len(found))
             assert len(found) <= most
             for record in found:
-                await end(cluster, record)
+                await finish_move(cluster, record)
             await asyncio.sleep(0.002)
     return seen
 
@@ -227,7 +227,7 @@ async def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None
             return await get(path)
 
         decides.get = counted  # type: ignore[method-assign]
-        await end(cluster, changing(cluster)[0])
+        await finish_move(cluster, changing(cluster)[0])
         await eventually(lambda: not changing(cluster))
         await asyncio.sleep(0.3)
         assert not changing(cluster)

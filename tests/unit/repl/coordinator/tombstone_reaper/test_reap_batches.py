@@ -21,7 +21,7 @@ ACTS: list[Callable[[ReapBatch, int], bool]] = [
 ]
 
 
-def a_town() -> Cluster:
+def without_queues() -> Cluster:
     """A cluster without queues."""
     cluster = Cluster("a", 1, [], lambda *_: None)
     cluster.start(lambda _: b"")
@@ -50,7 +50,7 @@ def test_a_later_tombstone_of_the_key_is_not_taken_for_the_one_that_was_judged(
     act: Callable[[ReapBatch, int], bool],
 ) -> None:
     """Queues and replicas were asked about the offset of the first one: nobody knows whether the second is settled."""
-    cluster = a_town()
+    cluster = without_queues()
     first = deleted(cluster)
     settle(cluster)
     second = deleted(cluster)
@@ -62,7 +62,7 @@ def test_a_later_tombstone_of_the_key_is_not_taken_for_the_one_that_was_judged(
 @pytest.mark.parametrize("act", ACTS)
 def test_a_tombstone_that_is_not_applied_is_left_alone(act: Callable[[ReapBatch, int], bool]) -> None:
     """It may be dropped with the leadership; once it is applied the same is done."""
-    cluster = a_town()
+    cluster = without_queues()
     offset = deleted(cluster)
     assert proposed(cluster, act, offset) == 0
     settle(cluster)

@@ -33,7 +33,7 @@ DEFAULT_TICK_S = tombstone_reaper.TICK_S
 
 
 @dataclass
-class Queues:
+class FakeTombstoneBarrier:
     """What the floor of the queues says."""
 
     offering: bool = False
@@ -54,7 +54,7 @@ class ReapingCluster:
 
     made: Cluster
     reapers: dict[str, Reaper]
-    queues: Queues
+    queues: FakeTombstoneBarrier
     kind: TypeProperties = field(default_factory=lambda: TypeProperties(DEFAULTS, {}))
 
     def of_type(self, _bucket_type: bytes) -> TypeProperties:
@@ -69,12 +69,12 @@ class ReapingCluster:
         data = self.made.store.object(0, key.bucket, key.key)
         return None if data is None else decode_object(data)
 
-    async def gone(self, *keys: Key) -> None:
+    async def wait_until_removed(self, *keys: Key) -> None:
         async with asyncio.timeout(10):
             while any(self.in_store(key) is not None for key in keys or (KEY,)):
                 await asyncio.sleep(0.005)
 
-    async def until_it_waits(self, text: str) -> None:
+    async def wait_for_wait_reason(self, text: str) -> None:
         async with asyncio.timeout(10):
             while not any(text in str(row["waits"]) for row in self.reapers["n1"].status()):
                 await asyncio.sleep(0.005)
@@ -90,7 +90,7 @@ class ReapingCluster:
 async def reaping_cluster(kind: Properties = DEFAULTS, **buckets: Properties) -> AsyncIterator[ReapingCluster]:
     with ThreadPoolExecutor(1) as pool:
         async with cluster() as made:
-            queues = Queues()
+            queues = FakeTombstoneBarrier()
             found = ReapingCluster(made, {}, queues, TypeProperties(kind, {n.encode(): p for n, p in buckets.items()}))
             for node, runtime in made.runtimes.items():
                 reaper = found.reapers[node] = Reaper(
@@ -125,7 +125,7 @@ async def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
 
     async with reaping_cluster(IMMEDIATE) as w:
         await w.delete()
-        await w.gone()
+        await w.wait_until_removed()
         assert w.made.store.changes(0, 0, 100) == []
         assert w.made.store.cursor(0, REAPED).entry_offset == 3
         assert await w.made.coordinators["n2"].get(KEY) is None
@@ -147,10 +147,10 @@ async def test_a_request_takes_effect_once_though_its_key_was_reaped(
         request = WriteRequest(KEY, Content(b"v"), None, b"id-1")
         assert not (await n1.write(request)).repeated
         deleted = await n1.write(WriteRequest(KEY, TOMBSTONE))
-        await w.gone()
+        await w.wait_until_removed()
         if not remembered:
             await w.delete(SECOND)
-            await w.gone(SECOND)
+            await w.wait_until_removed(SECOND)
         for coordinator in (n1, n2):
             again = await coordinator.write(request)
             assert again.repeated
@@ -203,7 +203,7 @@ async def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.Monke
             await w.delete(key)
         reaper, place = w.reapers["n1"], w.made.runtimes["n1"].partitions[0]
         reaper._reap_due(place, reaper._led[0])  # type: ignore[arg-type]
-        await w.gone(keys[0])
+        await w.wait_until_removed(keys[0])
         assert sum(w.in_store(key) is not None for key in keys) == 5
 
 
@@ -215,7 +215,7 @@ async def test_tombstones_are_kept_unless_their_bucket_reaps_them() -> None:
         await w.delete()
         await w.delete(mine)
         await w.made.coordinators["n1"].write(WriteRequest(mine._replace(key=b"live" + mine.key), Content(b"v")))
-        await w.gone(mine)
+        await w.wait_until_removed(mine)
         found = w.in_store()
         assert found is not None
         assert found.deleted
@@ -231,13 +231,13 @@ async def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> 
         await asyncio.sleep(0.05)
         assert w.reapers["n1"].status() == [{"partition": 0, "tombstones": 1, "waits": ""}], "its delay is not over"
         w.kind = TypeProperties(IMMEDIATE, {})
-        await w.until_it_waits("replica n2 is not in sync")
+        await w.wait_for_wait_reason("replica n2 is not in sync")
         w.sync("n1", "n2")
-        await w.until_it_waits("queue to-west: acknowledged below offset 1")
+        await w.wait_for_wait_reason("queue to-west: acknowledged below offset 1")
         assert set(w.queues.asked) == {2}
         assert w.in_store() is not None
         w.queues.waiting = ""
-        await w.gone()
+        await w.wait_until_removed()
 
 
 async def test_what_was_deleted_before_is_found_by_a_walk() -> None:
@@ -250,7 +250,7 @@ async def test_what_was_deleted_before_is_found_by_a_walk() -> None:
         assert w.in_store() is not None
         w.kind = TypeProperties(IMMEDIATE, {})
         w.reapers["n1"].properties_changed()
-        await w.gone(KEY, SECOND, THIRD)
+        await w.wait_until_removed(KEY, SECOND, THIRD)
 
 
 def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,17 +276,17 @@ def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypa
             for key in keys:
                 await w.delete(key)
             turns.clear()
-            await w.until_it_waits("a queue waits")
+            await w.wait_for_wait_reason("a queue waits")
             async with asyncio.timeout(5):
                 while len({offset for asked in turns for offset in asked}) < len(keys):
                     await asyncio.sleep(0.005)
             assert max(map(len, turns)) == 2
             offsets = {offset for asked in turns for offset in asked}
             free.append(max(offsets))
-            await w.gone(keys[-1])
+            await w.wait_until_removed(keys[-1])
             assert w.reapers["n1"].status() == [{"partition": 0, "tombstones": 6, "waits": "a queue waits"}]
             free += offsets
-            await w.gone(*keys)
+            await w.wait_until_removed(*keys)
 
     def asks(w: ReapingCluster, offset: int, free: list[int]) -> str:
         w.queues.asked.append(offset)
@@ -306,7 +306,7 @@ async def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monke
             await w.delete(key)
         assert w.reapers["n1"].status()[0]["tombstones"] == 1
         w.queues.waiting = ""
-        await w.gone(KEY, SECOND, THIRD)
+        await w.wait_until_removed(KEY, SECOND, THIRD)
 
 
 async def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> None:
@@ -317,7 +317,7 @@ async def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> No
         dot = (actor_of(OTHER, 0), pack_counter(1, 1))
         theirs = encode_object(write(None, (), TOMBSTONE, dot, 1))
         await w.made.coordinators["n1"].push([PushItem(KEY, OTHER, theirs)])
-        await w.until_it_waits("queue q")
+        await w.wait_for_wait_reason("queue q")
         (change,) = w.made.store.changes(0, 0, 100)
         assert (change.origin == OTHER, change.offset) == (False, 2)
         found = w.in_store()
@@ -327,7 +327,7 @@ async def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> No
         again = w.made.store.object(0, KEY.bucket, KEY.key)
         assert again is not None
         w.queues.waiting = ""
-        await w.gone()
+        await w.wait_until_removed()
         (back,) = await w.made.coordinators["n1"].push([PushItem(KEY, OTHER, again)])
         assert back.outcome is PushOutcome.SUPERSEDED, "a tombstone that went round ends where it was reaped"
         assert w.in_store() is None
@@ -346,7 +346,7 @@ async def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
         assert await ask(SECOND) == ("waits", "queue q: waits")
         w.queues.waiting = ""
         assert (await ask(SECOND)).outcome == "reaped"
-        await w.gone(SECOND)
+        await w.wait_until_removed(SECOND)
         w.made.wire.lost.add("n1")
         with pytest.raises(OutcomeUnknown):
             await ask(KEY)
@@ -362,11 +362,11 @@ async def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> No
             reaper.differs = lambda key: found.get(key, "")
         await w.delete()
         await w.delete(SECOND)
-        await w.gone(SECOND)
-        await w.until_it_waits("full-sync west")
+        await w.wait_until_removed(SECOND)
+        await w.wait_for_wait_reason("full-sync west")
         assert (await w.reapers["n2"].ask(KEY)).outcome == "waits"
         found.clear()
-        await w.gone(KEY)
+        await w.wait_until_removed(KEY)
 
 
 async def test_a_key_with_a_pending_reap_reads_as_absent() -> None:
@@ -401,7 +401,7 @@ async def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> Non
         stale = PushItem(KEY, OTHER, written.payload)
         await coordinator.write(WriteRequest(KEY, TOMBSTONE))
         assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-        await w.gone()
+        await w.wait_until_removed()
         for _ in range(3):
             (late,) = await coordinator.push([stale])
             assert late.outcome is PushOutcome.SUPERSEDED
@@ -437,7 +437,7 @@ async def test_a_late_push_brings_nothing_back_beside_what_was_written_since(app
         runtime.hold = not applied
         assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
         if applied:
-            await w.gone()
+            await w.wait_until_removed()
         asked = asyncio.ensure_future(coordinator.write(WriteRequest(KEY, Content(b"new"))))
         await asyncio.sleep(0.01)
         runtime.hold = False
@@ -462,7 +462,7 @@ async def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote
         await coordinator.push([late])
         await coordinator.push([gone])
         assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-        await w.gone()
+        await w.wait_until_removed()
         dot = (actor_of(THIRD_CLUSTER, 0), pack_counter(1, 1))
         news = write(None, (), Content(b"third"), dot, 3)
         (taken,) = await coordinator.push([PushItem(KEY, THIRD_CLUSTER, encode_object(news))])
@@ -497,7 +497,7 @@ async def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool)
         gone, late, more = (PushItem(KEY, OTHER, encode_object(obj)) for obj in (first, value, second))
         assert (await coordinator.push([gone]))[0].outcome is PushOutcome.APPLIED
         assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-        await w.gone()
+        await w.wait_until_removed()
         assert (await coordinator.push([late]))[0].outcome is PushOutcome.FAILED, "it would be taken next time"
         if not remembered:
             w.made.store._remembered.reaped = ReapedWindows()
@@ -521,7 +521,7 @@ async def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
         for obj in (value, tombstone):
             await coordinator.push([PushItem(KEY, OTHER, encode_object(obj))])
         assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
-        await w.gone()
+        await w.wait_until_removed()
         more = increment(value.clock, actor_of(THIRD_CLUSTER, 0), pack_counter(1, 1), 3)
         item = PushItem(KEY, THIRD_CLUSTER, encode_object(Object(more, value.siblings)))
         assert (await coordinator.push([item]))[0].outcome is PushOutcome.SUPERSEDED
@@ -559,7 +559,7 @@ async def test_other_clusters_are_notified_before_a_tombstone_is_removed() -> No
     async with reaping_cluster(IMMEDIATE._replace(repl_reap=True)) as w:
         w.queues.offering, w.queues.waiting = True, "queue west waits"
         await w.delete()
-        await w.until_it_waits("queue west waits")
+        await w.wait_for_wait_reason("queue west waits")
         row = w.made.store.changes(0, 0, 100)[-1]
         assert row.kind == EntryKind.DATA
         w.queues.waiting = ""
@@ -567,13 +567,13 @@ async def test_other_clusters_are_notified_before_a_tombstone_is_removed() -> No
         async with asyncio.timeout(10):
             while not reaper.announced_count:
                 await asyncio.sleep(0.001)
-        await w.gone()
+        await w.wait_until_removed()
         assert reaper.reaped_count == reaper.announced_count == 1
         asked = sorted(set(w.queues.asked))
         assert asked == [row.offset, row.offset + 1], "the second wait is for the entry that tells"
         w.queues.offering = False
         await w.delete(SECOND)
-        await w.gone(SECOND)
+        await w.wait_until_removed(SECOND)
         assert reaper.announced_count == 1
 
 
@@ -594,9 +594,9 @@ async def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> Non
         outcomes = [(await coordinator.push([leaving]))[0].outcome for _ in range(2)]
         assert outcomes == ["applied" if taken else "superseded", "superseded"]
         if taken:
-            await w.until_it_waits("replica n2 is not in sync")
+            await w.wait_for_wait_reason("replica n2 is not in sync")
             w.sync("n1", "n2")
-            await w.gone()
+            await w.wait_until_removed()
         assert w.reapers["n1"].told_count == taken
         assert w.reapers["n1"].reaped_count == taken
         assert [r.outcome for r in await coordinator.push([PushItem(KEY, OTHER, later)])] == ["applied"]

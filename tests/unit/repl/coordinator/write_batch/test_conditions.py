@@ -20,7 +20,7 @@ NEW = Condition(if_none_match=ANY)
 OLD = Condition(if_match=ANY)
 
 
-def asked(value: bytes, condition: Condition | None, request_id: bytes = b"") -> WriteRequest:
+def write_request(value: bytes, condition: Condition | None, request_id: bytes = b"") -> WriteRequest:
     return WriteRequest(KEY, Content(value), None, request_id, True, condition)
 
 
@@ -31,7 +31,7 @@ async def outcome(c: Cluster, request: WriteRequest, node: str = "n1") -> object
         return error
 
 
-async def held(c: Cluster) -> list[bytes]:
+async def stored_values(c: Cluster) -> list[bytes]:
     data = await c.coordinators["n1"].get(KEY)
     return [] if data is None else [s.value for s in decode_object(data).live]
 
@@ -43,7 +43,7 @@ async def test_of_two_racing_conditional_writes_one_wins(hold: bool) -> None:
     async with cluster() as c:
         c.runtimes["n1"].hold = hold
         writers = [
-            asyncio.ensure_future(outcome(c, asked(b"%d" % number, NEW), ("n1", "n2")[number % 2]))
+            asyncio.ensure_future(outcome(c, write_request(b"%d" % number, NEW), ("n1", "n2")[number % 2]))
             for number in range(10)
         ]
         while hold and not all(w.done() for w in writers):
@@ -52,27 +52,30 @@ async def test_of_two_racing_conditional_writes_one_wins(hold: bool) -> None:
         results = await asyncio.gather(*writers)
         assert [isinstance(r, WriteResult) for r in results].count(True) == 1
         assert [type(r) for r in results].count(ConditionFailed) == 9
-        assert len(await held(c)) == 1
+        assert len(await stored_values(c)) == 1
 
 
 async def test_a_tag_admits_only_the_version_that_it_names() -> None:
     """If-Match by tag is compare-and-set: it holds for the version that was read, for no other and for none."""
 
     async with cluster() as c:
-        assert type(await outcome(c, asked(b"0", Condition(if_match=("0123456789abcdef",))), "n2")) is ConditionFailed
-        written = await c.coordinators["n1"].write(asked(b"1", None))
+        assert (
+            type(await outcome(c, write_request(b"0", Condition(if_match=("0123456789abcdef",))), "n2"))
+            is ConditionFailed
+        )
+        written = await c.coordinators["n1"].write(write_request(b"1", None))
         tag = object_tag(written.clock, decode_object(written.payload).siblings)
         replace = WriteRequest(KEY, Content(b"2"), decode_object(written.payload).clock, condition=Condition((tag,)))
         assert isinstance(await outcome(c, replace, "n2"), WriteResult)
         assert type(await outcome(c, replace)) is ConditionFailed
-        assert await held(c) == [b"2"]
+        assert await stored_values(c) == [b"2"]
 
 
 async def test_the_clock_of_if_not_modified_must_be_the_keys() -> None:
     """Another clock than the key's, older or of a key that is not there, is a conflict; the same is none."""
 
     async with cluster() as c:
-        first = decode_object((await c.coordinators["n1"].write(asked(b"1", None))).payload).clock
+        first = decode_object((await c.coordinators["n1"].write(write_request(b"1", None))).payload).clock
         same = WriteRequest(KEY, Content(b"2"), first, condition=Condition(clock=first))
         assert isinstance(await outcome(c, same, "n2"), WriteResult)
         assert type(await outcome(c, same, "n2")) is Modified
@@ -84,11 +87,11 @@ async def test_a_deleted_key_does_not_exist_for_a_condition() -> None:
     """If-None-Match: * is carried out over a tombstone, If-Match: * is not."""
 
     async with cluster() as c:
-        await c.coordinators["n1"].write(asked(b"1", OLD._replace(if_match=None)))
+        await c.coordinators["n1"].write(write_request(b"1", OLD._replace(if_match=None)))
         await c.coordinators["n1"].write(WriteRequest(KEY, TOMBSTONE))
-        assert type(await outcome(c, asked(b"2", OLD), "n2")) is ConditionFailed
-        assert isinstance(await outcome(c, asked(b"3", NEW), "n2"), WriteResult)
-        assert await held(c) == [b"3"]
+        assert type(await outcome(c, write_request(b"2", OLD), "n2")) is ConditionFailed
+        assert isinstance(await outcome(c, write_request(b"3", NEW), "n2"), WriteResult)
+        assert await stored_values(c) == [b"3"]
 
 
 async def test_a_change_after_the_second_of_unmodified_since_refuses() -> None:
@@ -96,18 +99,18 @@ async def test_a_change_after_the_second_of_unmodified_since_refuses() -> None:
 
     async with cluster() as c:
         now_s = c.runtimes["n1"].time.wall_ms() // 1000
-        assert isinstance(await outcome(c, asked(b"1", Condition(unmodified_since_s=now_s - 9))), WriteResult)
-        assert type(await outcome(c, asked(b"2", Condition(unmodified_since_s=now_s - 1)))) is ConditionFailed
-        assert isinstance(await outcome(c, asked(b"3", Condition(unmodified_since_s=now_s))), WriteResult)
+        assert isinstance(await outcome(c, write_request(b"1", Condition(unmodified_since_s=now_s - 9))), WriteResult)
+        assert type(await outcome(c, write_request(b"2", Condition(unmodified_since_s=now_s - 1)))) is ConditionFailed
+        assert isinstance(await outcome(c, write_request(b"3", Condition(unmodified_since_s=now_s))), WriteResult)
 
 
 async def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
     """What a refusal tells of the key is as sure as a committed read: a leader that was replaced cannot tell it."""
 
     async with cluster() as c:
-        await c.coordinators["n1"].write(asked(b"1", None))
+        await c.coordinators["n1"].write(write_request(b"1", None))
         c.runtimes["n1"].reads = []
-        waiting = asyncio.ensure_future(outcome(c, asked(b"2", NEW)))
+        waiting = asyncio.ensure_future(outcome(c, write_request(b"2", NEW)))
         async with asyncio.timeout(5):
             while not c.runtimes["n1"].reads:
                 await asyncio.sleep(0)
@@ -116,7 +119,7 @@ async def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
         assert type(await waiting) is ConditionFailed
         c.runtimes["n1"].reads = None
         c.runtimes["n1"].read_refusals = [NotReady("another leads")]
-        retried = await outcome(c, asked(b"2", NEW))
+        retried = await outcome(c, write_request(b"2", NEW))
         assert type(retried) is ConditionFailed, "asked again once leadership was settled"
         assert c.runtimes["n1"].read_refusals == []
 
@@ -129,10 +132,10 @@ async def test_a_refusal_without_confirmation_in_time_is_an_unknown_outcome(pend
     async with cluster(request_timeout_ms=300) as c:
         runtime = c.runtimes["n1"]
         runtime.hold = pending
-        first = asyncio.ensure_future(outcome(c, asked(b"1", None)))
+        first = asyncio.ensure_future(outcome(c, write_request(b"1", None)))
         await (asyncio.sleep(0.01) if pending else first)
         runtime.reads = []
-        answer = await outcome(c, asked(b"2", NEW))
+        answer = await outcome(c, write_request(b"2", NEW))
         assert isinstance(answer, Retryable), answer
         assert answer.reason == TimedOut.reason
         assert not isinstance(answer, MOVING)
@@ -144,8 +147,8 @@ async def test_a_repeated_request_is_known_before_its_condition_is_judged() -> N
     """A conditional write whose answer was lost is answered as repeated, not refused by what it wrote itself."""
 
     async with cluster() as c:
-        assert isinstance(await outcome(c, asked(b"1", NEW, b"id")), WriteResult)
-        again = await outcome(c, asked(b"1", NEW, b"id"), "n2")
+        assert isinstance(await outcome(c, write_request(b"1", NEW, b"id")), WriteResult)
+        again = await outcome(c, write_request(b"1", NEW, b"id"), "n2")
         assert isinstance(again, WriteResult)
         assert again.repeated
 
@@ -154,9 +157,9 @@ def test_a_condition_survives_the_wire_and_bad_ones_are_refused() -> None:
     """A forwarded condition is decoded as it was; a write of more or other fields is no write."""
     condition = Condition(("a", "W/b"), ANY, 5, 7, ((b"a" * 20, 3, 4),))
     for given in (None, condition, Condition(clock=())):
-        request = asked(b"v", given, b"id")
+        request = write_request(b"v", given, b"id")
         assert decode_write(msgpack.unpackb(encode_write(request), use_list=False)) == request
-    raw = msgpack.unpackb(encode_write(asked(b"v", condition)), use_list=False)
+    raw = msgpack.unpackb(encode_write(write_request(b"v", condition)), use_list=False)
     for bad in ((*raw, 1), (*raw[:-1], 1), (*raw[:-1], (1, None, None, None, None)), (*raw[:-1], (None,))):
         with pytest.raises(CodecError):
             decode_write(bad)

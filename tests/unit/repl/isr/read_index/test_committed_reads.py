@@ -21,7 +21,7 @@ def a_leader_of_two() -> Replica:
     return leader
 
 
-def asked(effects: list[fx.Effect]) -> int:
+def check_nonce(effects: list[fx.Effect]) -> int:
     """The nonce with which n2 alone is asked; nothing is served yet."""
     (sent,) = effects
     assert isinstance(sent, fx.Send)
@@ -30,7 +30,7 @@ def asked(effects: list[fx.Effect]) -> int:
     return sent.message.nonce
 
 
-def answered(leader: Replica, nonce: int) -> list[fx.Effect]:
+def effects_of_answer(leader: Replica, nonce: int) -> list[fx.Effect]:
     """What the leader does when n2 answers a question."""
     return leader.step(ev.Received("n2", ms.LeadershipCheckOk(5, TWO.log_id, nonce)), 2)
 
@@ -38,27 +38,27 @@ def answered(leader: Replica, nonce: int) -> list[fx.Effect]:
 def test_an_eligible_member_outside_the_isr_is_asked() -> None:
     """It may be elected at any moment: without its word a read could miss what its leadership has committed."""
     leader = a_leader_of_two()
-    nonce = asked(leader.step(ev.ReadRequested(1), 1))
-    assert answered(leader, nonce) == [fx.ReadReady((1,))]
+    nonce = check_nonce(leader.step(ev.ReadRequested(1), 1))
+    assert effects_of_answer(leader, nonce) == [fx.ReadReady((1,))]
 
 
 def test_a_read_that_arrives_during_a_round_waits_for_the_next_round() -> None:
     """An answer may have been given before the read came, and before another leader committed what it must see."""
     leader = a_leader_of_two()
-    first = asked(leader.step(ev.ReadRequested(1), 1))
+    first = check_nonce(leader.step(ev.ReadRequested(1), 1))
     assert leader.step(ev.ReadRequested(2), 1) == []
-    served, *rest = answered(leader, first)
+    served, *rest = effects_of_answer(leader, first)
     assert served == fx.ReadReady((1,))
-    second = asked(rest)
+    second = check_nonce(rest)
     assert second != first
-    assert answered(leader, second) == [fx.ReadReady((2,))]
+    assert effects_of_answer(leader, second) == [fx.ReadReady((2,))]
 
 
 def test_an_answer_to_an_earlier_question_confirms_nothing() -> None:
     """It is late, or a copy: when it was given the read had not come."""
     leader = a_leader_of_two()
-    first = asked(leader.step(ev.ReadRequested(1), 1))
-    answered(leader, first)
-    second = asked(leader.step(ev.ReadRequested(2), 3))
-    assert answered(leader, first) == []
-    assert answered(leader, second) == [fx.ReadReady((2,))]
+    first = check_nonce(leader.step(ev.ReadRequested(1), 1))
+    effects_of_answer(leader, first)
+    second = check_nonce(leader.step(ev.ReadRequested(2), 3))
+    assert effects_of_answer(leader, first) == []
+    assert effects_of_answer(leader, second) == [fx.ReadReady((2,))]

@@ -47,7 +47,7 @@ def a_leader_of_three() -> Replica:
     return a_leader(online(isr=frozenset({MEMBER}), elr=frozenset({TWO, OTHER}), min_isr=2, replicas=THREE))
 
 
-def greeted(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
+def effects_of_follow_request(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
     """What the leader does when a follower with the log of a_replica says FollowRequest."""
     hello = ms.FollowRequest(5, member.log_id, now_ms + 1, 20, 20, TABLE)
     return replica.step(ev.Received(member.node, hello), now_ms)
@@ -55,7 +55,7 @@ def greeted(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
 
 def caught_up(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
     """What the leader does when a follower has everything, the barrier at 20 included."""
-    greeted(replica, member, now_ms)
+    effects_of_follow_request(replica, member, now_ms)
     ack = ms.AppendAck(5, member.log_id, 1, 21, 21, 15)
     return replica.step(ev.Received(member.node, ack), now_ms)
 
@@ -150,7 +150,7 @@ def test_a_follower_whose_first_acknowledgement_is_lost_is_asked_again() -> None
 def test_a_log_trimmed_under_a_lost_acknowledgement_goes_on() -> None:
     """The leader last heard of 20 and begins at 21 now: it sends the news, not entries; the answer moves it on."""
     replica = a_leader_of_three()
-    greeted(replica, TWO, 0)
+    effects_of_follow_request(replica, TWO, 0)
     replica.step(ev.Trimmed(21), 5)
     sent = [effect for at_ms in range(100, 4_200, 100) for effect in replica.step(ev.Tick(), at_ms)]
     assert not [effect for effect in sent if isinstance(effect, fx.Replicate)]
@@ -300,10 +300,10 @@ def test_a_late_follow_request_of_an_older_log_id_is_ignored() -> None:
     """R-GEN: the leader would wait for that log's word for ever, and send to the one that is there."""
     replica = a_leader_of_three()
     caught_up(replica, Member("n2", 9), 0)
-    assert greeted(replica, TWO, 10) == []
+    assert effects_of_follow_request(replica, TWO, 10) == []
     assert [(f.node, f.log_id) for f in replica.followers()] == [("n2", 9)]
     replica.step(ev.LinkDown("n2"), 20)
-    assert greeted(replica, TWO, 30), "it says Hello on another connection"
+    assert effects_of_follow_request(replica, TWO, 30), "it says Hello on another connection"
 
 
 def with_rows_beyond(end: int) -> tuple[Replica, ms.FollowRequest]:

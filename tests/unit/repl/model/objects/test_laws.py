@@ -33,7 +33,7 @@ clocks = st.dictionaries(st.sampled_from(ACTORS), st.tuples(st.integers(1, 5), s
 )
 
 
-class World:
+class KeyReplicas:
     """A few replicas of one key, each with its own actor, and an oracle that knows which writes saw which."""
 
     def __init__(self, rng: random.Random, actors: int = 3) -> None:
@@ -81,24 +81,24 @@ class World:
 @settings(max_examples=150)
 def test_no_sibling_is_lost_and_none_is_false(seed: int) -> None:
     """I-NO-LOST, I-SIB: after any history the siblings are exactly the writes that no later write had seen."""
-    world = World(random.Random(seed))
+    replicas = KeyReplicas(random.Random(seed))
     for _ in range(25):
-        world.step()
-        for at, state in enumerate(world.states):
+        replicas.step()
+        for at, state in enumerate(replicas.states):
             if state is not None:
-                assert {s.dot for s in state.siblings} == world.expected(at)
-                assert all(s.value == world.values[s.dot] for s in state.siblings)
+                assert {s.dot for s in state.siblings} == replicas.expected(at)
+                assert all(s.value == replicas.values[s.dot] for s in state.siblings)
 
 
 @given(st.integers(0, 10_000))
 @settings(max_examples=100)
 def test_any_order_and_repetition_of_pushes_gives_the_same_object(seed: int) -> None:
     """I-COMM: merging the same states in any order, with repeats, gives byte-equal objects."""
-    world = World(random.Random(seed))
+    replicas = KeyReplicas(random.Random(seed))
     states: list[Object] = []
     for _ in range(20):
-        world.step()
-        states += [s for s in world.states if s is not None and world.rng.random() < 0.2]
+        replicas.step()
+        states += [s for s in replicas.states if s is not None and replicas.rng.random() < 0.2]
     states = states[:4]
     results = set()
     for order in permutations(states):
@@ -178,10 +178,10 @@ def test_counters_pack_epoch_and_offset_in_log_order() -> None:
 @settings(max_examples=60)
 def test_summary_from_bytes_equals_summary_of_the_object(seed: int) -> None:
     """A push's summary, taken from bytes alone, is the one the leader would have made."""
-    world = World(random.Random(seed))
+    replicas = KeyReplicas(random.Random(seed))
     for _ in range(15):
-        world.step()
-    for state in world.states:
+        replicas.step()
+    for state in replicas.states:
         if state is not None:
             encoded, summary = encode_with_summary(state)
             assert encoded == encode_object(state)

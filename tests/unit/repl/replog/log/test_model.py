@@ -46,7 +46,7 @@ class LogModel(RuleBasedStateMachine):
         after = self.history.states[self.history.durable_at :]
         return {p: min(len(state.get(p, PartitionState()).wires) for state in after) for p in known}
 
-    def hear(self) -> None:
+    def wait_for_reports(self) -> None:
         assert self.listener is not None
         reports = self.listener.reports
         while self.heard < len(reports):
@@ -84,7 +84,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(partition=PARTITIONS, share=st.floats(0, 1))
     def trim(self, partition: int, share: float) -> None:
         """The store's floor of a partition rises, to at most what is durable; then the log may be trimmed."""
-        self.hear()
+        self.wait_for_reports()
         held = [state.get(partition, PartitionState()) for state in self.history.states[self.history.durable_at :]]
         floor = round(min(len(state.wires) for state in held) * share)
         self.history.floors[partition] = max(floor, self.history.floors.get(partition, 0))
@@ -94,7 +94,7 @@ class LogModel(RuleBasedStateMachine):
     def restart(self) -> None:
         """A clean stop keeps everything."""
         self.log.close()
-        self.hear()
+        self.wait_for_reports()
         self.history.durable_at = len(self.history.states) - 1
         self.open()
 
@@ -108,7 +108,7 @@ class LogModel(RuleBasedStateMachine):
             wanted = {p: len(s.wires) for p, s in self.history.now.items() if p in self.listener.durable}
             self.listener.wait(wanted)
         kill(self.log, self.disk)
-        self.hear()
+        self.wait_for_reports()
         self.disk = self.disk.survivor("kept" if self.durability == "async" else how, Random(seed))
         self.open()
 

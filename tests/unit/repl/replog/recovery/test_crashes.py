@@ -11,7 +11,7 @@ from tests.support.log_history import History, Listener, entries, kill, open_log
 from tests.support.memory_disk import MemoryDisk
 
 
-class Story:
+class HistoryWriter:
     """One process after another on one disk, writing what the history notes; ends where the disk stops."""
 
     def __init__(self, disk: MemoryDisk, **options: object) -> None:
@@ -56,10 +56,10 @@ class Story:
 def append(partition: int, epoch: int, count: int, size: int = 20):
     """An act: append entries to a partition."""
 
-    def act(story: Story, log) -> None:
+    def act(history_writer: HistoryWriter, log) -> None:
         added = entries(epoch, log.leo(partition), count, size=size, tag=partition)
-        story.history.append(partition, added)
-        story.touched = {partition: 0}
+        history_writer.history.append(partition, added)
+        history_writer.touched = {partition: 0}
         log.append(partition, added)
 
     return act
@@ -68,9 +68,9 @@ def append(partition: int, epoch: int, count: int, size: int = 20):
 def truncate(partition: int, to_offset: int, epoch: int):
     """An act: truncate a partition."""
 
-    def act(story: Story, log) -> None:
-        story.history.truncate(partition, to_offset)
-        story.touched = {partition: 0}
+    def act(history_writer: HistoryWriter, log) -> None:
+        history_writer.history.truncate(partition, to_offset)
+        history_writer.touched = {partition: 0}
         log.truncate(partition, to_offset, epoch)
 
     return act
@@ -79,12 +79,12 @@ def truncate(partition: int, to_offset: int, epoch: int):
 def together(*acts):
     """An act: several without waiting in between."""
 
-    def act(story: Story, log) -> None:
+    def act(history_writer: HistoryWriter, log) -> None:
         touched: dict[int, int] = {}
         for each in acts:
-            each(story, log)
-            touched |= story.touched
-        story.touched = touched
+            each(history_writer, log)
+            touched |= history_writer.touched
+        history_writer.touched = touched
 
     return act
 
@@ -92,11 +92,11 @@ def together(*acts):
 def trim(**floors: int):
     """An act: trim to floors p0=..., p1=..."""
 
-    def act(story: Story, log) -> None:
+    def act(history_writer: HistoryWriter, log) -> None:
         named = {int(name[1:]): floor for name, floor in floors.items()}
         for partition, floor in named.items():
-            story.history.floors[partition] = max(floor, story.history.floors.get(partition, 0))
-        story.touched = {}
+            history_writer.history.floors[partition] = max(floor, history_writer.history.floors.get(partition, 0))
+        history_writer.touched = {}
         log.trim(named)
 
     return act
@@ -120,17 +120,17 @@ SECOND = (
 THIRD = (append(0, 3, 1), append(3, 1, 1))
 
 
-def told(disk: MemoryDisk) -> Story:
+def write_history(disk: MemoryDisk) -> HistoryWriter:
     """The whole story, or as far as the disk goes."""
-    story = Story(disk, size_limit_bytes=2000, file_bytes=1000)
-    story.process(*FIRST) and story.process(*SECOND) and story.process(*THIRD)
-    return story
+    history_writer = HistoryWriter(disk, size_limit_bytes=2000, file_bytes=1000)
+    history_writer.process(*FIRST) and history_writer.process(*SECOND) and history_writer.process(*THIRD)
+    return history_writer
 
 
 def test_the_history_creates_truncates_trims_and_copies() -> None:
     """The story that the other tests stop somewhere does make files, truncate, trim and copy."""
     disk = MemoryDisk()
-    story = told(disk)
+    history_writer = write_history(disk)
     assert not disk.stopped
     kinds = {step.split()[0] for step in disk.steps}
     assert kinds == {
@@ -146,7 +146,7 @@ def test_the_history_creates_truncates_trims_and_copies() -> None:
         "sync",
     }
     log = open_log(disk)
-    assert story.history.recovered_as(log) == len(story.history.states) - 1
+    assert history_writer.history.recovered_as(log) == len(history_writer.history.states) - 1
     assert log.recovered()[0].start > 0
     assert log.recovered()[4].start == 0
     assert [extent.copied for extent in log._index.partitions[4].extents] == [True]
@@ -163,7 +163,7 @@ def test_a_crash_anywhere_keeps_durable_entries_and_invents_none(how: str) -> No
         disk = MemoryDisk()
         disk.stop_at = stop_at
         disk.tear_write = how == "killed in a write"
-        story = told(disk)
+        history_writer = write_history(disk)
         if not disk.stopped:
             break
         match how:
@@ -175,11 +175,11 @@ def test_a_crash_anywhere_keeps_durable_entries_and_invents_none(how: str) -> No
                 disk.revive()
                 found = [disk]
         for after in found:
-            goes_on(story.history, after)
+            check_continuation(history_writer.history, after)
     assert stop_at > 60
 
 
-def goes_on(history: History, disk: MemoryDisk) -> None:
+def check_continuation(history: History, disk: MemoryDisk) -> None:
     """The log on `disk` is one of those that it may be; a new process appends to it, and the power fails."""
     log = open_log(disk, size_limit_bytes=2000)
     state = history.states[history.recovered_as(log)]

@@ -10,7 +10,7 @@ from isthmus.repl.replog import writer
 from isthmus.repl.replog.log import FileLog
 from tests.support.log_history import History, Listener, entries, open_log
 from tests.support.memory_disk import MemoryDisk
-from tests.unit.repl.replog.recovery.test_crashes import FIRST, SECOND, THIRD, Story
+from tests.unit.repl.replog.recovery.test_crashes import FIRST, SECOND, THIRD, HistoryWriter
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +19,11 @@ def no_sync_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "ASYNC_SYNC_S", 1_000.0)
 
 
-def told(disk: MemoryDisk) -> Story:
+def write_history(disk: MemoryDisk) -> HistoryWriter:
     """The whole story, or as far as the disk goes."""
-    story = Story(disk, size_limit_bytes=2000, file_bytes=1000, durability="async")
-    story.process(*FIRST) and story.process(*SECOND) and story.process(*THIRD)
-    return story
+    history_writer = HistoryWriter(disk, size_limit_bytes=2000, file_bytes=1000, durability="async")
+    history_writer.process(*FIRST) and history_writer.process(*SECOND) and history_writer.process(*THIRD)
+    return history_writer
 
 
 def opened(disk: MemoryDisk, partitions: set[int]) -> FileLog:
@@ -53,12 +53,12 @@ def test_a_killed_process_loses_nothing_that_was_reported(how: str) -> None:
         stop_at += 1
         disk = MemoryDisk()
         disk.stop_at, disk.tear_write = stop_at, how == "killed in a write"
-        story = told(disk)
+        history_writer = write_history(disk)
         if not disk.stopped:
             break
         disk.revive()
         log = open_log(disk, size_limit_bytes=2000, durability="async")
-        story.history.recovered_as(log)
+        history_writer.history.recovered_as(log)
         log.close()
     assert stop_at > 60
 
@@ -73,13 +73,13 @@ def test_after_a_power_loss_each_partition_is_as_it_once_was_and_goes_on(how: st
         stop_at += 1
         disk = MemoryDisk()
         disk.stop_at = stop_at
-        story = told(disk)
+        history_writer = write_history(disk)
         if not disk.stopped:
             break
         for seed in range(2):
             after = disk.survivor(how, Random(2 * stop_at + seed))
-            log = opened(after, set(story.history.now))
-            found = prefixes(log, story.history)
+            log = opened(after, set(history_writer.history.now))
+            found = prefixes(log, history_writer.history)
             damaged += any(it.damage for it in log.recovered().values())
             listener = Listener(log)
             log.append(0, entries(9, log.leo(0), 1))

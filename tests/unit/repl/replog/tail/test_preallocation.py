@@ -47,7 +47,7 @@ def opened(disk: MemoryDisk, **options: object) -> tuple[FileLog, Listener]:
     return log, Listener(log)
 
 
-class Written(NamedTuple):
+class KilledLog(NamedTuple):
     """A log that was killed, and what stood in it."""
 
     disk: MemoryDisk
@@ -56,7 +56,7 @@ class Written(NamedTuple):
     """Where its newest file's last frame ends."""
 
 
-def killed(counts: Sequence[tuple[int, int]], **options: object) -> Written:
+def killed(counts: Sequence[tuple[int, int]], **options: object) -> KilledLog:
     """A log into which so many entries of these partitions went, killed; all of it is on the platter."""
     disk = MemoryDisk()
     log, listener = opened(disk, **options)
@@ -64,7 +64,7 @@ def killed(counts: Sequence[tuple[int, int]], **options: object) -> Written:
         append(log, listener, partition, count)
     end = log._tail.end.position
     kill(log, disk)
-    return Written(disk.survivor("kept", Random(0)), dict(listener.durable), end)
+    return KilledLog(disk.survivor("kept", Random(0)), dict(listener.durable), end)
 
 
 def found_in(disk: MemoryDisk, known: dict[int, int] | None = None) -> dict[int, tuple[int, bool]]:

@@ -37,7 +37,7 @@ class RecordedBatch:
         self.names[name] = None
 
 
-class Recorded:
+class RecordingRowWriter:
     """The RowWriter of a store's transfers; records what they write and sync: "sync", or the names of one batch."""
 
     def __init__(self, transfers: LevelTransfers, patch: pytest.MonkeyPatch) -> None:
@@ -60,7 +60,7 @@ class Recorded:
     def checkpoint(self) -> None:
         self._real.checkpoint()
 
-    def in_words(self) -> list[str]:
+    def step_names(self) -> list[str]:
         """The steps in words: sync, mark (with its kind), rows, mark and rows in one batch."""
         found = []
         for step in self.steps:
@@ -92,9 +92,9 @@ def store(tmp_path: Path) -> Any:
 
 def test_the_far_mark_is_on_disk_before_the_first_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark that a power loss takes would leave foreign rows under an applied row."""
-    recorded = Recorded(store.transfers, monkeypatch)
+    recorded = RecordingRowWriter(store.transfers, monkeypatch)
     store.transfers.begin(PARTITION, empty=False)
-    assert recorded.in_words() == ["WHOLE", "sync"]
+    assert recorded.step_names() == ["WHOLE", "sync"]
 
 
 def test_a_store_is_emptied_in_an_order_that_a_power_loss_cannot_break(
@@ -102,9 +102,9 @@ def test_a_store_is_emptied_in_an_order_that_a_power_loss_cannot_break(
 ) -> None:
     """The mark that says so is on disk before the first row goes; all are gone, on disk, before the mark says that;
     and that is on disk before the first new row comes."""
-    recorded = Recorded(store.transfers, monkeypatch)
+    recorded = RecordingRowWriter(store.transfers, monkeypatch)
     store.transfers.begin(PARTITION, empty=True)
-    told = recorded.in_words()
+    told = recorded.step_names()
     assert told[:2] == ["EMPTYING", "sync"]
     assert told[-3:] == ["sync", "WHOLE", "sync"]
     assert set(told[2:-3]) == {"rows"}
@@ -124,11 +124,11 @@ def test_rows_and_their_position_are_written_together(tmp_path: Path, monkeypatc
     giver.write([Writer().step(60)])
     taker.transfers.begin(PARTITION, empty=True)
     snapshot = giver.transfers.snapshot(PARTITION)
-    recorded = Recorded(taker.transfers, monkeypatch)
+    recorded = RecordingRowWriter(taker.transfers, monkeypatch)
     chunk = snapshot.rows(0, 300)
     taker.transfers.install_rows(PARTITION, chunk.rows, chunk.upto, 1)
     assert row_codec.decode_rows(chunk.rows)
-    assert recorded.in_words() == ["PARTIAL and rows"]
+    assert recorded.step_names() == ["PARTIAL and rows"]
     snapshot.close()
     giver.close()
     taker.close()
@@ -148,13 +148,13 @@ def test_an_emptying_that_was_interrupted_goes_on_at_the_next_start(tmp_path: Pa
     again.close()
 
 
-class Beside(LossyDisk):
-    """Calls `meanwhile` before the floors are written down."""
+class FloorHookDisk(LossyDisk):
+    """Calls `before_slot_write` before the floors are written down."""
 
-    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+    before_slot_write: Callable[[], None] = staticmethod(lambda: None)
 
     def write_slot(self, slots: Any, value: Any) -> None:
-        self.meanwhile()
+        self.before_slot_write()
         super().write_slot(slots, value)
 
 
@@ -172,12 +172,12 @@ def on(disk: LossyDisk, directory: Path) -> LevelStore:
 
 def test_a_checkpoint_makes_durable_what_it_noted_and_no_more(tmp_path: Path) -> None:
     """What is written while it syncs may be lost: the log must not be trimmed above the positions noted before."""
-    disk = Beside()
+    disk = FloorHookDisk()
     store = on(disk, tmp_path / "store")
     writer = Writer()
     store.write([writer.step(10)])
     later: list[PartitionStep] = [writer.step(10)]
-    disk.meanwhile = lambda: store.write([later.pop()]) if later else None
+    disk.before_slot_write = lambda: store.write([later.pop()]) if later else None
     store.checkpoint()
     assert (store.applied(PARTITION).offset, store.durable_floor(PARTITION)) == (20, 10)
     store.checkpoint()
@@ -212,7 +212,7 @@ def test_the_logs_are_on_disk_before_the_rows_and_the_rows_before_the_floors(tmp
     """A floor above what the log holds after a power loss would leave rows of entries that no log has (H36)."""
     steps: list[str] = []
 
-    class Recording(Disk):
+    class RecordingDisk(Disk):
         def sync_file(self, path: Path) -> None:
             super().sync_file(path)
             steps.append("rows")
@@ -227,7 +227,7 @@ def test_the_logs_are_on_disk_before_the_rows_and_the_rows_before_the_floors(tmp
         write_buffer_bytes=100_000,
         block_cache_bytes=100_000,
         boot_id="boot-1",
-        disk=Recording(),
+        disk=RecordingDisk(),
     )
     made.before_floors = lambda: steps.append("logs")
     steps.clear()

@@ -17,21 +17,21 @@ from isthmus.repl.model.entry import EntryKind, make_entry
 from isthmus.repl.store import row_codec, rows
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
-from tests.support.entry_histories import START_MS, History, Twin, open_store, stored_rows
-from tests.support.power_loss import Cut, Hoard, LossyDisk, PowerCut
+from tests.support.entry_histories import START_MS, ExpectedRows, History, open_store, stored_rows
+from tests.support.power_loss import DatabaseRecorder, LogLoss, LossyDisk, PowerCut
 
 PARTITIONS = (0, 1, 7)
 
-CUTS = {
-    "old log empty, new one whole": Cut(0.0, 1.0),
-    "old log half, new one whole": Cut(0.5, 1.0),
-    "old log nearly whole, new one whole": Cut(0.97, 1.0),
-    "old log zeroed, new one whole": Cut(0.3, 1.0, b"\0"),
-    "old log garbled, new one whole": Cut(0.4, 1.0, b"\xa5\x5a\x17"),
-    "both half": Cut(0.5, 0.5),
-    "old log whole, new one gone": Cut(1.0, 0.0),
-    "both gone": Cut(0.0, 0.0),
-    "nothing lost": Cut(1.0, 1.0),
+LOSSES = {
+    "old log empty, new one whole": LogLoss(0.0, 1.0),
+    "old log half, new one whole": LogLoss(0.5, 1.0),
+    "old log nearly whole, new one whole": LogLoss(0.97, 1.0),
+    "old log zeroed, new one whole": LogLoss(0.3, 1.0, b"\0"),
+    "old log garbled, new one whole": LogLoss(0.4, 1.0, b"\xa5\x5a\x17"),
+    "both half": LogLoss(0.5, 0.5),
+    "old log whole, new one gone": LogLoss(1.0, 0.0),
+    "both gone": LogLoss(0.0, 0.0),
+    "nothing lost": LogLoss(1.0, 1.0),
 }
 
 
@@ -41,7 +41,7 @@ class Cluster:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.histories = {p: History(p) for p in PARTITIONS}
-        self.twin = Twin()
+        self.expected_rows = ExpectedRows()
         self.cursors: dict[int, bytes] = {}
 
     def grow(self) -> list[PartitionStep]:
@@ -61,7 +61,7 @@ class Cluster:
                     key = b"key-%d" % self.rng.randint(0, 25)
                     history.put(b"bucket", key, self.rng.randbytes(self.rng.randint(100, 3000)), time_ms=time_ms)
             steps.append(history.step(at))
-        self.twin.write(steps)
+        self.expected_rows.write(steps)
         return steps
 
     def replay(self, store: LevelStore, per_step: int = 5, stop_after: int | None = None) -> None:
@@ -117,60 +117,62 @@ def recover(cluster: Cluster, directory: Path, boot_id: str) -> bool:
     cluster.replay(store)
     assert not store.needs_replay()
     store.close()
-    assert stored_rows(directory) == cluster.twin.rows
+    assert stored_rows(directory) == cluster.expected_rows.rows
     return missing
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
-def test_a_power_loss_around_every_memtable_switch_loses_nothing(cut: Cut, room: Path) -> None:
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+def test_a_power_loss_around_every_memtable_switch_loses_nothing(loss: LogLoss, memory_directory: Path) -> None:
     """Whatever is left of the two logs after a memtable switch, replay from the floors restores every row."""
     cluster, disk = Cluster(1), LossyDisk()
-    store = open_store(room / "live", disk=disk)
-    hoard = Hoard(room / "live", room / "hoard", disk)
+    store = open_store(memory_directory / "live", disk=disk)
+    recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
     switches = missing = 0
     for number in range(48):
         store.write(cluster.grow())
-        if len(hoard.logs()) == 2:
+        if len(recorder.logs()) == 2:
             switches += 1
-            hoard.power_loss(room / "left", cut)
-            missing += recover(cluster, room / "left", "second boot")
+            recorder.power_loss(memory_directory / "left", loss)
+            missing += recover(cluster, memory_directory / "left", "second boot")
         if number % 9 == 8:
             store.checkpoint()
-        hoard.settle()
+        recorder.settle()
     store.close()
-    assert stored_rows(room / "live") == cluster.twin.rows
+    assert stored_rows(memory_directory / "live") == cluster.expected_rows.rows
     assert switches >= 3
-    if cut.older < 1.0 and cut.newest == 1.0:
+    if loss.older < 1.0 and loss.newest == 1.0:
         assert missing, "the emulation did not lose a row: it proves nothing"
 
 
-def cluster_that_lost_power(room: Path, cut: Cut, seed: int = 6) -> tuple[Cluster, Path]:
+def cluster_that_lost_power(memory_directory: Path, loss: LogLoss, seed: int = 6) -> tuple[Cluster, Path]:
     """A store that ran to its first memtable switches and lost power; and the directory with what is left."""
     cluster, disk = Cluster(seed), LossyDisk()
-    store = open_store(room / "live", disk=disk)
-    hoard = Hoard(room / "live", room / "hoard", disk)
-    while len(hoard.logs()) < 2:
-        hoard.settle()
+    store = open_store(memory_directory / "live", disk=disk)
+    recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
+    while len(recorder.logs()) < 2:
+        recorder.settle()
         store.write(cluster.grow())
-    hoard.power_loss(room / "left", cut)
+    recorder.power_loss(memory_directory / "left", loss)
     store.close()
-    return cluster, room / "left"
+    return cluster, memory_directory / "left"
 
 
-def checkpoint_cut_short(room: Path, stop_after: int | None, seed: int, beside: bool) -> tuple[Cluster, Hoard, bool]:
+def checkpoint_cut_short(
+    memory_directory: Path, stop_after: int | None, seed: int, beside: bool
+) -> tuple[Cluster, DatabaseRecorder, bool]:
     """A store that ran, checkpointed, ran on over a switch and lost power within its second checkpoint."""
     cluster, disk = Cluster(seed), LossyDisk()
-    store = open_store(room / "live", disk=disk)
-    hoard = Hoard(room / "live", room / "hoard", disk)
+    store = open_store(memory_directory / "live", disk=disk)
+    recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
     for _ in range(8):
         store.write(cluster.grow())
-        hoard.settle()
+        recorder.settle()
     store.checkpoint()
     for _ in range(8):
         store.write(cluster.grow())
-        hoard.settle()
-    while len(hoard.logs()) < 2:
-        hoard.settle()
+        recorder.settle()
+    while len(recorder.logs()) < 2:
+        recorder.settle()
         store.write(cluster.grow())
     begun = disk.count
     disk.stop_after = None if stop_after is None else begun + stop_after
@@ -178,52 +180,54 @@ def checkpoint_cut_short(room: Path, stop_after: int | None, seed: int, beside: 
     def write_on() -> None:
         for _ in range(3):
             store.write(cluster.grow())
-            hoard.logs()
+            recorder.logs()
 
     if beside:
         disk.beside = write_on
-    hoard.hold()
+    recorder.hold()
     cut_short = False
     try:
         store.checkpoint()
     except PowerCut:
         cut_short = True
     disk.beside = lambda: None
-    return cluster, hoard, cut_short
+    return cluster, recorder, cut_short
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "with a writer beside"])
 @pytest.mark.parametrize("stop_after", [0, 1, 2, 3, None])
-def test_a_power_loss_within_a_checkpoint_loses_nothing(stop_after: int | None, beside: bool, room: Path) -> None:
+def test_a_power_loss_within_a_checkpoint_loses_nothing(
+    stop_after: int | None, beside: bool, memory_directory: Path
+) -> None:
     """Stopped before or after each of its operations, a checkpoint leaves floors that are true."""
-    cluster, hoard, cut_short = checkpoint_cut_short(room, stop_after, 5, beside)
+    cluster, recorder, cut_short = checkpoint_cut_short(memory_directory, stop_after, 5, beside)
     assert cut_short or stop_after in (3, None)
     for name in WITHIN_CHECKPOINT:
-        hoard.power_loss(room / "left", CUTS[name])
-        recover(cluster, room / "left", "second boot")
+        recorder.power_loss(memory_directory / "left", LOSSES[name])
+        recover(cluster, memory_directory / "left", "second boot")
 
 
-def test_a_power_loss_during_replay_is_replayed_again(room: Path) -> None:
+def test_a_power_loss_during_replay_is_replayed_again(memory_directory: Path) -> None:
     """A second loss in the middle of a replay, with or without a checkpoint in it, is no worse than the first."""
     losses = 0
     for seed in range(2):
         for with_checkpoint in (False, True):
-            place = room / f"{seed}-{with_checkpoint}"
+            place = memory_directory / f"{seed}-{with_checkpoint}"
             place.mkdir()
-            cluster, left = cluster_that_lost_power(place, Cut(0.2, 1.0), seed)
+            cluster, left = cluster_that_lost_power(place, LogLoss(0.2, 1.0), seed)
 
             second_disk = LossyDisk()
             second_disk.durable_slots = {p.name: p.read_bytes() for p in left.glob("floors.*")}
             replaying = open_store(left, boot_id="second boot", disk=second_disk)
             assert replaying.needs_replay()
             found = {p: replaying.applied(p) for p in PARTITIONS}
-            second = Hoard(left, place / "second hoard", second_disk)
+            second = DatabaseRecorder(left, place / "second hoard", second_disk)
             cluster.replay(replaying, per_step=2, stop_after=6)
             assert replaying.needs_replay()
             if with_checkpoint:
                 replaying.checkpoint()
                 assert replaying.needs_replay()
-            second.power_loss(place / "twice", Cut(0.0, 0.3))
+            second.power_loss(place / "twice", LogLoss(0.0, 0.3))
 
             third = open_store(place / "twice", boot_id="third boot")
             assert third.needs_replay()
@@ -234,68 +238,68 @@ def test_a_power_loss_during_replay_is_replayed_again(room: Path) -> None:
     assert losses
 
 
-def test_without_a_power_loss_nothing_is_replayed(room: Path) -> None:
+def test_without_a_power_loss_nothing_is_replayed(memory_directory: Path) -> None:
     """After `kill -9`, the boot id being the same, the store goes on at its applied offsets."""
     cluster, disk = Cluster(3), LossyDisk()
-    store = open_store(room / "live", disk=disk)
-    hoard = Hoard(room / "live", room / "hoard", disk)
+    store = open_store(memory_directory / "live", disk=disk)
+    recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
     for _ in range(30):
         store.write(cluster.grow())
-    hoard.settle()
-    hoard.power_loss(room / "killed", CUTS["nothing lost"])
-    reopened = open_store(room / "killed")
+    recorder.settle()
+    recorder.power_loss(memory_directory / "killed", LOSSES["nothing lost"])
+    reopened = open_store(memory_directory / "killed")
     assert not reopened.needs_replay()
     for partition, history in cluster.histories.items():
         assert reopened.applied(partition).offset == len(history.entries) == reopened.durable_floor(partition)
     reopened.close()
-    assert stored_rows(room / "killed") == cluster.twin.rows
+    assert stored_rows(memory_directory / "killed") == cluster.expected_rows.rows
 
 
-def test_after_a_clean_stop_another_boot_replays_nothing(room: Path) -> None:
+def test_after_a_clean_stop_another_boot_replays_nothing(memory_directory: Path) -> None:
     """A clean stop leaves floors at the applied offsets and a marker; the next run takes the marker away durably."""
     cluster = Cluster(4)
-    store = open_store(room / "live")
+    store = open_store(memory_directory / "live")
     for _ in range(20):
         store.write(cluster.grow())
     store.close()
     disk = LossyDisk()
-    reopened = open_store(room / "live", boot_id="second boot", disk=disk)
+    reopened = open_store(memory_directory / "live", boot_id="second boot", disk=disk)
     assert not reopened.needs_replay()
     assert "write slot" in disk.done
-    hoard = Hoard(room / "live", room / "hoard", disk)
-    while len(hoard.logs()) < 2:
-        hoard.settle()
+    recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
+    while len(recorder.logs()) < 2:
+        recorder.settle()
         reopened.write(cluster.grow())
-    hoard.power_loss(room / "left", Cut(0.0, 1.0))
-    third = open_store(room / "left", boot_id="third boot")
+    recorder.power_loss(memory_directory / "left", LogLoss(0.0, 1.0))
+    third = open_store(memory_directory / "left", boot_id="third boot")
     assert third.needs_replay()
     third.close()
-    recover(cluster, room / "left", "third boot")
+    recover(cluster, memory_directory / "left", "third boot")
 
 
 @pytest.mark.parametrize("with_checkpoint", [False, True])
-def test_a_replay_that_was_killed_begins_again(with_checkpoint: bool, room: Path) -> None:
+def test_a_replay_that_was_killed_begins_again(with_checkpoint: bool, memory_directory: Path) -> None:
     """A process killed within a replay, after a checkpoint or without one, replays again from the floors, though the
     boot is the same; entries written twice change nothing."""
-    cluster, left = cluster_that_lost_power(room, Cut(0.1, 1.0))
+    cluster, left = cluster_that_lost_power(memory_directory, LogLoss(0.1, 1.0))
     replaying = open_store(left, boot_id="second boot")
     found = {p: replaying.applied(p) for p in PARTITIONS}
     cluster.replay(replaying, per_step=1, stop_after=5)
     if with_checkpoint:
         replaying.checkpoint()
     assert replaying.needs_replay()
-    shutil.copytree(left, room / "killed")
+    shutil.copytree(left, memory_directory / "killed")
     replaying.close()
-    again = open_store(room / "killed", boot_id="second boot")
+    again = open_store(memory_directory / "killed", boot_id="second boot")
     assert again.needs_replay()
     assert {p: again.applied(p) for p in PARTITIONS} == found
     again.close()
-    assert recover(cluster, room / "killed", "second boot")
+    assert recover(cluster, memory_directory / "killed", "second boot")
 
 
-def test_a_stop_during_a_replay_is_not_clean(room: Path) -> None:
+def test_a_stop_during_a_replay_is_not_clean(memory_directory: Path) -> None:
     """A store closed within a replay asks for the rest of it when it is opened again, in any boot."""
-    cluster, left = cluster_that_lost_power(room, Cut(0.1, 1.0))
+    cluster, left = cluster_that_lost_power(memory_directory, LogLoss(0.1, 1.0))
     for boot_id in ("second boot", "second boot", "third boot"):
         replaying = open_store(left, boot_id=boot_id)
         assert replaying.needs_replay()
@@ -304,9 +308,9 @@ def test_a_stop_during_a_replay_is_not_clean(room: Path) -> None:
     recover(cluster, left, "third boot")
 
 
-def test_a_replay_goes_on_from_the_floor_and_leaves_no_gap(room: Path) -> None:
+def test_a_replay_goes_on_from_the_floor_and_leaves_no_gap(memory_directory: Path) -> None:
     """Entries that do not begin where the replay has come to are refused as a bug; so is calling it finished early."""
-    cluster, left = cluster_that_lost_power(room, Cut(0.1, 1.0))
+    cluster, left = cluster_that_lost_power(memory_directory, LogLoss(0.1, 1.0))
     replaying = open_store(left, boot_id="second boot")
     partition = next(p for p in PARTITIONS if replaying.applied(p).offset > replaying.durable_floor(p) + 2)
     floor = replaying.durable_floor(partition)
@@ -317,9 +321,9 @@ def test_a_replay_goes_on_from_the_floor_and_leaves_no_gap(room: Path) -> None:
     replaying.close()
 
 
-def test_rows_are_sent_only_up_to_the_replayed_offset(room: Path) -> None:
+def test_rows_are_sent_only_up_to_the_replayed_offset(memory_directory: Path) -> None:
     """Above that some may be missing: a copy that took them would be called whole at an offset that it is not at."""
-    cluster, left = cluster_that_lost_power(room, Cut(0.1, 1.0))
+    cluster, left = cluster_that_lost_power(memory_directory, LogLoss(0.1, 1.0))
     replaying = open_store(left, boot_id="second boot")
     partition = next(p for p in PARTITIONS if replaying.applied(p).offset > replaying.durable_floor(p) + 2)
     found, floor = replaying.applied(partition).offset, replaying.durable_floor(partition)
@@ -340,14 +344,14 @@ def test_rows_are_sent_only_up_to_the_replayed_offset(room: Path) -> None:
 
 
 @pytest.mark.parametrize("reaped", [False, True])
-def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(room: Path, reaped: bool) -> None:
+def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(memory_directory: Path, reaped: bool) -> None:
     """The log ends below what was found, and holds an older entry of a key whose lost one left rows: the index then
     names each key once, and rows can be given to others. A key of which only a lost entry is left stays."""
     history, held = History(), History()
     for each in (history, held):
         for key in (b"a", b"b", b"a", b"c"):
             each.put(b"bucket", key, key)
-    store = open_store(room / "store", boot_id="first boot")
+    store = open_store(memory_directory / "store", boot_id="first boot")
     store.write([history.step(0, 2)])
     store.checkpoint()
     for each in (history, held) if reaped else ():
@@ -359,7 +363,7 @@ def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(room: Path, 
     history.put(b"bucket", b"d", b"lost")
     store.write([history.step(2)])
     store._db.close()
-    store = open_store(room / "store", boot_id="second boot")
+    store = open_store(memory_directory / "store", boot_id="second boot")
     while len(held.entries) <= len(history.entries):
         held.plain(EntryKind.BARRIER)
     store.write([held.step(2)])
@@ -372,15 +376,15 @@ def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(room: Path, 
     store.close()
 
 
-def test_a_damaged_key_row_does_not_end_the_sweep(room: Path) -> None:
+def test_a_damaged_key_row_does_not_end_the_sweep(memory_directory: Path) -> None:
     """Nobody knows which change it points to, so that stays until the row is mended; the node does not end by it."""
     history = History()
     for key in (b"a", b"b"):
         history.put(b"bucket", key, key)
-    store = open_store(room / "store", boot_id="first boot")
+    store = open_store(memory_directory / "store", boot_id="first boot")
     store.write([history.step(0)])
     store._db.close()
-    store = open_store(room / "store", boot_id="second boot")
+    store = open_store(memory_directory / "store", boot_id="second boot")
     store.write([history.step(0)])
     damaged = rows.prefixes(3).key
     name, value = next((n, v) for n, v in store._db.iterator(prefix=damaged))

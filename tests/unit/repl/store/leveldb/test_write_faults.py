@@ -27,12 +27,12 @@ def files_limited_to(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_fails_the_write_and_all_later_ones(room: Path) -> None:
+def test_a_full_disk_fails_the_write_and_all_later_ones(memory_directory: Path) -> None:
     """The write that fails and every later one raise LocalFault; reads go on; opened again, the store is whole."""
     history = History()
     for n in range(60):
         history.put(b"b", b"%d" % n, bytes(2_000))
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     with files_limited_to(50_000):
         for at in range(0, 20, 2):
             store.write([history.step(at, at + 2)])
@@ -45,7 +45,7 @@ def test_a_full_disk_fails_the_write_and_all_later_ones(room: Path) -> None:
     assert store.object(3, b"b", b"0") == bytes(2_000)
     assert store.applied(3).offset == written
     store.close()
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     assert store.applied(3).offset == written
     assert len(store.changes(3, 0, 100)) == written
     store.write([history.step(written)])
@@ -72,11 +72,11 @@ class FailingDisk(Disk):
 
 
 @pytest.mark.parametrize("refuses", ["sync", "slot"])
-def test_a_failed_checkpoint_is_never_tried_again(refuses: str, room: Path) -> None:
+def test_a_failed_checkpoint_is_never_tried_again(refuses: str, memory_directory: Path) -> None:
     """After a failed sync the pages may be called clean though they are lost: the store refuses writes, keeps its old
     floors, and leaves no clean marker, so that after a reboot it replays."""
     disk = FailingDisk()
-    store = open_store(room / "store", disk=disk)
+    store = open_store(memory_directory / "store", disk=disk)
     history = History()
     for n in range(6):
         history.put(b"b", b"%d" % n, b"x")
@@ -92,7 +92,7 @@ def test_a_failed_checkpoint_is_never_tried_again(refuses: str, room: Path) -> N
             refused()
     assert store.durable_floor(3) == 2
     store.close()
-    store = open_store(room / "store", boot_id="another boot")
+    store = open_store(memory_directory / "store", boot_id="another boot")
     assert store.durable_floor(3) == 2
     assert store.needs_replay()
     store.write([history.step(2)])
@@ -100,10 +100,10 @@ def test_a_failed_checkpoint_is_never_tried_again(refuses: str, room: Path) -> N
     store.close()
 
 
-def test_a_close_whose_checkpoint_fails_raises_and_closes(room: Path) -> None:
+def test_a_close_whose_checkpoint_fails_raises_and_closes(memory_directory: Path) -> None:
     """`close` raises when the last checkpoint fails, but gives the database back; the stop does not count as clean."""
     disk = FailingDisk()
-    store = open_store(room / "store", disk=disk)
+    store = open_store(memory_directory / "store", disk=disk)
     history = History()
     history.put(b"b", b"k", b"x")
     store.write([history.step(0)])
@@ -111,16 +111,16 @@ def test_a_close_whose_checkpoint_fails_raises_and_closes(room: Path) -> None:
     with pytest.raises(LocalFault):
         store.close()
     store.close()
-    store = open_store(room / "store", boot_id="another boot")
+    store = open_store(memory_directory / "store", boot_id="another boot")
     assert store.needs_replay()
     store.write([history.step(0)])
     store.replay_finished()
     store.close()
 
 
-def test_prepared_batches_show_when_committed_in_order(room: Path) -> None:
+def test_prepared_batches_show_when_committed_in_order(memory_directory: Path) -> None:
     """Batches prepared ahead of their commits go on from each other, and readers see each at its commit."""
-    store = open_store(room / "store")
+    store = open_store(memory_directory / "store")
     history = History()
     for n in range(6):
         history.put(b"b", b"same", b"%d" % n)
@@ -136,7 +136,7 @@ def test_prepared_batches_show_when_committed_in_order(room: Path) -> None:
     store.close()
 
 
-def test_an_idle_checkpoint_touches_no_disk(room: Path) -> None:
+def test_an_idle_checkpoint_touches_no_disk(memory_directory: Path) -> None:
     """A checkpoint with nothing written since the last one does nothing, and so does the next."""
 
     class CountingDisk(Disk):
@@ -147,7 +147,7 @@ def test_an_idle_checkpoint_touches_no_disk(room: Path) -> None:
             super().write_slot(slots, value)
 
     disk = CountingDisk()
-    store = open_store(room / "store", disk=disk)
+    store = open_store(memory_directory / "store", disk=disk)
     history = History()
     history.put(b"b", b"k", b"x")
     store.write([history.step(0)])

@@ -29,7 +29,7 @@ from isthmus.repl.transport.lanes import (
 KB = 1024
 
 
-class Wire:
+class FakeTransport:
     """An outbox, and a reader of what it hands over."""
 
     def __init__(self, share: int = 20, rate: int = 0) -> None:
@@ -68,7 +68,7 @@ lanes = st.sampled_from([Lane.LIVE, Lane.CALLS, Lane.CATCH_UP])
 @given(st.lists(st.tuples(lanes, st.integers(0, 300 * KB)), max_size=15), st.integers(1, 90))
 def test_each_lane_keeps_its_order_and_loses_nothing(items: list[tuple[Lane, int]], share: int) -> None:
     """Whatever is queued comes out once, in the order of its lane, in pieces that are not too long."""
-    wire = Wire(share)
+    wire = FakeTransport(share)
     for number, (lane, size) in enumerate(items):
         wire.put(lane, number, size)
     frames = wire.all()
@@ -79,7 +79,7 @@ def test_each_lane_keeps_its_order_and_loses_nothing(items: list[tuple[Lane, int
 
 def test_small_messages_of_one_turn_make_one_frame() -> None:
     """What is queued together and is small goes as one frame, up to the longest list that is taken."""
-    wire = Wire()
+    wire = FakeTransport()
     for number in range(LIST_ITEMS_MAX + 1):
         wire.put(Lane.LIVE, number)
     assert [len(unpacked(frame.body)) for frame in wire.all()] == [LIST_ITEMS_MAX, 1]
@@ -87,7 +87,7 @@ def test_small_messages_of_one_turn_make_one_frame() -> None:
 
 def test_a_live_message_goes_before_what_waits_to_catch_up() -> None:
     """With megabytes of catch-up waiting, a live message and a ping are in the next batch, ahead of it."""
-    wire = Wire()
+    wire = FakeTransport()
     wire.put(Lane.CATCH_UP, 0, 4_000 * KB)
     length, frames = wire.batch()
     assert length <= CATCH_UP_PIECE_BYTES + 100
@@ -100,7 +100,7 @@ def test_a_live_message_goes_before_what_waits_to_catch_up() -> None:
 
 def test_a_batch_never_holds_more_than_one_piece_of_catch_up() -> None:
     """What is handed over cannot be overtaken, so a batch ends behind a piece of catch-up and is never long."""
-    wire = Wire(share=90)
+    wire = FakeTransport(share=90)
     for number in range(50):
         wire.put(Lane.CATCH_UP, number, 100 * KB)
         wire.put(Lane.LIVE, number, 200 * KB)
@@ -114,7 +114,7 @@ def test_a_batch_never_holds_more_than_one_piece_of_catch_up() -> None:
 @pytest.mark.parametrize("share", [1, 20, 50, 90])
 def test_catch_up_gets_its_least_share_of_a_busy_connection(share: int) -> None:
     """While live messages never end, catch-up gets its share of the bytes, and no more."""
-    wire = Wire(share)
+    wire = FakeTransport(share)
     wire.put(Lane.CATCH_UP, 0, 100_000 * KB)
     written, live = 0, 0
     while written < 12_000 * KB:
@@ -128,7 +128,7 @@ def test_catch_up_gets_its_least_share_of_a_busy_connection(share: int) -> None:
 
 def test_live_messages_and_calls_share_byte_for_byte() -> None:
     """A large request does not keep live messages waiting, nor the other way round."""
-    wire = Wire()
+    wire = FakeTransport()
     wire.put(Lane.CALLS, 0, 5_000 * KB)
     wire.put(Lane.LIVE, 0, 5_000 * KB)
     for _ in range(20):
@@ -139,7 +139,7 @@ def test_live_messages_and_calls_share_byte_for_byte() -> None:
 
 def test_an_idle_catch_up_lane_saves_nothing_up() -> None:
     """Catch-up that begins after long live traffic does not take the time that it did not use."""
-    wire = Wire(share=50)
+    wire = FakeTransport(share=50)
     for number in range(100):
         wire.put(Lane.LIVE, number, 100 * KB)
         wire.batch()
@@ -152,7 +152,7 @@ def test_an_idle_catch_up_lane_saves_nothing_up() -> None:
 
 def test_the_rate_holds_over_all_connections_that_share_it() -> None:
     """Two lanes under one cap of 1 MB a second send 1 MB a second together, and the cap says when to come again."""
-    one, other = Wire(rate=1_000_000), Wire()
+    one, other = FakeTransport(rate=1_000_000), FakeTransport()
     other.box = PriorityLanes(calls=FrameKind.ANSWERS, catch_up_share_percent=20, cap=one.cap, sent=one.sent)
     one.put(Lane.CATCH_UP, 0, 10_000_000)
     other.put(Lane.CATCH_UP, 0, 10_000_000)
@@ -168,7 +168,7 @@ def test_the_rate_holds_over_all_connections_that_share_it() -> None:
 
 def test_the_rate_limit_does_not_delay_live_messages() -> None:
     """A spent cap stops catch-up alone."""
-    wire = Wire(rate=100_000)
+    wire = FakeTransport(rate=100_000)
     wire.put(Lane.CATCH_UP, 0, 1_000 * KB)
     while wire.batch()[0]:
         pass
