@@ -230,7 +230,7 @@ class QueueActs:
         if queue.settings.riak_fetch:
             owned = {"cluster": RIAK_NAME, "uuid": RIAK_CLUSTER.hex()}
         off = queue.state == OFF
-        places = queues.cluster.place_digests()
+        scopes = queues.cluster.scope_digests()
         types = {
             bucket_type.decode(errors="backslashreplace"): {
                 "digest": digests[bucket_type].hex() if bucket_type in digests else None,
@@ -249,10 +249,10 @@ class QueueActs:
             "publishing": "off" if off else "running" if queue.machine.publishing_suspended is None else "suspended",
             "bucket_types": types,
             "places": None
-            if places is None
+            if scopes is None
             else {
                 bucket_type.decode(errors="backslashreplace"): {name.hex(): one.hex() for name, one in found.items()}
-                for bucket_type, found in places.items()
+                for bucket_type, found in scopes.items()
             },
             "wall_ms": queues.time.wall_ms(),
         }

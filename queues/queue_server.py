@@ -47,7 +47,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import is_deleted_object
 from isthmus.repl.model.ports import KeyValue, TimeSource
 from isthmus.repl.model.reference import ReferenceKind
-from isthmus.repl.property_digests import PlaceDigests, PropertyDifference, differences, differences_shown, types_of
+from isthmus.repl.property_digests import PropertyDifference, ScopeDigests, differences, differences_shown, types_of
 from isthmus.repl.store.port import Change, DamagedChange, Store
 
 log = structlog.get_logger(__name__)
@@ -278,7 +278,7 @@ class QueueServer:
         cluster: bytes,
         cluster_name: str,
         properties: Mapping[bytes, bytes],
-        places: PlaceDigests | None,
+        scopes: ScopeDigests | None,
     ) -> FetchReply:
         """The answer to a fetch that arrived at `came_ms`, with `batch` or nothing."""
         return FetchReply(
@@ -294,18 +294,18 @@ class QueueServer:
             properties,
             None if batch is None else max(0, batch.taken_ms - came_ms),
             self.machine.held_back_since(),
-            places,
+            scopes,
         )
 
     # ---------------------------------------------------------------- checks
 
     def compare_properties(
-        self, node: str, ours: Mapping[bytes, bytes], places: PlaceDigests | None, request: FetchRequest
+        self, node: str, ours: Mapping[bytes, bytes], scopes: ScopeDigests | None, request: FetchRequest
     ) -> None:
         """Compare the digests of properties that a sink node sent with ours, and keep the differences."""
         if ours == request.properties and node not in self.differing:
             return
-        found = differences(ours, request.properties, places, request.places)
+        found = differences(ours, request.properties, scopes, request.scopes)
         if self.differing.get(node, ()) == found:
             return
         self.differing.pop(node, None)

@@ -41,7 +41,7 @@ from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.ports import CursorWriter, KeyValue, TimeSource
-from isthmus.repl.property_digests import PlaceDigests
+from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
 
@@ -78,7 +78,7 @@ class QueueCluster(Protocol):
     def property_digests(self) -> dict[bytes, bytes]:
         """Digest of the properties that must agree between clusters, by bucket type; see `queues.wire`."""
 
-    def place_digests(self) -> PlaceDigests | None:
+    def scope_digests(self) -> ScopeDigests | None:
         """Digests by bucket and bucket type; None where they are not sent."""
 
     def live_nodes(self) -> Collection[str]:
@@ -304,8 +304,8 @@ class QueueService:
         await self._require_owner(queue, request)
         now = self.time.now_ms()
         if request.max_count:  # a request that only acknowledges sends neither
-            digests, places = self.cluster.property_digests(), self.cluster.place_digests()
-            queue.compare_properties(session.node, digests, places, request)
+            digests, scopes = self.cluster.property_digests(), self.cluster.scope_digests()
+            queue.compare_properties(session.node, digests, scopes, request)
             queue.machine.report_types(session.node, request.types, now)
         for ack in request.acks:
             queue.machine.acknowledge(session, ack.batch, ack.owner_version, ack.failed, ack.outcomes, ack.given_up)
@@ -370,8 +370,8 @@ class QueueService:
             raise NotReady(self.queue_store.unread or "the source queues are not running")
 
     def _reply(self, queue: QueueServer, batch: LeasedBatch | None, came_ms: int) -> FetchReply:
-        digests, places = self.cluster.property_digests(), self.cluster.place_digests()
-        return queue.reply(batch, came_ms, self.cluster_uuid, self.cluster_name, digests, places)
+        digests, scopes = self.cluster.property_digests(), self.cluster.scope_digests()
+        return queue.reply(batch, came_ms, self.cluster_uuid, self.cluster_name, digests, scopes)
 
     async def _require_owner(self, queue: QueueServer, request: FetchRequest) -> None:
         """Check that the fetching cluster owns the queue; it becomes the owner if there is none. An owner of an older

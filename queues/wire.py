@@ -67,11 +67,11 @@ from isthmus.queues.window_rules import PRIORITIES, REAL_TIME, Item
 from isthmus.repl.model.errors import BadInput, CodecError, TooLarge
 from isthmus.repl.model.keys import Key
 from isthmus.repl.property_digests import (
-    PLACE_BYTES_MAX,
-    PLACES_BYTES_MAX,
-    PLACES_MAX,
+    SCOPE_DIGEST_BYTES_MAX,
+    SCOPES_BYTES_MAX,
+    SCOPES_MAX,
     VALUE_BYTES,
-    PlaceDigests,
+    ScopeDigests,
     within_bounds,
 )
 
@@ -266,7 +266,7 @@ class FetchRequest(NamedTuple):
     compress: str = ""
     properties: Mapping[bytes, bytes] = NO_PROPERTIES
     types: frozenset[bytes] | None = None
-    places: PlaceDigests | None = None
+    scopes: ScopeDigests | None = None
 
 
 class FetchReply(NamedTuple):
@@ -285,7 +285,7 @@ class FetchReply(NamedTuple):
     waited_ms: int | None = None
     held: Mapping[bytes, int] | None = None
     """None: the source runs a version that holds no bucket type back."""
-    places: PlaceDigests | None = None
+    scopes: ScopeDigests | None = None
 
 
 def encode_request(request: FetchRequest) -> bytes:
@@ -309,7 +309,7 @@ def encode_request(request: FetchRequest) -> bytes:
             "properties": request.properties,
             "given_up": [ack.given_up for ack in request.acks],
             "types": None if request.types is None else list(request.types),
-            **({} if request.places is None else {"places": request.places}),
+            **({} if request.scopes is None else {"places": request.scopes}),
         }
     )
     return packed
@@ -373,7 +373,7 @@ def _packed(reply: FetchReply, name: str, items: Any) -> bytes:
             "priority": reply.priority,
             "properties": reply.properties,
             **({} if reply.held is None else {"held": reply.held}),
-            **({} if reply.places is None else {"places": reply.places}),
+            **({} if reply.scopes is None else {"places": reply.scopes}),
         }
         | ({} if reply.waited_ms is None else {"waited_ms": reply.waited_ms})
     )
@@ -497,31 +497,31 @@ def _properties(fields: dict[str, Any]) -> dict[bytes, bytes]:
 def _nested(pieces: Pieces) -> dict[Any, dict[Any, Any]]:
     """The `places` of an answer; too many entries are refused before any is allocated."""
     found: dict[Any, dict[Any, Any]] = {}
-    left = PLACES_MAX
-    for _ in range(pieces.entries(PLACES_MAX)):
+    left = SCOPES_MAX
+    for _ in range(pieces.entries(SCOPES_MAX)):
         kind, count = pieces.value(), pieces.entries(left)
         left -= count
         found[kind] = {pieces.value(): pieces.value() for _ in range(count)}
     return found
 
 
-def _places(fields: dict[str, Any]) -> PlaceDigests | None:
+def _places(fields: dict[str, Any]) -> ScopeDigests | None:
     raw = fields.get("places")
     if raw is None:
         return None
-    if type(raw) is not dict or len(raw) > PLACES_MAX or not all(type(buckets) is dict for buckets in raw.values()):
+    if type(raw) is not dict or len(raw) > SCOPES_MAX or not all(type(buckets) is dict for buckets in raw.values()):
         raise CodecError("fetch: places are no map of maps")
     for kind, buckets in raw.items():
-        names_and_digests = all(type(bucket) is bytes and _is_place_digest(one) for bucket, one in buckets.items())
+        names_and_digests = all(type(bucket) is bytes and _is_scope_digest(one) for bucket, one in buckets.items())
         if type(kind) is not bytes or len(kind) > NAME_MAX or not names_and_digests:
             raise CodecError("fetch: places have a wrong shape")
     if not within_bounds(raw):
-        raise CodecError(f"fetch: places are more than {PLACES_MAX}, or more than {PLACES_BYTES_MAX} bytes")
+        raise CodecError(f"fetch: places are more than {SCOPES_MAX}, or more than {SCOPES_BYTES_MAX} bytes")
     return raw
 
 
-def _is_place_digest(raw: object) -> bool:
-    return type(raw) is bytes and 0 < len(raw) <= PLACE_BYTES_MAX and len(raw) % VALUE_BYTES == 0
+def _is_scope_digest(raw: object) -> bool:
+    return type(raw) is bytes and 0 < len(raw) <= SCOPE_DIGEST_BYTES_MAX and len(raw) % VALUE_BYTES == 0
 
 
 def _given_up(fields: dict[str, Any], count: int) -> tuple[tuple[int, ...], ...]:

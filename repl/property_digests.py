@@ -1,7 +1,7 @@
 """Digests of the bucket properties that must agree between clusters, and their comparison. Pure.
 
 Each bucket type has one digest of 8 bytes (`repl.controller.bucket_properties`), which detects a difference. Short
-digests of each *place* locate it: a place is a bucket type, or a bucket whose values are not its bucket type's, and its
+digests of each *scope* locate it: a scope is a bucket type, or a bucket whose values are not its bucket type's, and its
 digest has some bytes for each property.
 """
 
@@ -18,20 +18,20 @@ from isthmus.config.bucket_properties import Value, value_of
 
 MUST_AGREE: Final = ("allow_mult", "last_write_wins", "dvv_enabled", "delete_mode", "repl_reap")
 """Properties that must agree: otherwise two clusters that replicate to each other drop different siblings, or keep
-different tombstones. The digests of a place have this order; append new ones at the end."""
+different tombstones. The digests of a scope have this order; append new ones at the end."""
 
 VALUE_BYTES: Final = 2
 """Length of one value's digest. Two values of `delete_mode` collide with a probability of 1 in 65,536; their difference
 is then shown for the bucket type only, whose digest is longer."""
 
-PLACES_MAX: Final = 200
-"""Most places whose digests are sent, with each fetch. Beyond it, or beyond PLACES_BYTES_MAX, none are sent."""
+SCOPES_MAX: Final = 200
+"""Most scopes whose digests are sent, with each fetch. Beyond it, or beyond SCOPES_BYTES_MAX, none are sent."""
 
-PLACES_BYTES_MAX: Final = 16_000
-"""Most bytes of names and digests of places that are sent."""
+SCOPES_BYTES_MAX: Final = 16_000
+"""Most bytes of names and digests of scopes that are sent."""
 
-PLACE_BYTES_MAX: Final = 64
-"""Longest digest of one place: enough for 32 properties, since later versions may have more than this one."""
+SCOPE_DIGEST_BYTES_MAX: Final = 64
+"""Longest digest of one scope: enough for 32 properties, since later versions may have more than this one."""
 
 NAMED_MAX: Final = 5
 """Most differences in a reason text, which is one line; the JSON listing has all."""
@@ -39,13 +39,13 @@ NAMED_MAX: Final = 5
 OF_TYPE: Final = b""
 """In place of a bucket's name: the bucket type itself. No bucket has an empty name."""
 
-PlaceDigests = Mapping[bytes, Mapping[bytes, bytes]]
+ScopeDigests = Mapping[bytes, Mapping[bytes, bytes]]
 """Bucket type -> bucket, or OF_TYPE -> digests of VALUE_BYTES each, one for each property of MUST_AGREE, concatenated.
 An absent bucket has its bucket type's values, an absent bucket type the defaults."""
 
 
 class PropertyDifference(NamedTuple):
-    """Properties of one place that two clusters have set differently.
+    """Properties of one scope that two clusters have set differently.
 
     `bucket` None: the bucket type itself. `properties` empty: unknown which, and they may be the bucket type's or those
     of one of its buckets."""
@@ -60,48 +60,48 @@ class PropertyDifference(NamedTuple):
         return {"bucket_type": _text(self.bucket_type), "bucket": bucket, "properties": list(self.properties)}
 
 
-def place_digest(values: Mapping[str, Value]) -> bytes:
-    """The digest of a place with these values; the other properties have their defaults."""
+def scope_digest(values: Mapping[str, Value]) -> bytes:
+    """The digest of a scope with these values; the other properties have their defaults."""
     digests = (xxh64_digest(json.dumps([name, value_of(name, values)]).encode()) for name in MUST_AGREE)
     return b"".join(each[:VALUE_BYTES] for each in digests)
 
 
-PLAIN_PLACE: Final = place_digest({})
+PLAIN_SCOPE: Final = scope_digest({})
 """Digest of a bucket type without any setting."""
 
 
-def within_bounds(places: PlaceDigests) -> bool:
+def within_bounds(scopes: ScopeDigests) -> bool:
     """Whether the digests are within the limits of number and size."""
-    count = sum(len(buckets) for buckets in places.values())
+    count = sum(len(buckets) for buckets in scopes.values())
     size = sum(
-        len(kind) + len(bucket) + len(each) for kind, buckets in places.items() for bucket, each in buckets.items()
+        len(kind) + len(bucket) + len(each) for kind, buckets in scopes.items() for bucket, each in buckets.items()
     )
-    return count <= PLACES_MAX and size <= PLACES_BYTES_MAX
+    return count <= SCOPES_MAX and size <= SCOPES_BYTES_MAX
 
 
 def differences(
     ours: Mapping[bytes, bytes],
     theirs: Mapping[bytes, bytes],
-    our_places: PlaceDigests | None,
-    their_places: PlaceDigests | None,
+    our_scopes: ScopeDigests | None,
+    their_scopes: ScopeDigests | None,
 ) -> tuple[PropertyDifference, ...]:
     """The differences between two clusters, sorted.
 
     `ours` and `theirs`: digest of each bucket type, which decides whether it differs; an absent one has the defaults.
-    If a side sent no places (None), a difference names the bucket type only."""
+    If a side sent no scopes (None), a difference names the bucket type only."""
     if ours == theirs:
         return ()
     found: list[PropertyDifference] = []
     for kind in sorted(kind for kind in ours.keys() | theirs.keys() if ours.get(kind) != theirs.get(kind)):
         named: list[PropertyDifference] = []
-        if our_places is not None and their_places is not None:
-            named = _of_type(kind, our_places.get(kind, {}), their_places.get(kind, {}))
+        if our_scopes is not None and their_scopes is not None:
+            named = _of_type(kind, our_scopes.get(kind, {}), their_scopes.get(kind, {}))
         found += named or [PropertyDifference(kind)]
     return tuple(found)
 
 
 def _of_type(kind: bytes, ours: Mapping[bytes, bytes], theirs: Mapping[bytes, bytes]) -> list[PropertyDifference]:
-    our_type, their_type = _values(ours.get(OF_TYPE, PLAIN_PLACE)), _values(theirs.get(OF_TYPE, PLAIN_PLACE))
+    our_type, their_type = _values(ours.get(OF_TYPE, PLAIN_SCOPE)), _values(theirs.get(OF_TYPE, PLAIN_SCOPE))
     of_type = _names(our_type, their_type)
     found = [PropertyDifference(kind, None, of_type)] if of_type else []
     for bucket in sorted((ours.keys() | theirs.keys()) - {OF_TYPE}):
@@ -140,7 +140,7 @@ def differences_shown(found: Iterable[PropertyDifference]) -> str:
     """At most NAMED_MAX differences as text."""
     every = merged(found)
     named = every[:NAMED_MAX]
-    parts = [f"{_place(one)}: {', '.join(one.properties)}" for one in named if one.properties]
+    parts = [f"{_scope(one)}: {', '.join(one.properties)}" for one in named if one.properties]
     if types := [_text(one.bucket_type) for one in named if not one.properties]:
         parts.append(f"{', '.join(types)}: of the bucket type or of one of its buckets")
     if more := len(every) - len(named):
@@ -148,7 +148,7 @@ def differences_shown(found: Iterable[PropertyDifference]) -> str:
     return "; ".join(parts)
 
 
-def _place(one: PropertyDifference) -> str:
+def _scope(one: PropertyDifference) -> str:
     kind = _text(one.bucket_type)
     return f"bucket type {kind}" if one.bucket is None else f"bucket {kind}/{quote_from_bytes(one.bucket)}"
 

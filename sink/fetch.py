@@ -30,7 +30,7 @@ from isthmus.queues.wire import (
 )
 from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.model.errors import PeerFault
-from isthmus.repl.property_digests import PlaceDigests
+from isthmus.repl.property_digests import ScopeDigests
 
 ANSWER_OVERHEAD_BYTES: Final = 200_000_000
 """How much an answer may exceed the batch bytes asked for: a single larger object is still sent (50 MB and its
@@ -58,7 +58,7 @@ class FetchOptions(NamedTuple):
     wait_ms: int
     properties: Mapping[bytes, bytes] = MappingProxyType({})
     types: frozenset[bytes] | None = None
-    places: PlaceDigests | None = None
+    scopes: ScopeDigests | None = None
     """Digests of this cluster's properties by bucket and bucket type; None: not sent."""
 
 
@@ -125,7 +125,7 @@ class Fetcher:
             self._compress,
             dict(options.properties),
             options.types if options.types is not None and len(options.types) <= TYPES_MAX else None,
-            options.places,
+            options.scopes,
         )
         body = await self._peer.post(
             self._path,

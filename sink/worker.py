@@ -136,7 +136,7 @@ class Slot:
         link.source_cluster = reply.cluster_name
         link.source_state = reply.state
         link.held = reply.held
-        link.properties_differ = differences(options.properties, reply.properties, options.places, reply.places)
+        link.properties_differ = differences(options.properties, reply.properties, options.scopes, reply.scopes)
         link.last_answer_ms = time.wall_ms()
         link.last_error = link.last_error_reason = ""
         if not reply.items or self._context.stopping.is_set():

@@ -21,7 +21,7 @@ from isthmus.config.settings import SinkSettings
 from isthmus.queues.rate_limit import Rates, Throttle
 from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.http.client import PeerCredentials
-from isthmus.repl.property_digests import PlaceDigests
+from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.timers import DeadlineTimer
 from isthmus.sink.backoff import CycleResult, Delays
 from isthmus.sink.discovery import LinkTarget
@@ -67,7 +67,7 @@ class SinkCluster(Protocol):
     def property_digests(self) -> Mapping[bytes, bytes]:
         """Digests of the properties that must agree between clusters, by bucket type."""
 
-    def place_digests(self) -> PlaceDigests | None:
+    def scope_digests(self) -> ScopeDigests | None:
         """Digests by bucket and bucket type; None where they are not sent."""
 
     def known_types(self) -> frozenset[bytes] | None:
@@ -325,7 +325,7 @@ class WorkerPool:
             poll_ms = settings.poll_ms if may_wait else min(settings.poll_ms, SHORT_POLL_MS)
             cluster = self._cluster
             options = FetchOptions(
-                count, size, poll_ms, cluster.property_digests(), cluster.known_types(), cluster.place_digests()
+                count, size, poll_ms, cluster.property_digests(), cluster.known_types(), cluster.scope_digests()
             )
             result, waited_ms = await slot.cycle(options, lambda *found: self._fetched(name, number, *found))
             if self.scheduler.suspended(name) or self.scheduler.leaving(name):

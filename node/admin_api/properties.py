@@ -47,41 +47,41 @@ class PropertiesAdmin:
 
     async def listed(self, _request: Request) -> Reply:
         """Every bucket that has properties of its own, with these properties."""
-        places = self._services.properties.cache.settings.places
-        found = sorted((p for p in places if p.bucket is not None), key=lambda p: (p.bucket_type, p.bucket or b""))
+        scopes = self._services.properties.cache.settings.scopes
+        found = sorted((p for p in scopes if p.bucket is not None), key=lambda p: (p.bucket_type, p.bucket or b""))
         return json_reply(
-            {"buckets": [{**_named(place), "props": {n: s.value for n, s in places[place].items()}} for place in found]}
+            {"buckets": [{**_named(scope), "props": {n: s.value for n, s in scopes[scope].items()}} for scope in found]}
         )
 
     async def shown(self, request: Request) -> Reply:
         """The properties in force for a bucket type or a bucket."""
-        return self._answer(self._place(request), "shown")
+        return self._answer(self._scope(request), "shown")
 
     async def set(self, request: Request, body: SetPropertiesRequest) -> Reply:
         """Set properties, or show what would be set."""
-        place = self._place(request)
+        scope = self._scope(request)
         if body.dry_run:
-            self._services.properties.judged(body.props, self._services.properties.factor(place))
-            return self._answer(place, "would be set")
-        await self._services.properties.set(place, body.props, acting_user(body.by))
-        return self._answer(place, "set")
+            self._services.properties.judged(body.props, self._services.properties.factor(scope))
+            return self._answer(scope, "would be set")
+        await self._services.properties.set(scope, body.props, acting_user(body.by))
+        return self._answer(scope, "set")
 
     async def unset(self, request: Request, body: UnsetPropertiesRequest) -> Reply:
         """Unset properties: those that are named, or all."""
-        place, names = self._place(request), body.names or []
+        scope, names = self._scope(request), body.names or []
         if body.dry_run:
             check_names(names)
-            return self._answer(place, "would be unset")
-        removed = await self._services.properties.unset(place, names)
-        return self._answer(place, "unset" if removed else "was not set")
+            return self._answer(scope, "would be unset")
+        removed = await self._services.properties.unset(scope, names)
+        return self._answer(scope, "unset" if removed else "was not set")
 
-    def _answer(self, place: PropertyScope, outcome: str) -> Reply:
-        return json_reply({"outcome": outcome, **_named(place), "properties": self._services.properties.rows(place)})
+    def _answer(self, scope: PropertyScope, outcome: str) -> Reply:
+        return json_reply({"outcome": outcome, **_named(scope), "properties": self._services.properties.rows(scope)})
 
-    def _place(self, request: Request) -> PropertyScope:
-        return self._services.properties.place(request.params["type"], request.params.get("bucket"))
+    def _scope(self, request: Request) -> PropertyScope:
+        return self._services.properties.scope(request.params["type"], request.params.get("bucket"))
 
 
-def _named(place: PropertyScope) -> dict[str, Any]:
-    bucket = None if place.bucket is None else encode_segment(place.bucket).decode("ascii")
-    return {"bucket_type": place.bucket_type, "bucket": bucket}
+def _named(scope: PropertyScope) -> dict[str, Any]:
+    bucket = None if scope.bucket is None else encode_segment(scope.bucket).decode("ascii")
+    return {"bucket_type": scope.bucket_type, "bucket": bucket}

@@ -191,7 +191,7 @@ class SinkAdmin:
             node.settings.node.cluster,
             {record.bucket_type for record in node.controller.records.values()},
             {kind.decode(errors="backslashreplace"): one.hex() for kind, one in node.property_cache.digests().items()},
-            node.property_cache.places(),
+            node.property_cache.scope_digests(),
             any((row["queue"], row["peer"]) == name for row in node.sink.listing()),
         )
         rows = judged(name.peer, name.queue, peer.cluster, found, here)

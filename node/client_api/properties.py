@@ -21,16 +21,16 @@ BY: Final = "a client over HTTP"
 class BucketTypeProperties(Protocol):
     """The node's properties (`node.services.properties`)."""
 
-    def place(self, bucket_type: bytes, bucket: bytes | None) -> PropertyScope:
+    def scope(self, bucket_type: bytes, bucket: bytes | None) -> PropertyScope:
         """The scope of a bucket type or a bucket. Raises UnknownBucketType, BadInput."""
 
-    def shown(self, place: PropertyScope) -> dict[str, Any]:
+    def shown(self, scope: PropertyScope) -> dict[str, Any]:
         """All properties in force for a scope."""
 
-    async def set(self, place: PropertyScope, wanted: dict[str, Any], by: str) -> None:
+    async def set(self, scope: PropertyScope, wanted: dict[str, Any], by: str) -> None:
         """Set properties. Raises BadProperty, TooManyProperties, NotReady, OutcomeUnknown."""
 
-    async def unset(self, place: PropertyScope, names: list[str]) -> list[str]:
+    async def unset(self, scope: PropertyScope, names: list[str]) -> list[str]:
         """Unset properties, all with no names."""
 
 
@@ -48,29 +48,29 @@ class PropertyRoutes:
 
     async def shown(self, request: Request) -> Reply:
         """The properties in force, whether set for the bucket, for its type, or for neither."""
-        place = self._place(request)
-        props = self._properties.shown(place)
-        if place.bucket is None:
+        scope = self._scope(request)
+        props = self._properties.shown(scope)
+        if scope.bucket is None:
             return json_reply({"props": {"active": True, **props}})
-        return json_reply({"props": {"name": _text(place.bucket), **props}})
+        return json_reply({"props": {"name": _text(scope.bucket), **props}})
 
     async def set(self, request: Request) -> Reply:
         """Set the properties in the body; others stay as they are. 204."""
-        place = self._place(request)
+        scope = self._scope(request)
         body = await request.json()
         props = body.get("props") if isinstance(body, dict) else None
         if not isinstance(props, dict):
             raise RequestRefused(400, "bad-json", 'the body must be JSON of the form {"props": {"allow_mult": true}}')
-        await self._properties.set(place, props, BY)
+        await self._properties.set(scope, props, BY)
         return Reply(204, [])
 
     async def reset(self, request: Request) -> Reply:
         """Unset all properties of the bucket. 204."""
-        await self._properties.unset(self._place(request), [])
+        await self._properties.unset(self._scope(request), [])
         return Reply(204, [])
 
-    def _place(self, request: Request) -> PropertyScope:
-        return self._properties.place(request.params.get("type", DEFAULT_BUCKET_TYPE), request.params.get("bucket"))
+    def _scope(self, request: Request) -> PropertyScope:
+        return self._properties.scope(request.params.get("type", DEFAULT_BUCKET_TYPE), request.params.get("bucket"))
 
 
 def _text(raw: bytes) -> str:

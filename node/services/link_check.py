@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from isthmus.repl.http.client import HttpPeer, HttpRefused, PeerCredentials
 from isthmus.repl.model.errors import CodecError, IsthmusError
-from isthmus.repl.property_digests import PlaceDigests, differences, differences_shown, types_of
+from isthmus.repl.property_digests import ScopeDigests, differences, differences_shown, types_of
 from isthmus.sink import discovery
 
 TIMEOUT_MS: Final = 3_000
@@ -46,14 +46,14 @@ class LinkCheckResult(NamedTuple):
 
 
 class Here(NamedTuple):
-    """This cluster: uuid and name, bucket types, digests of their properties (in hex, and by place), and whether it
+    """This cluster: uuid and name, bucket types, digests of their properties (in hex, and by scope), and whether it
     already fetches from the queue (`linked`)."""
 
     uuid: str
     cluster: str
     bucket_types: Collection[str]
     digests: Mapping[str, str]
-    places: PlaceDigests | None
+    scopes: ScopeDigests | None
     linked: bool
 
 
@@ -103,7 +103,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return about
 
 
-def _places(about: Mapping[str, Any]) -> PlaceDigests | None:
+def _places(about: Mapping[str, Any]) -> ScopeDigests | None:
     """The source's digests of properties by bucket type and bucket.
 
     None: too many to send, or the source runs a version that does not send them."""
@@ -235,7 +235,7 @@ def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, fou
         for told in (here.digests, {name: one.get("digest") for name, one in types.items()})
     )
     both = {name.encode() for name in types}
-    differ = [one for one in differences(ours, theirs, here.places, _places(about)) if one.bucket_type in both]
+    differ = [one for one in differences(ours, theirs, here.scopes, _places(about)) if one.bucket_type in both]
     if differ:
         right = f"isthmus bucket-type properties {types_of(differ)[0]} on both sides: set the same values"
         row("properties", WARN, f"differ: {differences_shown(differ)}", right)

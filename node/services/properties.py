@@ -59,7 +59,7 @@ class PropertyService:
         self._partitions = partitions
         self._key_limit = key_limit_bytes
 
-    def place(self, bucket_type: bytes, bucket: bytes | None) -> PropertyScope:
+    def scope(self, bucket_type: bytes, bucket: bytes | None) -> PropertyScope:
         """The scope of a bucket type or bucket. Raises UnknownBucketType, BadInput for an impossible bucket."""
         kinds = {record.bucket_type for record in self._partitions.records.values()}
         name = bucket_type.decode(errors="replace")
@@ -69,19 +69,19 @@ class PropertyService:
             raise BadInput(f"a bucket has 1 to {self._key_limit} bytes (limits.key_size)")
         return PropertyScope(name, bucket)
 
-    def shown(self, place: PropertyScope) -> dict[str, Any]:
+    def shown(self, scope: PropertyScope) -> dict[str, Any]:
         """All properties in force for a scope, by Riak's names."""
-        return shown_properties(self.cache.settings.values(place), self.factor(place))
+        return shown_properties(self.cache.settings.values(scope), self.factor(scope))
 
-    def rows(self, place: PropertyScope) -> list[dict[str, Any]]:
+    def rows(self, scope: PropertyScope) -> list[dict[str, Any]]:
         """A row for each property that may be set: value in force, origin ("bucket", "bucket type" or "default"), by
         whom and when, whether it has an effect, and its meaning."""
-        own, of_type = self.cache.settings.own(place), self.cache.settings.own(PropertyScope(place.bucket_type))
+        own, of_type = self.cache.settings.own(scope), self.cache.settings.own(PropertyScope(scope.bucket_type))
         rows = []
         for name, known in sorted(PROPERTIES.items()):
             setting = own.get(name) or of_type.get(name)
             origin = "default" if setting is None else "bucket type"
-            if place.bucket is not None and name in own:
+            if scope.bucket is not None and name in own:
                 origin = "bucket"
             rows.append(
                 {
@@ -106,25 +106,25 @@ class PropertyService:
             raise BadProperty(str(error)) from None
         return {name: value for name, value in found.items() if value is not None}
 
-    async def set(self, place: PropertyScope, wanted: Mapping[str, Any], by: str) -> None:
+    async def set(self, scope: PropertyScope, wanted: Mapping[str, Any], by: str) -> None:
         """Set properties. Raises BadProperty, TooManyProperties, NotReady, OutcomeUnknown."""
         at_ms = self._time.wall_ms()
-        values = self.judged(wanted, self.factor(place))
+        values = self.judged(wanted, self.factor(scope))
         changes = {name: PropertySetting(value, by[:WHO_MAX], at_ms) for name, value in values.items()}
         if changes:
-            self.cache.learn(await change_properties(self._metastore, place, changes))
+            self.cache.learn(await change_properties(self._metastore, scope, changes))
 
-    async def unset(self, place: PropertyScope, names: list[str]) -> list[str]:
+    async def unset(self, scope: PropertyScope, names: list[str]) -> list[str]:
         """Unset properties, all with no names; returns those that were set. Raises as `set`."""
         check_names(names)
-        own = self.cache.settings.own(place)
+        own = self.cache.settings.own(scope)
         changes: dict[str, PropertySetting | None] = dict.fromkeys(names)
-        self.cache.learn(await change_properties(self._metastore, place, changes, alone=not names))
+        self.cache.learn(await change_properties(self._metastore, scope, changes, alone=not names))
         return sorted(name for name in own if not names or name in names)
 
-    def factor(self, place: PropertyScope) -> int | None:
+    def factor(self, scope: PropertyScope) -> int | None:
         """The replication factor of a scope; None when its partitions differ."""
-        factors = {r.factor for r in self._partitions.records.values() if r.bucket_type == place.bucket_type}
+        factors = {r.factor for r in self._partitions.records.values() if r.bucket_type == scope.bucket_type}
         return factors.pop() if len(factors) == 1 else None
 
 

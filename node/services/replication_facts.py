@@ -8,7 +8,7 @@ from isthmus.node.services.membership import ClusterMembership
 from isthmus.repl.controller.bucket_properties import PropertyCache
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.coordinator.routing import RoutingTable
-from isthmus.repl.property_digests import PlaceDigests
+from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.runtime.runtime import Runtime
 
 
@@ -45,9 +45,9 @@ class ReplicationFacts:
         """See both."""
         return self._properties.digests()
 
-    def place_digests(self) -> PlaceDigests | None:
+    def scope_digests(self) -> ScopeDigests | None:
         """See both."""
-        return self._properties.places()
+        return self._properties.scope_digests()
 
     def live_nodes(self) -> Collection[str]:
         """See QueueCluster."""

@@ -24,7 +24,7 @@ from isthmus.repl.metastore.port import Metastore, Versioned
 from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument, decode_json
 from isthmus.repl.model.errors import BadInput, Corruption
 from isthmus.repl.model.properties import PLAIN, Properties, TypeProperties
-from isthmus.repl.property_digests import MUST_AGREE, OF_TYPE, PLAIN_PLACE, PlaceDigests, place_digest, within_bounds
+from isthmus.repl.property_digests import MUST_AGREE, OF_TYPE, PLAIN_SCOPE, ScopeDigests, scope_digest, within_bounds
 
 log = structlog.get_logger(__name__)
 
@@ -76,47 +76,47 @@ class PropertySettings:
     """All settings by scope; a scope without settings is left out. `version` is the document's; None before there is
     one."""
 
-    places: Mapping[PropertyScope, Chosen] = field(default_factory=dict)
+    scopes: Mapping[PropertyScope, Chosen] = field(default_factory=dict)
     version: int | None = None
 
-    def own(self, place: PropertyScope) -> Chosen:
+    def own(self, scope: PropertyScope) -> Chosen:
         """The settings of just this scope."""
-        return self.places.get(place, {})
+        return self.scopes.get(scope, {})
 
-    def chosen(self, place: PropertyScope) -> Chosen:
+    def chosen(self, scope: PropertyScope) -> Chosen:
         """The effective settings: the scope's own before its bucket type's."""
-        return {**self.own(PropertyScope(place.bucket_type)), **self.own(place)}
+        return {**self.own(PropertyScope(scope.bucket_type)), **self.own(scope)}
 
-    def values(self, place: PropertyScope) -> dict[str, Value]:
+    def values(self, scope: PropertyScope) -> dict[str, Value]:
         """The values of `chosen`."""
-        return {name: setting.value for name, setting in self.chosen(place).items()}
+        return {name: setting.value for name, setting in self.chosen(scope).items()}
 
     def changed(
-        self, place: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
+        self, scope: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
     ) -> PropertySettings:
         """A copy with `changes` (None unsets one); with `alone` all other settings of the scope are unset. Raises
         TooManyProperties."""
-        own = {**({} if alone else self.own(place)), **changes}
-        places = {each: chosen for each, chosen in self.places.items() if each != place}
+        own = {**({} if alone else self.own(scope)), **changes}
+        scopes = {each: chosen for each, chosen in self.scopes.items() if each != scope}
         kept = {name: setting for name, setting in own.items() if setting is not None}
         if kept:
-            places[place] = kept
-        buckets = sum(each.bucket is not None for each in places)
-        if buckets > OWN_BUCKETS_MAX and place not in self.places:
+            scopes[scope] = kept
+        buckets = sum(each.bucket is not None for each in scopes)
+        if buckets > OWN_BUCKETS_MAX and scope not in self.scopes:
             raise TooManyProperties(
                 f"{OWN_BUCKETS_MAX} buckets have properties of their own, which is the limit: set them for a bucket "
                 "type, or take some back (`isthmus bucket unset`)"
             )
-        return PropertySettings(places, self.version)
+        return PropertySettings(scopes, self.version)
 
     def effective(self) -> dict[bytes, TypeProperties]:
         """The effective properties by bucket type; types without settings are left out."""
         found: dict[bytes, TypeProperties] = {}
-        for kind in {place.bucket_type for place in self.places}:
+        for kind in {scope.bucket_type for scope in self.scopes}:
             buckets = {
-                place.bucket: effective(self.values(place))
-                for place in self.places
-                if place.bucket_type == kind and place.bucket is not None
+                scope.bucket: effective(self.values(scope))
+                for scope in self.scopes
+                if scope.bucket_type == kind and scope.bucket is not None
             }
             found[kind.encode()] = TypeProperties(effective(self.values(PropertyScope(kind))), buckets)
         return found
@@ -156,7 +156,7 @@ def encode_properties(settings: PropertySettings) -> bytes:
             None if scope.bucket is None else quote_from_bytes(scope.bucket, safe=""),
             {name: (each.value, each.by, each.at_ms) for name, each in sorted(chosen.items())},
         )
-        for scope, chosen in settings.places.items()
+        for scope, chosen in settings.scopes.items()
     ]
     rows.sort(key=lambda row: (row[0], row[1] or ""))
     return msgspec.json.encode({"v": 1, "places": rows})
@@ -167,12 +167,12 @@ def decode_properties(found: Versioned | None) -> PropertySettings:
     removed by the next change. Raises Corruption."""
     if found is None:
         return PropertySettings()
-    places = {}
+    scopes = {}
     for bucket_type, bucket, chosen in decode_json(PROPERTIES_PATH, found.value, _PropertiesForm).places:
         known = {name: _setting(name, raw) for name, raw in chosen.items() if name in PROPERTIES}
         if known:
-            places[PropertyScope(bucket_type, None if bucket is None else unquote_to_bytes(bucket))] = known
-    return PropertySettings(places, found.version)
+            scopes[PropertyScope(bucket_type, None if bucket is None else unquote_to_bytes(bucket))] = known
+    return PropertySettings(scopes, found.version)
 
 
 def _setting(name: str, raw: Raw) -> PropertySetting:
@@ -194,14 +194,14 @@ async def read_properties(metastore: Metastore) -> PropertySettings:
 
 
 async def change_properties(
-    metastore: Metastore, place: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
+    metastore: Metastore, scope: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
 ) -> PropertySettings:
     """Set properties of a scope, or unset those whose setting is None; with `alone` unset all others, too. Returns all
     settings after the change. Raises TooManyProperties, NotReady when nothing was changed, OutcomeUnknown,
     Corruption."""
 
     def changed(before: PropertySettings) -> PropertySettings:
-        after = before.changed(place, changes, alone=alone)
+        after = before.changed(scope, changes, alone=alone)
         if after != before and (size_bytes := len(encode_properties(after))) > DOCUMENT_BYTES_MAX:
             raise TooManyProperties(
                 f"all properties together would take {size_bytes} bytes of the metastore, at most "
@@ -213,17 +213,17 @@ async def change_properties(
     if written:
         values = {name: None if each is None else each.value for name, each in changes.items()}
         by = next((each.by for each in changes.values() if each is not None), None)
-        log.info("properties.changed", place=place.shown, changes=values, alone=alone, by=by)
+        log.info("properties.changed", place=scope.shown, changes=values, alone=alone, by=by)
     return after
 
 
 def _digest(settings: PropertySettings, kind: str) -> bytes:
-    def agreed(place: PropertyScope) -> list[Value]:
-        values = settings.values(place)
+    def agreed(scope: PropertyScope) -> list[Value]:
+        values = settings.values(scope)
         return [value_of(name, values) for name in MUST_AGREE]
 
     of_type = agreed(PropertyScope(kind))
-    buckets = sorted((p.bucket, agreed(p)) for p in settings.places if p.bucket_type == kind and p.bucket)
+    buckets = sorted((p.bucket, agreed(p)) for p in settings.scopes if p.bucket_type == kind and p.bucket)
     own = [[quote_from_bytes(bucket, safe=""), values] for bucket, values in buckets if values != of_type]
     return xxh64_digest(json.dumps([of_type, own]).encode())
 
@@ -237,22 +237,22 @@ DIGESTS_MAX: Final = 1_024
 
 
 def _digests(settings: PropertySettings) -> dict[bytes, bytes]:
-    found = {kind: _digest(settings, kind) for kind in {place.bucket_type for place in settings.places}}
+    found = {kind: _digest(settings, kind) for kind in {scope.bucket_type for scope in settings.scopes}}
     rows = sorted((kind.encode(), digest) for kind, digest in found.items() if digest != PLAIN_DIGEST)
     return dict(rows[:DIGESTS_MAX])
 
 
-def place_digests(settings: PropertySettings) -> PlaceDigests | None:
+def scope_digests(settings: PropertySettings) -> ScopeDigests | None:
     """Digests by scope; None if there are more than may be sent, since a part of them would show false differences."""
     found: dict[bytes, dict[bytes, bytes]] = {}
-    for kind in {place.bucket_type for place in settings.places}:
-        of_type = place_digest(settings.values(PropertyScope(kind)))
-        rows = {} if of_type == PLAIN_PLACE else {OF_TYPE: of_type}
-        for place in settings.places:
-            if place.bucket_type == kind and place.bucket:
-                digest = place_digest(settings.values(place))
+    for kind in {scope.bucket_type for scope in settings.scopes}:
+        of_type = scope_digest(settings.values(PropertyScope(kind)))
+        rows = {} if of_type == PLAIN_SCOPE else {OF_TYPE: of_type}
+        for scope in settings.scopes:
+            if scope.bucket_type == kind and scope.bucket:
+                digest = scope_digest(settings.values(scope))
                 if digest != of_type:
-                    rows[place.bucket] = digest
+                    rows[scope.bucket] = digest
         if rows:
             found[kind.encode()] = rows
     return found if within_bounds(found) else None
@@ -274,7 +274,7 @@ class PropertyCache:
         """The newest settings that were read or written here."""
         self._digests: dict[bytes, bytes] = {}
         """Computed when the settings change, since every fetch and every answer to one carries them."""
-        self._places: PlaceDigests | None = {}
+        self._scope_digests: ScopeDigests | None = {}
         """Computed when the settings change, too."""
         self.on_change: list[Callable[[], None]] = []
 
@@ -288,9 +288,9 @@ class PropertyCache:
         types beyond DIGESTS_MAX."""
         return dict(self._digests)
 
-    def places(self) -> PlaceDigests | None:
+    def scope_digests(self) -> ScopeDigests | None:
         """Digests by bucket and bucket type, which name a difference; None when there are more than may be sent."""
-        return self._places
+        return self._scope_digests
 
     async def start(self) -> None:
         """Read the properties and follow every change. The defaults count until the metastore can be read."""
@@ -307,6 +307,6 @@ class PropertyCache:
             return
         self.settings, self._types = settings, settings.effective()
         self._digests = _digests(settings)
-        self._places = place_digests(settings)
+        self._scope_digests = scope_digests(settings)
         for notify in self.on_change:
             notify()

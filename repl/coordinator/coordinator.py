@@ -287,23 +287,23 @@ class Coordinator:
         refused: IsthmusError | None = not_led(self._runtime, self.routes, partition)
         if refused is not None:
             raise refused
-        place = self._runtime.partitions[partition]
+        led = self._runtime.partitions[partition]
         entry = make_entry(
             EntryKind.CURSOR,
-            place.replica.epoch,
-            place.replica.leo,
+            led.replica.epoch,
+            led.replica.leo,
             request_id=b"",
             origin=self._runtime.cluster_uuid,
             time_ms=self._runtime.time.wall_ms(),
             key=queue,
             payload=payload,
         )
-        refused = self._runtime.append(place, (entry,))
+        refused = self._runtime.append(led, (entry,))
         if refused is not None:
             raise refused
         waiter = BatchResult(self._loop.create_future(), 1)
         waiter.remaining = 1
-        place.waiters.add([PendingBatch(entry.offset + 1, waiter, (0,))])
+        led.waiters.add([PendingBatch(entry.offset + 1, waiter, (0,))])
         self._timeouts.add(waiter)
         (error,) = await waiter.future
         if isinstance(error, IsthmusError):
@@ -349,8 +349,8 @@ class Coordinator:
                 continue
             target = targets.get(partition)
             if target is None:
-                place = partitions.get(partition)
-                if place is not None and place.replica.ready:
+                led = partitions.get(partition)
+                if led is not None and led.replica.ready:
                     target = _LocalPart(requests, waiter, [], [])
                     inbox.setdefault(partition, []).append(target)
                     waiter.remaining += 1

@@ -37,15 +37,15 @@ def answer_bytes(entry_bytes: int) -> int:
 
 def not_led(runtime: Runtime, routes: RoutingTable, partition_id: int) -> IsthmusError | None:
     """The refusal of a partition that this node does not serve now; None if it does."""
-    place = runtime.partitions.get(partition_id)
-    if place is not None and place.replica.ready:
+    partition = runtime.partitions.get(partition_id)
+    if partition is not None and partition.replica.ready:
         return None
     if partition_id == UNREAD:
         return unread_refusal()
     leader = routes.leader(partition_id)
     if leader is not None and leader != runtime.node:
         return NotLeader(f"partition {partition_id} is led by {leader}", leader)
-    why = "no leader is known" if place is None else place.replica.reason
+    why = "no leader is known" if partition is None else partition.replica.reason
     return NotReady(f"partition {partition_id} has no serving leader: {why}")
 
 
@@ -62,7 +62,7 @@ def _needs_confirmation(result: object) -> bool:
     return isinstance(result, IsthmusError) and result.needs_confirmation
 
 
-def confirm_refusals(runtime: Runtime, place: Partition, slots: Sequence[tuple[BatchResult, int]]) -> None:
+def confirm_refusals(runtime: Runtime, partition: Partition, slots: Sequence[tuple[BatchResult, int]]) -> None:
     """Hold back the refusals among the answers of `slots` that need confirmation, until a committed read would be
     answered. If that read fails, its error replaces them."""
     held = [(waiter, slot) for waiter, slot in slots if _needs_confirmation(waiter.results[slot])]
@@ -76,7 +76,7 @@ def confirm_refusals(runtime: Runtime, place: Partition, slots: Sequence[tuple[B
                 waiter.results[slot] = error
             waiter.release()
 
-    runtime.committed(place).add_done_callback(decided)
+    runtime.committed(partition).add_done_callback(decided)
 
 
 class Reads:
@@ -104,15 +104,15 @@ class Reads:
         self.counts[isolation] += 1
         hash64 = key_hash(key.bucket, key.key)
         try:
-            place = self._runtime.partitions.get(self._routes.partition_of(key.bucket_type, hash64))
-            if place is not None and place.replica.ready:
+            partition = self._runtime.partitions.get(self._routes.partition_of(key.bucket_type, hash64))
+            if partition is not None and partition.replica.ready:
                 if isolation is Isolation.COMMITTED:
-                    confirmed = self._runtime.committed(place)
+                    confirmed = self._runtime.committed(partition)
                     if confirmed.done():
                         confirmed.result()
                     else:
                         await wait_confirmed(confirmed)
-                return self._read(place, key, isolation)
+                return self._read(partition, key, isolation)
         except MOVING:
             pass
         (result,) = await self._ask_until_led((key,), isolation, 1)
@@ -252,9 +252,9 @@ class Reads:
             raise refused
         return self._runtime.partitions[partition_id]
 
-    def _read(self, place: Partition, key: Key, isolation: Isolation) -> bytes | None:
+    def _read(self, partition: Partition, key: Key, isolation: Isolation) -> bytes | None:
         if isolation is Isolation.UNCOMMITTED:
-            entry = place.unapplied.pending_rows.get((key.bucket, key.key))
+            entry = partition.unapplied.pending_rows.get((key.bucket, key.key))
             if entry is not None:
                 return entry.payload or None  # a REAP entry has none
-        return self._runtime.store.object(place.id, key.bucket, key.key)
+        return self._runtime.store.object(partition.id, key.bucket, key.key)

@@ -227,40 +227,40 @@ class Reaper:
             return
         own = self._runtime.cluster_uuid
         for entry in entries:
-            place = (entry.bucket, entry.key)
+            name = (entry.bucket, entry.key)
             if entry.kind not in CHANGES:
                 if entry.kind == _REAP:
-                    led.candidates.pop(place, None)
+                    led.candidates.pop(name, None)
                 continue
             leaving = entry.kind == _LEAVING
             self.told_count += leaving and entry.origin != own
-            found = Tombstone(*place, entry.offset, entry.time_ms, entry.origin == own, leaving)
+            found = Tombstone(*name, entry.offset, entry.time_ms, entry.origin == own, leaving)
             if due_at_ms(kind, found) is not None and decode_key_row(entry.row).tombstone:
                 self._note(led, found)
             else:
-                led.candidates.pop(place, None)
+                led.candidates.pop(name, None)
 
     def _note(self, led: _Led, found: Tombstone) -> None:
-        place = (found.bucket, found.key)
-        if len(led.candidates) < CANDIDATES_MAX or place in led.candidates:
-            led.candidates[place] = found
+        name = (found.bucket, found.key)
+        if len(led.candidates) < CANDIDATES_MAX or name in led.candidates:
+            led.candidates[name] = found
         else:
             led.left_behind = True
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for partition in list(self._led):
+            for partition_id in list(self._led):
                 await asyncio.sleep(0)
-                place = self._runtime.partitions.get(partition)
-                led = self._led.get(partition)
-                if place is None or led is None or not place.replica.ready:
+                partition = self._runtime.partitions.get(partition_id)
+                led = self._led.get(partition_id)
+                if partition is None or led is None or not partition.replica.ready:
                     continue
-                if not self._properties.of_type(place.bucket_type).reaps:
+                if not self._properties.of_type(partition.bucket_type).reaps:
                     continue
                 try:
-                    await self._walk(place, led)
-                    self._reap_due(place, led)
+                    await self._walk(partition, led)
+                    self._reap_due(partition, led)
                 except IsthmusError as error:
                     led.waits = f"{error.reason}: {error}"
                     led.walking, led.walk_after = (
@@ -268,43 +268,43 @@ class Reaper:
                         None,
                     )  # the dropped candidates are found again
                 except Exception:
-                    log.exception("reap.bug", partition=partition)
+                    log.exception("reap.bug", partition=partition_id)
 
     # -- finding --------------------------------------------------------------------------------------
 
-    async def _walk(self, place: Partition, led: _Led) -> None:
+    async def _walk(self, partition: Partition, led: _Led) -> None:
         """Read one page of a walk over the keys, if one is due and there is space for candidates."""
         loop = asyncio.get_running_loop()
         if not led.walking and led.left_behind and not led.candidates:
             led.walking, led.left_behind, led.walk_at_s = True, False, loop.time() + WALK_PAUSE_S
         if not led.walking or loop.time() < led.walk_at_s or len(led.candidates) >= CANDIDATES_MAX:
             return
-        found, led.walk_after = await loop.run_in_executor(self._pool, self._page, place, led.walk_after)
+        found, led.walk_after = await loop.run_in_executor(self._pool, self._page, partition, led.walk_after)
         for tombstone in found:
             if (tombstone.bucket, tombstone.key) not in led.candidates:
                 self._note(led, tombstone)
         led.walking = led.walk_after is not None
 
     def _page(
-        self, place: Partition, after: tuple[bytes, bytes] | None
+        self, partition: Partition, after: tuple[bytes, bytes] | None
     ) -> tuple[list[Tombstone], tuple[bytes, bytes] | None]:
         """Read a page in a thread: its tombstones of buckets that reap, and the key after which to continue."""
-        kind = self._properties.of_type(place.bucket_type)
-        keys = self._runtime.store.list_keys(place.id, None, after)
+        kind = self._properties.of_type(partition.bucket_type)
+        keys = self._runtime.store.list_keys(partition.id, None, after)
         found, count, last = [], 0, after
         for listed in islice(keys, PAGE_KEYS):
             count, last = count + 1, (listed.bucket, listed.key)
             try:
                 row = decode_key_row(listed.row)
             except CodecError as error:  # row repair finds it; the keys after it are reaped
-                log.error("reap.row_unreadable", partition=place.id, key=repr(last), error=str(error))
+                log.error("reap.row_unreadable", partition=partition.id, key=repr(last), error=str(error))
                 continue
             properties = kind.of(listed.bucket)
             if row.tombstone and (properties.reap_after_ms is not None or properties.repl_reap):
                 try:
-                    tombstone = self._tombstone_of(place.id, listed.bucket, listed.key, row)
+                    tombstone = self._tombstone_of(partition.id, listed.bucket, listed.key, row)
                 except DamagedChange as error:  # likewise
-                    log.error("reap.row_unreadable", partition=place.id, key=repr(last), error=str(error))
+                    log.error("reap.row_unreadable", partition=partition.id, key=repr(last), error=str(error))
                     continue
                 if due_at_ms(kind, tombstone) is not None:
                     found.append(tombstone)
@@ -320,9 +320,9 @@ class Reaper:
 
     # -- reaping --------------------------------------------------------------------------------------
 
-    def _reap_due(self, place: Partition, led: _Led) -> None:
+    def _reap_due(self, partition: Partition, led: _Led) -> None:
         now_ms = self._runtime.time.wall_ms()
-        kind = self._properties.of_type(place.bucket_type)
+        kind = self._properties.of_type(partition.bucket_type)
         due = [
             found
             for found in led.candidates.values()
@@ -332,12 +332,12 @@ class Reaper:
             led.waits = ""
         if not due:
             return
-        reaps, reaped_before = self._batch(place), self.reaped_count
+        reaps, reaped_before = self._batch(partition), self.reaped_count
         first_obstacle = ""
         for found in due[:CHECKS_AT_ONCE]:
             if len(reaps.batch.entries) >= ENTRIES_AT_ONCE or self.reaped_count - reaped_before >= REAPS_AT_ONCE:
                 break
-            waits = self._propose(place, reaps, found)
+            waits = self._propose(partition, reaps, found)
             name = found.bucket, found.key
             if not waits or len(due) > CHECKS_AT_ONCE:
                 led.candidates.pop(name, None)
@@ -345,60 +345,60 @@ class Reaper:
                 first_obstacle = first_obstacle or waits
                 led.candidates[name] = found  # if there are many, behind the others
         led.waits = first_obstacle or led.waits
-        self._append(place, reaps.batch)
+        self._append(partition, reaps.batch)
 
-    def _batch(self, place: Partition) -> ReapBatch:
+    def _batch(self, partition: Partition) -> ReapBatch:
         runtime = self._runtime
-        kind = self._properties.of_type(place.bucket_type)
+        kind = self._properties.of_type(partition.bucket_type)
         now_ms = runtime.time.wall_ms()
-        return ReapBatch(WriteBatch(place, runtime.store, runtime.cluster_uuid, self._limits, kind, now_ms, {}))
+        return ReapBatch(WriteBatch(partition, runtime.store, runtime.cluster_uuid, self._limits, kind, now_ms, {}))
 
-    def _propose(self, place: Partition, reaps: ReapBatch, found: Tombstone) -> str:
+    def _propose(self, partition: Partition, reaps: ReapBatch, found: Tombstone) -> str:
         """Add the entry for a tombstone to `reaps`; returns why it must wait, "" if it was added or the tombstone is
         gone."""
-        key = Key(place.bucket_type, found.bucket, found.key)
+        key = Key(partition.bucket_type, found.bucket, found.key)
         hash64 = key_hash(found.bucket, found.key)
-        offered = self._barrier.replicates(place.bucket_type, found.bucket)
+        offered = self._barrier.replicates(partition.bucket_type, found.bucket)
         if offered and not found.ours:
             self.restated_count += reaps.restate(key, hash64, found.offset, leaving=found.leaving)
             return ""  # a candidate again once it is applied
-        waits = self._obstacle(place, found)
+        waits = self._obstacle(partition, found)
         if waits:
             return waits
-        tells = self._properties.of_type(place.bucket_type).of(found.bucket).repl_reap
-        if offered and tells and not found.leaving:
+        announces = self._properties.of_type(partition.bucket_type).of(found.bucket).repl_reap
+        if offered and announces and not found.leaving:
             self.announced_count += reaps.restate(key, hash64, found.offset, leaving=True)
         else:
             self.reaped_count += reaps.reap(key, hash64, found.offset)
         return ""
 
-    def _obstacle(self, place: Partition, found: Tombstone) -> str:
-        record = place.replica.record
+    def _obstacle(self, partition: Partition, found: Tombstone) -> str:
+        record = partition.replica.record
         missing = sorted(set(record.replicas) - {member.node for member in record.isr}) if record is not None else ["?"]
         if missing:
             return f"replica {missing[0]} is not in sync: it may not have the tombstone"
-        waits = self._barrier.blocked_by(place.id, found.offset, place.bucket_type, found.bucket)
-        return waits or self.differs(Key(place.bucket_type, found.bucket, found.key))
+        waits = self._barrier.blocked_by(partition.id, found.offset, partition.bucket_type, found.bucket)
+        return waits or self.differs(Key(partition.bucket_type, found.bucket, found.key))
 
-    def _append(self, place: Partition, batch: WriteBatch) -> None:
+    def _append(self, partition: Partition, batch: WriteBatch) -> None:
         """Append the entries. Raises Retryable when nothing was appended."""
         if not batch.entries:
             return
-        refused = self._runtime.append(place, batch.entries)
+        refused = self._runtime.append(partition, batch.entries)
         if refused is not None:
             raise refused
-        place.unapplied.add_pending_rows(batch.new_rows)
+        partition.unapplied.add_pending_rows(batch.new_rows)
 
     # -- one key --------------------------------------------------------------------------------------
 
     async def ask(self, key: Key) -> Reaped:
         """Reap one key's tombstone now, at any node, whatever its bucket's delete_mode. Raises UnknownBucketType,
         Retryable, and what the leader's node raised."""
-        partition = self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))
-        place = self._runtime.partitions.get(partition)
-        if place is not None and place.replica.ready:
-            return self._reap_here(place, key)
-        refused = not_led(self._runtime, self._routes, partition)
+        partition_id = self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))
+        partition = self._runtime.partitions.get(partition_id)
+        if partition is not None and partition.replica.ready:
+            return self._reap_here(partition, key)
+        refused = not_led(self._runtime, self._routes, partition_id)
         assert refused is not None
         if not isinstance(refused, NotLeader) or refused.leader is None:
             raise refused
@@ -408,17 +408,17 @@ class Reaper:
                 return Reaped(outcome, reason)
         raise CodecError(f"node {refused.leader} answered what is no answer to {METHOD}")
 
-    def _reap_here(self, place: Partition, key: Key) -> Reaped:
-        row = self._runtime.store.key_row(place.id, key_hash(key.bucket, key.key), key.bucket, key.key)
+    def _reap_here(self, partition: Partition, key: Key) -> Reaped:
+        row = self._runtime.store.key_row(partition.id, key_hash(key.bucket, key.key), key.bucket, key.key)
         if row is None:
             return Reaped("no-tombstone", "the key was never written, or is reaped already")
         current = decode_key_row(row)
         if not current.tombstone:
             return Reaped("no-tombstone", "the key has a value: delete it first")
-        found = self._tombstone_of(place.id, key.bucket, key.key, current)
-        reaps = self._batch(place)
-        waits = self._propose(place, reaps, found)
-        self._append(place, reaps.batch)
+        found = self._tombstone_of(partition.id, key.bucket, key.key, current)
+        reaps = self._batch(partition)
+        waits = self._propose(partition, reaps, found)
+        self._append(partition, reaps.batch)
         if waits:
             return Reaped("waits", waits)
         if not reaps.batch.entries:
@@ -442,11 +442,11 @@ class Reaper:
                     raise CodecError(f"not a {METHOD} request")
         except (ValueError, msgpack.exceptions.UnpackException) as error:
             raise CodecError(f"not a {METHOD} request: {error}") from error
-        partition = self._routes.partition_of(name.bucket_type, key_hash(name.bucket, name.key))
-        place = self._runtime.partitions.get(partition)
-        if place is None or not place.replica.ready:
+        partition_id = self._routes.partition_of(name.bucket_type, key_hash(name.bucket, name.key))
+        partition = self._runtime.partitions.get(partition_id)
+        if partition is None or not partition.replica.ready:
             raise NotReady("leadership moves: ask again")
-        packed: bytes = msgpack.packb(list(self._reap_here(place, name)))
+        packed: bytes = msgpack.packb(list(self._reap_here(partition, name)))
         return packed
 
     # -- telemetry ------------------------------------------------------------------------------------
@@ -454,23 +454,23 @@ class Reaper:
     def status(self) -> list[dict[str, object]]:
         """One dict per partition led here that reaps: how many tombstones wait, and why the oldest due one does."""
         rows = []
-        for partition, led in sorted(self._led.items()):
-            place = self._runtime.partitions.get(partition)
-            if place is not None and self._properties.of_type(place.bucket_type).reaps:
-                rows.append({"partition": partition, "tombstones": len(led.candidates), "waits": led.waits})
+        for partition_id, led in sorted(self._led.items()):
+            partition = self._runtime.partitions.get(partition_id)
+            if partition is not None and self._properties.of_type(partition.bucket_type).reaps:
+                rows.append({"partition": partition_id, "tombstones": len(led.candidates), "waits": led.waits})
         return rows
 
-    def explain(self, partition: int, key: Key) -> dict[str, object]:
+    def explain(self, partition_id: int, key: Key) -> dict[str, object]:
         """When a tombstone in a partition led here may be reaped by itself ("after_ms"; None: never), and why it may
         not be reaped yet ("waits"; "" if it may, or there is no tombstone)."""
-        place = self._runtime.partitions[partition]
+        partition = self._runtime.partitions[partition_id]
         after_ms = self._properties.of_type(key.bucket_type).of(key.bucket).reap_after_ms
-        found = self._runtime.store.key_row(partition, key_hash(key.bucket, key.key), key.bucket, key.key)
+        found = self._runtime.store.key_row(partition_id, key_hash(key.bucket, key.key), key.bucket, key.key)
         current = None if found is None else decode_key_row(found)
         if current is None or not current.tombstone:
             return {"after_ms": after_ms, "waits": ""}
-        tombstone = self._tombstone_of(partition, key.bucket, key.key, current)
-        waits = self._obstacle(place, tombstone)
+        tombstone = self._tombstone_of(partition_id, key.bucket, key.key, current)
+        waits = self._obstacle(partition, tombstone)
         if not waits and after_ms is None and not tombstone.leaving:
             waits = "the bucket's delete_mode keeps it; isthmus kv reap takes it away"
         return {"after_ms": after_ms, "waits": waits}

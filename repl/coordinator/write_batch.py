@@ -78,7 +78,7 @@ class TooManySiblings(BadInput):
 
 INTEGERS_BYTES: Final = 64
 """By how much two entries of one object may differ in length: seven integers (epoch, offset twice, previous offset,
-time, hash of the leaf) that take one to nine bytes each, and a request id's place."""
+time, hash of the leaf) that take one to nine bytes each, and the header of a request id."""
 
 
 class WriteLimits(NamedTuple):
@@ -425,7 +425,7 @@ class WriteBatch:
         reaped here at some time, or will be: a tombstone is not stored but remembered, and so is one that is leaving
         elsewhere. A value may be older than the reap, and must be fetched again.
         """
-        place, key = self.partition, item.key
+        partition, key = self.partition, item.key
         name = (key.bucket, key.key)
         pending = self._unapplied(name)
         under_way = 0 if pending is None else pending.offset + 1
@@ -433,9 +433,9 @@ class WriteBatch:
         if last and descends(last, decode_clock(summary.clock)):
             return PushResult(PushOutcome.SUPERSEDED), under_way
         if not leaving:
-            if place.actor not in summary.clock:
+            if partition.actor not in summary.clock:
                 return None, under_way
-            if pending is None and self.store.cursor(place.id, REAPED).entry_offset < 0:
+            if pending is None and self.store.cursor(partition.id, REAPED).entry_offset < 0:
                 return None, 0
         if summary.tombstone:
             seen = gone_with(last, decode_object(item.payload))
@@ -444,7 +444,7 @@ class WriteBatch:
                 self.add(reap_entry(self.header(), self.cluster_uuid, key, hash64, NO_OFFSET, summary))
                 under_way = self.next_offset
             return PushResult(PushOutcome.SUPERSEDED), under_way
-        if place.reaped_pushes.comes_again(hash64, summary.hash64):
+        if partition.reaped_pushes.comes_again(hash64, summary.hash64):
             return None, under_way
         return StalePush("the key was reaped here: fetch its current version from the source again"), 0
 

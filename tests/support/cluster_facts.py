@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from isthmus.config.settings import PeerSettings
 from isthmus.repl.http.client import OPEN, PeerCredentials
-from isthmus.repl.property_digests import PlaceDigests
+from isthmus.repl.property_digests import ScopeDigests
 
 
 @dataclass
@@ -17,7 +17,7 @@ class FakeClusterFacts:
     partitions: Mapping[int, bytes] = field(default_factory=dict)
     """Partition -> its bucket type."""
     digests: dict[bytes, bytes] = field(default_factory=dict)
-    places: PlaceDigests | None = None
+    scopes: ScopeDigests | None = None
     live: Collection[str] = ()
     nodes: Collection[str] = ("w1",)
     types: Callable[[], frozenset[bytes] | None] = lambda: None
@@ -34,8 +34,8 @@ class FakeClusterFacts:
     def property_digests(self) -> dict[bytes, bytes]:
         return self.digests
 
-    def place_digests(self) -> PlaceDigests | None:
-        return self.places
+    def scope_digests(self) -> ScopeDigests | None:
+        return self.scopes
 
     def live_nodes(self) -> Collection[str]:
         return self.live

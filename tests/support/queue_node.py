@@ -21,7 +21,7 @@ from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation
-from isthmus.repl.property_digests import PlaceDigests
+from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.store.port import PartitionStep
 from tests.support.cluster_facts import FakeClusterFacts
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
@@ -187,11 +187,11 @@ class QueueNode:
         types: frozenset[bytes] | None = None,
         node: str = "w1",
         properties: Mapping[bytes, bytes] = NO_PROPERTIES,
-        places: PlaceDigests | None = None,
+        scopes: ScopeDigests | None = None,
     ) -> FetchReply:
         session = Session(cluster, node, b"incarnat", link)
         request = FetchRequest(
-            session, "west", tuple(acks), holding, count, size, wait_ms, "", properties, types, places
+            session, "west", tuple(acks), holding, count, size, wait_ms, "", properties, types, scopes
         )
         return await self.queues.fetch(queue, request)
 

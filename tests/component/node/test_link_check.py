@@ -16,7 +16,7 @@ from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.services.link_check import Here, LinkCheckResult, _parsed, judged
 from isthmus.repl.http.client import HttpRefused, PeerFault
 from isthmus.repl.model.errors import CodecError
-from isthmus.repl.property_digests import place_digest
+from isthmus.repl.property_digests import scope_digest
 from isthmus.sink.discovery import PeerNodes
 from tests.support.threaded_node import running_node
 
@@ -56,7 +56,7 @@ def test_differing_properties_are_named_as_far_as_the_source_sends_them() -> Non
     """By bucket type and bucket; a source of a version before tells the bucket types alone, and what is no such answer
     is refused when it is read."""
     default = {"bucket_types": {"default": {"digest": "00", "offered": True}}}
-    of_type, of_bucket = place_digest({"allow_mult": False}), place_digest({"allow_mult": False, "dvv_enabled": False})
+    of_type, of_bucket = scope_digest({"allow_mult": False}), scope_digest({"allow_mult": False, "dvv_enabled": False})
     told = {"default": {"": of_type.hex(), b"b".hex(): of_bucket.hex()}}
 
     def found_text(change: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from isthmus.queues.wire import FetchReply, ObjectRequest, OwnedByOther, encode_
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import PushOutcome
-from isthmus.repl.property_digests import PlaceDigests, place_digest
+from isthmus.repl.property_digests import ScopeDigests, scope_digest
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.limits import SinkLimits
@@ -132,7 +132,7 @@ async def sink_of(
     pair: SinkPair,
     *peers: str,
     properties: dict[bytes, bytes] | None = None,
-    places: PlaceDigests | None = None,
+    scopes: ScopeDigests | None = None,
     **more: Any,
 ) -> Sink:
     settings = SinkSettings(
@@ -151,7 +151,7 @@ async def sink_of(
         letters=DeadLetters(pair.folder / "letters.sqlite", 3, 1_000),
         conflicts=Conflicts(pair.folder / "conflicts.sqlite", 3),
         credentials=OpenPeers(),
-        cluster=FakeClusterFacts(digests=properties or {}, places=places),
+        cluster=FakeClusterFacts(digests=properties or {}, scopes=scopes),
     )
     pair.sinks.append(sink)
     await sink.start()
@@ -269,9 +269,9 @@ def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> No
     """A sink and a queue that tell their digests by place name the bucket and the property."""
 
     async def test(pair: SinkPair) -> None:
-        ours, theirs = ({b"default": {b"orders": place_digest({"allow_mult": on})}} for on in (True, False))
-        pair.source.facts.digests, pair.source.facts.places = {b"default": b"2" * 8}, theirs
-        sink = await sink_of(pair, pair.listener.url, properties={b"default": b"1" * 8}, places=ours)
+        ours, theirs = ({b"default": {b"orders": scope_digest({"allow_mult": on})}} for on in (True, False))
+        pair.source.facts.digests, pair.source.facts.scopes = {b"default": b"2" * 8}, theirs
+        sink = await sink_of(pair, pair.listener.url, properties={b"default": b"1" * 8}, scopes=ours)
         await eventually(lambda: sink.listing()[0]["properties_differ"])
         row = sink.listing()[0]
         assert row["property_differences"] == [

@@ -16,7 +16,7 @@ from isthmus.queues.queue_documents import PUBLISHING, SERVING
 from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.keys import Key, key_hash, segment_of
-from isthmus.repl.property_digests import PropertyDifference, place_digest
+from isthmus.repl.property_digests import PropertyDifference, scope_digest
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET, THIRD
 from tests.unit.queues.admin.test_acts import audit_info, keys, settled
@@ -280,11 +280,11 @@ async def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> 
     type is; and once all agree nothing is named."""
 
     async with audited_node() as queue_node:
-        ours = {b"default": {b"orders": place_digest({"allow_mult": False})}}
-        queue_node.facts.digests, queue_node.facts.places = {b"default": b"a" * 8}, ours
-        reply = await queue_node.fetch(wait_ms=0, places={})
+        ours = {b"default": {b"orders": scope_digest({"allow_mult": False})}}
+        queue_node.facts.digests, queue_node.facts.scopes = {b"default": b"a" * 8}, ours
+        reply = await queue_node.fetch(wait_ms=0, scopes={})
         await settled(queue_node)
-        assert reply.places == ours
+        assert reply.scopes == ours
         (shown,) = await queue_node.acts.listing()
         assert shown["properties_differ"] == {"w1": ["default"]}
         assert shown["property_differences"] == {

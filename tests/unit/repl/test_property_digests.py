@@ -1,4 +1,4 @@
-"""Digests of properties by place: what two clusters learn from each other about properties that differ."""
+"""Digests of properties by scope: what two clusters learn from each other about properties that differ."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from isthmus.repl.controller.bucket_properties import (
     PropertySetting,
     PropertySettings,
     _digests,
-    place_digests,
+    scope_digests,
 )
 from isthmus.repl.property_digests import (
     MUST_AGREE,
     NAMED_MAX,
-    PLACES_BYTES_MAX,
-    PLACES_MAX,
-    PLAIN_PLACE,
+    PLAIN_SCOPE,
+    SCOPES_BYTES_MAX,
+    SCOPES_MAX,
     VALUE_BYTES,
     PropertyDifference,
     differences,
     differences_shown,
     merged,
-    place_digest,
+    scope_digest,
     types_of,
 )
 
 ORDERS = PropertyScope("default", b"orders")
 
 
-def settings_of(places: dict[PropertyScope, dict[str, Value]]) -> PropertySettings:
+def settings_of(scopes: dict[PropertyScope, dict[str, Value]]) -> PropertySettings:
     return PropertySettings({
-        place: {name: PropertySetting(value, "ann", 1) for name, value in values.items()}
-        for place, values in places.items()
+        scope: {name: PropertySetting(value, "ann", 1) for name, value in values.items()}
+        for scope, values in scopes.items()
     })  # fmt: skip
 
 
@@ -43,8 +43,8 @@ def between(
 ) -> tuple[object, ...]:
     """What differs, which must be the same from both ends."""
     a, b = settings_of(ours), settings_of(theirs)
-    found = differences(_digests(a), _digests(b), place_digests(a), place_digests(b))
-    assert found == differences(_digests(b), _digests(a), place_digests(b), place_digests(a))
+    found = differences(_digests(a), _digests(b), scope_digests(a), scope_digests(b))
+    assert found == differences(_digests(b), _digests(a), scope_digests(b), scope_digests(a))
     return tuple((each.bucket_type, each.bucket, *each.properties) for each in found)
 
 
@@ -77,50 +77,50 @@ def test_a_bucket_types_property_is_named_once_and_not_for_the_buckets_that_have
     assert between({**both, ORDERS: {"allow_mult": True}}, {}) == ((b"default", None, "allow_mult"),)
 
 
-def test_a_side_that_sent_no_places_has_only_its_bucket_types_named() -> None:
+def test_a_side_that_sent_no_scopes_has_only_its_bucket_types_named() -> None:
     """Either side may be of an older version: a bucket type that differs is named alone, and none that agrees."""
     ours, theirs = (
         settings_of({ORDERS: {"allow_mult": False}, PropertyScope("maps"): {"repl_reap": True}}),
         settings_of({PropertyScope("maps"): {"repl_reap": True}}),
     )
-    for a, b in ((place_digests(ours), None), (None, place_digests(theirs)), (None, None)):
+    for a, b in ((scope_digests(ours), None), (None, scope_digests(theirs)), (None, None)):
         assert differences(_digests(ours), _digests(theirs), a, b) == (PropertyDifference(b"default"),)
         assert differences(_digests(ours), _digests(ours), a, b) == ()
 
 
-def test_places_that_show_no_difference_leave_the_bucket_type_named() -> None:
+def test_scopes_that_show_no_difference_leave_the_bucket_type_named() -> None:
     """The longer digest of the bucket type decides: were two short ones equal by chance, or of a property that this
     version does not know, it is still told that something differs, and where they differ alone nothing does."""
-    places = {b"default": {b"orders": PLAIN_PLACE + b"xy"}}
-    assert differences({b"default": b"1" * 8}, {}, places, {}) == (PropertyDifference(b"default"),)
+    scopes = {b"default": {b"orders": PLAIN_SCOPE + b"xy"}}
+    assert differences({b"default": b"1" * 8}, {}, scopes, {}) == (PropertyDifference(b"default"),)
     assert differences({}, {}, {b"default": {b"orders": bytes(10)}}, {}) == ()
 
 
-def test_places_are_sent_up_to_their_bounds_and_not_at_all_beyond() -> None:
+def test_scopes_are_sent_up_to_their_bounds_and_not_at_all_beyond() -> None:
     """Part of them would show differences that are none."""
 
     def buckets(count: int, length: int) -> PropertySettings:
         return settings_of({PropertyScope("t", b"%0*d" % (length, n)): {"allow_mult": False} for n in range(count)})
 
-    told = place_digests(buckets(PLACES_MAX, 8))
+    told = scope_digests(buckets(SCOPES_MAX, 8))
     assert told is not None
-    assert len(told[b"t"]) == PLACES_MAX
-    assert place_digests(buckets(PLACES_MAX + 1, 8)) is None
-    of_each = PLACES_BYTES_MAX // 100 - len(PLAIN_PLACE) - 1
-    assert place_digests(buckets(100, of_each)) is not None
-    assert place_digests(buckets(100, of_each + 1)) is None
-    assert OWN_BUCKETS_MAX > PLACES_MAX, "or the bound is never reached"
-    assert place_digests(PropertySettings()) == {}
+    assert len(told[b"t"]) == SCOPES_MAX
+    assert scope_digests(buckets(SCOPES_MAX + 1, 8)) is None
+    of_each = SCOPES_BYTES_MAX // 100 - len(PLAIN_SCOPE) - 1
+    assert scope_digests(buckets(100, of_each)) is not None
+    assert scope_digests(buckets(100, of_each + 1)) is None
+    assert OWN_BUCKETS_MAX > SCOPES_MAX, "or the bound is never reached"
+    assert scope_digests(PropertySettings()) == {}
 
 
 @pytest.mark.parametrize("name", MUST_AGREE)
 def test_each_property_has_its_place_in_the_digest(name: str) -> None:
     """A value other than the default changes its two bytes and no others."""
     values: tuple[Value, ...] = ("keep", "immediate", 5_000) if name == "delete_mode" else (False, True)
-    digests = [place_digest({name: value}) for value in values]
+    digests = [scope_digest({name: value}) for value in values]
     at = MUST_AGREE.index(name) * VALUE_BYTES
     assert len({digest[at : at + VALUE_BYTES] for digest in digests}) == len(values)
-    assert len({digest[:at] + digest[at + VALUE_BYTES :] for digest in [PLAIN_PLACE, *digests]}) == 1
+    assert len({digest[:at] + digest[at + VALUE_BYTES :] for digest in [PLAIN_SCOPE, *digests]}) == 1
 
 
 def test_what_is_shown_names_place_and_properties_and_stays_a_line() -> None:

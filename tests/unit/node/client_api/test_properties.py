@@ -126,7 +126,7 @@ def test_an_invalid_property_is_400_with_a_reason_and_sets_nothing(api, body, te
         status, answer, reason = await ask("PUT", "/buckets/b/props", body)
         assert (status, reason in ("bad-property", "bad-json")) == (400, True)
         assert text in answer
-        assert api.properties.cache.settings.places == {}
+        assert api.properties.cache.settings.scopes == {}
 
     run_scenario(api, scenario)
 
@@ -155,7 +155,7 @@ def test_operators_see_who_set_what_and_where_it_comes_from(api):
         base = "/admin/bucket-types/notes/properties"
         wish = {"props": {"delete_mode": "3s"}, "by": "ann", "dry_run": True}
         assert (await ask("POST", f"{base}/set", wish))[1]["outcome"] == "would be set"
-        assert api.properties.cache.settings.places == {}
+        assert api.properties.cache.settings.scopes == {}
         assert (await ask("POST", f"{base}/set", {**wish, "dry_run": False}))[1]["outcome"] == "set"
         own = "/admin/buckets/notes/a%2Fb/properties"
         assert (await ask("POST", f"{own}/set", {"props": {"r": "one"}, "by": "bob"}))[0] == 200

@@ -34,7 +34,7 @@ from isthmus.queues.wire import (
 )
 from isthmus.repl.controller.bucket_properties import DIGESTS_MAX
 from isthmus.repl.model.errors import CodecError, TooLarge
-from isthmus.repl.property_digests import PLACE_BYTES_MAX, PLACES_BYTES_MAX, PLACES_MAX
+from isthmus.repl.property_digests import SCOPE_DIGEST_BYTES_MAX, SCOPES_BYTES_MAX, SCOPES_MAX
 
 SESSION = Session(b"c" * 16, "w1", b"i" * 8, 3)
 ITEM: Item = (1, 2, 3, b"default", b"bucket", b"key", b"o" * 16, 1_700_000_000_000, b"payload")
@@ -150,10 +150,10 @@ def test_the_longest_request_that_a_sink_makes_is_taken() -> None:
     """All changes of the largest batch failed, and as many bucket types as are told have the longest names."""
     acks = (BatchAck(b"b" * NAME_MAX, 1 << 60, tuple(range(COUNT_MAX)), (0, 0, 0, 0)),)
     properties = {b"%0255d" % number: bytes(8) for number in range(DIGESTS_MAX)}
-    places = {b"t": {b"%069d" % number: bytes(10) for number in range(PLACES_MAX)}}
-    assert sum(len(b"t") + len(name) + 10 for name in places[b"t"]) == PLACES_BYTES_MAX
+    scopes = {b"t": {b"%069d" % number: bytes(10) for number in range(SCOPES_MAX)}}
+    assert sum(len(b"t") + len(name) + 10 for name in scopes[b"t"]) == SCOPES_BYTES_MAX
     types = frozenset(properties)
-    wanted = FetchRequest(SESSION, "w" * NAME_MAX, acks, (), properties=properties, types=types, places=places)
+    wanted = FetchRequest(SESSION, "w" * NAME_MAX, acks, (), properties=properties, types=types, scopes=scopes)
     assert decode_request(encode_request(wanted)) == wanted
 
 
@@ -161,17 +161,17 @@ PLACES = {b"default": {b"orders": b"0123456789", b"": b"9876543210"}, b"maps": {
 
 
 def test_places_arrive_both_ways_and_may_be_absent_on_either_side() -> None:
-    """No place and places that are not told are two things: an older node tells none, and passes over those it gets."""
-    for places in (None, {}, PLACES):
-        request, reply = FetchRequest(SESSION, "west", places=places), REPLY._replace(places=places)
+    """No scopes and scopes that are not sent are two things: an older node sends none, and ignores those it gets."""
+    for scopes in (None, {}, PLACES):
+        request, reply = FetchRequest(SESSION, "west", scopes=scopes), REPLY._replace(scopes=scopes)
         assert decode_request(encode_request(request)) == request
         assert decode_reply(encode_reply(reply)) == reply
-        assert ("places" in msgpack.unpackb(encode_request(request))) is (places is not None)
-        assert ("places" in msgpack.unpackb(encode_reply(reply))) is (places is not None)
+        assert ("places" in msgpack.unpackb(encode_request(request))) is (scopes is not None)
+        assert ("places" in msgpack.unpackb(encode_reply(reply))) is (scopes is not None)
 
 
 @pytest.mark.parametrize(
-    "places",
+    "scopes",
     [
         7,
         [[b"default", b"orders", b"0123456789"]],
@@ -179,18 +179,18 @@ def test_places_arrive_both_ways_and_may_be_absent_on_either_side() -> None:
         {b"default": {b"orders": 7}},
         {b"default": {b"orders": b""}},
         {b"default": {b"orders": b"odd"}},
-        {b"default": {b"orders": bytes(PLACE_BYTES_MAX + 2)}},
+        {b"default": {b"orders": bytes(SCOPE_DIGEST_BYTES_MAX + 2)}},
         {b"default": {"orders": b"01"}},
         {"default": {b"orders": b"01"}},
         {b"x" * (NAME_MAX + 1): {b"orders": b"01"}},
-        {b"default": {b"%d" % number: b"01" for number in range(PLACES_MAX + 1)}},
-        {b"%d" % number: {} for number in range(PLACES_MAX + 1)},
-        {b"a": {b"%d" % n: b"01" for n in range(PLACES_MAX)}, b"b": {b"1": b"01"}},
-        {b"default": {b"x" * PLACES_BYTES_MAX: b"01"}},
+        {b"default": {b"%d" % number: b"01" for number in range(SCOPES_MAX + 1)}},
+        {b"%d" % number: {} for number in range(SCOPES_MAX + 1)},
+        {b"a": {b"%d" % n: b"01" for n in range(SCOPES_MAX)}, b"b": {b"1": b"01"}},
+        {b"default": {b"x" * SCOPES_BYTES_MAX: b"01"}},
     ],
-    ids=lambda places: str(places)[:40],
+    ids=lambda scopes: str(scopes)[:40],
 )
-def test_places_of_a_wrong_shape_or_beyond_their_bounds_are_refused(places: object) -> None:
+def test_places_of_a_wrong_shape_or_beyond_their_bounds_are_refused(scopes: object) -> None:
     """From either side."""
     for body, decode in (
         (encode_request(FetchRequest(SESSION, "west")), decode_request),
@@ -198,7 +198,7 @@ def test_places_of_a_wrong_shape_or_beyond_their_bounds_are_refused(places: obje
     ):
         decode(_changed(body, places=PLACES))
         with pytest.raises(CodecError):
-            decode(_changed(body, places=places))
+            decode(_changed(body, places=scopes))
 
 
 def _changed(encoded: bytes, **fields: object) -> bytes:

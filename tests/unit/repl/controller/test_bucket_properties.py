@@ -59,12 +59,12 @@ def test_the_document_gives_back_what_went_in() -> None:
         {PropertyScope("notes"): {"allow_mult": a_setting(False)}, ODD: {"delete_mode": a_setting(3_000)}}
     )
     found = decode_properties(Versioned(encode_properties(settings), 4))
-    assert found == PropertySettings(settings.places, 4)
+    assert found == PropertySettings(settings.scopes, 4)
     for bad in (b"{", b"[]", b'{"v":2,"places":[]}', b'{"v":1,"places":[["t",null,{"allow_mult":[7,"a",1]}]]}'):
         with pytest.raises(Corruption):
             decode_properties(Versioned(bad, 1))
     other = b'{"v":1,"places":[["t",null,{"of_tomorrow":[7,"a",1]}]]}'
-    assert decode_properties(Versioned(other, 1)).places == {}
+    assert decode_properties(Versioned(other, 1)).scopes == {}
 
 
 def test_a_buckets_own_setting_comes_before_its_types() -> None:
@@ -77,7 +77,7 @@ def test_a_buckets_own_setting_comes_before_its_types() -> None:
     assert found[b"notes"].of(b"a/b \xff") == DEFAULTS._replace(warn_siblings=9)
     assert b"default" not in found
     settings = settings.changed(ODD, {"allow_mult": None})
-    assert ODD not in settings.places
+    assert ODD not in settings.scopes
 
 
 async def test_every_node_goes_by_a_change_at_once() -> None:
@@ -110,7 +110,7 @@ async def test_two_changes_at_the_same_time_are_both_kept() -> None:
         *(change_properties(two, PropertyScope("t", b"%d" % n), {"allow_mult": a_setting(False)}) for n in range(4)),
     )
     found = await read_properties(one)
-    assert len(found.places) == 5
+    assert len(found.scopes) == 5
 
 
 async def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,8 @@ async def test_clusters_compare_their_property_digests() -> None:
     one, two = (await nodes(1))[0], (await nodes(1))[0]
     books = [PropertyCache(one), PropertyCache(two)]
 
-    async def set_(metastore: MemoryMetastore, place: PropertyScope, **values: Value) -> None:
-        await change_properties(metastore, place, {name: a_setting(value) for name, value in values.items()})
+    async def set_(metastore: MemoryMetastore, scope: PropertyScope, **values: Value) -> None:
+        await change_properties(metastore, scope, {name: a_setting(value) for name, value in values.items()})
         for book, each in zip(books, (one, two), strict=True):
             book.learn(await read_properties(each))
 
@@ -164,18 +164,18 @@ async def test_clusters_compare_their_property_digests() -> None:
     assert books[0].digests() != books[1].digests()
     await set_(two, PropertyScope("t"), delete_mode="immediate")
     assert books[0].digests() == books[1].digests() != {}
-    assert books[0].places() == books[1].places() != {}
+    assert books[0].scope_digests() == books[1].scope_digests() != {}
     await set_(two, PropertyScope("t", b"b"), allow_mult=False)
     assert books[0].digests() != books[1].digests()
-    (found,) = differences(books[0].digests(), books[1].digests(), books[0].places(), books[1].places())
+    (found,) = differences(books[0].digests(), books[1].digests(), books[0].scope_digests(), books[1].scope_digests())
     assert found == (b"t", b"b", ("allow_mult",))
 
 
 def test_no_more_digests_are_sent_than_a_fetch_may_carry() -> None:
     """Of more bucket types with properties of their own the first by name are told: the same ones by all clusters."""
-    places = {
+    scopes = {
         PropertyScope(f"t{number:05}"): {"delete_mode": a_setting("immediate")} for number in range(DIGESTS_MAX + 50)
     }
     book = PropertyCache(MemoryMetastore(MemoryEnsemble()))
-    book.learn(PropertySettings(places, 1))
+    book.learn(PropertySettings(scopes, 1))
     assert list(book.digests()) == [b"t%05d" % number for number in range(DIGESTS_MAX)]
