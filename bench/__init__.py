@@ -1,1 +1,1 @@
-"""Benchmarks behind every figure that is claimed: how to run them is in docs/benchmarks.md."""
+"""Benchmarks behind every published figure; docs/benchmarks.md shows how to run them."""

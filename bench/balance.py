@@ -1,10 +1,10 @@
-"""How long a plan for balanced leadership takes: many partitions, many nodes, from uneven beginnings.
+"""CPU time of planning balanced leadership for many partitions on many nodes.
 
     python -m bench.balance [--partitions 1000] [--nodes 50] [--factor 3] [--json]
 
-CPU seconds of one call of `repl.controller.leader_balance_plan.plan`, in one process, best and worst of some seeds.
-`restarted`: a fifth of the nodes lead nothing; `crowded`: each partition is led by the eligible node with the lowest
-number.
+Measures one call of `repl.controller.leader_balance_plan.plan` in one process: the best and the worst of five seeds.
+Two initial states: `restarted`, where a fifth of the nodes lead nothing, and `crowded`, where the eligible node with
+the lowest number leads each partition.
 """
 
 from __future__ import annotations
@@ -17,38 +17,39 @@ from random import Random
 from isthmus.repl.controller.leader_balance_plan import LeaderAssignment, imbalance, loads, plan
 
 SEEDS = 5
+"""Measurements per initial state."""
 
 
-def beginnings(kind: str, partitions: int, nodes: int, factor: int, seed: int) -> dict[int, LeaderAssignment]:
-    """Seats of one kind, from a seed."""
+def initial_assignments(kind: str, partitions: int, nodes: int, factor: int, seed: int) -> dict[int, LeaderAssignment]:
+    """Leader assignments of an initial state, drawn with `seed`."""
     random = Random(seed)
     names = [f"n{number:03}" for number in range(nodes)]
     found: dict[int, LeaderAssignment] = {}
     for partition in range(partitions):
         eligible = sorted(random.sample(names, factor))
-        awake = [name for name in eligible if int(name[1:]) >= nodes // 5] or eligible
-        leader = eligible[0] if kind == "crowded" else random.choice(awake)
+        active = [name for name in eligible if int(name[1:]) >= nodes // 5] or eligible
+        leader = eligible[0] if kind == "crowded" else random.choice(active)
         found[partition] = LeaderAssignment(leader, frozenset(eligible))
     return found
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both initial states and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--partitions", type=int, default=1000)
-    parser.add_argument("--nodes", type=int, default=50)
-    parser.add_argument("--factor", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--partitions", type=int, default=1000, help="number of partitions")
+    parser.add_argument("--nodes", type=int, default=50, help="number of nodes")
+    parser.add_argument("--factor", type=int, default=3, help="replicas per partition")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per initial state")
     given = parser.parse_args()
     for kind in ("restarted", "crowded"):
         seconds, moves, before = [], [], []
         for seed in range(SEEDS):
-            found = beginnings(kind, given.partitions, given.nodes, given.factor, seed)
+            assignments = initial_assignments(kind, given.partitions, given.nodes, given.factor, seed)
             began = time.process_time()
-            planned = plan(found)
+            planned = plan(assignments)
             seconds.append(time.process_time() - began)
             moves.append(len(planned))
-            before.append(imbalance(loads(found)))
+            before.append(imbalance(loads(assignments)))
         figures = {
             "bench": "balance",
             "beginning": kind,

@@ -1,8 +1,8 @@
-"""A node driven by its standard input, without HTTP: the cost of the path from coordinator to commit.
+"""A node without HTTP, driven over standard input: the cost of the path from the coordinator to the commit.
 
-Run as `python -m bench.bare NODE.toml`; it prints a line once it serves. Each line on standard input is a `Work` as
-JSON, each line on standard output its result; at the end of the input the node stops. The node is `node.daemon`'s,
-whole and tuned as the real one; only where writes come from differs.
+Run as `python -m bench.bare NODE.toml`. The process prints a line once the node serves. It then reads one `Work` as
+JSON per line of standard input, and prints its result as JSON. The node stops at the end of the input. It is the same
+node as `node.daemon` runs, with the same tuning; only the source of the writes differs.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from isthmus.repl.model.requests import WriteRequest, WriteResult
 
 @dataclass(frozen=True)
 class Work:
-    """One stretch of writes of fresh keys."""
+    """A run of writes of fresh keys."""
 
     first: int
     """Number of the first key."""
     count: int
     batch: int
-    """Objects of one call."""
+    """Objects per call."""
     outstanding: int
-    """Calls under way at once."""
+    """Concurrent calls."""
 
 
 async def write(node: Node, work: Work) -> dict[str, Any]:
-    """Run the work; returns its result."""
+    """Run the writes and return their rate, latencies and failures."""
     pool = random.Random(0)
     values = [Content(pool.randbytes(VALUE_BYTES)) for _ in range(VALUE_POOL_COUNT)]
     starts = iter(range(work.first, work.first + work.count, work.batch))
@@ -52,7 +52,7 @@ async def write(node: Node, work: Work) -> dict[str, Any]:
     failed: Counter[str] = Counter()
     began_s = time.perf_counter()
 
-    async def one_after_the_other(starts: Iterator[int]) -> None:
+    async def write_in_turn(starts: Iterator[int]) -> None:
         for start in starts:
             requests = [
                 WriteRequest(
@@ -65,7 +65,7 @@ async def write(node: Node, work: Work) -> dict[str, Any]:
             latencies_ms.append((time.perf_counter() - sent_s) * 1000)
             failed.update(type(result).__name__ for result in results if not isinstance(result, WriteResult))
 
-    await asyncio.gather(*(one_after_the_other(starts) for _ in range(work.outstanding)))
+    await asyncio.gather(*(write_in_turn(starts) for _ in range(work.outstanding)))
     latencies_ms.sort()
     return {
         "objects": work.count - failed.total(),
@@ -77,7 +77,7 @@ async def write(node: Node, work: Work) -> dict[str, Any]:
 
 
 async def serve(file: Path) -> int:
-    """Start, work, stop."""
+    """Start the node, run the work from standard input, and stop the node."""
     settings = load_file(file)
     logs.configure(settings.log, settings.node.name)
     node = Node(settings, file)

@@ -1,10 +1,10 @@
-"""How fast a follower gets the rows of its leader's store when the log does not reach it (docs/protocol.md R-FAR).
+"""Speed of far-horizon catch-up, and its effect on writes (docs/protocol.md R-FAR).
 
     python -m bench.far [--json] [--profile] [--keys 100000] [--rate 500]
 
-One partition on three nodes; a follower is killed, its disk emptied, and it comes back: once with nothing else to do,
-once while clients write to the leader at a steady rate. The time runs from its first bytes of rows to its last; the
-bytes are those that came. The latency of the same writes without a transfer is measured first.
+One partition on three nodes. A follower is killed, its disk is emptied, and it is started again: once on an idle
+cluster, and once while clients write to the leader at a steady rate. The time runs from the first bytes of rows to the
+last; the bytes are those received. The latency of the same writes without a transfer is measured first.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
 
 RATE: Final = Target(30, "MB/s")
-SLOWER: Final = Target(2, "× the p99 without a transfer", at_least=False)
+P99_RATIO: Final = Target(2, "× the p99 without a transfer", at_least=False)
 
 TOPOLOGY: Final = THREE_NODES.replace(
     "partitions = 1\n",
     'partitions = 1\nlog_size = "8MB"\nlog_file_size = "1MB"\nlog_batch_size = "1MB"\ncheckpoint_interval = "1s"\n',
 )
-"""A log that holds a fraction of the keys: an empty follower is far."""
+"""The log holds only a fraction of the keys, so that an empty follower needs a state transfer."""
 
 CONNECTIONS: Final = 8
 MEASURED_MIN_S: Final = 5.0
-"""Least duration of load for a meaningful percentile."""
+"""Minimum duration of the load: percentiles of fewer writes mean little."""
 
 SETTLE_S: Final = 3.0
 """Quiet time before a measurement, so that work left over by the previous one is done."""
@@ -47,7 +47,7 @@ TIMEOUT_S: Final = 300.0
 
 
 class Transfer(NamedTuple):
-    """What one transfer was: bytes and seconds from the first of them to the last, until in sync, and who paid."""
+    """Bytes, seconds from the first byte to the last and until in sync, rounds, and CPU time by node."""
 
     bytes: float
     seconds: float
@@ -57,17 +57,20 @@ class Transfer(NamedTuple):
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--profile", is_flag=True, help="Record where the leader's time goes during the transfers.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--profile", is_flag=True, help="Profile the leader during the transfers.")
 @click.option("--keys", default=100_000, show_default=True, help="Objects in the store.")
 @click.option(
-    "--rate", default=500.0, show_default=True, help="Writes a second at the leader during the second transfer."
+    "--rate", default=500.0, show_default=True, help="Writes per second at the leader during the second transfer."
 )
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Directory of the data; its disk determines the cost of an fsync.",
 )
 def main(as_json: bool, profile: bool, keys: int, rate: float, directory: Path | None) -> None:
-    """Transfers of a whole store to an empty follower, with and without load on the leader."""
+    """Transfer a whole store to an empty follower, with and without load on the leader."""
     try:
         where = machine()
         with Nodes(TOPOLOGY, directory) as nodes:
@@ -89,14 +92,14 @@ class _Run:
         self.profile: list[str] = []
 
     def all(self) -> None:
-        """The store, the load alone, and both transfers."""
+        """Fill the store, and measure the load alone and both transfers."""
         nodes, keys = self._nodes, self._keys
         leader = nodes.leader()
         follower = next(name for name in sorted(nodes.admin) if name != leader)
         with LoadProcess(nodes.http[leader]) as load, ThreadPoolExecutor(1) as pool:
             load.run(Phase("batch", 0, keys, 0, CONNECTIONS, 100))
             time.sleep(SETTLE_S)
-            quiet = self._transfer(follower, leader, "the leader, an idle transfer")
+            quiet = self._transfer(follower, leader, "the leader, transfer on an idle cluster")
             self._add(f"an empty follower, {VALUE_BYTES:,}-byte objects, no load", quiet, leader, follower)
             nodes.leader()
             time.sleep(SETTLE_S)
@@ -106,11 +109,11 @@ class _Run:
             busy = self._transfer(
                 follower,
                 leader,
-                "the leader, a transfer under load",
+                "the leader, transfer under load",
                 lambda: begun.append(pool.submit(load.run, self._paced(spread))),
             )
             result = begun[0].result()
-        name = f"the same, {self._rate:g} writes/s at the leader"
+        name = f"an empty follower, {self._rate:g} writes/s at the leader"
         self._add(name, busy, leader, follower, RATE)
         self._latencies(alone, result)
 
@@ -121,15 +124,14 @@ class _Run:
     def _transfer(
         self, follower: str, leader: str, title: str, begin_load: Callable[[], None] | None = None
     ) -> Transfer:
-        """The follower ends, and its disk is emptied; once the leader does not wait for it any more, the load begins,
-        and it comes back."""
+        """Kill and empty the follower, begin the load once it has left the ISR, and start it again."""
         nodes = self._nodes
         places.stop_node(nodes.directory, follower, kill=True)
         shutil.rmtree(nodes.directory / follower / "data")
         deadline_s = time.perf_counter() + TIMEOUT_S
         while follower in nodes.admin[leader].get("/admin/partitions")["partitions"][0]["isr"]:
             if time.perf_counter() > deadline_s:
-                raise BenchFailed(f"{follower} is dead, and in sync to {leader} after {TIMEOUT_S:.0f} s")
+                raise BenchFailed(f"{follower} is dead, but still in the ISR of {leader} after {TIMEOUT_S:.0f} s")
             time.sleep(POLL_S)
         if begin_load is not None:
             begin_load()
@@ -144,7 +146,7 @@ class _Run:
             taken = _metric(nodes, follower, "isthmus_far_bytes_taken_total")
             now_s = time.perf_counter()
             if now_s > deadline_s:
-                raise BenchFailed(f"{follower} has {taken} bytes after {TIMEOUT_S:.0f} s")
+                raise BenchFailed(f"{follower} is not in sync after {TIMEOUT_S:.0f} s; it has received {taken} bytes")
             if taken and first is None:
                 first = (now_s, taken)
             if taken and taken != last[1]:
@@ -154,7 +156,7 @@ class _Run:
             time.sleep(POLL_S)
         nodes.leader(TIMEOUT_S)
         in_sync_s = time.perf_counter() - began_s
-        nodes.look()
+        nodes.refresh()
         cpu = {name: _less(cpu_time(nodes.pids[name]), before.get(name)) for name in nodes.pids}
         if profiler is not None:
             self.profile += profiler.stop()
@@ -183,12 +185,12 @@ class _Run:
             figure = Figure(work, f"any of {self._keys:,} keys", result.objects, result.seconds, {}, values)
             figure.failed = result.failed
             if result is during:
-                figure.target, figure.measured = SLOWER, during.p99_ms / max(0.001, alone.p99_ms)
+                figure.target, figure.measured = P99_RATIO, during.p99_ms / max(0.001, alone.p99_ms)
             self.figures.append(figure)
 
 
 def _less(after: CpuTime, before: CpuTime | None) -> CpuTime:
-    """Usage since then; all of it for a process that began meanwhile."""
+    """CPU time since `before`; all of it for a process that was started since."""
     return after if before is None else CpuTime(after.user - before.user, after.system - before.system)
 
 

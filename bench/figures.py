@@ -1,7 +1,7 @@
-"""The form of all figures: what was measured, over which key space, at which cost, and the goal.
+"""Benchmark results: work, key space, cost and target, printed as a table or as one JSON object.
 
-A rate per core is objects divided by the CPU seconds of the processes that count; CPU seconds travel between machines
-better than rates do. Printed as a table for people or as one JSON object.
+A rate per core is the number of objects divided by the CPU seconds of the measured processes. CPU seconds compare
+between machines better than rates do.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ PIPE_COLUMNS = 220
 
 
 class CpuTime(NamedTuple):
-    """CPU seconds of a process so far: in user mode and in the kernel; threads included, children not."""
+    """CPU seconds of a process so far, in user mode and in the kernel, with all threads but without children."""
 
     user: float
     system: float
 
     @property
     def total(self) -> float:
-        """Both."""
+        """User and system time together."""
         return self.user + self.system
 
 
@@ -43,7 +43,7 @@ def cpu_time(pid: int) -> CpuTime:
 
 @dataclass(frozen=True)
 class Target:
-    """The goal of a figure. `at_least` False: an upper bound."""
+    """The target of a figure: a lower bound, or an upper bound when `at_least` is False."""
 
     value: float
     unit: str
@@ -53,7 +53,7 @@ class Target:
         return f"{'≥' if self.at_least else '≤'} {self.value:g} {self.unit}"
 
     def reached(self, value: float) -> bool:
-        """True when `value` is on the right side."""
+        """True when `value` meets the target."""
         return value >= self.value if self.at_least else value <= self.value
 
 
@@ -64,21 +64,21 @@ class Figure:
     work: str
     """Description of the work."""
     key_space: str
-    """Over which keys: every rate depends on it."""
+    """The keys that were used; every rate depends on their number."""
     objects: int = 0
     seconds: float = 0.0
     cpu: dict[str, CpuTime] = field(default_factory=dict)
     """CPU seconds by process during the measurement."""
     values: dict[str, float] = field(default_factory=dict)
-    """Anything else that was measured, units in the names."""
+    """Further measurements; each name contains its unit."""
     target: Target | None = None
     measured: float | None = None
-    """The value that `target` is compared with."""
+    """The value that is compared with `target`."""
     failed: dict[str, int] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
-        """Objects a second of wall time."""
+        """Objects per second of wall time."""
         return self.objects / self.seconds if self.seconds else 0.0
 
     def per_100k(self, process: str) -> CpuTime:
@@ -86,8 +86,8 @@ class Figure:
         scale = 100_000 / max(1, self.objects)
         return CpuTime(self.cpu[process].user * scale, self.cpu[process].system * scale)
 
-    def shown(self) -> dict[str, Any]:
-        """For JSON."""
+    def to_json(self) -> dict[str, Any]:
+        """The figure as a JSON object."""
         document = asdict(self)
         document["rate_per_s"] = round(self.rate, 1)
         document["cpu"] = {name: _rounded(cpu) for name, cpu in self.cpu.items()}
@@ -101,7 +101,7 @@ class Figure:
 
 def _cost(figure: Figure, process: str) -> str:
     cost = figure.per_100k(process)
-    return f"{process} {cost.total:.2f} ({cost.system:.2f} of it in the kernel)"
+    return f"{process} {cost.total:.2f} ({cost.system:.2f} in the kernel)"
 
 
 def _rounded(cpu: CpuTime) -> dict[str, float]:
@@ -126,9 +126,9 @@ def machine() -> dict[str, Any]:
 
 
 def report(name: str, where: Mapping[str, Any], figures: list[Figure], as_json: bool, profile: list[str]) -> None:
-    """Print everything that one benchmark found."""
+    """Print all figures of one benchmark."""
     if as_json:
-        document = {"bench": name, "machine": dict(where), "figures": [f.shown() for f in figures]}
+        document = {"bench": name, "machine": dict(where), "figures": [f.to_json() for f in figures]}
         if profile:
             document["profile"] = profile
         print(json.dumps(document, ensure_ascii=False))
@@ -137,11 +137,11 @@ def report(name: str, where: Mapping[str, Any], figures: list[Figure], as_json: 
     if not console.is_terminal:
         console = Console(width=PIPE_COLUMNS)
     table = Table(title=f"{name} on {where['cores']} × {where['processor']}, Python {where['python']}")
-    for column in ("work", "key space", "objects", "objects/s", "CPU s per 100k", "measured", "target", ""):
+    for column in ("work", "key space", "objects", "objects/s", "CPU s per 100k", "measured", "target", "result"):
         table.add_column(column, overflow="fold")
     for figure in figures:
         values = [f"{key.replace('_', ' ')} {value:,.3g}" for key, value in figure.values.items()]
-        values += [f"{count} answered {status}" for status, count in figure.failed.items()]
+        values += [f"{count} with status {status}" for status, count in figure.failed.items()]
         verdict = ""
         if figure.target is not None and figure.measured is not None:
             verdict = "reached" if figure.target.reached(figure.measured) else "[bold]missed[/bold]"

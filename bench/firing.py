@@ -1,12 +1,12 @@
-"""Lag of replication triggered at apply, against triggering once the leader alone has a write on its disk (Riak).
+"""Lag of replication that is triggered at apply, compared with a trigger after the leader's own sync (Riak).
 
     python -m bench.firing [--json] [--rate 100] [--seconds 20]
 
-Clients put fresh keys of 1 KB at a steady rate into a cluster of one node, and into one of three, min-ISR 2; another
-cluster of one node fetches. Counted are the writes' own times at their leaders (`isthmus_replicate_duration_seconds`:
-from the append until applied there), the leaders' syncs, and the lag that the sink reports, from the append at A to the
-apply at B. A queue that fired as soon as the leader's own sync is done could begin the rest of the way earlier by the
-first less the second. Takes about a minute.
+Clients write fresh keys of 1 KB at a steady rate: first to a cluster of one node, then to one of three with min-ISR 2.
+Another cluster of one node fetches. Measured are the time from append to apply at the leader
+(`isthmus_replicate_duration_seconds`), the duration of the leader's syncs, and the lag from the append at A to the
+apply at B, as the sink reports it. A queue that sends a change after the leader's own sync would be earlier by the
+difference of the first two. Takes about a minute.
 """
 
 from __future__ import annotations
@@ -47,18 +47,21 @@ WRITES: Final = 'isthmus_replicate_duration_seconds_{}{{bucket_type="default",ki
 SYNCS: Final = {"sum": "isthmus_replog_fsync_seconds_total", "count": "isthmus_replog_fsyncs_total"}
 
 Sums = dict[str, float]
-"""Name of a sample -> its value, of all of A's nodes together."""
+"""Name of a metric sample -> its value, summed over A's nodes."""
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--rate", default=100.0, show_default=True, help="PUTs a second.")
-@click.option("--seconds", default=20.0, show_default=True, help="For how long, each time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--rate", default=100.0, show_default=True, help="PUTs per second.")
+@click.option("--seconds", default=20.0, show_default=True, help="Duration of each measurement.")
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Directory of the data; its disk determines the cost of an fsync.",
 )
 def main(as_json: bool, rate: float, seconds: float, directory: Path | None) -> None:
-    """The cost in lag of firing at apply."""
+    """Measure the lag that triggering at apply costs."""
     try:
         where = machine()
         figures = [
@@ -99,12 +102,12 @@ def _measured(topology: str, source: str, directory: Path | None, rate: float, s
 
 
 def _lag(nodes: Nodes) -> tuple[float, float]:
-    """(p50, p99) in ms over all links of B: the medians, weighted by the number of changes, and the worst p99."""
+    """(p50, p99) in ms over all links of B: the median weighted by the number of changes, and the highest p99."""
     links = [link for link in nodes.admin["b"].get("/admin/sink")["sinks"] if link["applied"]]
     if not links:
-        raise BenchFailed("nothing came to B")
-    brought = sum(link["applied"] for link in links)
-    p50 = sum(float(link["lag_ms_p50"]) * link["applied"] for link in links) / brought
+        raise BenchFailed("no change arrived at B")
+    applied = sum(link["applied"] for link in links)
+    p50 = sum(float(link["lag_ms_p50"]) * link["applied"] for link in links) / applied
     return p50, max(float(link["lag_ms_p99"]) for link in links)
 
 

@@ -1,11 +1,11 @@
-"""The cost of full-sync: proving two clusters equal, finding and repairing differences, updating and rebuilding trees.
+"""The cost of full-sync: proofs, repairs, tree updates and tree rebuilds.
 
     python -m bench.fullsync [--json] [--profile] [--keys 100000] [--few 1000] [--many 10000] [--rate 300]
 
-Two clusters of one node each, the second fed by the first. Differences are made by writing while the second one's sink
-is suspended and forgetting what waits for it, so they are scattered as hashes scatter keys. A repair is timed from the
-command that begins a check until the second cluster has everything. The cost of keeping a tree is measured in this
-process, on entries such as apply hands over.
+Two clusters of one node each; the second replicates the first. Differences are created by writing while the sink of the
+second is suspended, and clearing the queue, so that they are scattered over the whole hash space. A repair is timed
+from the command that begins a check until the second cluster has all changes. The cost of updating a tree is measured
+in this process, with entries like those that apply passes on.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.objects import Summary
 from tests.support.memory_store import MemoryStore
 
-PROVEN: Final = Target(30, "ms to prove both equal, the median", at_least=False)
+PROOF: Final = Target(30, "ms median to prove both equal", at_least=False)
 FEW: Final = Target(2, "s until all are repaired", at_least=False)
 MANY: Final = Target(60, "s until all are repaired", at_least=False)
-KEPT: Final = Target(3, "µs of CPU an applied object", at_least=False)
-BUILT: Final = Target(500_000, "keys/s")
-SLOWER: Final = Target(2, "× the p99 without", at_least=False)
+TREE_UPDATE: Final = Target(3, "µs of CPU per applied object", at_least=False)
+TREE_BUILD: Final = Target(500_000, "keys/s")
+P99_RATIO: Final = Target(2, "× the p99 without load", at_least=False)
 MEMORY: Final = Target(8, "MiB for all of a bucket type's key space", at_least=False)
 """2^20 segments of 8 bytes."""
 
@@ -60,46 +60,51 @@ repair_rate_limit = 0
 """
 
 START_KEYS: Final = 10_000
-"""The small key space: proving any key space equal should take as long as proving this one."""
+"""The small key space; a proof should take the same time for any larger one."""
 
 PROOFS: Final = 15
 BATCH: Final = 100
 CONNECTIONS: Final = 8
 PACED_S: Final = 6.0
-"""Load for one percentile: 1,800 requests at the usual rate, so its p99 is the 18th worst."""
+"""Duration of the load for one percentile: 1,800 requests at the default rate, so that 18 are above the p99."""
 
-KEPT_ENTRIES: Final = 200_000
-KEPT_BATCH: Final = 20
-"""Entries of a partition that are applied together under a batch load."""
+TREE_ENTRIES: Final = 200_000
+TREE_BATCH: Final = 20
+"""Entries of one partition that apply passes on together under a load of batches."""
 
-KEEPER_LOOKS_S: Final = 0.5
-"""Time for a keeper to see a copy that is empty."""
+TREE_READY_S: Final = 0.5
+"""Time for the tree cache to build the tree of an empty replica."""
 
 CLEARED_S: Final = 1.1
-"""Clearing a queue takes effect with the next second of the wall clock."""
+"""A clear takes effect with the next second of the wall clock."""
 
 POLL_S: Final = 0.01
 POLL_SHARE: Final = 0.02
-"""Poll interval as a share of the time passed: a poll costs the node a millisecond."""
+"""Poll interval as a share of the elapsed time: a poll costs the node a millisecond of CPU."""
 
 TIMEOUT_S: Final = 600.0
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--profile", is_flag=True, help="Record where the first cluster's time goes.")
-@click.option("--keys", default=100_000, show_default=True, help="Keys in each cluster; 1000000 is what is aimed at.")
-@click.option("--few", default=1_000, show_default=True, help="Scattered differences of the first repair.")
-@click.option("--many", default=10_000, show_default=True, help="Of the second one; 100000 is what is aimed at.")
-@click.option("--rate", default=300.0, show_default=True, help="Writes a second whose latency is looked at.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--profile", is_flag=True, help="Profile the node of the first cluster.")
+@click.option("--keys", default=100_000, show_default=True, help="Keys in each cluster; the targets are for 1000000.")
+@click.option("--few", default=1_000, show_default=True, help="Differences of the first repair.")
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+    "--many", default=10_000, show_default=True, help="Differences of the second repair; the target is for 100000."
+)
+@click.option("--rate", default=300.0, show_default=True, help="Writes per second whose latency is measured.")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Directory of the data; its disk determines the cost of an fsync.",
 )
 def main(as_json: bool, profile: bool, keys: int, few: int, many: int, rate: float, directory: Path | None) -> None:
-    """Measure proofs, repairs, and the cost of trees."""
+    """Measure proofs, repairs and trees."""
     try:
         where = machine()
-        figures = [asyncio.run(_keeping())]
+        figures = [asyncio.run(_tree_update_cost())]
         with Nodes(TOPOLOGY, directory) as nodes, LoadProcess(nodes.http["a"]) as load:
             run = _Run(nodes, load, max(keys, START_KEYS), rate, profile)
             run.all(few, many)
@@ -118,16 +123,16 @@ class _Replicas(LocalReplicas):
         return self._replicas
 
 
-async def _keeping() -> Figure:
-    """The cost of one XOR per entry, with its overhead."""
+async def _tree_update_cost() -> Figure:
+    """The CPU time per entry of updating a tree, measured in this process."""
     with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as directory:
-        entries = [_entry(offset) for offset in range(KEPT_ENTRIES)]
-        copy = ReplicaSnapshot(0, b"default", 1, 0, True)
-        trees = TreeCache(MemoryStore(), directory=Path(directory), replicas=_Replicas([copy]), time=SystemTime())
+        entries = [_entry(offset) for offset in range(TREE_ENTRIES)]
+        replica = ReplicaSnapshot(0, b"default", 1, 0, True)
+        trees = TreeCache(MemoryStore(), directory=Path(directory), replicas=_Replicas([replica]), time=SystemTime())
         trees.start()
-        await asyncio.sleep(KEEPER_LOOKS_S)
+        await asyncio.sleep(TREE_READY_S)
         assert 0 in trees.cached
-        parts = [entries[at : at + KEPT_BATCH] for at in range(0, KEPT_ENTRIES, KEPT_BATCH)]
+        parts = [entries[at : at + TREE_BATCH] for at in range(0, TREE_ENTRIES, TREE_BATCH)]
         began_s = time.process_time()
         for part in parts:
             trees.applied(0, part, True)
@@ -135,10 +140,10 @@ async def _keeping() -> Figure:
         assert trees.cached[0].tree is not None
         await trees.stop(save=False)
     figure = Figure(
-        f"a tree kept by apply, {KEPT_BATCH} entries at once", f"{KEPT_ENTRIES:,} fresh keys", KEPT_ENTRIES, seconds
+        f"tree updated by apply, {TREE_BATCH} entries at once", f"{TREE_ENTRIES:,} fresh keys", TREE_ENTRIES, seconds
     )
     figure.cpu = {"apply": CpuTime(seconds, 0.0)}
-    figure.target, figure.measured = KEPT, 1e6 * seconds / KEPT_ENTRIES
+    figure.target, figure.measured = TREE_UPDATE, 1e6 * seconds / TREE_ENTRIES
     return figure
 
 
@@ -170,7 +175,7 @@ class _Run:
         self.profile: list[str] = []
 
     def all(self, few: int, many: int) -> None:
-        """Every figure."""
+        """Measure every figure."""
         self._write(START_KEYS)
         self._proofs()
         if self._keys > START_KEYS:
@@ -189,16 +194,16 @@ class _Run:
         self._nodes.wait_drained("a", TIMEOUT_S)
 
     def _proofs(self) -> None:
-        """Both are equal: how long does it take to know?"""
+        """Time the checks of two equal clusters."""
         seconds: list[float] = []
         used = self._nodes.measured(lambda: seconds.extend(self._check("in-sync")["seconds"] for _ in range(PROOFS)))
         figure = Figure("equal clusters proven equal", f"{self._written:,} keys", PROOFS, sum(seconds), used)
         figure.values = {"p50_ms": 1e3 * statistics.median(seconds), "max_ms": 1e3 * max(seconds)}
-        figure.target, figure.measured = PROVEN, 1e3 * statistics.median(seconds)
+        figure.target, figure.measured = PROOF, 1e3 * statistics.median(seconds)
         self.figures.append(figure)
 
     def _repairs(self, count: int, target: Target | None) -> None:
-        """`count` keys anywhere are newer here; then they are everywhere."""
+        """Make `count` scattered keys newer at A, and time the check that repairs them at B."""
         nodes, keys = self._nodes, self._written
         nodes.admin["b"].post("/admin/sink/suspend", {})
         while nodes.sink("b")["running"]:
@@ -228,51 +233,51 @@ class _Run:
         return result
 
     def _rebuilds(self) -> None:
-        """Rebuild all trees on an idle node."""
+        """Time the rebuild of all trees of an idle node."""
         before = self._metric("isthmus_tree_build_keys_total"), self._metric("isthmus_tree_build_seconds_total")
-        profiler = Profiler("trees built anew", self._nodes.pids["a"]) if self._profile else None
+        profiler = Profiler("trees rebuilt", self._nodes.pids["a"]) if self._profile else None
         used = self._nodes.measured(self._rebuild)
         if profiler is not None:
             self.profile += profiler.stop()
         count = self._metric("isthmus_tree_build_keys_total") - before[0]
         seconds = self._metric("isthmus_tree_build_seconds_total") - before[1]
-        figure = Figure("trees built anew, rests included", f"{self._written:,} keys", int(count), seconds, used)
-        figure.target, figure.measured = BUILT, count / seconds
+        figure = Figure("trees rebuilt, pauses included", f"{self._written:,} keys", int(count), seconds, used)
+        figure.target, figure.measured = TREE_BUILD, count / seconds
         self.figures.append(figure)
 
     def _rebuild(self) -> None:
-        """Rebuild all trees, polling seldom to cost the node little."""
+        """Rebuild all trees; poll seldom, because each poll costs the node CPU."""
         before = self._built()
         self._nodes.admin["a"].post("/admin/trees/rebuild", {})
         deadline_s = time.perf_counter() + TIMEOUT_S
         while any(built_ms == before.get(partition) for partition, built_ms in self._built().items()):
             if time.perf_counter() > deadline_s:
-                raise BenchFailed(f"not all trees are built within {TIMEOUT_S:.0f} s")
+                raise BenchFailed(f"not all trees were rebuilt within {TIMEOUT_S:.0f} s")
             time.sleep(5 * POLL_S)
 
     def _built(self) -> dict[int, int | None]:
-        """Partition -> when its tree was built."""
+        """Partition -> time of its last tree build, in ms."""
         trees = self._nodes.admin["a"].get("/admin/trees")["trees"]
         return {tree["partition"]: tree["built_ms"] for tree in trees}
 
     def _foreground(self) -> None:
-        """Clients' writes alone, beside builds, and beside checks."""
+        """Latency of writes alone, during tree rebuilds, and during checks."""
         alone = self._paced()
-        self._latency("writes, nothing else", alone, None)
-        self._latency("writes while trees are built, one after the other", self._beside(self._rebuild), alone)
-        self._latency("writes while checks run, one after the other", self._beside(lambda: self._check()), alone)
+        self._latency("writes on an otherwise idle node", alone, None)
+        self._latency("writes during continuous tree rebuilds", self._paced_during(self._rebuild), alone)
+        self._latency("writes during continuous checks", self._paced_during(lambda: self._check()), alone)
 
-    def _beside(self, work: Callable[[], object]) -> Result:
-        """Writes while `work` is done again and again."""
+    def _paced_during(self, work: Callable[[], object]) -> Result:
+        """Paced writes while a thread repeats `work`."""
         self._nodes.wait_drained("a", TIMEOUT_S)
         stopping = threading.Event()
 
-        def again() -> None:
+        def repeat() -> None:
             while not stopping.is_set():
                 work()
 
         with ThreadPoolExecutor(1) as pool:
-            busy = pool.submit(again)
+            busy = pool.submit(repeat)
             try:
                 result = self._paced()
             finally:
@@ -289,18 +294,18 @@ class _Run:
         figure.values = {"p50_ms": result.p50_ms, "p99_ms": result.p99_ms, "max_ms": result.max_ms}
         figure.failed = result.failed
         if alone is not None:
-            figure.target, figure.measured = SLOWER, result.p99_ms / max(0.001, alone.p99_ms)
+            figure.target, figure.measured = P99_RATIO, result.p99_ms / max(0.001, alone.p99_ms)
         self.figures.append(figure)
 
     def _memory(self) -> None:
         held = self._metric("isthmus_tree_bytes") / 2**20
-        figure = Figure("memory of all trees of a node that has all partitions", f"{self._written:,} keys")
+        figure = Figure("memory of all trees of a node with all partitions", f"{self._written:,} keys")
         figure.values = {"resident_mb": self._nodes.resident_mb("a")}
         figure.target, figure.measured = MEMORY, held
         self.figures.append(figure)
 
     def _check(self, verdict: str = "") -> dict[str, Any]:
-        """Run a check of everything to its end. Raises BenchFailed when it ends otherwise."""
+        """Run a check of kind `all` and return its result. Raises BenchFailed when its verdict is not `verdict`."""
         admin = self._nodes.admin["a"]
         begun = admin.post("/admin/fullsync/run", {"peer": PEER, "kind": "all"})
         began_s = time.perf_counter()
@@ -311,12 +316,12 @@ class _Run:
                 break
             took_s = time.perf_counter() - began_s
             if took_s > TIMEOUT_S:
-                raise BenchFailed(f"a check is not done within {TIMEOUT_S:.0f} s")
+                raise BenchFailed(f"a check did not end within {TIMEOUT_S:.0f} s")
             time.sleep(max(POLL_S, POLL_SHARE * took_s))
-        found: dict[str, Any] = results[-1]
-        if verdict and found["verdict"] != verdict:
-            raise BenchFailed(f"a check ended {found['verdict']} where {verdict} is right: {found['reason']}")
-        return found
+        result: dict[str, Any] = results[-1]
+        if verdict and result["verdict"] != verdict:
+            raise BenchFailed(f"a check ended with {result['verdict']} instead of {verdict}: {result['reason']}")
+        return result
 
     def _metric(self, metric: str) -> float:
         lines = self._nodes.metrics("a")

@@ -1,11 +1,11 @@
-"""How long writes to a partition wait while its leadership is handed over on request, with all nodes alive.
+"""How long writes to a partition wait during a planned hand-over of its leadership.
 
     python -m bench.handover [--json] [--moves 6] [--stops 3]
 
-Three nodes, four partitions, a client each that writes one key of it as fast as it is answered, at a node that
-neither loses nor gets the leadership where there is such a one. A move is one that balancing makes after a
-node was away (`isthmus leader balance`); a stop is a node that is told to stop while it leads. What is measured is the
-longest time between two acknowledged writes of a partition that changed its leader, all the client's own time included.
+Three nodes and four partitions. One client per partition writes one key, and sends the next write when the last one is
+answered. The clients connect to a node that stays up. A move is a leadership that balancing moves after a node was away
+(`isthmus leader balance`); a stop is a normal stop of a node that leads. The figure is the longest time between two
+acknowledged writes of a partition whose leader changed, the client's own time included.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import key_hash, partition_index
 
-HAND_OVER: Final = Target(100, "ms without a write, the median", at_least=False)
+HAND_OVER: Final = Target(100, "ms median without a write", at_least=False)
 
 PARTITIONS: Final = 4
 TOPOLOGY: Final = THREE_NODES.replace("partitions = 1\n", f"partitions = {PARTITIONS}\nbalance = false\n")
@@ -37,62 +37,65 @@ TOPOLOGY: Final = THREE_NODES.replace("partitions = 1\n", f"partitions = {PARTIT
 BUCKET: Final = "handover"
 TIMEOUT_S: Final = 120.0
 REQUEST_TIMEOUT_S: Final = 30.0
-AGAIN_S: Final = 0.002
-"""Pause before a refused write is tried again, the only time that a client itself adds."""
+RETRY_PAUSE_S: Final = 0.002
+"""Pause before a refused write is retried: the only delay that a client adds."""
 
 WRITES_MIN: Final = 20
-"""A client that wrote less has measured nothing."""
+"""Fewer writes per client are no measurement."""
 
-CALM_S: Final = 1.0
-"""Load before and after a hand-over."""
+STEADY_S: Final = 1.0
+"""Duration of the load before and after a hand-over."""
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--moves", default=6, show_default=True, help="Leaderships that balancing moves, at least.")
-@click.option("--stops", default=3, show_default=True, help="Nodes that are told to stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--moves", default=6, show_default=True, help="Minimum number of leaderships that balancing moves.")
+@click.option("--stops", default=3, show_default=True, help="Minimum number of nodes that are stopped.")
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Directory of the data; its disk determines the cost of an fsync.",
 )
 def main(as_json: bool, moves: int, stops: int, directory: Path | None) -> None:
-    """Planned hand-overs, by balancing and by stopping nodes."""
+    """Measure planned hand-overs, by balancing and by stopping nodes."""
     try:
         where = machine()
         with Nodes(TOPOLOGY, directory) as nodes:
-            figures = _HandOvers(nodes).all(moves, stops)
+            figures = _Measurement(nodes).all(moves, stops)
         report("handover", where, figures, as_json, [])
     except (BenchFailed, IsthmusError) as error:
         print(f"bench: {error}", file=sys.stderr)
         raise SystemExit(1) from error
 
 
-class _HandOvers:
+class _Measurement:
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
         self._turn = 0
         self._acts = 0
 
     def all(self, moves: int, stops: int) -> list[Figure]:
-        """Both kinds."""
+        """Stop and start nodes in turn, and balance after each, until there are enough hand-overs of both kinds."""
         by_stop: list[float] = []
         by_balance: list[float] = []
-        self._well()
+        self._wait_in_sync()
         while len(by_balance) < moves or self._turn < stops:
             stopped = sorted(self._nodes.admin)[self._turn % 3]
             self._turn += 1
             by_stop += self._gaps(stopped, lambda name=stopped: places.stop_node(self._nodes.directory, name))  # type: ignore[misc]
             places.start_node(self._nodes.directory, stopped, None)
-            self._well()
+            self._wait_in_sync()
             by_balance += self._gaps(stopped, self._balance)
             if self._turn > moves + stops:
                 raise BenchFailed(f"{self._turn} nodes were stopped, and balancing moved {len(by_balance)} leaderships")
         return [
             _figure("leadership moved by balancing", by_balance, HAND_OVER),
-            _figure("leader told to stop", by_stop, HAND_OVER),
+            _figure("leader stopped", by_stop, HAND_OVER),
         ]
 
     def _gaps(self, away: str, act: Callable[[], None]) -> list[float]:
-        """Seconds without a write, of each partition whose leader the act changed."""
+        """Seconds without an acknowledged write, for each partition whose leader `act` changed."""
         before = self._leaders()
         at = next(name for name in sorted(self._nodes.admin) if name != away)
         self._acts += 1
@@ -100,69 +103,71 @@ class _HandOvers:
         for client in clients:
             client.start()
         try:
-            time.sleep(CALM_S)
+            time.sleep(STEADY_S)
             act()
-            time.sleep(CALM_S)
+            time.sleep(STEADY_S)
         finally:
             for client in clients:
                 client.stop()
         idle = [client.partition for client in clients if client.written < WRITES_MIN]
         if idle:
-            raise BenchFailed(f"of the partitions {idle} fewer than {WRITES_MIN} writes were answered")
+            raise BenchFailed(f"partitions {idle} had fewer than {WRITES_MIN} acknowledged writes")
         after = self._leaders(away)
         return [client.longest_s for client in clients if before[client.partition] != after[client.partition]]
 
     def _balance(self) -> None:
         deadline_s = time.perf_counter() + TIMEOUT_S
-        self._ask("/admin/leaders/balance", {"by": "bench"})
+        self._request("/admin/leaders/balance", {"by": "bench"})
         while time.perf_counter() < deadline_s:
-            status = self._ask("/admin/leaders")
+            status = self._request("/admin/leaders")
             if not status["plan"] and status["state"] != "leadership-balancing":
                 return
             if status["state"] == "uneven":
-                self._ask("/admin/leaders/balance", {"by": "bench"})
+                self._request("/admin/leaders/balance", {"by": "bench"})
             time.sleep(0.1)
         raise BenchFailed(f"leaderships are not even after {TIMEOUT_S:.0f} s: {status['reason']}")
 
-    def _ask(self, path: str, wish: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _request(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         error: CommandFailed | None = None
         deadline_s = time.perf_counter() + TIMEOUT_S
         while time.perf_counter() < deadline_s:
             for admin in self._nodes.admin.values():
                 try:
-                    answer: dict[str, Any] = admin.get(path) if wish is None else admin.post(path, wish)
-                except CommandFailed as trouble:
-                    error = trouble
+                    answer: dict[str, Any] = admin.get(path) if body is None else admin.post(path, body)
+                except CommandFailed as failure:
+                    error = failure
                 else:
                     return answer
             time.sleep(0.1)
-        raise BenchFailed(f"nobody answers {path}: {error}")
+        raise BenchFailed(f"no node answers {path}: {error}")
 
     def _leaders(self, away: str = "") -> dict[int, str]:
-        """The leader of each partition, once every partition has one that is alive."""
+        """Wait until every partition has a leader, and return them."""
         deadline_s = time.perf_counter() + TIMEOUT_S
         while time.perf_counter() < deadline_s:
-            rows = self._ask("/admin/partitions")["partitions"]
+            rows = self._request("/admin/partitions")["partitions"]
             leaders = {row["partition"]: row["leader"] for row in rows}
             if len(leaders) == PARTITIONS and None not in leaders.values():
                 return leaders
             time.sleep(0.05)
-        raise BenchFailed(f"{leaders} are the leaders after {TIMEOUT_S:.0f} s; {away or 'nobody'} was away")
+        raise BenchFailed(
+            f"after {TIMEOUT_S:.0f} s not every partition has a leader: {leaders}; node away: {away or 'none'}"
+        )
 
-    def _well(self) -> None:
-        """Every replica in sync."""
+    def _wait_in_sync(self) -> None:
+        """Wait until every replica is in sync."""
         deadline_s = time.perf_counter() + TIMEOUT_S
         while time.perf_counter() < deadline_s:
-            rows = self._ask("/admin/partitions")["partitions"]
+            rows = self._request("/admin/partitions")["partitions"]
             if len(rows) == PARTITIONS and all(row["leader"] and len(row["isr"]) == 3 for row in rows):
-                self._nodes.look()
+                self._nodes.refresh()
                 return
             time.sleep(0.1)
         raise BenchFailed(f"not all replicas are in sync after {TIMEOUT_S:.0f} s")
 
 
 class _Client(threading.Thread):
-    """Writes one key of one partition, one write after the other, with no other writer."""
+    """A client that writes one key of one partition, one write at a time."""
 
     def __init__(self, url: str, partition: int, prefix: str) -> None:
         super().__init__(daemon=True)
@@ -176,12 +181,12 @@ class _Client(threading.Thread):
         self._ending = threading.Event()
 
     def stop(self) -> None:
-        """End after the write under way."""
+        """Stop after the current write."""
         self._ending.set()
         self.join(TIMEOUT_S)
 
     def run(self) -> None:
-        """Until stopped. Each write carries the context of the one before."""
+        """Write until stopped; each write carries the context of the previous one."""
         connection = http.client.HTTPConnection(
             self._address.hostname or "", self._address.port, timeout=REQUEST_TIMEOUT_S
         )
@@ -195,7 +200,7 @@ class _Client(threading.Thread):
                 answer.read()
             except (OSError, http.client.HTTPException):
                 connection.close()
-                time.sleep(AGAIN_S)
+                time.sleep(RETRY_PAUSE_S)
                 continue
             if answer.status == http.client.OK:
                 clock = {"X-Riak-Vclock": answer.headers["X-Riak-Vclock"]}
@@ -203,7 +208,7 @@ class _Client(threading.Thread):
                 self.written += 1
                 self.longest_s, last_s = max(self.longest_s, now_s - last_s), now_s
             else:
-                time.sleep(AGAIN_S)
+                time.sleep(RETRY_PAUSE_S)
         connection.close()
 
 

@@ -1,11 +1,11 @@
-"""The cost of a commit with three replicas: a leader and two followers, each a process, all on this machine.
+"""The cost of commits and committed reads with three replicas on this machine.
 
     python -m bench.isr [--json] [--profile] [--keys 100000] [--kills 5]
 
-One partition, so one node leads it and two follow; min-ISR 2; every write is on the disk of all members in sync (fsync)
-before its answer. CPU seconds are those of the three nodes. The bare path is driven inside the leader's process,
-without HTTP (`bench.bare`); everything else comes over HTTP from another process. How long nobody can write after the
-leader was killed is mostly the time-out of its session (metastore.session_timeout).
+One partition with min-ISR 2: one node leads it, two follow. Every write is on the disk of all in-sync members (fsync)
+before its answer. CPU seconds are those of the three nodes. The path without HTTP is driven inside the leader's process
+(`bench.bare`); all other load comes over HTTP from another process. After the leader is killed, the time without writes
+is mostly its session time-out (metastore.session_timeout).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ import click
 from bench.bare import Work
 from bench.figures import CpuTime, Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase, Result
-from bench.nodes import HOUSE, THREE_NODES, BenchFailed, LoadProcess, Nodes
+from bench.nodes import REPOSITORY, THREE_NODES, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
 from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
 
 COMMIT: Final = Target(7, "CPU s per 100,000 objects, three nodes", at_least=False)
-"""Goal: 25,000 objects per second on two cores, with some reserve (8)."""
+"""From 25,000 objects per second on two cores, which would be 8, less a reserve."""
 
-IDLE_CPU: Final = Target(1, "% of a core, each node", at_least=False)
+IDLE_CPU: Final = Target(1, "% of a core per node", at_least=False)
 
 NODES: Final = ("n1", "n2", "n3")
 BATCH_OBJECTS: Final = 100
@@ -44,25 +44,28 @@ READ_CONNECTIONS: Final = 32
 DEPTH_ONE_REQUESTS: Final = 3_000
 IDLE_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 3.0
-"""Quiet time before a measurement, so that work left over by the previous one is done."""
+"""Idle time before a measurement, in which the work of the previous one ends."""
 
 TRY_TIMEOUT_S: Final = 1.0
-"""Time-out of one write while the partition has no leader; then the next is tried."""
+"""Time-out of one write while the partition has no leader, after which it is retried."""
 
 START_TIMEOUT_S: Final = 60.0
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--profile", is_flag=True, help="Record where the leader's time goes in each measurement.")
-@click.option("--keys", default=100_000, show_default=True, help="Fresh keys of each unpaced measurement.")
-@click.option("--kills", default=5, show_default=True, help="How many leaders are killed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--profile", is_flag=True, help="Profile the leader in each measurement.")
+@click.option("--keys", default=100_000, show_default=True, help="Fresh keys per measurement without a rate.")
+@click.option("--kills", default=5, show_default=True, help="Number of leaders that are killed.")
 @click.option("--limit", "limit_s", default=120.0, show_default=True, help="Seconds after which a load ends.")
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Directory of the data; its disk determines the cost of an fsync.",
 )
 def main(as_json: bool, profile: bool, keys: int, kills: int, limit_s: float, directory: Path | None) -> None:
-    """Commits, committed reads, fail-over and idle cost of a cluster of three."""
+    """Measure commits, committed reads, fail-over and the idle cost of three nodes."""
     try:
         where = machine()
         runs = _Runs(profile, limit_s)
@@ -91,12 +94,12 @@ class _Runs:
         self.profile: list[str] = []
 
     def on(self, nodes: Nodes) -> None:
-        """Use fresh `nodes` for the next measurements: existing keys cost LevelDB more."""
+        """Use `nodes`, whose stores are empty, for the next measurements; existing keys cost LevelDB more."""
         self._nodes = nodes
         self._first = 0
 
     def idle(self) -> None:
-        """CPU of three nodes that have nothing to do."""
+        """CPU and memory of three idle nodes."""
         self._nodes.leader()
         time.sleep(SETTLE_SECONDS)
         cpu = self._nodes.measured(lambda: time.sleep(IDLE_SECONDS))
@@ -108,7 +111,7 @@ class _Runs:
         self.figures.append(figure)
 
     def over_http(self, keys: int) -> None:
-        """Batches, single writes and reads at the leader, from another process."""
+        """Measure batches, single writes and reads at the leader."""
         leader = self._nodes.leader()
         with LoadProcess(self._nodes.http[leader]) as load:
             batches = Phase("batch", self._fresh(keys), keys, 0, BATCH_CONNECTIONS, BATCH_OBJECTS)
@@ -122,7 +125,7 @@ class _Runs:
             self._loaded("committed GET", space, load, Phase("get", 0, min(keys, 50_000), keys, READ_CONNECTIONS, 1))
 
     def bare(self, keys: int) -> None:
-        """The same commits without HTTP: the three nodes run again, and the leader is driven within its process."""
+        """Measure commits without HTTP: restart the nodes as `bench.bare`, and drive the leader inside its process."""
         for name in NODES:
             places.stop_node(self._nodes.directory, name)
         with ExitStack() as stack:
@@ -150,29 +153,29 @@ class _Runs:
                 self._add(figure, leader, COMMIT if batch > 1 else None)
         for name in NODES:
             places.start_node(self._nodes.directory, name, None)
-        self._nodes.look()
+        self._nodes.refresh()
 
     def failover(self, kills: int) -> None:
-        """From the death of the leader to the next acknowledged write, at a node that lives."""
+        """Measure the time from a kill of the leader to the next acknowledged write at another node."""
         seconds: list[float] = []
         for _ in range(kills):
             leader = self._nodes.leader()
             time.sleep(SETTLE_SECONDS)
             other = next(name for name in NODES if name != leader)
             places.stop_node(self._nodes.directory, leader, kill=True)
-            seconds.append(self._until_written(other))
+            seconds.append(self._time_to_write(other))
             places.start_node(self._nodes.directory, leader, None)
         if seconds:
             seconds.sort()
             self.figures.append(
                 Figure(
-                    "leader killed to next acknowledged write, one client that tries again",
+                    "leader killed to next acknowledged write, one client that retries",
                     f"{kills} kills",
                     values={"median_s": seconds[len(seconds) // 2], "min_s": seconds[0], "max_s": seconds[-1]},
                 )
             )
 
-    def _until_written(self, name: str) -> float:
+    def _time_to_write(self, name: str) -> float:
         began_s = time.perf_counter()
         address = urlsplit(self._nodes.http[name])
         while time.perf_counter() - began_s < START_TIMEOUT_S:
@@ -187,7 +190,7 @@ class _Runs:
             finally:
                 connection.close()
             time.sleep(0.01)
-        raise BenchFailed(f"nothing was written within {START_TIMEOUT_S:.0f} s after the leader was killed")
+        raise BenchFailed(f"no write was acknowledged within {START_TIMEOUT_S:.0f} s after the leader was killed")
 
     def _fresh(self, count: int) -> int:
         first, self._first = self._first, self._first + count
@@ -208,7 +211,7 @@ class _Runs:
         self._add(figure, leader, target)
 
     def _add(self, figure: Figure, leader: str, target: Target | None) -> None:
-        """Name processes by their role, and compare."""
+        """Name the processes by role, compare with the target, and keep the figure."""
         followers = (name for name in NODES if name != leader)
         roles = {leader: "leader", **dict(zip(followers, ("follower 1", "follower 2"), strict=True))}
         figure.cpu = {roles.get(name, name): spent for name, spent in figure.cpu.items()}
@@ -227,13 +230,13 @@ class _Runs:
 
 
 class _Driver:
-    """A `bench.bare` of our own."""
+    """A `bench.bare` child process."""
 
     def __init__(self, file: Path) -> None:
         self._log = file.with_name("bare.log").open("ab")
         command = [sys.executable, "-m", "bench.bare", str(file)]
         self._child = subprocess.Popen(
-            command, cwd=HOUSE, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
         )
 
     def __enter__(self) -> _Driver:
@@ -253,15 +256,15 @@ class _Driver:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """Process id."""
         return self._child.pid
 
     def wait_up(self) -> None:
-        """Return once the node serves. Raises BenchFailed."""
+        """Wait until the node serves. Raises BenchFailed."""
         self._line()
 
     def run(self, work: Work) -> dict[str, Any]:
-        """Have it write. Raises BenchFailed when it dies."""
+        """Run writes in the node and return their result. Raises BenchFailed when the process ends."""
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(asdict(work)).encode() + b"\n")
         self._child.stdin.flush()
@@ -272,7 +275,7 @@ class _Driver:
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:
-            raise BenchFailed(f"a node that is driven from inside ended; its words are in {self._log.name}")
+            raise BenchFailed(f"a bench.bare process ended; its output is in {self._log.name}")
         return line
 
 

@@ -1,9 +1,9 @@
-"""A cheap source of load, a process of its own: HTTP over raw protocols, requests built ahead of sending.
+"""Load generator with a low cost per request: a process that speaks HTTP on asyncio protocols.
 
-Run as `python -m bench.loadgen URL [CA TOKEN_FILE]` (the two where there are TLS and tokens); each line on standard
-input is a `Phase` as JSON, each line on standard output its result. It remembers the causal context of every key that
-it wrote, so that later phases overwrite without making siblings. It measures what a client sees (rates and latencies);
-what servers cost is read by `bench.nodes`. Needs nothing of the product but its HTTP formats.
+Run as `python -m bench.loadgen URL [CA TOKEN_FILE]`; the last two are for clusters with TLS and tokens. The process
+reads one `Phase` as JSON per line of standard input, and prints its `Result` as JSON. It keeps the causal context of
+every key that it wrote, so that later phases overwrite without creating siblings. It measures rates and latencies of
+the client; `bench.nodes` measures the cost of the servers. It depends on the HTTP formats of the product only.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ import msgpack
 import uvloop
 
 VALUE_BYTES: Final = 1_000
-"""1 KB, the size that all figures are stated for. Random bytes: compression gains nothing."""
+"""1 KB, the object size of all figures. The bytes are random, so that compression has no effect."""
 
 VALUE_POOL_COUNT: Final = 512
-"""Different values; making one per request would cost more than sending it."""
+"""Number of different values. Generating one per request would cost more than sending it."""
 
 TICK_S: Final = 0.001
-"""Interval at which a paced load sends due requests, which is the lag that it may add itself."""
+"""Interval at which a paced load sends the due requests; it adds at most this to a latency."""
 
 BUCKET: Final = b"bench"
 BUCKET_TYPE: Final = b"default"
@@ -41,30 +41,30 @@ BUCKET_TYPE: Final = b"default"
 
 @dataclass(frozen=True)
 class Phase:
-    """One stretch of load."""
+    """One run of load with fixed parameters."""
 
     kind: str
-    """"put", "get" or "batch" (of puts)."""
+    """"put", "get" or "batch" (POST /batch/put)."""
     first: int = 0
     """Number of the first key."""
     count: int = 100_000
     """Objects to write or read."""
     space: int = 0
-    """0: the `count` keys from `first` on, in order; else `count` keys of these many from `first` on, in
-    random order, none twice in a row of `space`."""
+    """0: the `count` keys from `first` on, in order. Otherwise random keys of the `space` keys from `first` on; no key
+    comes twice within `space` consecutive ones."""
     connections: int = 32
     batch: int = 100
-    """Objects a request of kind "batch"."""
+    """Objects per request of kind "batch"."""
     rate: float = 0.0
-    """Objects a second; 0 as fast as the connections allow."""
+    """Objects per second; 0: as fast as the connections allow."""
     limit_s: float = 120.0
-    """No request starts later than this."""
+    """Seconds after which no request is started."""
     seed: int = 1
 
 
 @dataclass
 class Result:
-    """What the client measured. Latencies are per request; in a paced load they begin when the request was due."""
+    """Rates and latencies at the client. Latencies are per request; in a paced load they start at the due time."""
 
     objects: int
     seconds: float
@@ -73,11 +73,11 @@ class Result:
     p999_ms: float
     max_ms: float
     failed: dict[str, int]
-    """Objects that were not written or read, by status."""
+    """Objects that were not written or read, by HTTP status."""
 
 
 class Load:
-    """All phases against one node, with the context of each key, which outlives a phase."""
+    """Load against one node; keeps the causal context of each key over all phases."""
 
     def __init__(self, url: str, authority: str = "", token_file: str = "") -> None:
         self._address = urlsplit(url)
@@ -94,25 +94,25 @@ class Load:
         self._batch_head = b"POST /batch/put HTTP/1.1\r\nHost: %b\r\nContent-Type: application/msgpack\r\n" % host
 
     async def run(self, phase: Phase) -> Result:
-        """One phase. Raises ConnectionError when the node closes a connection."""
+        """Run a phase and return its result. Raises ConnectionError when the node closes a connection."""
         runner = _Runner(self, phase)
         loop = asyncio.get_running_loop()
         assert self._address.hostname is not None
-        wires = []
+        connections = []
         for _ in range(phase.connections):
-            _, wire = await loop.create_connection(
-                lambda: _Wire(runner), self._address.hostname, self._address.port or 80, ssl=self._tls
+            _, connection = await loop.create_connection(
+                lambda: _Connection(runner), self._address.hostname, self._address.port or 80, ssl=self._tls
             )
-            wires.append(wire)
+            connections.append(connection)
         try:
-            await runner.run(wires)
+            await runner.run(connections)
         finally:
-            for wire in wires:
-                wire.close()
+            for connection in connections:
+                connection.close()
         return runner.result()
 
     def request(self, phase: Phase, numbers: list[int]) -> bytes:
-        """The bytes of one request for these keys."""
+        """The bytes of one request for the keys with these numbers."""
         if phase.kind == "batch":
             body: bytes = msgpack.packb([self._item(number) for number in numbers])
             return b"%bContent-Length: %d\r\n\r\n%b" % (self._batch_head, len(body), body)
@@ -124,8 +124,8 @@ class Load:
         context = b"" if clock is None else b"X-Riak-Vclock: %b\r\n" % b2a_base64(clock, newline=False)
         return b"PUT %b%b%b\r\n%b" % (path, self._put_head, context, self._value(number))
 
-    def answered(self, phase: Phase, numbers: list[int], status: int, head: bytes, body: bytes) -> Counter[str]:
-        """Remember the contexts of an answer; returns the objects that failed, by status."""
+    def on_response(self, phase: Phase, numbers: list[int], status: int, head: bytes, body: bytes) -> Counter[str]:
+        """Store the contexts of a response; returns the number of failed objects by status."""
         failed: Counter[str] = Counter()
         if phase.kind == "batch" and status == 200:
             for number, (item_status, clock, _) in zip(numbers, msgpack.unpackb(body), strict=True):
@@ -148,7 +148,7 @@ class Load:
 
 
 class _Runner:
-    """Keeps every connection busy, or sends due requests, until the phase is done."""
+    """Runs one phase: keeps every connection busy, or sends requests at the rate."""
 
     def __init__(self, load: Load, phase: Phase) -> None:
         self._load = load
@@ -156,17 +156,17 @@ class _Runner:
         self._groups = _groups(phase)
         self._latencies_ms = array("d")
         self._failed: Counter[str] = Counter()
-        self._answered = 0
+        self._done_count = 0
         self._running = 0
         self._exhausted = False
-        self._idle: deque[_Wire] = deque()
+        self._idle: deque[_Connection] = deque()
         self._due: deque[float] = deque()
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started_s = 0.0
         self._ended_s = 0.0
 
-    async def run(self, wires: list[_Wire]) -> None:
-        self._idle.extend(wires)
+    async def run(self, connections: list[_Connection]) -> None:
+        self._idle.extend(connections)
         self._started_s = time.perf_counter()
         if self._phase.rate:
             await asyncio.gather(self._pace(), self._done)
@@ -175,7 +175,7 @@ class _Runner:
             await self._done
 
     async def _pace(self) -> None:
-        """Make requests due at the phase's rate; the latency of one that cannot be sent at once includes its wait."""
+        """Make requests due at the phase's rate. The latency of a request includes its wait for an idle connection."""
         interval_s = (self._phase.batch if self._phase.kind == "batch" else 1) / self._phase.rate
         due_s = self._started_s
         while not self._done.done():
@@ -193,24 +193,24 @@ class _Runner:
             if numbers is None or time.perf_counter() - self._started_s > self._phase.limit_s:
                 self._exhausted = True
                 break
-            wire = self._idle.popleft()
+            connection = self._idle.popleft()
             self._running += 1
             data = self._load.request(self._phase, numbers)
-            wire.send(data, numbers, self._due.popleft() if paced else time.perf_counter())
+            connection.send(data, numbers, self._due.popleft() if paced else time.perf_counter())
         if self._exhausted and not self._running and not self._done.done():
             self._ended_s = time.perf_counter()
             self._done.set_result(None)
 
-    def answered(self, wire: _Wire, status: int, head: bytes, body: bytes) -> None:
-        self._latencies_ms.append((time.perf_counter() - wire.sent_s) * 1000)
-        failed = self._load.answered(self._phase, wire.numbers, status, head, body)
+    def on_response(self, connection: _Connection, status: int, head: bytes, body: bytes) -> None:
+        self._latencies_ms.append((time.perf_counter() - connection.sent_s) * 1000)
+        failed = self._load.on_response(self._phase, connection.numbers, status, head, body)
         self._failed += failed
-        self._answered += len(wire.numbers) - failed.total()
+        self._done_count += len(connection.numbers) - failed.total()
         self._running -= 1
-        self._idle.append(wire)
+        self._idle.append(connection)
         self._send()
 
-    def lost(self, error: Exception) -> None:
+    def on_lost(self, error: Exception) -> None:
         if not self._done.done():
             self._done.set_exception(error)
 
@@ -221,11 +221,11 @@ class _Runner:
             return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else 0.0
 
         seconds = self._ended_s - self._started_s
-        return Result(self._answered, round(seconds, 3), at(0.5), at(0.99), at(0.999), at(1.0), dict(self._failed))
+        return Result(self._done_count, round(seconds, 3), at(0.5), at(0.99), at(0.999), at(1.0), dict(self._failed))
 
 
-class _Wire(asyncio.Protocol):
-    """One keep-alive connection with at most one request under way."""
+class _Connection(asyncio.Protocol):
+    """One keep-alive connection with at most one request in progress."""
 
     def __init__(self, runner: _Runner) -> None:
         self._runner = runner
@@ -237,10 +237,10 @@ class _Wire(asyncio.Protocol):
         self.sent_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is no subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._runner.lost(exc or ConnectionError("the node closed a connection"))
+        self._runner.on_lost(exc or ConnectionError("the node closed a connection"))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -266,7 +266,7 @@ class _Wire(asyncio.Protocol):
             return
         head, body = buffer[: self._body_at].lower() if buffer[9:12] != b"204" else buffer, buffer[self._body_at :]
         self._buffer, self._body_at = b"", 0
-        self._runner.answered(self, int(buffer[9:12]), head, body)
+        self._runner.on_response(self, int(buffer[9:12]), head, body)
 
 
 def _content_length(head: bytes) -> int:
@@ -274,13 +274,13 @@ def _content_length(head: bytes) -> int:
         return 0
     start = head.lower().find(b"content-length: ")
     if start < 0:
-        raise ConnectionError(f"an answer without Content-Length: {head[:80]!r}")
+        raise ConnectionError(f"a response without Content-Length: {head[:80]!r}")
     end = head.find(b"\r\n", start)
     return int(head[start + 16 : end if end > 0 else None])
 
 
 def _groups(phase: Phase) -> Iterator[list[int]]:
-    """The numbers of the keys of each request; a key is in one request of a round through the space only."""
+    """The key numbers of each request; each key of `space` comes once per round."""
     size = phase.batch if phase.kind == "batch" else 1
     if not phase.space:
         for start in range(phase.first, phase.first + phase.count, size):

@@ -1,7 +1,7 @@
-"""The nodes under load in a benchmark, and the CPU time of their processes.
+"""Clusters for benchmarks, and the CPU time of their processes.
 
-Brings clusters up as `isthmus local` does, in a temporary directory, and takes them down at the end, whatever
-happens. CPU seconds include every thread of a process.
+Starts clusters as `isthmus local` does, in a temporary directory, and stops them at the end, also after an error. CPU
+seconds include all threads of a process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from isthmus.repl.http.client import session
 
 UP_TIMEOUT_S: Final = 90.0
 METRICS_TIMEOUT_S: Final = 30.0
-HOUSE: Final = Path(__file__).resolve().parents[1]
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
 
 THREE_NODES: Final = """\
 [clusters.bench.replication]
@@ -45,7 +45,7 @@ name = "n2"
 [[clusters.bench.nodes]]
 name = "n3"
 """
-"""One partition: one node leads, two follow."""
+"""Three nodes with one partition: one leads, two follow."""
 
 ONE_CLUSTER: Final = """\
 [clusters.bench]
@@ -70,15 +70,18 @@ queue = "to-b"
 
 
 class BenchFailed(Exception):
-    """A benchmark that cannot go on, in one line."""
+    """A benchmark cannot continue; the message is one line."""
 
 
 SECURE: Final = "secure = true\n"
-"""Prepended to a topology: TLS and tokens on every listener. Methods that use `admin` do not support it."""
+"""Prefix for a topology: TLS and tokens on every listener. Methods that use `admin` do not support it."""
 
 
 class Nodes:
-    """Running clusters. `directory`: their data (None: a temporary one); its disk determines the cost of an fsync."""
+    """Running clusters of a topology.
+
+    `directory` holds their data (None: a temporary directory); its disk determines the cost of an fsync.
+    """
 
     def __init__(self, topology: str, directory: Path | None) -> None:
         self._temporary = directory is None
@@ -93,12 +96,12 @@ class Nodes:
 
     @property
     def directory(self) -> Path:
-        """Where their files are."""
+        """The directory of the clusters."""
         return self._directory
 
     @property
     def access(self) -> tuple[str, ...]:
-        """Authority and token for a source of load, where the topology has them."""
+        """CA file and token file for clients; empty without TLS."""
         security = self._directory / SECURITY
         found = (security / "ca.crt", security / "write.token")
         return tuple(map(str, found)) if found[0].exists() else ()
@@ -106,14 +109,14 @@ class Nodes:
     def __enter__(self) -> Self:
         try:
             self._clusters.up(UP_TIMEOUT_S)
-            self.look()
+            self.refresh()
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
 
-    def look(self) -> None:
-        """Learn where they are and which processes they have."""
+    def refresh(self) -> None:
+        """Read the addresses and process ids of all nodes and ZooKeepers."""
         for cluster in self._clusters.status()["clusters"].values():
             for node in cluster["nodes"]:
                 self.http[node["name"]] = node["http"]
@@ -124,7 +127,7 @@ class Nodes:
                 self.pids[zookeeper["name"]] = zookeeper["pid"]
 
     def leader(self, timeout_s: float = UP_TIMEOUT_S) -> str:
-        """The leader of partition 0 once all its replicas are in sync. Raises BenchFailed on time-out."""
+        """Wait until all replicas of partition 0 are in sync; return its leader. Raises BenchFailed on time-out."""
         deadline_s = time.perf_counter() + timeout_s
         while time.perf_counter() < deadline_s:
             for admin in self.admin.values():
@@ -135,7 +138,7 @@ class Nodes:
                 if row["leader"] is not None and len(row["isr"]) == len(row["replicas"]):
                     return str(row["leader"])
             time.sleep(0.1)
-        raise BenchFailed(f"partition 0 is not led with all replicas in sync within {timeout_s:.0f} s")
+        raise BenchFailed(f"partition 0 has no leader with all replicas in sync within {timeout_s:.0f} s")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._clusters.down()
@@ -143,12 +146,12 @@ class Nodes:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def resident_mb(self, name: str) -> float:
-        """Memory of a process."""
+        """Resident memory of a process, in MB."""
         resident: int = psutil.Process(self.pids[name]).memory_info().rss
         return resident / 1e6
 
     def measured(self, work: Callable[[], None]) -> dict[str, CpuTime]:
-        """CPU seconds that each process used while `work` ran."""
+        """Run `work`; return the CPU seconds that each process used meanwhile."""
         before = {name: cpu_time(pid) for name, pid in self.pids.items()}
         work()
         used: dict[str, CpuTime] = {}
@@ -158,25 +161,25 @@ class Nodes:
         return used
 
     def metrics(self, name: str) -> list[str]:
-        """Lines of a node's /metrics. Raises OSError."""
+        """The lines of a node's /metrics. Raises OSError."""
         with session() as http:
             return http.get(f"{self.http[name]}/metrics", timeout=METRICS_TIMEOUT_S).text.splitlines()
 
     def sink(self, name: str) -> Mapping[str, Any]:
-        """The one link of a node's sink."""
+        """The status of the only link of a node's sink."""
         (link,) = self.admin[name].get("/admin/sink")["sinks"]
         assert isinstance(link, dict)
         return link
 
     def outstanding(self, name: str) -> int | None:
-        """Changes of a node's one queue that are not acknowledged; None when unknown."""
+        """The number of unacknowledged changes of a node's only queue; None when unknown."""
         (queue,) = self.admin[name].get("/admin/queues")["queues"]
         if queue["waiting"] is None or queue["in_flight"] is None:
             return None
         return int(queue["waiting"]) + int(queue["in_flight"])
 
     def wait_drained(self, name: str, timeout_s: float, poll_s: float = 0.05) -> float:
-        """Seconds until a node's queue is empty. Raises BenchFailed when it takes longer than `timeout_s`."""
+        """Wait until a node's queue is empty; return the seconds. Raises BenchFailed after `timeout_s`."""
         began_s = time.perf_counter()
         left: int | None = None
         while time.perf_counter() - began_s < timeout_s:
@@ -187,24 +190,24 @@ class Nodes:
             if left == 0:
                 return time.perf_counter() - began_s
             time.sleep(poll_s)
-        raise BenchFailed(f"{name}'s queue still has {left} changes outstanding after {timeout_s:.0f} s")
+        raise BenchFailed(f"the queue of {name} still has {left} unacknowledged changes after {timeout_s:.0f} s")
 
 
 class LoadProcess:
-    """A `bench.loadgen` of our own against one node."""
+    """A `bench.loadgen` child process with one node as its target."""
 
     def __init__(self, url: str, access: tuple[str, ...] = ()) -> None:
         self._child = subprocess.Popen(
             [sys.executable, "-m", "bench.loadgen", url, *access],
-            cwd=HOUSE,
-            env={**os.environ, "PYTHONPATH": str(HOUSE)},
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """Process id."""
         return self._child.pid
 
     def __enter__(self) -> Self:
@@ -220,18 +223,18 @@ class LoadProcess:
         self._child.stdout.close()
 
     def run(self, phase: Phase) -> Result:
-        """One phase of load. Raises BenchFailed when the node hangs up or refuses everything."""
+        """Run a phase. Raises BenchFailed when the node closes a connection or refuses every request."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
         self._child.stdin.write(json.dumps(asdict(phase)).encode() + b"\n")
         self._child.stdin.flush()
         line = self._child.stdout.readline()
         if not line:
-            raise BenchFailed("the source of load ended; see its words above")
+            raise BenchFailed("bench.loadgen ended; see its output above")
         answer = json.loads(line)
         if "error" in answer:
-            raise BenchFailed(f"the source of load: {answer['error']}")
+            raise BenchFailed(f"bench.loadgen: {answer['error']}")
         result = Result(**answer)
         if not result.objects:
-            raise BenchFailed(f"nothing was done: {result.failed}")
+            raise BenchFailed(f"no request succeeded: {result.failed}")
         return result

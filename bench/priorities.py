@@ -2,10 +2,10 @@
 
     python -m bench.priorities [--json] [--keys 50000] [--probes 300]
 
-Two clusters of one node. A client writes a fresh key at A, one after the other at a steady pace, and asks B for it
-until it is there; first with nothing else going on, then while folds put references to every key, again and again,
-into the third priority of the same queue, whose limit is a small part of them. The times are a client's own: request,
-fsync at both ends, fetch, push, and the last read that found it.
+Two clusters of one node each. A client writes fresh keys to A one at a time, and polls B until each one is there: first
+without other load, then while folds repeatedly put references to every key into the third priority of the same queue,
+whose limit is a small part of their number. A time is measured by the client: the request, the fsync on both sides, the
+fetch, the push, and the last poll.
 """
 
 from __future__ import annotations
@@ -26,28 +26,31 @@ import click
 
 from bench.figures import Figure, Target, machine, report
 from bench.loadgen import VALUE_BYTES, Phase
-from bench.nodes import HOUSE, TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
+from bench.nodes import REPOSITORY, TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from isthmus.repl.model.errors import IsthmusError
 
 LAG_RATIO: Final = Target(2, "× the p50 without", at_least=False)
 QUEUE_LIMIT: Final = 2_000
 TOPOLOGY: Final = TWO_CLUSTERS.replace('name = "to-b"\n', f'name = "to-b"\nqueue_limit = {QUEUE_LIMIT}\n')
 PAUSE_S: Final = 0.03
-ASK_AGAIN_S: Final = 0.0005
+POLL_S: Final = 0.0005
 PROBE_TIMEOUT_S: Final = 30.0
 DRAIN_TIMEOUT_S: Final = 180.0
 BUCKET: Final = "probes"
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--keys", default=50_000, show_default=True, help="Keys whose references are pushed over and over.")
-@click.option("--probes", default=300, show_default=True, help="Writes whose way is timed, each time.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--keys", default=50_000, show_default=True, help="Keys whose references the folds push.")
+@click.option("--probes", default=300, show_default=True, help="Timed writes per measurement.")
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Directory of the data; its disk determines the cost of an fsync.",
 )
 def main(as_json: bool, keys: int, probes: int, directory: Path | None) -> None:
-    """Lag of real time, alone and beside a fold priority that is always full."""
+    """Measure the real-time lag, alone and while the fold priority is full."""
     try:
         where = machine()
         with Nodes(TOPOLOGY, directory) as nodes, LoadProcess(nodes.http["a"]) as load:
@@ -56,15 +59,15 @@ def main(as_json: bool, keys: int, probes: int, directory: Path | None) -> None:
             time.sleep(2)
             alone = _probe(nodes, probes, "alone")
             with _folds(nodes) as pushed:
-                beside = _probe(nodes, probes, "beside")
+                during = _probe(nodes, probes, "during")
             if sum(pushed) < 3 * QUEUE_LIMIT:
-                raise BenchFailed(f"only {sum(pushed)} references were pushed beside the probes: take more of them")
+                raise BenchFailed(f"only {sum(pushed)} references were pushed during the probes: take more of them")
         figures = [
-            _figure("writes seen at B, nothing else", keys, alone, {}),
-            _figure("writes seen at B beside full bulk queues", keys, beside, {"pushed": float(sum(pushed))}),
+            _figure("writes seen at B, no other load", keys, alone, {}),
+            _figure("writes seen at B while the bulk queues are full", keys, during, {"pushed": float(sum(pushed))}),
         ]
         figures[1].target = LAG_RATIO
-        figures[1].measured = _at(beside, 0.5) / _at(alone, 0.5)
+        figures[1].measured = _at(during, 0.5) / _at(alone, 0.5)
         report("priorities", where, figures, as_json, [])
     except (BenchFailed, IsthmusError) as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -73,7 +76,7 @@ def main(as_json: bool, keys: int, probes: int, directory: Path | None) -> None:
 
 def _figure(work: str, keys: int, seconds: list[float], more: dict[str, float]) -> Figure:
     values = {"p50_ms": 1000 * _at(seconds, 0.5), "p99_ms": 1000 * _at(seconds, 0.99), "max_ms": 1000 * max(seconds)}
-    return Figure(work, f"{keys:,} keys there", len(seconds), values=values | more)
+    return Figure(work, f"{keys:,} existing keys", len(seconds), values=values | more)
 
 
 def _at(seconds: list[float], share: float) -> float:
@@ -81,7 +84,7 @@ def _at(seconds: list[float], share: float) -> float:
 
 
 def _probe(nodes: Nodes, count: int, name: str) -> list[float]:
-    """How long each of `count` writes at A takes until B answers with it."""
+    """Seconds from each of `count` writes at A until B returns it."""
     source, sink = _connection(nodes.http["a"]), _connection(nodes.http["b"])
     found: list[float] = []
     try:
@@ -90,11 +93,11 @@ def _probe(nodes: Nodes, count: int, name: str) -> list[float]:
             path = f"/buckets/{BUCKET}/keys/{name}{number}"
             began_s = time.perf_counter()
             if _status(source, "PUT", path, b"x" * VALUE_BYTES) != http.client.NO_CONTENT:
-                raise BenchFailed(f"A did not take {path}")
+                raise BenchFailed(f"A refused the write of {path}")
             while _status(sink, "GET", path) != http.client.OK:
                 if time.perf_counter() - began_s > PROBE_TIMEOUT_S:
                     raise BenchFailed(f"B has no {path} after {PROBE_TIMEOUT_S:.0f} s")
-                time.sleep(ASK_AGAIN_S)
+                time.sleep(POLL_S)
             found.append(time.perf_counter() - began_s)
     finally:
         source.close()
@@ -117,15 +120,15 @@ def _status(connection: http.client.HTTPConnection, method: str, path: str, body
 
 @contextmanager
 def _folds(nodes: Nodes) -> Iterator[list[int]]:
-    """References to all keys are pushed, again and again, while the context is open; how many by each fold."""
+    """Run folds that push references to all keys while the context is open; yields the number pushed by each."""
     stopping = threading.Event()
     pushed: list[int] = []
-    wish = [sys.executable, "-m", "isthmus.node.cli.main", "fold", "repl-keys", "to-b", "--yes", "-o", "json"]
-    wish += ["--admin", nodes.admin_urls["a"]]
+    command = [sys.executable, "-m", "isthmus.node.cli.main", "fold", "repl-keys", "to-b", "--yes", "-o", "json"]
+    command += ["--admin", nodes.admin_urls["a"]]
 
     def run() -> None:
         while not stopping.is_set():
-            done = subprocess.run(wish, cwd=HOUSE, capture_output=True, timeout=DRAIN_TIMEOUT_S, check=False)
+            done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=DRAIN_TIMEOUT_S, check=False)
             if done.returncode:
                 break
             pushed.append(int(json.loads(done.stdout)["done"]))

@@ -1,7 +1,7 @@
-"""Profile a node under load: with py-spy if it is installed, else with perf.
+"""Profile a node under load with py-spy, or with perf where py-spy is not installed.
 
-py-spy names Python functions and their packages; perf sees the native side only (system
-calls, LevelDB, the interpreter). Without either the benchmarks still run and say so.
+py-spy shows Python functions and packages; perf shows native code only (system calls, LevelDB, the interpreter).
+Without either, the benchmarks run and report that there is no profile.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 SAMPLES_PER_SECOND: Final = 199
-"""Not a divisor of the timers inside the node."""
+"""No divisor of the periods of the node's timers."""
 
 TOP_COUNT: Final = 20
 STOP_TIMEOUT_S: Final = 60.0
@@ -26,12 +26,12 @@ WAITING: Final = frozenset(
     {"pwritev_synced", "fdatasync", "fsync", "wait", "_wait_for_tstate_lock", "_next", "readinto", "select", "do_poll"}
 )
 """Functions that mostly wait when they are on top of the stack: for the disk, a lock, a peer, the next event. Samples
-there are left out; the kernel's CPU times of threads are shown beside."""
-HOUSE: Final = Path(__file__).resolve().parents[1]
+in them are left out; the summary also shows the CPU time of each thread from the kernel."""
+REPOSITORY: Final = Path(__file__).resolve().parents[1]
 
 
 class Profiler:
-    """One recording of one process."""
+    """A profile of one process, recorded from construction to `stop`."""
 
     def __init__(self, title: str, pid: int) -> None:
         self._title = title
@@ -40,8 +40,8 @@ class Profiler:
         self._directory = tempfile.TemporaryDirectory(prefix="isthmus-profile-")
         self._out = Path(self._directory.name) / "samples"
         self._tool = ""
-        beside = Path(sys.executable).with_name("py-spy")
-        spy = str(beside) if beside.exists() else shutil.which("py-spy")
+        installed = Path(sys.executable).with_name("py-spy")
+        spy = str(installed) if installed.exists() else shutil.which("py-spy")
         perf = shutil.which("perf")
         command: list[str] = []
         if spy is not None:
@@ -58,20 +58,20 @@ class Profiler:
         )
 
     def stop(self) -> list[str]:
-        """End the recording; its summary in lines."""
+        """Stop recording; return the lines of the summary."""
         with self._directory:
             if self._child is None:
                 return [f"{self._title}: no profile, neither py-spy nor perf is installed (`pip install py-spy`)"]
             after = thread_seconds(self._pid)
             self._child.send_signal(signal.SIGINT)
-            _, said = self._child.communicate(timeout=STOP_TIMEOUT_S)
+            _, errors = self._child.communicate(timeout=STOP_TIMEOUT_S)
             if not self._out.exists():
-                return [f"{self._title}: no profile, {self._tool} said: {said.decode(errors='replace').strip()}"]
+                return [f"{self._title}: no profile, {self._tool} failed: {errors.decode(errors='replace').strip()}"]
             used = {tid: seconds - self._threads_before.get(tid, 0.0) for tid, seconds in after.items()}
-            summary = self._spied(used) if self._tool == "py-spy" else self._perf()
+            summary = self._summary_of_py_spy(used) if self._tool == "py-spy" else self._summary_of_perf()
             return [f"{self._title}, by {self._tool}:", *summary]
 
-    def _spied(self, used: dict[int, float]) -> list[str]:
+    def _summary_of_py_spy(self, used: dict[int, float]) -> list[str]:
         names: dict[int, str] = {}
         by_package: Counter[str] = Counter()
         by_function: Counter[str] = Counter()
@@ -84,18 +84,18 @@ class Profiler:
             if frames[-1].partition(" ")[0].rpartition(".")[2] in WAITING:
                 continue
             by_function[frames[-1]] += int(count)
-            package = next((name for frame in reversed(frames) if (name := _package(frame))), "outside")
+            package = next((name for frame in reversed(frames) if (name := _package(frame))), "other packages")
             by_package[package] += int(count)
         total = max(1, by_package.total())
         lines = ["  CPU seconds by thread:"]
         busy = sorted(used.items(), key=lambda item: -item[1])[:TOP_COUNT]
-        lines += [f"    {cpu:6.2f} s  {names.get(tid, 'without Python')}" for tid, cpu in busy if cpu >= 0.01]
+        lines += [f"    {cpu:6.2f} s  {names.get(tid, 'native thread')}" for tid, cpu in busy if cpu >= 0.01]
         for title, counts in (("package", by_package), ("function", by_function)):
-            lines.append(f"  samples on top by {title}, waiting left out ({total}):")
+            lines.append(f"  samples by {title} on top of the stack, without waiting ones ({total}):")
             lines += [f"    {100 * n / total:5.1f} %  {name}" for name, n in counts.most_common(TOP_COUNT)]
         return lines
 
-    def _perf(self) -> list[str]:
+    def _summary_of_perf(self) -> list[str]:
         report = subprocess.run(
             ["perf", "report", "-i", str(self._out), "--stdio", "--no-children", "-g", "none", "--sort", "dso,symbol"],
             capture_output=True,
@@ -110,7 +110,7 @@ _THREAD: Final = re.compile(r"thread \((\d+)\): (.*)")
 
 
 def thread_seconds(pid: int) -> dict[int, float]:
-    """CPU seconds of each thread of a process, by thread id; empty when it is gone."""
+    """CPU seconds of each thread of a process, by thread id; empty when the process has ended."""
     seconds: dict[int, float] = {}
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
@@ -122,11 +122,11 @@ def thread_seconds(pid: int) -> dict[int, float]:
 
 
 def _package(frame: str) -> str:
-    """The module of ours that a frame "function (file:line)" lies in; empty for others."""
+    """The module of this repository that a frame "function (file:line)" is in; empty for other code."""
     _, _, place = frame.rpartition("(")
     path = place.rpartition(":")[0]
-    for floor in ("repl", "queues", "sink", "node", "aae", "config"):
-        at = path.find(f"{floor}/")
-        if at == 0 or (at > 0 and path.startswith((f"{HOUSE}/{floor}/", f"{HOUSE}/isthmus/{floor}/"))):
+    for package in ("repl", "queues", "sink", "node", "aae", "config"):
+        at = path.find(f"{package}/")
+        if at == 0 or (at > 0 and path.startswith((f"{REPOSITORY}/{package}/", f"{REPOSITORY}/isthmus/{package}/"))):
             return path[at:].removesuffix(".py")
     return ""

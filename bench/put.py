@@ -2,8 +2,8 @@
 
     python -m bench.put [--tls] [--json] [--profile] [--keys 100000] [--space 1000000]
 
-One cluster of one node, every write on disk (fsync) before its answer; the load comes from another process. CPU
-seconds are those of the node and, beside them, of its ZooKeeper and of the source of load.
+One cluster of one node. Every write is on disk (fsync) before its answer. The load comes from another process. CPU
+seconds are shown for the node, its ZooKeeper and the load generator.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from bench.nodes import ONE_CLUSTER, SECURE, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
 from isthmus.repl.model.errors import IsthmusError
 
-SINGLE: Final = Target(10_000, "PUTs a second of node CPU")
-BATCH: Final = Target(35_000, "PUTs a second of node CPU")
-READ: Final = Target(10_000, "GETs a second of node CPU")
+SINGLE: Final = Target(10_000, "PUTs per second of node CPU")
+BATCH: Final = Target(35_000, "PUTs per second of node CPU")
+READ: Final = Target(10_000, "GETs per second of node CPU")
 
 SINGLE_CONNECTIONS: Final = 32
 BATCH_CONNECTIONS: Final = 8
@@ -30,19 +30,22 @@ BATCH_OBJECTS: Final = 100
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--tls", is_flag=True, help="With TLS and tokens on every listener.")
-@click.option("--profile", is_flag=True, help="Record where the node's time goes in each measurement.")
-@click.option("--keys", default=100_000, show_default=True, help="Fresh keys, and objects read.")
-@click.option("--space", default=1_000_000, show_default=True, help="Keys that are overwritten; 0 leaves that out.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--tls", is_flag=True, help="Use TLS and tokens on every listener.")
+@click.option("--profile", is_flag=True, help="Profile the node in each measurement.")
+@click.option("--keys", default=100_000, show_default=True, help="Number of fresh keys, and of objects read.")
+@click.option("--space", default=1_000_000, show_default=True, help="Number of keys that are overwritten; 0: none.")
 @click.option("--limit", "limit_s", default=120.0, show_default=True, help="Seconds after which a measurement ends.")
 @click.option(
-    "--dir", "directory", type=click.Path(path_type=Path), help="Where data lies; decides what an fsync costs."
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    help="Directory of the data; its disk determines the cost of an fsync.",
 )
 def main(
     as_json: bool, tls: bool, profile: bool, keys: int, space: int, limit_s: float, directory: Path | None
 ) -> None:
-    """PUTs one by one and in batches, fresh and overwriting, and GETs, of 1 KB each."""
+    """Measure single PUTs, batches and GETs of 1 KB objects."""
     try:
         where = machine()
         topology = (SECURE if tls else "") + ONE_CLUSTER
@@ -66,9 +69,9 @@ class _Runs:
         self.profile: list[str] = []
 
     def all(self, keys: int, space: int) -> None:
-        """All measurements, in an order in which each has the keys that it needs."""
+        """Run all measurements; each uses the keys that earlier ones wrote."""
         fresh = f"{keys:,} fresh keys"
-        written = self._single("PUT, one object a request", fresh, Phase("put", 0, keys))
+        written = self._single("PUT, one object per request", fresh, Phase("put", 0, keys))
         self._batch("PUT, batches of 100", fresh, Phase("batch", keys, keys))
         self._read("GET", f"any of {written:,} keys", Phase("get", 0, min(keys, written), written))
         if not space:
@@ -77,7 +80,7 @@ class _Runs:
         filling = f"PUT, batches of 100, filling {space:,} keys"
         filled = self._batch(filling, f"{space:,} fresh keys", Phase("batch", first, space))
         over = f"{filled:,} keys, overwritten in random order"
-        self._single("PUT, one object a request", over, Phase("put", first, min(filled, 3 * keys), filled))
+        self._single("PUT, one object per request", over, Phase("put", first, min(filled, 3 * keys), filled))
         self._batch("PUT, batches of 100", over, Phase("batch", first, filled, filled))
         self._read("GET", f"any of {filled:,} keys", Phase("get", first, keys, filled))
 
@@ -91,7 +94,7 @@ class _Runs:
         return self._run(work, key_space, phase, SINGLE_CONNECTIONS, READ)
 
     def _run(self, work: str, key_space: str, phase: Phase, connections: int, target: Target) -> int:
-        """One measurement; how many objects were written or read before its time was over."""
+        """Run one measurement; returns the number of objects written or read within the limit."""
         bounded = Phase(
             phase.kind, phase.first, phase.count, phase.space, connections, BATCH_OBJECTS, limit_s=self._limit_s
         )

@@ -1,11 +1,11 @@
-"""The speed of this machine: a node's bare building blocks, beside the machine on which the goals were set.
+"""The speed of this machine: the building blocks of a node, relative to the machine of the targets.
 
     python -m bench.yardstick [--json] [--dir DIR]
 
-The same libraries without a line of the product: requests through a bare server, batches into LevelDB, syncs of files,
-hashes. Each in CPU time as it costs while the other core rests and while a second process keeps it busy,
-since that is how nodes, clients and peers find a machine. How many times the reference each costs is what every cost in
-`docs/benchmarks.md` is to be read with; a rate can only be hoped for where this says about 1.
+Measures the libraries of the product without its code: requests to a bare server, batches into LevelDB, file syncs and
+hashes. Each is measured in CPU time, once with the other core idle and once with a second process that keeps it busy,
+as clients and peers do. `times_the_reference` is the factor by which every cost in `docs/benchmarks.md` should be
+scaled; the target rates are within reach only where it is about 1.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ import xxhash
 
 from bench.figures import Figure, cpu_time, machine, report
 from bench.loadgen import VALUE_BYTES, Phase
-from bench.nodes import HOUSE, BenchFailed, LoadProcess
+from bench.nodes import REPOSITORY, BenchFailed, LoadProcess
 
 REFERENCE_US: Final = {"request": 15.0, "store": 3.51, "hash": 0.09, "sync": 120.0}
-"""Microseconds an object (a sync: of wall time) on the machine that the targets were set on: two cores, Python 3.11."""
+"""CPU microseconds per object (`sync`: wall time) on the machine of the targets: two cores, Python 3.11."""
 
 REQUESTS: Final = 20_000
 CONNECTIONS: Final = 32
@@ -43,18 +43,18 @@ VALUES: Final = 500
 SYNCS: Final = 200
 TURNS: Final = 200_000
 ROUNDS: Final = 5
-"""Repetitions of parts that run within this process; the median counts."""
+"""Repetitions of the measurements within this process; the median is reported."""
 
 CONTEXT: Final = (b"x-riak-vclock", b"AAAA")
-"""The source of load expects a context in every response."""
+"""The load generator expects a context in every response."""
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--dir", "directory", type=click.Path(path_type=Path), help="The disk to write to.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Directory on the disk to measure.")
 @click.option("--serve", is_flag=True, hidden=True)
 def main(as_json: bool, directory: Path | None, serve: bool) -> None:
-    """CPU time of the bare parts, and how many times the reference machine's it is."""
+    """Measure the CPU time of the building blocks, and compare it with the reference machine."""
     if serve:
         uvloop.run(_serve())
         return
@@ -62,7 +62,7 @@ def main(as_json: bool, directory: Path | None, serve: bool) -> None:
     try:
         with tempfile.TemporaryDirectory(dir=directory, prefix="yardstick-") as place:
             figures = [_requests()]
-            figures += list(_parts(Path(place) / "rested", "other core at rest"))
+            figures += list(_parts(Path(place) / "idle", "other core idle"))
             with _busy():
                 figures += list(_parts(Path(place) / "busy", "other core busy"))
         report("bare parts", where, figures, as_json, [])
@@ -72,11 +72,11 @@ def main(as_json: bool, directory: Path | None, serve: bool) -> None:
 
 
 def _parts(place: Path, when: str) -> Iterator[Figure]:
-    """Everything that needs no second process, `when` being the state of the other core."""
+    """The measurements within this process; `when` is the state of the other core."""
     place.mkdir()
     values = [os.urandom(VALUE_BYTES) for _ in range(VALUES)]
     micros = [_interpreted() for _ in range(ROUNDS)]
-    yield Figure("plain Python, a turn of a loop", when, TURNS * ROUNDS, values={"cpu_us_a_turn": median(micros)})
+    yield Figure("plain Python, one turn of a loop", when, TURNS * ROUNDS, values={"cpu_us_a_turn": median(micros)})
     yield _figure("store", "LevelDB, batches of 100, not synced", when, STORED, lambda: _store(place, values))
     yield _figure("hash", "xxh64 of 1 KB", when, 100_000, lambda: _hash(values))
     waits = [_sync(place / "synced", values) for _ in range(SYNCS)]
@@ -88,7 +88,7 @@ def _parts(place: Path, when: str) -> Iterator[Figure]:
 
 
 def _figure(part: str, work: str, when: str, objects: int, act: Callable[[], None]) -> Figure:
-    """The median of some rounds, in CPU time of all threads of this process."""
+    """The median of ROUNDS runs of `act`, in CPU time of all threads of this process."""
     taken: list[float] = []
     seconds = 0.0
     for _ in range(ROUNDS):
@@ -104,7 +104,7 @@ def _compared(part: str, micros: float) -> dict[str, float]:
 
 
 def _store(place: Path, values: list[bytes]) -> None:
-    """Fresh keys, in the order in which keys hash: none."""
+    """Write fresh keys in random order."""
     store = plyvel.DB(str(place / f"store-{time.monotonic_ns()}"), create_if_missing=True, write_buffer_size=64 << 20)
     try:
         for start in range(0, STORED, STORE_BATCH):
@@ -116,7 +116,7 @@ def _store(place: Path, values: list[bytes]) -> None:
 
 
 def _interpreted() -> float:
-    """Microseconds of CPU a turn: how well this Python was built. Without its optimizations it takes a third more."""
+    """CPU microseconds per turn of a loop. A Python built without optimizations takes a third more."""
     began_s = time.thread_time()
     for number in range(TURNS):
         pair = number, str(number)
@@ -130,7 +130,7 @@ def _hash(values: list[bytes]) -> None:
 
 
 def _sync(path: Path, values: list[bytes]) -> float:
-    """Microseconds of one append that reached the disk."""
+    """Microseconds of wall time of the sync of one append."""
     with path.open("ab", buffering=0) as file:
         file.write(values[0])
         began_s = time.perf_counter()
@@ -139,11 +139,11 @@ def _sync(path: Path, values: list[bytes]) -> float:
 
 
 def _requests() -> Figure:
-    """PUTs of 1 KB to a server that does nothing with them; the load is the one of the other benchmarks."""
+    """Measure PUTs of 1 KB to a server that ignores them, with the load generator of the other benchmarks."""
     child = subprocess.Popen(
         [sys.executable, "-m", "bench.yardstick", "--serve"],
-        cwd=HOUSE,
-        env={**os.environ, "PYTHONPATH": str(HOUSE)},
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -151,7 +151,7 @@ def _requests() -> Figure:
     try:
         port = child.stdout.readline().strip()
         if not port:
-            raise BenchFailed("the bare server did not start; see its words above")
+            raise BenchFailed("the bare server did not start; see its output above")
         with LoadProcess(f"http://127.0.0.1:{port}") as load:
             load.run(Phase("put", 0, REQUESTS // 10, connections=CONNECTIONS))
             before = cpu_time(child.pid)
@@ -169,7 +169,7 @@ def _requests() -> Figure:
 
 
 async def _serve() -> None:
-    """A server that reads requests and answers 204, until it is killed; prints its port first."""
+    """Serve until killed: print the port, read requests and answer 204."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -187,7 +187,7 @@ async def _serve() -> None:
 
 @contextmanager
 def _busy() -> Iterator[None]:
-    """Another process that counts, as long as this lasts; it ends by itself after two minutes."""
+    """Keep a core busy with another process while the context is open, at most two minutes."""
     code = "import time\nend = time.time() + 120\nwhile time.time() < end:\n    sum(range(10000))"
     child = subprocess.Popen([sys.executable, "-c", code])
     try:

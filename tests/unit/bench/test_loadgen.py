@@ -122,7 +122,7 @@ def test_a_figure_states_cost_and_verdict() -> None:
     figure = Figure(
         "w", "k", 50_000, 10.0, {"node": CpuTime(2.0, 1.0)}, target=Target(6, "s", at_least=False), measured=6.0
     )
-    shown = figure.shown()
+    shown = figure.to_json()
     assert shown["rate_per_s"] == 5_000
     assert shown["cpu_per_100k"]["node"] == {"total": 6.0, "user": 4.0, "system": 2.0}
     assert shown["reached"]
