@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-HOUSE: Final = Path(__file__).parents[2]
+REPOSITORY: Final = Path(__file__).parents[2]
 
 LEAKS: Final = """
 import subprocess, threading, time
@@ -85,8 +85,8 @@ def test_stuck():
 def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run pytest on one module below a copy of the conftest whose grace is short."""
     (folder / "tests").mkdir()
-    shutil.copy(HOUSE / "pyproject.toml", folder / "pyproject.toml")
-    conftest = (HOUSE / "tests" / "conftest.py").read_text()
+    shutil.copy(REPOSITORY / "pyproject.toml", folder / "pyproject.toml")
+    conftest = (REPOSITORY / "tests" / "conftest.py").read_text()
     assert "GRACE_S: Final = 5.0" in conftest
     (folder / "tests" / "conftest.py").write_text(conftest.replace("GRACE_S: Final = 5.0", "GRACE_S: Final = 0.5"))
     (folder / "tests" / "test_them.py").write_text(tests)

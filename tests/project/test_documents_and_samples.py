@@ -13,9 +13,9 @@ import pytest
 from isthmus.config.loader import load_file
 from isthmus.node.cli.main import root
 
-HOUSE: Final = Path(__file__).parents[2]
-DOCUMENTS: Final = [*sorted(HOUSE.glob("*.md")), *sorted((HOUSE / "docs").glob("*.md"))]
-SAMPLES: Final = sorted((HOUSE / "config" / "samples").glob("*.toml"))
+REPOSITORY: Final = Path(__file__).parents[2]
+DOCUMENTS: Final = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md"))]
+SAMPLES: Final = sorted((REPOSITORY / "config" / "samples").glob("*.toml"))
 
 
 def shown_commands(text: str) -> set[tuple[str, ...]]:
@@ -66,7 +66,7 @@ def test_samples_load(sample: Path) -> None:
 
 def test_make_targets_that_documents_name_exist() -> None:
     """`make TARGET` in a document is a target of the Makefile."""
-    targets = set(re.findall(r"^([a-z-]+):", (HOUSE / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     for document in DOCUMENTS:
         named = set(re.findall(r"`make ([a-z-]+)", document.read_text()))
         named |= set(re.findall(r"^make ([a-z-]+)", document.read_text(), re.MULTILINE))

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-HOUSE: Final = Path(__file__).parents[2]
+REPOSITORY: Final = Path(__file__).parents[2]
 TOOLS: Final = ("cat", "cksum", "dirname", "sed", "rm", "tail", "cp", "grep", "sh")
 
 
@@ -20,7 +20,7 @@ TOOLS: Final = ("cat", "cksum", "dirname", "sed", "rm", "tail", "cp", "grep", "s
 def checkout(tmp_path: Path) -> Path:
     """A checkout with only what the script reads."""
     (tmp_path / ".ci").mkdir()
-    shutil.copy(HOUSE / ".ci" / "venv", tmp_path / ".ci" / "venv")
+    shutil.copy(REPOSITORY / ".ci" / "venv", tmp_path / ".ci" / "venv")
     (tmp_path / "requirements.lock").write_text("# Build tools\nno-such-package==1\n")
     (tmp_path / "pyproject.toml").write_text("")
     tools = tmp_path / "tools"

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-HOUSE: Final = Path(__file__).parents[2]
-ROOMS: Final = ("node", "queues", "sink", "repl", "aae")
+REPOSITORY: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("node", "queues", "sink", "repl", "aae")
 
 SYSTEMS: Final = frozenset({"Connection refused", "No space left on device", "timed out"})
 """Words of the operating system, which are passed on."""
@@ -18,13 +18,13 @@ BUILT: Final = frozenset({"answers 401", "answers 403", "serving suspended", "pu
 
 def phrases() -> set[str]:
     """What stands between backticks in the first column of tables of symptoms."""
-    text = (HOUSE / "docs" / "runbooks.md").read_text()
+    text = (REPOSITORY / "docs" / "runbooks.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     return {phrase for row in rows for phrase in re.findall(r"`([^`]+)`", row.split("|")[1])}
 
 
 def test_symptoms_are_words_of_the_program() -> None:
     """Who searches the runbook for what a command said finds it: each symptom is a piece of a sentence in the code."""
-    code = "\n".join(path.read_text() for room in ROOMS for path in sorted((HOUSE / room).rglob("*.py")))
+    code = "\n".join(path.read_text() for package in PACKAGES for path in sorted((REPOSITORY / package).rglob("*.py")))
     assert len(phrases()) > 10
     assert {phrase for phrase in phrases() - SYSTEMS - BUILT if phrase not in code} == set()

@@ -11,7 +11,7 @@ from isthmus.config.dynamic_options import OPTIONS
 from isthmus.config.schema import keys_of
 from isthmus.config.settings import Settings
 
-HOUSE: Final = Path(__file__).parents[2]
+REPOSITORY: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("aae", "config", "node", "queues", "repl", "sink")
 
 
@@ -80,8 +80,10 @@ def unknown_names(modules: dict[str, str], documents: dict[str, str]) -> list[st
 
 def test_every_setting_that_is_named_exists() -> None:
     """In messages of all packages and in all documents."""
-    modules = {str(p.relative_to(HOUSE)): p.read_text() for name in PACKAGES for p in (HOUSE / name).rglob("*.py")}
-    documents = {p.name: p.read_text() for p in [HOUSE / "README.md", *(HOUSE / "docs").glob("*.md")]}
+    modules = {
+        str(p.relative_to(REPOSITORY)): p.read_text() for name in PACKAGES for p in (REPOSITORY / name).rglob("*.py")
+    }
+    documents = {p.name: p.read_text() for p in [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]}
     assert unknown_names(modules, documents) == []
 
 

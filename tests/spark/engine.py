@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import pyspark
 
-HOUSE: Final = Path(__file__).resolve().parents[2]
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 PATIENCE_S: Final = 180.0
 
@@ -56,13 +56,13 @@ def bare(directory: Path) -> Path:
     return path
 
 
-def worker_zip(directory: Path, rooms: Sequence[str] = ("repl", "aae", "queues")) -> Path:
+def worker_zip(directory: Path, packages: Sequence[str] = ("repl", "aae", "queues")) -> Path:
     """What workers need, and no more."""
     path = directory / "workers.zip"
     with zipfile.ZipFile(path, "w") as file:
-        for room in rooms:
-            for source in sorted((HOUSE / room).rglob("*.py")):
-                file.write(source, source.relative_to(HOUSE))
+        for package in packages:
+            for source in sorted((REPOSITORY / package).rglob("*.py")):
+                file.write(source, source.relative_to(REPOSITORY))
     return path
 
 
@@ -170,7 +170,7 @@ def program(path: Path, text: str, *arguments: str, timeout_s: float = 600, **en
     path.write_text(text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(path), *arguments],
-        cwd=path.parent, env=environment(**{"PYTHONPATH": str(HOUSE), **env}), capture_output=True, text=True,
+        cwd=path.parent, env=environment(**{"PYTHONPATH": str(REPOSITORY), **env}), capture_output=True, text=True,
         timeout=timeout_s, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4_000:]

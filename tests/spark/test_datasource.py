@@ -26,7 +26,7 @@ from isthmus.aae.reconcile.run_directory import read_manifest
 from isthmus.aae.reconcile.spark_session import session
 from isthmus.node.local import directory as places
 from isthmus.repl.http.client import HttpPeer
-from tests.spark.engine import HOUSE, environment, wait_until
+from tests.spark.engine import REPOSITORY, environment, wait_until
 from tests.support.reconcile_pairs import up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
@@ -273,7 +273,7 @@ def streaming(live: LiveCluster, lake: Path) -> subprocess.Popen[str]:
     """The query, under way in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", STREAM, live.urls, str(lake)],
-        env=environment(PYTHONPATH=str(HOUSE)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=environment(PYTHONPATH=str(REPOSITORY)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
 

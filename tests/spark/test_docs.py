@@ -21,10 +21,10 @@ from isthmus.aae.reconcile.report import SEGMENTS
 from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
 from isthmus.aae.reconcile.verdicts import VerdictKind
-from tests.spark.engine import HOUSE, environment
+from tests.spark.engine import REPOSITORY, environment
 from tests.support.reconcile_pairs import ClusterPair, made, up
 
-PAGE = (HOUSE / "docs" / "spark.md").read_text(encoding="utf-8")
+PAGE = (REPOSITORY / "docs" / "spark.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 TOPOLOGY = """
@@ -83,14 +83,14 @@ def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: d
     """Cell after cell in one session, command after command in one directory; what they leave behind is looked at."""
     node = {one["name"]: one for cluster in clusters.values() for one in cluster["nodes"]}
     ClusterPair.put(node["east1"]["http"], {b"u%d" % n: made("user", a=1 + n % 2) for n in range(200)}, b"users")
-    (tmp_path / "dist").symlink_to(HOUSE / "dist")
+    (tmp_path / "dist").symlink_to(REPOSITORY / "dist")
     names = {
         "http://east1:8099": node["east1"]["admin"],
         **{f"http://{name}:8098": one["http"] for name, one in node.items()},
         **{f"/{place}": str(tmp_path / place) for place in ("backups", "lake", "shared")},
         "spark://host:7077": "local[2]",
         "local[*]": "local[2]",
-        "make wheel": f"make -s -C {HOUSE} wheel",
+        "make wheel": f"make -s -C {REPOSITORY} wheel",
     }
 
     def here(text: str) -> str:

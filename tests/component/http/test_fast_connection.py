@@ -149,15 +149,15 @@ def test_both_paths_answer_alike(client_api_with, serve, monkeypatch):
 def test_failures_are_answered_alike_on_both_paths(client_api_with, serve, monkeypatch, failure, logged):
     """Refusals of the cluster and bugs are answered, counted and logged alike on both ways; the connection goes on."""
     session = [put(b"1", b"v", TEXT), ask(b"GET", b"/buckets/b/keys/1"), ask(b"GET", b"/ping")]
-    rooms = [client_api_with(), client_api_with()]
-    for client_api in rooms:
+    apis = [client_api_with(), client_api_with()]
+    for client_api in apis:
         client_api.kv.fail = failure
-    asked = prompted(rooms[0], monkeypatch)
-    answers = [converse(serve(client_api.app), session, split=client_api is rooms[1]) for client_api in rooms]
+    asked = prompted(apis[0], monkeypatch)
+    answers = [converse(serve(client_api.app), session, split=client_api is apis[1]) for client_api in apis]
     assert answers[0] == answers[1]
     assert len(asked) == 2
-    assert rooms[0].app.counts == rooms[1].app.counts
-    assert rooms[0].app.budget.used_bytes == 0
+    assert apis[0].app.counts == apis[1].app.counts
+    assert apis[0].app.budget.used_bytes == 0
     bugs = [e for e in logged if e["event"] == "http.bug"]
     assert len(bugs) == (4 if isinstance(failure, ValueError) else 0)
 
@@ -181,11 +181,11 @@ def test_the_guard_is_asked_once_for_each_request(client_api_with, serve):
         put(b"1", b"v", TEXT, b"authorization: please"),
         ask(b"GET", b"/buckets/b/keys/1"),
     ]
-    rooms = [client_api_with(), client_api_with()]
+    apis = [client_api_with(), client_api_with()]
     answers = []
-    for client_api in rooms:
+    for client_api in apis:
         client_api.app.guard = RecordingGuard()
-        answers.append(converse(serve(client_api.app), session, split=client_api is rooms[1]))
+        answers.append(converse(serve(client_api.app), session, split=client_api is apis[1]))
         assert (client_api.kv.writes, client_api.kv.isolations, client_api.app.guard.asked) == (1, [], 3)
     assert answers[0] == answers[1]
     assert [head[9:12] for _, head, _ in answers[0]] == [b"401", b"204", b"401"]

@@ -30,7 +30,7 @@ from tests.system.faults import shifted_clock
 from tests.system.faults.load import Broken, Connection, NodeAddress, NotSent
 from tests.system.faults.network import Network
 
-HOUSE: Final = Path(__file__).resolve().parents[3]
+REPOSITORY: Final = Path(__file__).resolve().parents[3]
 
 CLUSTER: Final = "lab"
 SESSION_MS: Final = 4_000
@@ -458,7 +458,7 @@ class FaultCluster:
             shifted_clock.move(directory / "clock", 0)
             argv[-1:] = ["tests.system.faults.shifted_clock", str(directory / "clock")]
         argv += ["node", "run", str(config)]
-        environ = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(HOUSE)}
+        environ = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(REPOSITORY)}
         return ClusterNode(name, directory, argv, address, environ, ports, data_dir)
 
     def _watch(self) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.system.faults.campaign import DISK_MB, WELL_TIMEOUT_S
-from tests.system.faults.cluster import HOUSE, last_words
+from tests.system.faults.cluster import REPOSITORY, last_words
 from tests.system.faults.disks import SmallDisk
 from tests.system.faults.load import Broken, NotSent
 from tests.system.faults.nemeses import NEMESES
@@ -265,8 +265,8 @@ class Endurance:
                 "--output",
                 str(directory / kind),
             ],
-            cwd=HOUSE,
-            env={**os.environ, "PYTHONPATH": str(HOUSE), "PYSPARK_PYTHON": sys.executable},
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYSPARK_PYTHON": sys.executable},
             capture_output=True,
             text=True,
             timeout=RECONCILE_TIMEOUT_S,
