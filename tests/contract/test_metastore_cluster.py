@@ -447,32 +447,29 @@ async def test_a_record_older_than_one_seen_before_is_refused(clients: Metastore
                 await reader.records()
 
 
-def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(clients: MetastoreClients) -> None:
+async def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(clients: MetastoreClients) -> None:
     """Registrations looked at after a record reflect every end of a session that came before its write (H29)."""
 
-    async def run() -> None:
-        async with started(clients) as (reader, _), started(clients) as (writer, _):
-            await writer.create_records([a_record(3)])
-            record = (await writer.records())[3]
-            looks = 0
+    async with started(clients) as (reader, _), started(clients) as (writer, _):
+        await writer.create_records([a_record(3)])
+        record = (await writer.records())[3]
+        looks = 0
 
-            async def watch_on() -> None:
-                nonlocal looks
-                while True:
-                    seen = (await reader.records())[3].reason
-                    live = await reader.registrations()
-                    assert seen == "" or f"n{seen}" not in live, f"n{seen} ended before the record said so"
-                    looks += 1
+        async def watch_on() -> None:
+            nonlocal looks
+            while True:
+                seen = (await reader.records())[3].reason
+                live = await reader.registrations()
+                assert seen == "" or f"n{seen}" not in live, f"n{seen} ended before the record said so"
+                looks += 1
 
-            watching = asyncio.ensure_future(watch_on())
-            for number in range(10):
-                async with started(clients) as (client, _):
-                    await client.register(a_registration(f"n{number}", id=number))
-                    assert f"n{number}" in await writer.registrations()
-                record = await writer.write_record(replace(record, reason=str(number)))
-                before = looks
-                await eventually(lambda: looks > before + 1 or watching.done(), "a look after the write")  # noqa: B023
-            watching.cancel()
-            assert isinstance((await asyncio.gather(watching, return_exceptions=True))[0], asyncio.CancelledError)
-
-    asyncio.run(run())
+        watching = asyncio.ensure_future(watch_on())
+        for number in range(10):
+            async with started(clients) as (client, _):
+                await client.register(a_registration(f"n{number}", id=number))
+                assert f"n{number}" in await writer.registrations()
+            record = await writer.write_record(replace(record, reason=str(number)))
+            before = looks
+            await eventually(lambda: looks > before + 1 or watching.done(), "a look after the write")  # noqa: B023
+        watching.cancel()
+        assert isinstance((await asyncio.gather(watching, return_exceptions=True))[0], asyncio.CancelledError)

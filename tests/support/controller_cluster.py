@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import msgpack
 
-from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.leader_balancer import BalanceOptions, LeaderBalancer
@@ -19,6 +18,7 @@ from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
 from isthmus.repl.runtime.handover import METHOD as HAND_OVER
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.virtual_time import LoopTime
 
 
 class FakeNode:
@@ -45,7 +45,7 @@ class FakeNode:
         self.controller = Controller(
             self.metastore,
             node=self.name,
-            time=SystemTime(),
+            time=LoopTime(),
             links=self,
             position_of=lambda partition: (1, self.leo.get(partition, 0)),
             default_type=cluster.default,

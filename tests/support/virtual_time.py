@@ -21,6 +21,9 @@ START_S: Final = 1_000_000
 
 NS: Final = 1_000_000_000
 
+TURNS_MAX: Final = 500_000
+"""Turns of the loop, each with a call that is ready, until a test fails: some ten seconds, far beyond what tests do."""
+
 
 class NothingToWaitFor(RuntimeError):
     """All tasks wait, and there is neither a timer nor a call in an executor: they would wait for ever."""
@@ -30,12 +33,20 @@ class _Selector(selectors.DefaultSelector):
     """Advances the clock of its loop where another selector would wait."""
 
     loop: VirtualTimeLoop
+    turns = 0
+    """Turns of the loop since it last had to wait."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Ready files; none after the clock moved by `timeout` seconds."""
         ready = super().select(0)
         if ready or timeout == 0:
+            self.turns += 1
+            if self.turns > TURNS_MAX:
+                raise RuntimeError(
+                    f"{TURNS_MAX:,} turns of the loop and time did not pass: a task polls without a timer"
+                )
             return ready
+        self.turns = 0
         if self.loop.calls_in_threads:
             return super().select(None)
         if len(self.get_map()) > 1:  # the loop's own, which wakes it, is one

@@ -315,7 +315,7 @@ def test_a_drain_that_takes_too_long_cuts_what_is_left(client_api, serve, logged
     assert "http.drain_cut" in [e["event"] for e in logged]
 
 
-def test_signals_stay_the_daemons():
+async def test_signals_stay_the_daemons():
     """Two listeners start and stop in one loop of the main thread and leave every signal handler as it was."""
     assert threading.current_thread() is threading.main_thread()
 
@@ -330,28 +330,25 @@ def test_signals_stay_the_daemons():
         def stop(self):
             pass
 
-    async def run():
-        before = handlers()
-        settings = ListenSettings(http=Address("127.0.0.1", 0), admin=Address("localhost", 0))
-        listeners = Listeners(settings)
-        urls = listeners.bind()
-        await listeners.start(HelloApp(), HelloApp())
-        during = handlers()
-        got = [await asyncio.to_thread(requests.get, url) for url in urls]
-        assert {n for n, _, _ in listeners.samples()} == set(HELP)
-        await listeners.drain()
-        with pytest.raises(requests.ConnectionError):
-            await asyncio.to_thread(requests.get, urls[0])
-        assert (await asyncio.to_thread(requests.get, urls[1])).status_code == 200
-        await listeners.stop()
-        await listeners.stop()
-        assert [g.status_code for g in got] == [200, 200]
-        assert before == during == handlers()
-
-    asyncio.run(run())
+    before = handlers()
+    settings = ListenSettings(http=Address("127.0.0.1", 0), admin=Address("localhost", 0))
+    listeners = Listeners(settings)
+    urls = listeners.bind()
+    await listeners.start(HelloApp(), HelloApp())
+    during = handlers()
+    got = [await asyncio.to_thread(requests.get, url) for url in urls]
+    assert {n for n, _, _ in listeners.samples()} == set(HELP)
+    await listeners.drain()
+    with pytest.raises(requests.ConnectionError):
+        await asyncio.to_thread(requests.get, urls[0])
+    assert (await asyncio.to_thread(requests.get, urls[1])).status_code == 200
+    await listeners.stop()
+    await listeners.stop()
+    assert [g.status_code for g in got] == [200, 200]
+    assert before == during == handlers()
 
 
-def test_an_address_that_cannot_be_had_is_one_clear_line():
+async def test_an_address_that_cannot_be_had_is_one_clear_line():
     """An occupied port, a host that is not this machine's and one that does not exist each say what to do."""
     settings = ListenSettings()
     taken = Listener("http", Address("127.0.0.1", 0), settings)
@@ -362,7 +359,7 @@ def test_an_address_that_cannot_be_had_is_one_clear_line():
     assert first <= port <= last, "the kernel chose it"
     with pytest.raises(LocalFault, match=f"gives ports {first} to {last} to outgoing connections"):
         bind("listen.http", Address("127.0.0.1", port))
-    asyncio.run(taken.stop())
+    await taken.stop()
     bind("listen.http", Address("127.0.0.1", port)).close()
     with pytest.raises(LocalFault, match="no such address"):
         bind("listen.http", Address("192.0.2.1", 0))
@@ -372,7 +369,7 @@ def test_an_address_that_cannot_be_had_is_one_clear_line():
         assert "\n" not in str(fault.value)
 
 
-def test_a_node_that_failed_to_bind_one_port_frees_the_other():
+async def test_a_node_that_failed_to_bind_one_port_frees_the_other():
     """When the second port is occupied, stop() gives the first one back."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = ListenSettings(http=Address("127.0.0.1", 0), admin=Address("127.0.0.1", other.getsockname()[1]))
@@ -380,7 +377,7 @@ def test_a_node_that_failed_to_bind_one_port_frees_the_other():
         with pytest.raises(LocalFault, match=r"listen\.admin"):
             listeners.bind()
         port = listeners._bound["http"]._socket.getsockname()[1]
-        asyncio.run(listeners.stop())
+        await listeners.stop()
         bind("listen.http", Address("127.0.0.1", port)).close()
 
 

@@ -99,7 +99,7 @@ def test_answers_are_compressed_on_request(client_api):
         assert len(answer(size, REQUEST._replace(compress="zstd"))) < size // 5
 
 
-def test_a_usual_fetch_takes_the_fast_path_and_an_unusual_one_asgi(client_api, server, monkeypatch):
+async def test_a_usual_fetch_takes_the_fast_path_and_an_unusual_one_asgi(client_api, server, monkeypatch):
     """What sinks send is the usual fetch: answers of all sizes come whole by the quick way; one with a long body is
     answered the other way, and both are counted alike."""
     taken, prompt = [], client_api.app.fast_answer
@@ -127,11 +127,11 @@ def test_a_usual_fetch_takes_the_fast_path_and_an_unusual_one_asgi(client_api, s
             peer.abort()
 
     for count in (0, 1):
-        body = asyncio.run(ask("/queues/q/fetch", encode_request(REQUEST._replace(max_count=count))))
+        body = await ask("/queues/q/fetch", encode_request(REQUEST._replace(max_count=count)))
         assert decode_reply(body) == replies[count]
     assert taken == [True, True]
     types = {b"%d" % n: b"d" * 8 for n in range(500)}
     long = encode_request(REQUEST._replace(max_count=0, properties=types))
-    assert decode_reply(asyncio.run(ask("/queues/q/fetch", long))) == small
+    assert decode_reply(await ask("/queues/q/fetch", long)) == small
     assert taken == [True, True, False]
     assert client_api.app.counts["/queues/{queue}/fetch", "POST", 200] == 3

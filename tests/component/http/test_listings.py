@@ -90,49 +90,46 @@ def test_head_of_a_listing_reads_no_more_than_its_beginning(client_api):
     assert client_api.kv.listings_open == 0
 
 
-def test_listings_are_bounded_and_closed_when_the_client_goes(client_api, send_request):
+async def test_listings_are_bounded_and_closed_when_the_client_goes(client_api, send_request):
     """At most eight run at once; one that its client abandons is closed and makes room."""
     for n in range(40):
-        client_api.put(f"/buckets/b/keys/{n}", b"v")
+        await send_request(client_api.app, "PUT", f"/buckets/b/keys/{n}", b"v", {"content-type": "text/plain"})
 
-    async def run():
-        blocked = asyncio.Event()
-        gone = asyncio.Event()
+    blocked = asyncio.Event()
+    gone = asyncio.Event()
 
-        async def receive():
-            await gone.wait()
-            return {"type": "http.disconnect"}
+    async def receive():
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
-        sent = []
+    sent = []
 
-        async def send(message):
-            sent.append(message)
-            if message["type"] == "http.response.body":
-                await blocked.wait()
+    async def send(message):
+        sent.append(message)
+        if message["type"] == "http.response.body":
+            await blocked.wait()
 
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "raw_path": b"/buckets/b/keys",
-            "query_string": b"keys=stream",
-            "headers": [],
-        }
-        running = [asyncio.ensure_future(client_api.app(scope, receive, send)) for _ in range(8)]
-        await asyncio.sleep(0.01)
-        assert client_api.kv.listings_open == 8
-        refused = await send_request(client_api.app, "GET", "/buckets/b/keys?keys=true")
-        assert (refused.status, refused.reason) == (503, "overloaded")
-        gone.set()
-        await asyncio.sleep(0.01)
-        blocked.set()
-        await asyncio.gather(*running)
-        assert client_api.kv.listings_open == 0
-        assert len(sent) == 2 * 8, "nothing more was sent to clients that had gone"
-        assert (await send_request(client_api.app, "GET", "/buckets/b/keys?keys=true")).status == 200
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "raw_path": b"/buckets/b/keys",
+        "query_string": b"keys=stream",
+        "headers": [],
+    }
+    running = [asyncio.ensure_future(client_api.app(scope, receive, send)) for _ in range(8)]
+    await asyncio.sleep(0.01)
+    assert client_api.kv.listings_open == 8
+    refused = await send_request(client_api.app, "GET", "/buckets/b/keys?keys=true")
+    assert (refused.status, refused.reason) == (503, "overloaded")
+    gone.set()
+    await asyncio.sleep(0.01)
+    blocked.set()
+    await asyncio.gather(*running)
+    assert client_api.kv.listings_open == 0
+    assert len(sent) == 2 * 8, "nothing more was sent to clients that had gone"
+    assert (await send_request(client_api.app, "GET", "/buckets/b/keys?keys=true")).status == 200
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_a_listing_that_fails_half_way_has_no_end(client_api, server):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import time
@@ -144,7 +143,7 @@ def test_a_queue_registered_or_set_for_a_riak_is_one(caller: NodeClient) -> None
 
 
 @pytest.mark.parametrize("size", [70_000, 20])
-def test_an_answer_that_cannot_be_sent_is_refused_before_its_change_is_forgotten(size: int) -> None:
+async def test_an_answer_that_cannot_be_sent_is_refused_before_its_change_is_forgotten(size: int) -> None:
     """Where no room is left for bodies a large answer is Overloaded, which puts the change back; a small one goes."""
     app = HttpApplication()
     routes = QueueRoutes(cast("Any", None), cast("Any", None), app)
@@ -153,6 +152,6 @@ def test_an_answer_that_cannot_be_sent_is_refused_before_its_change_is_forgotten
     app.budget.used_bytes = app.budget.limit_bytes
     if size > SMALL_BODY_BYTES:
         with pytest.raises(Overloaded):
-            asyncio.run(routes._riak_answer(item))
+            await routes._riak_answer(item)
     else:
-        assert decode_answer(asyncio.run(routes._riak_answer(item))) is not None
+        assert decode_answer(await routes._riak_answer(item)) is not None

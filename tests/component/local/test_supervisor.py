@@ -43,79 +43,69 @@ def test_restart_pauses_double_up_to_a_bound_and_start_again_after_a_steady_run(
     assert restart_delay_ms(Restart.NEVER, STEADY_MS, 0) is None
 
 
-def test_a_killed_child_comes_back_and_its_end_is_reported(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+async def test_a_killed_child_comes_back_and_its_end_is_reported(
+    tmp_path: Path, supervised: Any, shell_child: Any
+) -> None:
     """With policy always a killed child has a new pid soon, one restart more, and the reason is kept."""
 
-    async def run() -> None:
-        async with supervised(tmp_path / "s", Spec((shell_child(),))) as client:
-            before = await client.pid("a")
-            os.kill(before, signal.SIGKILL)
-            child = await client.eventually("a", lambda c: c["restarts"] == 1 and c["state"] == "running")
-            assert child["process"]["pid"] != before
-            assert "SIGKILL" in child["reason"]
-            assert client.recorded()["children"]["a"] == child
-
-    asyncio.run(run())
+    async with supervised(tmp_path / "s", Spec((shell_child(),))) as client:
+        before = await client.pid("a")
+        os.kill(before, signal.SIGKILL)
+        child = await client.eventually("a", lambda c: c["restarts"] == 1 and c["state"] == "running")
+        assert child["process"]["pid"] != before
+        assert "SIGKILL" in child["reason"]
+        assert client.recorded()["children"]["a"] == child
 
 
-def test_a_child_that_is_not_restarted_stays_ended_until_started(
+async def test_a_child_that_is_not_restarted_stays_ended_until_started(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
     """With policy never a dead child stays dead and gives the reason; `start` starts it, on a live one it changes
     nothing, and `restart` gives it a new process."""
 
-    async def run() -> None:
-        child = shell_child(restart=Restart.NEVER, line="trap 'exit 7' USR1; touch set; while :; do sleep 0.01; done")
-        async with supervised(tmp_path / "s", Spec((child,))) as client:
-            pid = await client.pid("a")
-            await client.ask("start", child="a")
-            assert await client.pid("a") == pid
-            await client.wait_for_path(tmp_path / "set")
-            os.kill(pid, signal.SIGUSR1)
-            ended = await client.eventually("a", lambda c: c["state"] == "ended")
-            assert ended["reason"] == "exit code 7"
-            await client.ask("start", child="a")
-            second = await client.pid("a")
-            await client.ask("restart", child="a")
-            third = await client.pid("a")
-            assert len({pid, second, third}) == 3
-            await client.ask("stop-child", child="a")
-            assert (await client.child("a"))["state"] == "stopped"
-
-    asyncio.run(run())
+    child = shell_child(restart=Restart.NEVER, line="trap 'exit 7' USR1; touch set; while :; do sleep 0.01; done")
+    async with supervised(tmp_path / "s", Spec((child,))) as client:
+        pid = await client.pid("a")
+        await client.ask("start", child="a")
+        assert await client.pid("a") == pid
+        await client.wait_for_path(tmp_path / "set")
+        os.kill(pid, signal.SIGUSR1)
+        ended = await client.eventually("a", lambda c: c["state"] == "ended")
+        assert ended["reason"] == "exit code 7"
+        await client.ask("start", child="a")
+        second = await client.pid("a")
+        await client.ask("restart", child="a")
+        third = await client.pid("a")
+        assert len({pid, second, third}) == 3
+        await client.ask("stop-child", child="a")
+        assert (await client.child("a"))["state"] == "stopped"
 
 
-def test_a_child_that_cannot_be_started_shows_why(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+async def test_a_child_that_cannot_be_started_shows_why(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """A command that does not exist is a reason, not a crash of the supervisor."""
 
-    async def run() -> None:
-        missing = ChildSpec("a", ("/no/such/program",), str(tmp_path), str(tmp_path / "a.log"), restart=Restart.NEVER)
-        async with supervised(tmp_path / "s", Spec((missing, shell_child("b")))) as client:
-            assert "No such file" in (await client.eventually("a", lambda c: c["state"] == "ended"))["reason"]
-            assert (await client.child("b"))["state"] == "running"
-
-    asyncio.run(run())
+    missing = ChildSpec("a", ("/no/such/program",), str(tmp_path), str(tmp_path / "a.log"), restart=Restart.NEVER)
+    async with supervised(tmp_path / "s", Spec((missing, shell_child("b")))) as client:
+        assert "No such file" in (await client.eventually("a", lambda c: c["state"] == "ended"))["reason"]
+        assert (await client.child("b"))["state"] == "running"
 
 
-def test_children_of_higher_rank_stop_first(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+async def test_children_of_higher_rank_stop_first(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """A node is gone before the ZooKeeper that it uses is told to stop."""
     order = tmp_path / "order"
 
-    async def run() -> None:
-        def leaving(name: str, rank: int) -> ChildSpec:
-            line = f"trap 'sleep 0.1; echo {name} >> {order}; exit 0' TERM; touch {name}; while :; do sleep 0.01; done"
-            child: ChildSpec = shell_child(name, line, rank=rank)
-            return child
+    def leaving(name: str, rank: int) -> ChildSpec:
+        line = f"trap 'sleep 0.1; echo {name} >> {order}; exit 0' TERM; touch {name}; while :; do sleep 0.01; done"
+        child: ChildSpec = shell_child(name, line, rank=rank)
+        return child
 
-        async with supervised(tmp_path / "s", Spec((leaving("low", 0), leaving("high", 1)))) as client:
-            for name in ("low", "high"):
-                await client.wait_for_path(tmp_path / name)
-
-    asyncio.run(run())
+    async with supervised(tmp_path / "s", Spec((leaving("low", 0), leaving("high", 1)))) as client:
+        for name in ("low", "high"):
+            await client.wait_for_path(tmp_path / name)
     assert order.read_text().split() == ["high", "low"]
 
 
-def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(
+async def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
     """Stopping takes the child's bound and no longer, and nothing is left."""
@@ -126,7 +116,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(
             await client.wait_for_path(tmp_path / "set")
             return ProcessId.of(await client.pid("a"))
 
-    process = asyncio.run(run())
+    process = await run()
     assert process is not None
     assert not process.alive()
 
@@ -180,12 +170,17 @@ def test_children_left_by_a_killed_supervisor_can_be_stopped_without_one(launche
     assert not supervisor_client.stop(directory)
 
 
+def start_sleeper() -> subprocess.Popen[bytes]:
+    """A process that no supervisor started."""
+    return subprocess.Popen(["sleep", "1000"])
+
+
 @pytest.mark.parametrize("wrong", ["start_ticks", "boot_id"])
-def test_a_recorded_pid_reused_by_a_foreign_process_is_left_alone(
+async def test_a_recorded_pid_reused_by_a_foreign_process_is_left_alone(
     wrong: str, tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
     """A pid of another start time or boot is neither taken over nor stopped."""
-    stranger = subprocess.Popen(["sleep", "1000"])
+    stranger = start_sleeper()
     try:
         process = ProcessId.of(stranger.pid)
         assert process is not None
@@ -195,12 +190,8 @@ def test_a_recorded_pid_reused_by_a_foreign_process_is_left_alone(
         directory.mkdir()
         recorded = {"process": raw, "command": child.digest()}
         (directory / "state.json").write_text(json.dumps({"children": {"a": recorded, "gone": recorded}}))
-
-        async def run() -> None:
-            async with supervised(directory, Spec((child,))) as client:
-                assert await client.pid("a") != stranger.pid
-
-        asyncio.run(run())
+        async with supervised(directory, Spec((child,))) as client:
+            assert await client.pid("a") != stranger.pid
         assert not supervisor_client.stop(directory)
         assert stranger.poll() is None
     finally:
@@ -208,27 +199,26 @@ def test_a_recorded_pid_reused_by_a_foreign_process_is_left_alone(
         stranger.wait()
 
 
-def test_without_its_owner_a_supervisor_lingers_and_ends(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+async def test_without_its_owner_a_supervisor_lingers_and_ends(
+    tmp_path: Path, supervised: Any, shell_child: Any
+) -> None:
     """After the owner's end it waits for the linger time, unless somebody else becomes owner; then it stops all."""
-    first, second = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
+    first, second = (start_sleeper() for _ in range(2))
     owner, successor = ProcessId.of(first.pid), ProcessId.of(second.pid)
     assert owner is not None
     assert successor is not None
 
-    async def run() -> None:
-        async with supervised(tmp_path / "s", Spec((shell_child(),), owner, linger_ms=1_000)) as client:
-            first.kill()
-            first.wait()
-            await client.ask("own", owner=successor.to_json(), linger_ms=300)
-            await asyncio.sleep(1.4)  # longer than both
-            child = ProcessId.of(await client.pid("a"))
-            assert child is not None
-            second.kill()
-            second.wait()
-            await client.wait_for_path(tmp_path / "s" / "supervisor.sock", exists=False)
-            assert not child.alive()
-
-    asyncio.run(run())
+    async with supervised(tmp_path / "s", Spec((shell_child(),), owner, linger_ms=1_000)) as client:
+        first.kill()
+        first.wait()
+        await client.ask("own", owner=successor.to_json(), linger_ms=300)
+        await asyncio.sleep(1.4)  # longer than both
+        child = ProcessId.of(await client.pid("a"))
+        assert child is not None
+        second.kill()
+        second.wait()
+        await client.wait_for_path(tmp_path / "s" / "supervisor.sock", exists=False)
+        assert not child.alive()
 
 
 @pytest.mark.parametrize(
@@ -245,7 +235,7 @@ def test_without_its_owner_a_supervisor_lingers_and_ends(tmp_path: Path, supervi
         b"x" * (LINE_BYTES_MAX + 10) + b"\n",
     ],
 )
-def test_a_line_that_is_no_command_is_answered_with_an_error(
+async def test_a_line_that_is_no_command_is_answered_with_an_error(
     line: bytes, tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
     """Whatever comes through the socket, the answer is an error in JSON and the children run on."""
@@ -257,34 +247,25 @@ def test_a_line_that_is_no_command_is_answered_with_an_error(
             sock.sendall(line)
             return sock.makefile("rb").readline()
 
-    async def run() -> None:
-        async with supervised(tmp_path / "s", Spec((shell_child(),))) as client:
-            answer = json.loads(await asyncio.to_thread(send, tmp_path / "s"))
-            assert answer["ok"] is False
-            assert answer["error"]
-            assert (await client.child("a"))["state"] == "running"
-
-    asyncio.run(run())
+    async with supervised(tmp_path / "s", Spec((shell_child(),))) as client:
+        answer = json.loads(await asyncio.to_thread(send, tmp_path / "s"))
+        assert answer["ok"] is False
+        assert answer["error"]
+        assert (await client.child("a"))["state"] == "running"
 
 
-def test_a_directory_with_a_long_name_serves(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+async def test_a_directory_with_a_long_name_serves(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """The 107 bytes of a socket's address limit no directory."""
 
-    async def run() -> None:
-        async with supervised(tmp_path / ("x" * 200), Spec((shell_child(),))) as client:
-            assert (await client.child("a"))["state"] == "running"
-
-    asyncio.run(run())
+    async with supervised(tmp_path / ("x" * 200), Spec((shell_child(),))) as client:
+        assert (await client.child("a"))["state"] == "running"
 
 
-def test_the_socket_is_the_users_alone(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
+async def test_the_socket_is_the_users_alone(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
     """Nobody else on the machine can stop these children."""
 
-    async def run() -> None:
-        async with supervised(tmp_path / "s", Spec((shell_child(),))):
-            assert (tmp_path / "s" / "supervisor.sock").stat().st_mode & 0o777 == 0o600
-
-    asyncio.run(run())
+    async with supervised(tmp_path / "s", Spec((shell_child(),))):
+        assert (tmp_path / "s" / "supervisor.sock").stat().st_mode & 0o777 == 0o600
 
 
 def test_an_output_file_over_its_limit_is_truncated(tmp_path: Path) -> None:
@@ -308,21 +289,18 @@ def test_a_supervisor_that_cannot_start_is_reported_with_its_last_output(tmp_pat
     assert "\n" not in str(caught.value)
 
 
-def test_no_output_file_of_the_directory_grows_for_ever(
+async def test_no_output_file_of_the_directory_grows_for_ever(
     tmp_path: Path, supervised: Any, shell_child: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The supervisor's own log is begun again like those of its children: one that cannot start fills it for months."""
     monkeypatch.setattr(supervision, "LOG_CHECK_S", 0.02)
 
-    async def run() -> None:
-        directory = tmp_path / "s"
-        async with supervised(directory, Spec((shell_child(),))):
-            logs = [supervisor_client.log_file(directory), Path(shell_child().log)]
-            for log in logs:
-                with log.open("ab") as file:
-                    file.truncate(LOG_BYTES_MAX + 1)
-            async with asyncio.timeout(5):
-                while not all(log.stat().st_size <= LOG_BYTES_MAX for log in logs):
-                    await asyncio.sleep(0.02)
-
-    asyncio.run(run())
+    directory = tmp_path / "s"
+    async with supervised(directory, Spec((shell_child(),))):
+        logs = [supervisor_client.log_file(directory), Path(shell_child().log)]
+        for log in logs:
+            with log.open("ab") as file:
+                file.truncate(LOG_BYTES_MAX + 1)
+        async with asyncio.timeout(5):
+            while not all(log.stat().st_size <= LOG_BYTES_MAX for log in logs):
+                await asyncio.sleep(0.02)

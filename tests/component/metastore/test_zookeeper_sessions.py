@@ -130,7 +130,9 @@ async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_sessio
     await proxy.stop()
 
 
-def test_a_server_whose_machine_is_gone_ends_no_session(shared_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_whose_machine_is_gone_ends_no_session(
+    shared_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing comes back from it, not even a refusal: the next server is tried while the session still lives."""
     states: list[SessionState] = []
     # In which order the driver tries servers: what follows the one that it lost is the other.
@@ -157,7 +159,7 @@ def test_a_server_whose_machine_is_gone_ends_no_session(shared_server: Any, monk
             one = waiting.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", gone_port))
-        asyncio.run(run())
+        await run()
 
 
 @pytest.mark.slow

@@ -69,37 +69,34 @@ async def test_a_followers_slow_store_costs_no_memory(
         assert slow.runtime._storage.window.held_bytes == 0
 
 
-def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(
+async def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Where commits wait for somebody else, a follower with a smaller window leaves what is durable to its log."""
-
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            small, other = (member.node for member in t.followers())
-            await t.kill(small)
-            tiny = await t.open(small, window_bytes=100_000)
-            await t.level()
-            t.network.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck)
-            writes = [asyncio.create_task(put(leader, b"%d" % n, b"x" * 50_000)) for n in range(12)]
-            await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
-            await put_one_more(leader, writes)
-            await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 13)
-            assert tiny.partition().replica.applied < 5
-            assert tiny.runtime._storage.window.held_bytes < 200_000
-            t.network.lost = lambda _sender, _to, _message: False
-            await asyncio.gather(*writes)
-            await t.level()
-            assert stored_values(tiny, b"11") == [b"x" * 50_000]
-            assert tiny.runtime._storage.window.held_bytes == 0
 
     async def put_one_more(leader: Node, writes: list[asyncio.Task[None]]) -> None:
         before = leader.partition().replica.leo
         writes.append(asyncio.create_task(put(leader, b"one more", b"x")))
         await eventually(lambda: leader.partition().replica.leo > before)
 
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        small, other = (member.node for member in t.followers())
+        await t.kill(small)
+        tiny = await t.open(small, window_bytes=100_000)
+        await t.level()
+        t.network.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck)
+        writes = [asyncio.create_task(put(leader, b"%d" % n, b"x" * 50_000)) for n in range(12)]
+        await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
+        await put_one_more(leader, writes)
+        await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 13)
+        assert tiny.partition().replica.applied < 5
+        assert tiny.runtime._storage.window.held_bytes < 200_000
+        t.network.lost = lambda _sender, _to, _message: False
+        await asyncio.gather(*writes)
+        await t.level()
+        assert stored_values(tiny, b"11") == [b"x" * 50_000]
+        assert tiny.runtime._storage.window.held_bytes == 0
 
 
 async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
@@ -127,7 +124,7 @@ async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
         assert stored_values(full, b"4") == [b"v"]
 
 
-def test_a_leader_that_changes_the_isr_leaves_a_trace(
+async def test_a_leader_that_changes_the_isr_leaves_a_trace(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member that stalls is taken out: the leader logs and counts it with the reason, and says of the node for as
@@ -145,32 +142,29 @@ def test_a_leader_that_changes_the_isr_leaves_a_trace(
         found = [each for each in member.runtime.metrics() if each[0].startswith(("isthmus_isr_s", "isthmus_isr_e"))]
         return {(name, *labels.values()): value for name, labels, value in found}
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
-            leader = await t.led()
-            out = t.followers()[0]
-            replica, time = leader.partition().replica, leader.runtime.time
-            assert replica.why_out(time.now_ms()) == {}
-            assert set(counted(leader).values()) == {0}
-            fill(out)
-            await put(leader, b"k", b"v")
-            (told,) = facts_of(replica, "leads", time.now_ms()).out.items()
-            assert told[0] == out.node
-            assert re.fullmatch(r"stalled, taken out \d s ago; waits out its back-off of 5 s, \d s left", told[1]), told
-            assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
-            out.disk.free = None
-            out.runtime.replog.has_space(0)
-            await t.level(timeout_s=25)
-            await eventually(lambda: len(leader.partition().replica.record.isr) == 3, 10)
-            assert replica.why_out(time.now_ms()) == {}
-            assert counted(leader)["isthmus_isr_expanded_total",] == 1
-            assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
-            assert logged == [("isr.shrunk", out.node, "stalled"), ("isr.expanded", out.node, "caught up")]
-            await t.kill(out.node)
-            await eventually(lambda: counted(leader)["isthmus_isr_shrunk_total", "gone"] == 1, 10)
-            assert logged[2:] == [("isr.shrunk", out.node, "gone")]
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
+        leader = await t.led()
+        out = t.followers()[0]
+        replica, time = leader.partition().replica, leader.runtime.time
+        assert replica.why_out(time.now_ms()) == {}
+        assert set(counted(leader).values()) == {0}
+        fill(out)
+        await put(leader, b"k", b"v")
+        (told,) = facts_of(replica, "leads", time.now_ms()).out.items()
+        assert told[0] == out.node
+        assert re.fullmatch(r"stalled, taken out \d s ago; waits out its back-off of 5 s, \d s left", told[1]), told
+        assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
+        out.disk.free = None
+        out.runtime.replog.has_space(0)
+        await t.level(timeout_s=25)
+        await eventually(lambda: len(leader.partition().replica.record.isr) == 3, 10)
+        assert replica.why_out(time.now_ms()) == {}
+        assert counted(leader)["isthmus_isr_expanded_total",] == 1
+        assert counted(leader)["isthmus_isr_shrunk_total", "stalled"] == 1
+        assert logged == [("isr.shrunk", out.node, "stalled"), ("isr.expanded", out.node, "caught up")]
+        await t.kill(out.node)
+        await eventually(lambda: counted(leader)["isthmus_isr_shrunk_total", "gone"] == 1, 10)
+        assert logged[2:] == [("isr.shrunk", out.node, "gone")]
 
 
 async def test_a_disk_that_fills_without_writes_is_reported_at_once(
@@ -356,27 +350,24 @@ async def test_a_failed_periodic_step_is_repeated_a_second_later(
         assert len(bugs) == 1
 
 
-def test_a_metastore_rollback_is_reported_once(
+async def test_a_metastore_rollback_is_reported_once(
     tmp_path: Path, start_cluster: ClusterFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """H32: records that are older than what is durable here are not believed, whoever led leads no more, and the alarm
     is raised once a copy, with a metric beside it."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, 1, factor=1, min_isr=1) as t:
-            member = t.members["n1"]
-            record = member.partition().replica.record
-            await member.controller.stop()
-            assert record is not None
-            old = replace(record, epoch=0, version=record.version + 1)
-            for version in range(3):
-                member.runtime.records_seen({0: replace(old, version=record.version + 1 + version)})
-            assert not member.partition().replica.ready
-            assert member.partition().reason.startswith("metastore-rollback")
-            samples = {name: value for name, labels, value in member.runtime.metrics() if not labels}
-            assert samples["isthmus_partitions_rolled_back"] == 1
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, 1, factor=1, min_isr=1) as t:
+        member = t.members["n1"]
+        record = member.partition().replica.record
+        await member.controller.stop()
+        assert record is not None
+        old = replace(record, epoch=0, version=record.version + 1)
+        for version in range(3):
+            member.runtime.records_seen({0: replace(old, version=record.version + 1 + version)})
+        assert not member.partition().replica.ready
+        assert member.partition().reason.startswith("metastore-rollback")
+        samples = {name: value for name, labels, value in member.runtime.metrics() if not labels}
+        assert samples["isthmus_partitions_rolled_back"] == 1
     assert capsys.readouterr().out.count("METASTORE_ROLLBACK") == 1
 
 

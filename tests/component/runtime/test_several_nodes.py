@@ -235,33 +235,30 @@ async def test_replicas_are_created_where_records_assign_them_while_running(
             assert await members["n3"].coordinator.get(key(b"%d" % n)) is not None
 
 
-def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """Every fifth message with entries disappears on a connection that stands; all copies come to be equal anyway."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            count = 0
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        count = 0
 
-            def lossy(_sender: str, _to: str, message: Message) -> bool:
-                nonlocal count
-                if not is_entries(message):
-                    return False
-                count += 1
-                return count % 5 == 0
+        def lossy(_sender: str, _to: str, message: Message) -> bool:
+            nonlocal count
+            if not is_entries(message):
+                return False
+            count += 1
+            return count % 5 == 0
 
-            t.network.lost = lossy
-            outcomes = await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(50)))
-            assert outcomes == [None] * 50
-            for n in range(4):
-                await put(leader, b"again-%d" % n, b"v")
-            t.network.lost = lambda _sender, _to, _message: False
-            await t.level()
-            assert count > 5
-            logs = [log_of(member) for member in t.members.values()]
-            assert logs[0] == logs[1] == logs[2]
-
-    asyncio.run(scenario())
+        t.network.lost = lossy
+        outcomes = await asyncio.gather(*(put(leader, b"%d" % n, b"v") for n in range(50)))
+        assert outcomes == [None] * 50
+        for n in range(4):
+            await put(leader, b"again-%d" % n, b"v")
+        t.network.lost = lambda _sender, _to, _message: False
+        await t.level()
+        assert count > 5
+        logs = [log_of(member) for member in t.members.values()]
+        assert logs[0] == logs[1] == logs[2]
 
 
 async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:

@@ -132,35 +132,32 @@ async def serving(directory: Path) -> AsyncIterator[Node]:
         await served
 
 
-def test_a_deleted_registration_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deleted_registration_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody deletes the znode of a node whose session lives: the node notices, registers with another inc, leads
     and serves again without a restart, and counts and logs what happened."""
     lost: list[str] = []
     monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
 
-    async def scenario() -> None:
-        async with serving(tmp_path) as node:
-            metastore, before = node._metastore, node.services.registrar.inc
-            assert isinstance(metastore, MemoryMetastore)
-            found = metastore._memory.ensemble.read("/nodes/n1")
-            assert found is not None
-            metastore._memory.ensemble.delete("/nodes/n1", found[1].version)
+    async with serving(tmp_path) as node:
+        metastore, before = node._metastore, node.services.registrar.inc
+        assert isinstance(metastore, MemoryMetastore)
+        found = metastore._memory.ensemble.read("/nodes/n1")
+        assert found is not None
+        metastore._memory.ensemble.delete("/nodes/n1", found[1].version)
 
-            async def serves_again() -> bool:
-                return node.services.registrar.inc not in (0, before) and node.ready()[0]
+        async def serves_again() -> bool:
+            return node.services.registrar.inc not in (0, before) and node.ready()[0]
 
-            await eventually(serves_again)
-            assert (await metastore.registrations())["n1"].session_id == node.services.registrar.inc
-            status, _ = await answer(node.services.http_url, "/readyz")
-            assert status == 200
-            _, metrics = await answer(node.services.admin_url, "/metrics")
-            assert b'isthmus_registrations_lost_total{cause="removed"} 1.0' in metrics
-
-    asyncio.run(scenario())
+        await eventually(serves_again)
+        assert (await metastore.registrations())["n1"].session_id == node.services.registrar.inc
+        status, _ = await answer(node.services.http_url, "/readyz")
+        assert status == 200
+        _, metrics = await answer(node.services.admin_url, "/metrics")
+        assert b'isthmus_registrations_lost_total{cause="removed"} 1.0' in metrics
     assert lost == ["removed"]
 
 
-def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_ended(
+async def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second process with the same node.name takes over. The first one does not take the name back, so they do not
@@ -170,46 +167,43 @@ def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_ended(
     lost: list[str] = []
     monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
 
-    async def scenario() -> None:
-        async with serving(tmp_path) as node:
-            metastore = node._metastore
-            assert isinstance(metastore, MemoryMetastore)
-            second = MemoryMetastore(metastore._memory.ensemble)
-            await second.start(lambda _state: None)
-            theirs = await second.register(Registration("n1", 0, True, admin_url="http://elsewhere:9", id=1))
+    async with serving(tmp_path) as node:
+        metastore = node._metastore
+        assert isinstance(metastore, MemoryMetastore)
+        second = MemoryMetastore(metastore._memory.ensemble)
+        await second.start(lambda _state: None)
+        theirs = await second.register(Registration("n1", 0, True, admin_url="http://elsewhere:9", id=1))
 
-            async def out() -> bool:
-                return node.services.registrar.inc == 0 and not node.services.controller.decides
+        async def out() -> bool:
+            return node.services.registrar.inc == 0 and not node.services.controller.decides
 
-            await eventually(out)
-            status, body = await answer(node.services.http_url, "/readyz")
-            assert status == 503
-            assert b"another process is registered as node n1" in body
-            assert b"http://elsewhere:9" in body
-            _, told = await answer(node.services.admin_url, "/admin/cluster")
-            cluster = json.loads(told)
-            assert cluster["registered"] is False
-            assert "this node, n1, is not registered: another process" in cluster["problems"][0]
-            _, metrics = await answer(node.services.admin_url, "/metrics")
-            assert b"isthmus_registered 0.0" in metrics
-            metastore.expire()
-            await asyncio.sleep(0.1)  # ten attempts: none takes the name back
-            assert {name: found.session_id for name, found in (await second.registrations()).items()} == {"n1": theirs}
-            assert await second.get(CLAIM_PATH) is None
-            await second.stop()
+        await eventually(out)
+        status, body = await answer(node.services.http_url, "/readyz")
+        assert status == 503
+        assert b"another process is registered as node n1" in body
+        assert b"http://elsewhere:9" in body
+        _, told = await answer(node.services.admin_url, "/admin/cluster")
+        cluster = json.loads(told)
+        assert cluster["registered"] is False
+        assert "this node, n1, is not registered: another process" in cluster["problems"][0]
+        _, metrics = await answer(node.services.admin_url, "/metrics")
+        assert b"isthmus_registered 0.0" in metrics
+        metastore.expire()
+        await asyncio.sleep(0.1)  # ten attempts: none takes the name back
+        assert {name: found.session_id for name, found in (await second.registrations()).items()} == {"n1": theirs}
+        assert await second.get(CLAIM_PATH) is None
+        await second.stop()
 
-            async def serves_again() -> bool:
-                return node.services.registrar.inc > theirs and node.ready()[0]
+        async def serves_again() -> bool:
+            return node.services.registrar.inc > theirs and node.ready()[0]
 
-            await eventually(serves_again)
-            assert node.services.registrar.why == ""
-            assert (await metastore.registrations())["n1"].admin_url == node.services.admin_url
-
-    asyncio.run(scenario())
+        await eventually(serves_again)
+        assert node.services.registrar.why == ""
+        assert (await metastore.registrations())["n1"].admin_url == node.services.admin_url
     assert lost == ["taken"]
 
 
-def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) -> None:
+async def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) -> None:
     """Ctrl-C at a node that waits for its metastore ends it at once and cleanly, not after `connect_timeout`."""
 
     async def scenario() -> int:
@@ -221,11 +215,11 @@ def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) 
         async with asyncio.timeout(10):
             return await life
 
-    assert asyncio.run(scenario()) == 0
+    assert await scenario() == 0
     NodeIdentity.open(tmp_path / "data").close(clean=False)
 
 
-def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_path: Path, monkeypatch) -> None:
+async def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_path: Path, monkeypatch) -> None:
     """Ctrl-C at a node whose own ZooKeeper does not serve yet ends it at once and cleanly, and leaves no process."""
     java = tmp_path / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
@@ -246,13 +240,13 @@ def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_p
         async with asyncio.timeout(10):
             return await life
 
-    assert asyncio.run(scenario()) == 0
+    assert await scenario() == 0
     assert not supervisor_client.recorded_children(metastore)
     assert supervisor_client.running_state(metastore) is None
     NodeIdentity.open(tmp_path / "data").close(clean=False)
 
 
-def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypatch) -> None:
+async def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypatch) -> None:
     """What a node holds was written to the end when its stop comes to the embedded ZooKeeper: a fault there does not
     leave the directory as a crash would."""
 
@@ -261,15 +255,12 @@ def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypat
 
     monkeypatch.setattr(daemon.supervisor_client, "release_embedded", refused)
 
-    async def scenario() -> None:
-        node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
-        await node.start()
-        node._embedded = True
-        node.request_stop("the test is over")
-        with pytest.raises(LocalFault, match="does not answer"):
-            await node.serve()
-
-    asyncio.run(scenario())
+    node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+    await node.start()
+    node._embedded = True
+    node.request_stop("the test is over")
+    with pytest.raises(LocalFault, match="does not answer"):
+        await node.serve()
     identity = NodeIdentity.open(tmp_path / "data")
     assert identity.clean
     identity.close(clean=True)

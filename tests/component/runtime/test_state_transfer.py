@@ -183,53 +183,50 @@ async def test_a_replaced_data_directory_comes_back_in_sync_under_load(
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_transfer_that_is_cut_anywhere_goes_on(
+async def test_a_transfer_that_is_cut_anywhere_goes_on(
     tmp_path: Path, start_cluster: ClusterFactory, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The taker is killed, the giver loses its leadership, chunks are lost: the copies end up equal all the same."""
     monkeypatch.setattr(transfer_sender, "CHUNK_BYTES", 1_500)
     random = Random(seed)
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, **SMALL) as t:
-            taker = await follower_of(t)
-            await t.kill(taker.node)
-            leader = await t.led()
-            for n in range(100):
-                await put(leader, b"k%d" % n, b"v" * random.randint(1, 400))
-            await trimmed_beyond(leader, taker.partition().replica.leo)
-            chunks = 0
+    async with start_cluster(tmp_path, **SMALL) as t:
+        taker = await follower_of(t)
+        await t.kill(taker.node)
+        leader = await t.led()
+        for n in range(100):
+            await put(leader, b"k%d" % n, b"v" * random.randint(1, 400))
+        await trimmed_beyond(leader, taker.partition().replica.leo)
+        chunks = 0
 
-            def lost(_sender: str, to: str, message: Message) -> bool:
-                nonlocal chunks
-                if to == taker.node and isinstance(message, TransferRows | TransferMetadata):
-                    chunks += 1
-                    return random.random() < 0.02
-                return False
+        def lost(_sender: str, to: str, message: Message) -> bool:
+            nonlocal chunks
+            if to == taker.node and isinstance(message, TransferRows | TransferMetadata):
+                chunks += 1
+                return random.random() < 0.02
+            return False
 
-            t.network.lost = lost
-            member = await t.open(taker.node)
-            for cut in range(6):
-                seen = chunks
-                goal = seen + random.randint(1, 12)
+        t.network.lost = lost
+        member = await t.open(taker.node)
+        for cut in range(6):
+            seen = chunks
+            goal = seen + random.randint(1, 12)
 
-                def went_on(goal: int = goal) -> bool:
-                    return chunks >= goal or len(t.followers()) == 2
+            def went_on(goal: int = goal) -> bool:
+                return chunks >= goal or len(t.followers()) == 2
 
-                await eventually(went_on, 20)
-                if len(t.followers()) == 2:
-                    break
-                if cut % 3 == 2:
-                    giver = await t.led()
-                    t.network.isolate(giver.node)
-                    t.network.heal()
-                else:
-                    await t.kill(taker.node)
-                    member = await t.open(taker.node)
-            await same_everywhere(t)
-            assert member.partition().replica.far_position is None
-
-    asyncio.run(scenario())
+            await eventually(went_on, 20)
+            if len(t.followers()) == 2:
+                break
+            if cut % 3 == 2:
+                giver = await t.led()
+                t.network.isolate(giver.node)
+                t.network.heal()
+            else:
+                await t.kill(taker.node)
+                member = await t.open(taker.node)
+        await same_everywhere(t)
+        assert member.partition().replica.far_position is None
 
 
 async def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
@@ -255,7 +252,7 @@ async def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
         assert (await t.led()).runtime._transfer_sender.rows_sent == 0
 
 
-def test_a_replica_that_lost_its_log_is_not_in_sync_under_its_old_log_id(
+async def test_a_replica_that_lost_its_log_is_not_in_sync_under_its_old_log_id(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record names it still by its former gen while it is between two rounds, its log as long as the others' and
@@ -267,30 +264,27 @@ def test_a_replica_that_lost_its_log_is_not_in_sync_under_its_old_log_id(
         await written.wait()
         return await write_record(metastore, record, *needs, **unmoved)
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path, checkpoint_interval_ms=30) as t:
-            hurt = await follower_of(t)
-            await put(await t.led(), b"k", b"v")
-            await t.level()
-            await t.kill(hurt.node)
-            for path in (tmp_path / hurt.node / "log").iterdir():
-                path.unlink()
-            written.clear()
-            back = await t.open(hurt.node)
-            replica = back.partition().replica
-            leader = (await t.led()).partition().replica
-            await eventually(lambda: replica.leo == replica.applied == leader.applied)
-            assert len(leader.record.isr) == 3
-            assert replica.member not in leader.record.isr
-            with pytest.raises(TimeoutError):
-                await t.level(timeout_s=0.2)
-            written.set()
-            await same_everywhere(t)
-            assert replica.member in (await t.led()).partition().replica.record.isr
-
     monkeypatch.setattr(MemoryMetastore, "write_record", held)
     written.set()
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path, checkpoint_interval_ms=30) as t:
+        hurt = await follower_of(t)
+        await put(await t.led(), b"k", b"v")
+        await t.level()
+        await t.kill(hurt.node)
+        for path in (tmp_path / hurt.node / "log").iterdir():
+            path.unlink()
+        written.clear()
+        back = await t.open(hurt.node)
+        replica = back.partition().replica
+        leader = (await t.led()).partition().replica
+        await eventually(lambda: replica.leo == replica.applied == leader.applied)
+        assert len(leader.record.isr) == 3
+        assert replica.member not in leader.record.isr
+        with pytest.raises(TimeoutError):
+            await t.level(timeout_s=0.2)
+        written.set()
+        await same_everywhere(t)
+        assert replica.member in (await t.led()).partition().replica.record.isr
 
 
 async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(

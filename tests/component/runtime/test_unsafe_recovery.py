@@ -183,36 +183,33 @@ async def test_a_quarantined_replica_is_forced_only_after_its_node_restarted(
         assert back.runtime.store.object(0, b"b", b"two") is not None
 
 
-def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """It has no whole copy, whatever is left of its log: it would not stand, and the partition would wait for it. Among
     others it is never the closest to all."""
 
-    async def scenario() -> None:
-        async with start_cluster(tmp_path) as t:
-            leader = await t.led()
-            await put(leader, b"one")
-            await t.level()
-            last = t.followers()[0].node
-            for node in list(t.members):
-                await t.kill(node)
-            store = LevelStore.open(
-                tmp_path / last / "store",
-                cluster_uuid=UUID,
-                write_buffer_bytes=1_000_000,
-                block_cache_bytes=1_000_000,
-                boot_id="boot-1",
-            )
-            store.transfers.begin(0, empty=True)
-            store.close()
-            member = await t.open(last)
-            await eventually(lambda: 0 in member.controller.records)
-            await eventually(lambda: member.controller.records[0].status is not PartitionStatus.ONLINE)
-            before = member.controller.records[0]
-            status, refused = await ask(t, member, "/admin/partitions/0/force-leader", {"node": last})
-            assert (status, "takes rows" in refused["text"]) == (409, True)
-            assert member.controller.records[0].lineage == before.lineage
-
-    asyncio.run(scenario())
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await put(leader, b"one")
+        await t.level()
+        last = t.followers()[0].node
+        for node in list(t.members):
+            await t.kill(node)
+        store = LevelStore.open(
+            tmp_path / last / "store",
+            cluster_uuid=UUID,
+            write_buffer_bytes=1_000_000,
+            block_cache_bytes=1_000_000,
+            boot_id="boot-1",
+        )
+        store.transfers.begin(0, empty=True)
+        store.close()
+        member = await t.open(last)
+        await eventually(lambda: 0 in member.controller.records)
+        await eventually(lambda: member.controller.records[0].status is not PartitionStatus.ONLINE)
+        before = member.controller.records[0]
+        status, refused = await ask(t, member, "/admin/partitions/0/force-leader", {"node": last})
+        assert (status, "takes rows" in refused["text"]) == (409, True)
+        assert member.controller.records[0].lineage == before.lineage
     far = ReplicaReport("n1", 3, 3, 1_000, 900, 900, 7, far=True)
     whole = ReplicaReport("n2", 2, 2, 10, 10, 10, 8)
     assert most_complete([far, whole]) == whole

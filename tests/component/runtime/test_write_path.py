@@ -90,7 +90,7 @@ async def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
         assert not h.failures
 
 
-def test_a_checkpoint_floor_is_never_above_the_synced_log(
+async def test_a_checkpoint_floor_is_never_above_the_synced_log(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With durability async, too: a power loss leaves no store whose floor is above its log, which no operator could
@@ -98,16 +98,13 @@ def test_a_checkpoint_floor_is_never_above_the_synced_log(
     monkeypatch.setattr(writer, "ASYNC_SYNC_S", 1_000.0)
     tails: list[tuple[object, object]] = []
 
-    async def scenario() -> None:
-        async with start_node(tmp_path, MemoryEnsemble(), durability="async", stop=False) as h:
-            await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
-            tail = h.runtime.replog._tail  # type: ignore[attr-defined]
-            tails.append((tail.durable, tail.end))
-            h.runtime.store.checkpoint()
-            tails.append((tail.durable, tail.end))
-            assert max(h.runtime.store.durable_floor(p) for p in h.runtime.partitions) > 0
-
-    asyncio.run(scenario())
+    async with start_node(tmp_path, MemoryEnsemble(), durability="async", stop=False) as h:
+        await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
+        tail = h.runtime.replog._tail  # type: ignore[attr-defined]
+        tails.append((tail.durable, tail.end))
+        h.runtime.store.checkpoint()
+        tails.append((tail.durable, tail.end))
+        assert max(h.runtime.store.durable_floor(p) for p in h.runtime.partitions) > 0
     (durable, end), (durable_then, end_then) = tails
     assert durable != end
     assert durable_then == end_then == end

@@ -314,7 +314,7 @@ def test_a_slow_or_leaving_client_over_tls_holds_nothing(folder: CertificateFold
         assert get(folder, f"https://127.0.0.1:{port}/names").status_code == 200
 
 
-def test_a_zookeeper_session_uses_tls(folder: CertificateFolder) -> None:
+async def test_a_zookeeper_session_uses_tls(folder: CertificateFolder) -> None:
     """The client's own certificate is shown and the server's checked, with its host; what fails is told in words."""
     from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
     from isthmus.repl.model.errors import LocalFault
@@ -353,7 +353,7 @@ def test_a_zookeeper_session_uses_tls(folder: CertificateFolder) -> None:
             thread = threading.Thread(target=serve, args=(pair, listening))
             thread.start()
             try:
-                sentence = asyncio.run(connect(listening.getsockname()[1]))
+                sentence = await connect(listening.getsockname()[1])
             finally:
                 stop.set()
                 thread.join()

@@ -16,15 +16,15 @@ from isthmus.repl.model.errors import LocalFault
 from isthmus.sink import worker_pool
 from isthmus.sink.worker import Slot
 from tests.component.sink.test_operation import sink_of
-from tests.component.sink.test_sink import eventually, run_with_pair
+from tests.component.sink.test_sink import eventually
 from tests.support.sink_pair import SinkPair
 
 
-def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None:
+async def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None:
     """A backup that holds the file, or a disk that refuses it, holds up neither the loop nor the metrics: what was
     known of it last is told."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.cluster.rejecting = {b"a"}
         sink = await pair.sink()
         pair.source.put(b"a", b"b")
@@ -39,14 +39,12 @@ def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None:
         other.execute("ROLLBACK")
         other.close()
 
-    run_with_pair(test)
 
-
-def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that cannot be looked into at the start makes their number unknown, and nothing else; it is looked into
     again."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink(start=False)
 
         def refuse() -> None:
@@ -60,14 +58,12 @@ def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pytest.Mon
         await sink._count_letters()
         await eventually(lambda: sink.overview()["dead_letters"] == {"kept": 0, "given_up": 0})
 
-    run_with_pair(test)
 
-
-def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that was suspended during its cycle says at once what it has to acknowledge. Whatever goes wrong there,
     its worker and its slot are free again, and the link works on once it is resumed."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink("q")
         pair.cluster.stuck.clear()
         pair.source.put(b"a")
@@ -87,14 +83,12 @@ def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch
         pair.source.put(b"b")
         await pair.equal()
 
-    run_with_pair(test)
 
-
-def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many slots have something to acknowledge at a source that has gone silent, they say it at once, and the
     stop waits for a while and no longer: a request may take an hour."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         monkeypatch.setattr(worker_pool, "STOP_ACK_S", 0.7)
         sink = await pair.sink("q", peer_limit_count=8)
         told = 0
@@ -114,13 +108,11 @@ def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: py
         assert time.monotonic() - began < 4, "one after the other would take 7 times 0.7 s"
         assert told >= 7
 
-    run_with_pair(test)
 
-
-def test_silent_seeds_block_nothing_else_on_the_node() -> None:
+async def test_silent_seeds_block_nothing_else_on_the_node() -> None:
     """Asking them waits in threads that nobody shares: those of the loop unpack answers of peers that are well."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(2))
         with contextlib.ExitStack() as stack:
@@ -128,5 +120,3 @@ def test_silent_seeds_block_nothing_else_on_the_node() -> None:
             await sink_of(pair, *(f"http://127.0.0.1:{each.getsockname()[1]}" for each in silent))
             await asyncio.sleep(0.1)
             await asyncio.wait_for(loop.run_in_executor(None, int), 1)
-
-    run_with_pair(test)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +28,7 @@ from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import DeadLetter, DeadLetters
 from isthmus.sink.limits import SinkLimits
 from isthmus.sink.service import Sink
-from tests.component.sink.test_sink import eventually, run_with_pair
+from tests.component.sink.test_sink import eventually
 from tests.support.cluster_facts import FakeClusterFacts, OpenPeers
 from tests.support.queue_source import OURS, SINK, THIRD
 from tests.support.sink_pair import SinkPair
@@ -35,11 +36,11 @@ from tests.support.sink_pair import SinkPair
 # ---------------------------------------------------------------- limits and discovery
 
 
-def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
+async def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
     """Another number of workers counts at once, on all nodes or one, and is there after a restart with who set it; a
     rate holds, is told with what binds, and is lifted live."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
         await eventually(lambda: sink._pool.workers == 2)
         await sink.set_limits(SinkLimits(workers=1, by="ann", at_ms=7, reason="night"), None)
@@ -63,13 +64,11 @@ def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
         with pytest.raises(Exception, match="no node 'w7'"):
             await again.set_limits(SinkLimits(workers=3), "w7")
 
-    run_with_pair(test)
 
-
-def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
+async def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
     """By node it holds there only; without a node everywhere."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink()
         await sink.suspend(None, None, "ann", "", "w2")
         assert sink.status()["state"] == "running"
@@ -79,8 +78,6 @@ def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
         pair.source.put(b"a")
         await pair.equal()
         assert [s["node"] for s in sink.overview()["suspensions"]] == ["w2"]
-
-    run_with_pair(test)
 
 
 class Peer:
@@ -158,11 +155,12 @@ async def sink_of(
     return sink
 
 
-def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
+async def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
     """The seed tells of the node that has the changes; when it is listed no more its link ends, after what it has to
     acknowledge; when it is listed again everything goes on."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
+
         def nothing() -> bytes:
             return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ()))
 
@@ -185,14 +183,12 @@ def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
 
-    run_with_pair(test)
 
-
-def test_a_listed_node_that_is_passed_over_is_shown() -> None:
+async def test_a_listed_node_that_is_passed_over_is_shown() -> None:
     """A node that the seed lists and that cannot be dialled as the seed is has a row with its reason, is named in the
     sink's state, and counts in the metrics; once it is listed otherwise, it does not."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         seed = Peer(lambda: encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", ())))
         try:
             seed.nodes = listed(OURS, seed.url, "https://10.0.0.9:8098")
@@ -214,13 +210,11 @@ def test_a_listed_node_that_is_passed_over_is_shown() -> None:
         finally:
             await asyncio.get_running_loop().run_in_executor(None, seed.close)
 
-    run_with_pair(test)
 
-
-def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
+async def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
     """A link that failed for long does not wait for its delay once another peer tells that the node lives again."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         answers: list[bytes] = [b"junk"]
         seed, other = Peer(lambda: answers[0]), Peer(lambda: answers[0])
         try:
@@ -237,14 +231,13 @@ def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
             for peer in (seed, other):
                 await asyncio.get_running_loop().run_in_executor(None, peer.close)
 
-    run_with_pair(test)
 
-
-def test_bucket_types_whose_properties_differ_are_named() -> None:
+async def test_bucket_types_whose_properties_differ_are_named() -> None:
     """Both sides tell digests with each fetch; what is not told is the default, and a difference is shown by its type
     while changes go on."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
+
         def nothing() -> bytes:
             theirs = {b"same": b"1" * 8, b"other": b"2" * 8, b"theirs": b"3" * 8}
             return encode_reply(FetchReply(OURS, "east", 1, b"", 1_000, 0, "serving", (), properties=theirs))
@@ -262,13 +255,11 @@ def test_bucket_types_whose_properties_differ_are_named() -> None:
         finally:
             await asyncio.get_running_loop().run_in_executor(None, peer.close)
 
-    run_with_pair(test)
 
-
-def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> None:
+async def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> None:
     """A sink and a queue that tell their digests by place name the bucket and the property."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         ours, theirs = ({b"default": {b"orders": scope_digest({"allow_mult": on})}} for on in (True, False))
         pair.source.facts.digests, pair.source.facts.scopes = {b"default": b"2" * 8}, theirs
         sink = await sink_of(pair, pair.listener.url, properties={b"default": b"1" * 8}, scopes=ours)
@@ -282,14 +273,12 @@ def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> No
         (queue, *_) = await pair.source.acts.listing()
         assert queue["property_differences"] == {"w1": row["property_differences"]}
 
-    run_with_pair(test)
 
-
-def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
+async def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
     """A link that was cut amid a fetch fails only when the request's time is over: until then its reason says for how
     long nothing came, and no more once something came."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         free = Event()
 
         def held() -> bytes:
@@ -319,14 +308,12 @@ def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
             free.set()
             await asyncio.get_running_loop().run_in_executor(None, peer.close)
 
-    run_with_pair(test)
 
-
-def test_an_acknowledgement_without_a_fetch_compares_no_properties() -> None:
+async def test_an_acknowledgement_without_a_fetch_compares_no_properties() -> None:
     """Before a suspended link rests it acknowledges without a fetch, which says nothing of properties: a queue whose
     properties are the same on both sides must not name them as differing from then on."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         same = {b"same": b"1" * 8}
         pair.source.facts.digests = same
         sink = await sink_of(pair, pair.listener.url, properties=same)
@@ -340,16 +327,14 @@ def test_an_acknowledgement_without_a_fetch_compares_no_properties() -> None:
         await eventually(lambda: queue.machine.counts.acknowledged == 1)
         assert queue.differing == {}
 
-    run_with_pair(test)
-
 
 @pytest.mark.parametrize("status", ["503", "504"])
-def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_known_or_not(status: str) -> None:
+async def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_known_or_not(status: str) -> None:
     """503 says that nothing was done, 504 that nobody knows: both may come when the source has taken the
     acknowledgement in and made a batch. The sink believes neither: it backs off, tells the same acknowledgement again
     under the same session, and gets what was on its way; nothing is lost, and nothing is a dead letter."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink(batch_count=4)
         pair.listener.faults.extend([None, status, status, None, status, None, None, status])
         pair.source.put(*[b"k-%d" % number for number in range(40)])
@@ -363,8 +348,6 @@ def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_known_or_
         (queue, *_) = pair.source.served()
         assert queue.machine.counts.acknowledged == 41
         assert queue.machine.in_flight_count() == 0
-
-    run_with_pair(test)
 
 
 # ---------------------------------------------------------------- liars
@@ -390,14 +373,14 @@ def versioned() -> bytes:
         (lambda: b"x" * 300_000, "peer-fault"),
     ],
 )
-def test_an_invalid_peer_is_backed_off_with_a_reason_and_affects_no_other(
+async def test_an_invalid_peer_is_backed_off_with_a_reason_and_affects_no_other(
     answer: Callable[[], bytes], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a peer answers wrongly backs its link off with a stable reason; nothing of it is stored, and what an honest
     peer has goes on."""
     monkeypatch.setattr("isthmus.sink.fetch.ANSWER_OVERHEAD_BYTES", 1_000)
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         liar = Peer(answer)
         try:
             liar.nodes = listed(OURS, liar.url)
@@ -417,8 +400,6 @@ def test_an_invalid_peer_is_backed_off_with_a_reason_and_affects_no_other(
         finally:
             await asyncio.get_running_loop().run_in_executor(None, liar.close)
 
-    run_with_pair(test)
-
 
 def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that sends a byte now and then holds a thread for a bounded time."""
@@ -432,8 +413,7 @@ def test_an_answer_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
             for _ in range(200):
                 self.wfile.write(b"x")
                 self.wfile.flush()
-                if asyncio.run(asyncio.sleep(0.02)):  # type: ignore[func-returns-value]
-                    return
+                time.sleep(0.02)
 
         def log_message(self, *_: object) -> None:
             """Silent."""
@@ -501,11 +481,11 @@ def test_a_damaged_file_of_dead_letters_is_put_aside(tmp_path: Path) -> None:
     letters.close()
 
 
-def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
+async def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
     """After the limit was raised a retry stores the object, asked for anew where it was not kept; what is refused again
     stays with its new reason."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.cluster.rejecting = {b"big", b"bigger", b"huge"}
         sink = await pair.sink()
         pair.source.put(b"big", b"bigger", b"small")
@@ -527,15 +507,13 @@ def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
         assert await sink.drop_dead_letters(None) == len(left)
         assert await sink.dead_letters() == []
 
-    run_with_pair(test)
-
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_a_change_refused_during_the_retry_of_an_older_dead_letter_is_kept(refused: bool) -> None:
+async def test_a_change_refused_during_the_retry_of_an_older_dead_letter_is_kept(refused: bool) -> None:
     """A newer change of the key is refused, and acknowledged, while the older one is pushed once more: whatever becomes
     of that, the letter that is left has the newer object."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.cluster.rejecting = {b"k"}
         sink = await pair.sink()
         pair.source.put(b"k")
@@ -559,14 +537,12 @@ def test_a_change_refused_during_the_retry_of_an_older_dead_letter_is_kept(refus
         assert found is not None
         assert (found.payload, found.error, found.tries) == (b"newer", "still too large", 2)
 
-    run_with_pair(test)
 
-
-def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -> None:
+async def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -> None:
     """What comes is the object as it is at the source now; refused again it stays with its reason, and is kept if it
     fits. A source that does not have it, is suspended, or is another cluster's leaves the letter, with the reason."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.cluster.rejecting = {b"huge"}
         sink = await pair.sink()
         pair.source.put(b"huge", size=5_000)
@@ -610,13 +586,11 @@ def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -> None
         (told,) = await sink.retry_dead_letters(None)
         assert (told["outcome"], await sink.dead_letters()) == ("applied", [])
 
-    run_with_pair(test)
 
-
-def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
+async def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
     """Another cluster is refused by name, and nobody gets anything before somebody owns the queue."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         key = Key(b"default", b"bucket", b"a")
         pair.source.put(b"a")
         asked = ObjectRequest(SINK, "west", key)
@@ -629,13 +603,11 @@ def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
             await pair.source.acts.object_of("q", ObjectRequest(THIRD, "north", key))
         assert sink.overview()["dead_letters"]["kept"] == 0
 
-    run_with_pair(test)
 
-
-def test_a_dead_letter_that_cannot_be_stored_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_dead_letter_that_cannot_be_stored_is_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors never lose a reference: when the disk refuses the letter, the change comes again until it can be kept."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         calls = []
 
         def refuse(_letters: object) -> None:
@@ -652,5 +624,3 @@ def test_a_dead_letter_that_cannot_be_stored_is_not_acknowledged(monkeypatch: py
         await eventually(lambda: pair.source.served()[0].machine.counts.acknowledged == 2)
         assert sink.overview()["dead_letters"]["kept"] == 1
         assert sink.overview()["sources"][0][PushOutcome.REJECTED.value] == 1
-
-    run_with_pair(test)

@@ -30,16 +30,6 @@ from tests.support.sink_pair import SinkPair
 P, Q = PARTITIONS
 
 
-def run_with_pair(test: Callable[[SinkPair], Coroutine[Any, Any, None]]) -> None:
-    """Run `test` with a source, its HTTP listener and a cluster for sinks."""
-
-    async def run() -> None:
-        async with SinkPair() as pair:
-            await test(pair)
-
-    asyncio.run(run())
-
-
 def slots_of(sink: Sink) -> list[Slot]:
     return [slot for slots in sink._pool._slots.values() for slot in slots]
 
@@ -51,10 +41,10 @@ async def eventually(condition: Callable[[], object], seconds: float = 15.0) -> 
         await asyncio.sleep(0.005)
 
 
-def test_everything_written_arrives_and_is_acknowledged() -> None:
+async def test_everything_written_arrives_and_is_acknowledged() -> None:
     """Puts and deletes before and after the sink began are at the other cluster, equal in every byte."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         source = pair.source
         source.put(*(b"early%d" % n for n in range(700)))
         sink = await pair.sink(poll_ms=20)
@@ -72,13 +62,11 @@ def test_everything_written_arrives_and_is_acknowledged() -> None:
         assert (listing["waiting"], listing["in_flight"]) == (0, 0)
         assert listing["late_acknowledgements"] == 0, "a batch was acknowledged twice"
 
-    run_with_pair(test)
 
-
-def test_changes_that_fail_come_again_until_they_are_stored() -> None:
+async def test_changes_that_fail_come_again_until_they_are_stored() -> None:
     """A failed change is not acknowledged; those of its batch that were stored do not come again."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.cluster.failing = {b"a": 3, b"b": 1}
         pair.source.put(b"a", b"b", b"c", b"d")
         sink = await pair.sink()
@@ -88,14 +76,12 @@ def test_changes_that_fail_come_again_until_they_are_stored() -> None:
         assert row["errors"] >= 3
         assert row["delay_ms"] == 0, "the first success ends the delay"
 
-    run_with_pair(test)
-
 
 @pytest.mark.timeout(120)
-def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
+async def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
     """Dropped, cut, wrong and huge answers back a link off; no worker dies, everything arrives, nothing merges."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         rng = Random(5)
         bad = ["drop", "cut", "garbage", "huge", "error"]
         pair.listener.faults.extend(rng.choice([None, rng.choice(bad)]) for _ in range(60))
@@ -109,13 +95,11 @@ def test_a_lossy_link_and_malformed_answers_lose_nothing() -> None:
         assert sink.listing()[0]["errors"] >= 10
         assert sink._pool.workers
 
-    run_with_pair(test)
 
-
-def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing() -> None:
+async def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing() -> None:
     """A sink that dies after storing gets the batch again in its next life, and applying it again is nothing."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         source, cluster = pair.source, pair.cluster
         first = await pair.sink()
         source.put(b"a", b"b", b"c")
@@ -134,13 +118,11 @@ def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_nothing
         row = second.listing()[0]
         assert (row["superseded"], row["applied"]) == (3, 0)
 
-    run_with_pair(test)
 
-
-def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
+async def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
     """Stopping is quick while a worker waits at the source, and leaves nothing to be sent twice."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink(poll_ms=20_000)
         await eventually(lambda: pair.source.served()[0].waiters)
         pair.cluster.before = sink._stopping.set  # the stop comes while a batch is being pushed
@@ -153,14 +135,12 @@ def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
         assert time.monotonic() - began < 4
         await pair.equal(1)
 
-    run_with_pair(test)
 
-
-def test_what_is_stored_is_acknowledged_though_its_slot_has_no_turn() -> None:
+async def test_what_is_stored_is_acknowledged_though_its_slot_has_no_turn() -> None:
     """After a burst of full batches one slot waits at the source for all; what the others have stored is told within
     seconds all the same, not when their polls come, one after the other."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         await pair.sink(batch_count=10, poll_ms=20_000)
         machine = pair.source.served()[0].machine
         await eventually(lambda: len(pair.source.served()[0].waiters) == 1)
@@ -171,14 +151,12 @@ def test_what_is_stored_is_acknowledged_though_its_slot_has_no_turn() -> None:
         await eventually(lambda: machine.counts.acknowledged == 75, seconds=5)
         assert machine.counts.redelivered == 0
 
-    run_with_pair(test)
 
-
-def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once() -> None:
+async def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once() -> None:
     """One object of many seconds' worth of the sink's rate is acknowledged before the next fetch may begin, else its
     lease would be over each time, and it would come for ever."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         machine = pair.source.served()[0].machine
         machine.leases.lease_ms = 3_000
         await pair.sink(rate_limit_bytes=1_000)
@@ -186,13 +164,11 @@ def test_an_object_that_uses_up_the_rate_for_longer_than_its_lease_arrives_once(
         await eventually(lambda: machine.counts.acknowledged == 1, seconds=10)
         assert machine.counts.redelivered == 0
 
-    run_with_pair(test)
 
-
-def test_a_stop_waits_for_acknowledgements_on_their_way() -> None:
+async def test_a_stop_waits_for_acknowledgements_on_their_way() -> None:
     """An acknowledgement that is on its way by itself when the sink stops arrives, as that of a slot at rest does."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink, begun = await pair.sink(rate_limit_bytes=1_000), asyncio.Event()
 
         def slowly(slot: Slot) -> Callable[[], Coroutine[Any, Any, bool]]:
@@ -213,13 +189,11 @@ def test_a_stop_waits_for_acknowledgements_on_their_way() -> None:
         await sink.stop()
         assert pair.source.served()[0].machine.counts.acknowledged == 1
 
-    run_with_pair(test)
 
-
-def test_rejected_changes_are_acknowledged_and_kept_as_dead_letters() -> None:
+async def test_rejected_changes_are_acknowledged_and_kept_as_dead_letters() -> None:
     """What this cluster refuses for good does not come again, and can be looked at."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.cluster.rejecting = {b"big\xff"}
         pair.source.put(b"a", b"big\xff", b"c")
         sink = await pair.sink()
@@ -234,15 +208,13 @@ def test_rejected_changes_are_acknowledged_and_kept_as_dead_letters() -> None:
         assert (row["rejected"], row["applied"], row["failed"]) == (1, 2, 0)
         assert sink.status()["reason"] == "dead letters: 1 (isthmus sink dead-letters list)"
 
-    run_with_pair(test)
 
-
-def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once_it_is_made() -> None:
+async def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once_it_is_made() -> None:
     """Its changes are neither fetched nor dead letters; the link says which type and what to do; the others of the same
     queue arrive. When the type is made all of it comes by itself. A change that meets a type which is not there all the
     same has failed, and comes again."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.source.types[PARTITIONS[1]] = b"orders"
         await pair.source.crash()
         await pair.source.start()
@@ -265,13 +237,11 @@ def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once
         await eventually(lambda: sink.listing()[0]["state"] == "running")
         assert await sink.dead_letters() == []
 
-    run_with_pair(test)
 
-
-def test_a_type_removed_between_fetch_and_push_makes_no_dead_letter() -> None:
+async def test_a_type_removed_between_fetch_and_push_makes_no_dead_letter() -> None:
     """The source gave its changes out, and the cluster has no such type when they are pushed: they have failed."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.cluster.types = {b"default"}
         sink = await pair.sink()
         pair.cluster.before = lambda: pair.cluster.types.clear()  # type: ignore[union-attr]
@@ -282,13 +252,11 @@ def test_a_type_removed_between_fetch_and_push_makes_no_dead_letter() -> None:
         await eventually(lambda: pair.source.served()[0].machine.counts.acknowledged == 1)
         assert await sink.dead_letters() == []
 
-    run_with_pair(test)
 
-
-def test_dead_letters_beyond_the_limit_are_a_gap_at_the_source() -> None:
+async def test_dead_letters_beyond_the_limit_are_a_gap_at_the_source() -> None:
     """The file keeps three; what is refused beyond is said to be missing, and the source's gap has it."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         names = [b"r%d" % n for n in range(5)]
         pair.cluster.rejecting = set(names)
         sink = await pair.sink()
@@ -302,14 +270,12 @@ def test_dead_letters_beyond_the_limit_are_a_gap_at_the_source() -> None:
         ledger = await pair.source.acts.ledger("q")
         assert (ledger["closes"], ledger["given_up"], ledger["lost"]) == (True, 2, {})
 
-    run_with_pair(test)
 
-
-def test_a_superseded_dead_letter_is_dropped() -> None:
+async def test_a_superseded_dead_letter_is_dropped() -> None:
     """A newer object of the key arrived, by whichever way: the refused one is superseded. One that nothing has settled
     stays."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.cluster.rejecting = {b"a", b"b"}
         sink = await pair.sink()
         pair.source.put(b"a", b"b")
@@ -323,19 +289,17 @@ def test_a_superseded_dead_letter_is_dropped() -> None:
         await sink._settle_letters()
         assert [letter.key.key for letter in kept_letters(sink)] == [b"b"]
 
-    run_with_pair(test)
-
 
 def kept_letters(sink: Sink) -> list[DeadLetter]:
     """Those that the sink's node keeps."""
     return sink._letters.letters()
 
 
-def test_a_refusing_source_is_named_and_asked_less_often() -> None:
+async def test_a_refusing_source_is_named_and_asked_less_often() -> None:
     """Another owner, a peer that points home, an unknown queue: the reason is shown and the delay grows to its
     bound."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         owner = await pair.sink("q")
         await eventually(lambda: pair.source.served()[0].machine.owner)
         stranger = await pair.sink("q", uuid=THIRD)
@@ -350,13 +314,11 @@ def test_a_refusing_source_is_named_and_asked_less_often() -> None:
             assert row["running"] <= 1, "one slot probes a link that fails"
         assert owner.listing()[0]["state"] != "failing"
 
-    run_with_pair(test)
 
-
-def test_the_status_of_a_source_is_shown_with_its_age() -> None:
+async def test_the_status_of_a_source_is_shown_with_its_age() -> None:
     """A source that gives nothing out says so in its answers; between two of them that may be over."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink()
         await eventually(lambda: sink.listing()[0]["fetches"])
         await pair.source.acts.suspend("q", "serving", None, AuditInfo("ann", 1, ""))
@@ -365,13 +327,11 @@ def test_the_status_of_a_source_is_shown_with_its_age() -> None:
         await pair.source.acts.resume("q", "serving", None, AuditInfo("ann", 2, ""))
         await eventually(lambda: sink.listing()[0]["state"] == "running")
 
-    run_with_pair(test)
 
-
-def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() -> None:
+async def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() -> None:
     """Suspension is by queue, by peer or for all, is kept in the metastore, and lets running cycles finish."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
         pair.source.put(b"a")
         await pair.equal()
@@ -397,13 +357,11 @@ def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resumed() ->
         await again.resume(None, None)
         assert again.status() == {"actor": "sink", "state": "running", "reason": ""}
 
-    run_with_pair(test)
 
-
-def test_what_is_no_more_can_be_resumed_by_its_name() -> None:
+async def test_what_is_no_more_can_be_resumed_by_its_name() -> None:
     """A suspension of a queue, peer or node that this node knows no more is not there for ever."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
         await sink.suspend("q", pair.listener.url, "ann", "", "w2")
         await sink.stop()
@@ -415,14 +373,12 @@ def test_what_is_no_more_can_be_resumed_by_its_name() -> None:
         with pytest.raises(BadInput, match="from no queue 'q'; known: r"):
             await again.resume("q", None)
 
-    run_with_pair(test)
 
-
-def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster that does not answer costs a worker a bounded time; nothing of the batch is acknowledged."""
     monkeypatch.setattr(worker_room, "PUSH_TIMEOUT_S", 0.05)
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.cluster.stuck.clear()
         sink = await pair.sink()
         pair.source.put(b"a")
@@ -431,13 +387,11 @@ def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest.Monke
         pair.cluster.stuck.set()
         await pair.equal()
 
-    run_with_pair(test)
 
-
-def test_lag_is_unknown_until_something_arrived() -> None:
+async def test_lag_is_unknown_until_something_arrived() -> None:
     """Lag runs from the leader's clock at the source to the moment of storing; nothing stored, nothing claimed."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink()
         row = sink.listing()[0]
         assert row["lag_ms_p50"] is row["recent_lag_ms_p99"] is None
@@ -449,13 +403,11 @@ def test_lag_is_unknown_until_something_arrived() -> None:
         assert {name for name, _, _ in sink.metrics()} == set(HELP)
         assert json.loads(json.dumps(sink.listing()))
 
-    run_with_pair(test)
 
-
-def test_without_peers_the_actor_is_there_and_idle() -> None:
+async def test_without_peers_the_actor_is_there_and_idle() -> None:
     """An unconfigured sink has no worker and says so; one that never started can be stopped."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink(start=False)
         assert sink.status() == {"actor": "sink", "state": "idle", "reason": "not started"}
         await sink.stop()
@@ -465,13 +417,11 @@ def test_without_peers_the_actor_is_there_and_idle() -> None:
         assert not nothing._pool.workers
         assert nothing.overview()["suspensions"] == []
 
-    run_with_pair(test)
 
-
-def test_damaged_suspensions_hide_no_limits() -> None:
+async def test_damaged_suspensions_hide_no_limits() -> None:
     """What cannot be read is as it was, and is told; the sink's other settings are taken as they come."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink("q")
         await pair.metastore.put(suspensions.PATH, b"[", None)
         entry = limits.SinkLimits(workers=3, by="ann", at_ms=5)
@@ -479,15 +429,13 @@ def test_damaged_suspensions_hide_no_limits() -> None:
         await eventually(lambda: sink._effective_limits.workers == 3)
         assert sink.status()["state"] == "running"
 
-    run_with_pair(test)
-
 
 @pytest.mark.parametrize("damaged", [True, False])
-def test_what_may_be_suspended_is_not_fetched_from(damaged: bool) -> None:
+async def test_what_may_be_suspended_is_not_fetched_from(damaged: bool) -> None:
     """A sink that cannot read at its start what operators have suspended holds all links and says why, until it can, or
     an operator resumes all."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         pair.source.put(b"a")
         if damaged:
             await pair.metastore.put(suspensions.PATH, b"[", None)
@@ -510,15 +458,13 @@ def test_what_may_be_suspended_is_not_fetched_from(damaged: bool) -> None:
         await pair.equal()
         assert sink.status()["state"] == "running"
 
-    run_with_pair(test)
-
 
 @pytest.mark.parametrize("value", [b"{", b'{"*": {"objects_per_second": -1}}'])
-def test_a_limit_of_a_sink_that_cannot_be_read_is_not_taken_for_none(value: bytes) -> None:
+async def test_a_limit_of_a_sink_that_cannot_be_read_is_not_taken_for_none(value: bytes) -> None:
     """After a restart nobody knows how much an operator lets a sink fetch: every link is suspended, and says why, until
     the limit is set anew with --default on all nodes."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         await pair.metastore.put(limits.PATH, value, None)
         sink = await pair.sink()
         (row,) = sink.listing()
@@ -528,5 +474,3 @@ def test_a_limit_of_a_sink_that_cannot_be_read_is_not_taken_for_none(value: byte
             await sink.set_limits(limits.SinkLimits(objects_per_second=5, by="ann"), None)
         await sink.set_limits(limits.SinkLimits(bytes_per_second=0, by="ann"), None, forget=True)
         assert sink.listing()[0]["state"] != "suspended"
-
-    run_with_pair(test)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgpack
 import pytest
 
 from bench.figures import CpuTime, Figure, Target
-from bench.loadgen import Load, Phase, Result, _groups
+from bench.loadgen import Load, Phase, _groups
 
 
 class Server:
@@ -58,53 +59,46 @@ class Server:
         return b"HTTP/1.1 204 No Content\r\nx-riak-vclock: %b\r\n\r\n" % b64encode(clock)
 
 
-def run(work: Callable[[Server, Load], Awaitable[list[Result]]]) -> tuple[Server, list[Result]]:
-    async def main() -> tuple[Server, list[Result]]:
-        server = Server()
-        listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-        host, port = listener.sockets[0].getsockname()
-        async with listener:
-            return server, await work(server, Load(f"http://{host}:{port}"))
+@asynccontextmanager
+async def running_server() -> AsyncIterator[tuple[Server, Load]]:
+    """A server, and a load for it."""
+    server = Server()
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    host, port = listener.sockets[0].getsockname()
+    async with listener:
+        yield server, Load(f"http://{host}:{port}")
 
-    return asyncio.run(main())
 
-
-def test_overwrites_carry_the_last_context_and_all_is_counted() -> None:
+async def test_overwrites_carry_the_last_context_and_all_is_counted() -> None:
     """Singles and batches over the same keys in random order: every context is the newest, every object counted."""
 
-    async def work(server: Server, load: Load) -> list[Result]:
-        return [
+    async with running_server() as (server, load):
+        results = [
             await load.run(Phase("batch", 0, 300, connections=3, batch=40)),
             await load.run(Phase("put", 0, 500, space=300, connections=5)),
             await load.run(Phase("batch", 0, 300, space=300, connections=3, batch=40)),
             await load.run(Phase("get", 0, 100, space=300, connections=5)),
         ]
-
-    server, results = run(work)
     assert not server.stale
     assert [result.objects for result in results] == [300, 500, 300, 100]
     assert not any(result.failed for result in results)
     assert sorted(server.clocks) == [b"%016d" % number for number in range(300)]
 
 
-def test_refused_requests_are_not_counted_as_done() -> None:
+async def test_refused_requests_are_not_counted_as_done() -> None:
     """A node that refuses has done nothing, and the result says what it answered."""
 
-    async def work(server: Server, load: Load) -> list[Result]:
+    async with running_server() as (server, load):
         server.refuse = True
-        return [await load.run(Phase("put", 0, 50, connections=2)), await load.run(Phase("batch", 0, 50, batch=10))]
-
-    _, results = run(work)
+        results = [await load.run(Phase("put", 0, 50, connections=2)), await load.run(Phase("batch", 0, 50, batch=10))]
     assert [(result.objects, result.failed) for result in results] == [(0, {"503": 50}), (0, {"503": 50})]
 
 
-def test_a_paced_load_keeps_its_rate_and_its_time_limit() -> None:
+async def test_a_paced_load_keeps_its_rate_and_its_time_limit() -> None:
     """200 a second: no faster, and nothing is begun after the limit."""
 
-    async def work(server: Server, load: Load) -> list[Result]:
-        return [await load.run(Phase("put", 0, 10_000, connections=4, rate=200, limit_s=0.5))]
-
-    _, (result,) = run(work)
+    async with running_server() as (_, load):
+        result = await load.run(Phase("put", 0, 10_000, connections=4, rate=200, limit_s=0.5))
     assert 20 < result.objects <= 102
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,16 +22,6 @@ from isthmus.sink.service import Sink
 from tests.support.sink_pair import SinkPair
 
 
-def run_with_pair(test: Callable[[SinkPair], Coroutine[Any, Any, None]]) -> None:
-    """Run `test` with a source, its HTTP listener and a cluster for sinks."""
-
-    async def run() -> None:
-        async with SinkPair() as pair:
-            await test(pair)
-
-    asyncio.run(run())
-
-
 async def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -43,11 +33,11 @@ def links(sink: Sink) -> list[tuple[str, str]]:
     return [(row["queue"], row["from"]) for row in sink.listing()]
 
 
-def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and_over_restarts() -> None:
+async def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and_over_restarts() -> None:
     """A sink without any peer in its file gets one from an operator at another node: changes arrive, the listing says
     who did it, and a new process fetches from it again; removed, it is gone everywhere and nothing is lost."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink, other = await pair.sink(peers=False), await pair.sink(peers=False)
         assert sink.status()["reason"] == "not configured"
         await other.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "new site")
@@ -66,13 +56,11 @@ def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and_over_
         await sink.add_peer(PeerSettings(pair.listener.url, "q"), "ann", "")
         await pair.equal()
 
-    run_with_pair(test)
 
-
-def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_until_it_is_added_again() -> None:
+async def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_until_it_is_added_again() -> None:
     """The file is the default alone; what is no peer is refused with those that there are."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
         await sink.remove_peer(LinkName("q", pair.listener.url), "bob", "broken")
         await eventually(lambda: links(sink) == [("r", "config")])
@@ -85,14 +73,12 @@ def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_until_it_i
         await eventually(lambda: set(links(again)) == {("q", "config"), ("r", "config")})
         assert again.overview()["peers_set"] == [], "the file alone says it now"
 
-    run_with_pair(test)
 
-
-def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> None:
+async def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> None:
     """A removed peer may stand in the file: after a restart all links are held, with the path and the reason; an act
     that would write over what cannot be read is refused."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         await pair.metastore.put(peers.PATH, b"[", None)
         sink = await pair.sink("q")
         (row,) = sink.listing()
@@ -105,14 +91,12 @@ def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> None:
         await pair.metastore.put(peers.PATH, b"{}", found.version)
         await eventually(lambda: sink.listing()[0]["state"] == "running")
 
-    run_with_pair(test)
 
-
-def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_without_it() -> None:
+async def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_without_it() -> None:
     """The node that is asked refuses it before anything is written; another node names it among those that it cannot
     use, and fetches from the others."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink("q")
         plain = sink._credentials.access_to
 
@@ -130,14 +114,12 @@ def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_without_it
         assert sink.overview()["peers_unusable"][0]["reason"] == "/nowhere is not there"
         assert links(sink) == [("q", "config")]
 
-    run_with_pair(test)
 
-
-def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
+async def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
     """Set and forgotten while it runs, for one node or for all, of which the node's own counts; the others' queues have
     what is left."""
 
-    async def test(pair: SinkPair) -> None:
+    async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
         await sink.set_queue_workers("q", None, 1, "ann", "")
         await sink.set_queue_workers("q", "w1", 2, "ann", "")
@@ -147,8 +129,6 @@ def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
         assert sink.overview()["workers"]["queue_limits"] == {"q": 1}
         with pytest.raises(BadInput, match="fetches from no queue 'x'"):
             await sink.set_queue_workers("x", None, 1, "ann", "")
-
-    run_with_pair(test)
 
 
 def test_workers_of_a_queue_are_counted_over_all_its_peers() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,16 +98,12 @@ class FakeMembers:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterable[Callable[[Callable[[FakeCluster], Awaitable[None]]], None]]:
-    """Runs a story in a cluster of 300 keys."""
+def cluster(tmp_path: Path) -> Iterable[FakeCluster]:
+    """A cluster of 300 keys."""
     with ThreadPoolExecutor(1) as pool:
-
-        async def with_cluster(scenario: Callable[[FakeCluster], Awaitable[None]]) -> None:
-            made = FakeCluster(tmp_path, pool)
-            made.fill(300)
-            await scenario(made)
-
-        yield lambda scenario: asyncio.run(with_cluster(scenario))
+        made = FakeCluster(tmp_path, pool)
+        made.fill(300)
+        yield made
 
 
 def expected(cluster: FakeCluster) -> HashTree:
@@ -121,50 +116,43 @@ def expected(cluster: FakeCluster) -> HashTree:
     return tree
 
 
-Scenario = Callable[[Callable[[FakeCluster], Awaitable[None]]], None]
-
-
-def test_any_node_answers_for_all_of_the_cluster(cluster: Scenario) -> None:
+async def test_any_node_answers_for_all_of_the_cluster(cluster: FakeCluster) -> None:
     """Roots and leaves, of full and of small trees, are those of all keys, however the partitions are led."""
 
-    async def scenario(c: FakeCluster) -> None:
-        tree = expected(c)
-        for leaders in ("abcab", "aaaaa", "ccccc"):
-            c.leaders = dict(enumerate(leaders))
-            assert (await c.cluster_trees().roots(RootsRequest(TYPE)) == tree.branch_hashes()).all()
-            branches = tuple(tree.branch_hashes().nonzero()[0].tolist())[:40]
-            for bits in (20, 12):
-                found = (await c.cluster_trees().leaves(LeavesRequest(TYPE, branches, bits))).reshape(len(branches), -1)
-                for at, branch in enumerate(branches):
-                    assert (found[at] == tree.leaves(branch, bits)).all()
+    tree = expected(cluster)
+    for leaders in ("abcab", "aaaaa", "ccccc"):
+        cluster.leaders = dict(enumerate(leaders))
+        assert (await cluster.cluster_trees().roots(RootsRequest(TYPE)) == tree.branch_hashes()).all()
+        branches = tuple(tree.branch_hashes().nonzero()[0].tolist())[:40]
+        for bits in (20, 12):
+            found = (await cluster.cluster_trees().leaves(LeavesRequest(TYPE, branches, bits))).reshape(
+                len(branches), -1
+            )
+            for at, branch in enumerate(branches):
+                assert (found[at] == tree.leaves(branch, bits)).all()
 
-    cluster(scenario)
 
-
-def test_rows_of_segments_come_whole_and_in_bounded_parts(cluster: Scenario) -> None:
+async def test_rows_of_segments_come_whole_and_in_bounded_parts(cluster: FakeCluster) -> None:
     """Every row of the segments asked for comes once, however few an answer may hold, and none of another one."""
 
-    async def scenario(c: FakeCluster) -> None:
-        for bits, rows in ((20, 1000), (12, 7), (12, 1)):
-            wanted = sorted({key_hash(*name) >> (64 - bits) for name in c.names})[::2]
-            left, found = tuple(wanted), []
-            while left:
-                told = await c.cluster_trees().clocks(ClocksRequest(TYPE, left, bits, 0, 0, rows))
-                found += told.rows
-                left = left[told.covered :]
-            names = [(row.bucket, row.key) for row in found]
-            assert sorted(names) == sorted(n for n in c.names if key_hash(*n) >> (64 - bits) in set(wanted))
-        one = next(iter(c.histories[0].latest.values()))
-        segment = (segment_of(one.key_hash),)
-        told = await c.cluster_trees().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms, one.time_ms + 1, 10))
-        assert [row.key for row in told.rows] == [one.key]
-        assert (await c.cluster_trees().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms + 1, 0, 10))).rows == []
-
-    cluster(scenario)
+    for bits, rows in ((20, 1000), (12, 7), (12, 1)):
+        wanted = sorted({key_hash(*name) >> (64 - bits) for name in cluster.names})[::2]
+        left, found = tuple(wanted), []
+        while left:
+            told = await cluster.cluster_trees().clocks(ClocksRequest(TYPE, left, bits, 0, 0, rows))
+            found += told.rows
+            left = left[told.covered :]
+        names = [(row.bucket, row.key) for row in found]
+        assert sorted(names) == sorted(n for n in cluster.names if key_hash(*n) >> (64 - bits) in set(wanted))
+    one = next(iter(cluster.histories[0].latest.values()))
+    segment = (segment_of(one.key_hash),)
+    told = await cluster.cluster_trees().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms, one.time_ms + 1, 10))
+    assert [row.key for row in told.rows] == [one.key]
+    assert (await cluster.cluster_trees().clocks(ClocksRequest(TYPE, segment, 20, one.time_ms + 1, 0, 10))).rows == []
 
 
-def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
-    cluster: Scenario, monkeypatch: pytest.MonkeyPatch
+async def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows, and their bytes, of one answer are those that were asked for and one segment's more, be the partitions many
     on one node or spread over all; so are those that a time range leaves out. None is lost between the parts."""
@@ -181,100 +169,88 @@ def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
         assert sorted(found) == ([] if asked.since_ms else sorted(c.names))
         return sizes
 
-    async def scenario(c: FakeCluster) -> None:
-        every = tuple(sorted({segment_of(key_hash(*name)) for name in c.names}))
-        for leaders in ("aaaaa", "abcab", "ccccc"):
-            c.leaders = dict(enumerate(leaders))
-            assert max(await parts(c, ClocksRequest(TYPE, every, 20, 0, 0, 70))) <= 70 + most
-            coarse = tuple(range(1 << 12))
-            assert max(await parts(c, ClocksRequest(TYPE, coarse, 12, 0, 0, 10))) <= 10 + most + 4
-        monkeypatch.setattr("isthmus.aae.exchange.local.ANSWER_BYTES", 20 * 50)
-        for leaders, nodes in (("aaaaa", 1), ("abcab", 3)):
-            c.leaders = dict(enumerate(leaders))
-            assert max(await parts(c, ClocksRequest(TYPE, every, 20, 0, 0, 1_000))) <= nodes * (25 + most)
-        monkeypatch.setattr("isthmus.aae.exchange.cluster.ANSWER_BYTES", 20 * 50)
-        assert max(await parts(c, ClocksRequest(TYPE, every, 20, 0, 0, 1_000))) <= 25 + most
-        monkeypatch.setattr("isthmus.aae.exchange.local.READ_ROWS_MAX", 50)
-        assert len(await parts(c, ClocksRequest(TYPE, every, 20, 1 << 50, 0, 1_000))) >= 2
-
-    cluster(scenario)
+    every = tuple(sorted({segment_of(key_hash(*name)) for name in cluster.names}))
+    for leaders in ("aaaaa", "abcab", "ccccc"):
+        cluster.leaders = dict(enumerate(leaders))
+        assert max(await parts(cluster, ClocksRequest(TYPE, every, 20, 0, 0, 70))) <= 70 + most
+        coarse = tuple(range(1 << 12))
+        assert max(await parts(cluster, ClocksRequest(TYPE, coarse, 12, 0, 0, 10))) <= 10 + most + 4
+    monkeypatch.setattr("isthmus.aae.exchange.local.ANSWER_BYTES", 20 * 50)
+    for leaders, nodes in (("aaaaa", 1), ("abcab", 3)):
+        cluster.leaders = dict(enumerate(leaders))
+        assert max(await parts(cluster, ClocksRequest(TYPE, every, 20, 0, 0, 1_000))) <= nodes * (25 + most)
+    monkeypatch.setattr("isthmus.aae.exchange.cluster.ANSWER_BYTES", 20 * 50)
+    assert max(await parts(cluster, ClocksRequest(TYPE, every, 20, 0, 0, 1_000))) <= 25 + most
+    monkeypatch.setattr("isthmus.aae.exchange.local.READ_ROWS_MAX", 50)
+    assert len(await parts(cluster, ClocksRequest(TYPE, every, 20, 1 << 50, 0, 1_000))) >= 2
 
 
-def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
-    cluster: Scenario, monkeypatch: pytest.MonkeyPatch
+async def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partition 0 moves to a node that has answered already, and the old copy goes before its rows are read: the
     answers are not taken for all rows; asked again, they are."""
 
-    async def scenario(cluster: FakeCluster) -> None:
-        monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0)
-        segments = tuple(sorted({segment_of(key_hash(*name)) for name in cluster.names}))
-        asked = ClocksRequest(TYPE, segments, 20, 0, 0, 1_000_000)
-        node = cluster.nodes["a"]
-        read = node._read
+    monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0)
+    segments = tuple(sorted({segment_of(key_hash(*name)) for name in cluster.names}))
+    asked = ClocksRequest(TYPE, segments, 20, 0, 0, 1_000_000)
+    node = cluster.nodes["a"]
+    read = node._read
 
-        def moved(led: Sequence[LedPartition], asked: ClocksRequest) -> tuple[list[ComparedRow], int]:
-            if cluster.leaders[0] == "b":
-                return read(led, asked)
-            time.sleep(0.05)  # until the others have told what they lead
-            cluster.leaders[0] = "b"
-            return read([one for one in led if one.partition], asked)
+    def moved(led: Sequence[LedPartition], asked: ClocksRequest) -> tuple[list[ComparedRow], int]:
+        if cluster.leaders[0] == "b":
+            return read(led, asked)
+        time.sleep(0.05)  # until the others have told what they lead
+        cluster.leaders[0] = "b"
+        return read([one for one in led if one.partition], asked)
 
-        monkeypatch.setattr(node, "_read", moved)
-        told = await cluster.cluster_trees().clocks(asked)
-        assert {(row.bucket, row.key) for row in told.rows} == set(cluster.names)
-
-    cluster(scenario)
+    monkeypatch.setattr(node, "_read", moved)
+    told = await cluster.cluster_trees().clocks(asked)
+    assert {(row.bucket, row.key) for row in told.rows} == set(cluster.names)
 
 
-def test_what_is_not_whole_is_no_answer(cluster: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_not_whole_is_no_answer(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition without a leader, with two, on an unreachable node, or without a tree makes the response Incomplete;
     the reason names it."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
-    async def scenario(c: FakeCluster) -> None:
-        trees = c.cluster_trees()
-        del c.leaders[3]
-        with pytest.raises(Incomplete, match="1 partition has no leader that answers, 3 first"):
-            await trees.roots(RootsRequest(TYPE))
-        c.leaders[3] = "a"
-        c.unreachable = {"b"}
-        with pytest.raises(Incomplete, match="no connection to node b"):
-            await trees.clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10))
-        c.unreachable = set()
-        kept = c.trees.cached[2]
-        kept.tree, kept.reason = None, "rebuilding"
-        with pytest.raises(Incomplete, match="partition 2: rebuilding"):
-            await trees.leaves(LeavesRequest(TYPE, (1,), 20))
-        kept.tree = HashTree()
-        original = c.led
-        c.led = lambda name: [*original(name), LedPartition(1, 1, COUNT)]  # type: ignore[method-assign]
-        with pytest.raises(Incomplete, match="partition 1 is moving"):
-            await trees.roots(RootsRequest(TYPE))
-
-    cluster(scenario)
+    trees = cluster.cluster_trees()
+    del cluster.leaders[3]
+    with pytest.raises(Incomplete, match="1 partition has no leader that answers, 3 first"):
+        await trees.roots(RootsRequest(TYPE))
+    cluster.leaders[3] = "a"
+    cluster.unreachable = {"b"}
+    with pytest.raises(Incomplete, match="no connection to node b"):
+        await trees.clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10))
+    cluster.unreachable = set()
+    kept = cluster.trees.cached[2]
+    kept.tree, kept.reason = None, "rebuilding"
+    with pytest.raises(Incomplete, match="partition 2: rebuilding"):
+        await trees.leaves(LeavesRequest(TYPE, (1,), 20))
+    kept.tree = HashTree()
+    original = cluster.led
+    cluster.led = lambda name: [*original(name), LedPartition(1, 1, COUNT)]  # type: ignore[method-assign]
+    with pytest.raises(Incomplete, match="partition 1 is moving"):
+        await trees.roots(RootsRequest(TYPE))
 
 
-def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
-    cluster: Scenario, monkeypatch: pytest.MonkeyPatch
+async def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that is cut off still believes that it leads: what it counts once may be old, and the node that does not
     answer may lead it. Such a sum is Incomplete, also while each partition was counted once."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
-    async def scenario(c: FakeCluster) -> None:
-        c.leaders = dict(enumerate("aacca"))
-        original = c.led
-        c.led = lambda name: [LedPartition(1, 1, COUNT)] if name == "b" else original(name)  # type: ignore[method-assign]
-        c.unreachable = {"b"}
-        for asked in (
-            c.cluster_trees().roots(RootsRequest(TYPE)),
-            c.cluster_trees().clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10)),
-        ):
-            with pytest.raises(Incomplete, match=r"1 node does not answer .*no connection to node b"):
-                await asked
-
-    cluster(scenario)
+    cluster.leaders = dict(enumerate("aacca"))
+    original = cluster.led
+    cluster.led = lambda name: [LedPartition(1, 1, COUNT)] if name == "b" else original(name)  # type: ignore[method-assign]
+    cluster.unreachable = {"b"}
+    for asked in (
+        cluster.cluster_trees().roots(RootsRequest(TYPE)),
+        cluster.cluster_trees().clocks(ClocksRequest(TYPE, (1,), 20, 0, 0, 10)),
+    ):
+        with pytest.raises(Incomplete, match=r"1 node does not answer .*no connection to node b"):
+            await asked
 
 
 def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from isthmus.aae.exchange.remote import PeerTrees
 from isthmus.repl.http.client import HttpRefused
 
 
-def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
+async def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
     """Keys of any length that config allows, some hundred at once: each question is one that the other cluster reads,
     each key is in one of them, and what was taken adds up."""
     peer = PeerTrees(["http://127.0.0.1:9"], own=b"o" * 16, timeout_ms=1_000)
@@ -31,14 +30,14 @@ def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
     names = [(b"b" * 4_096, b"%04d" % n * 1_024) for n in range(300)] + [(b"b", b"k" * 65_536)] * 2 + [(b"b", b"k")]
     for some in (names, [], names[-1:]):
         told.clear()
-        assert asyncio.run(peer.repair("to-east", b"default", some)) == len(some)
+        assert await peer.repair("to-east", b"default", some) == len(some)
         assert told == some
     assert max(sizes) <= wire.REQUEST_BYTES_MAX
     peer.close()
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_node_with_an_old_token_does_not_answer_for_the_others(status: int) -> None:
+async def test_a_node_with_an_old_token_does_not_answer_for_the_others(status: int) -> None:
     """What one node refuses for a reason of its own another one answers; what is wrong with the question is told at
     once. When all refuse it is told by whom."""
     peer = PeerTrees(["http://127.0.0.1:9", "http://127.0.0.1:10"], own=b"o" * 16, timeout_ms=1_000)
@@ -53,20 +52,20 @@ def test_a_node_with_an_old_token_does_not_answer_for_the_others(status: int) ->
 
         return post
 
-    def answers(first: int, second: int) -> int:
+    async def answers(first: int, second: int) -> int:
         asked.clear()
         peer._first = 0
         peer._peers[0].post = post_of(0, first)  # type: ignore[method-assign]
         peer._peers[1].post = post_of(1, second)  # type: ignore[method-assign]
-        return asyncio.run(peer.repair("to-east", b"default", [(b"b", b"k")]))
+        return await peer.repair("to-east", b"default", [(b"b", b"k")])
 
     try:
-        assert answers(status, 0) == 1
+        assert await answers(status, 0) == 1
         assert asked == [0, 1]
         with pytest.raises(HttpRefused, match="no"):
-            answers(status, status)
+            await answers(status, status)
         with pytest.raises(HttpRefused, match="no"):
-            answers(404, 0)
+            await answers(404, 0)
         assert asked == [0]
     finally:
         peer.close()

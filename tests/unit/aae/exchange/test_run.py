@@ -88,27 +88,29 @@ class RecordingActions(ExchangeActions):
         await asyncio.sleep(0)
 
 
-def outcome(source: FakeEnd, sink: FakeEnd, scope: ExchangeScope) -> tuple[ExchangeOutcome, list[KeyDifference]]:
+async def outcome(source: FakeEnd, sink: FakeEnd, scope: ExchangeScope) -> tuple[ExchangeOutcome, list[KeyDifference]]:
     """How a run ends, and what it hands over."""
     actions = RecordingActions()
-    ended = asyncio.run(run(source, sink, scope, findings=Findings(), actions=actions, timeout_s=10))
+    ended = await run(source, sink, scope, findings=Findings(), actions=actions, timeout_s=10)
     return ended, actions.repaired
 
 
-def test_a_range_without_the_differing_keys_is_not_in_sync() -> None:
+async def test_a_range_without_the_differing_keys_is_not_in_sync() -> None:
     """Leaves that differ by a change outside the times or the bucket of a run make it incomplete; within, a repair."""
     source, sink = FakeEnd(row(b"b", b"old", 1_000), row(b"b", b"both", 5_000)), FakeEnd(row(b"b", b"both", 5_000))
-    times, repaired = outcome(source, sink, ExchangeScope(b"default", since_ms=2_000, before_ms=9_000))
+    times, repaired = await outcome(source, sink, ExchangeScope(b"default", since_ms=2_000, before_ms=9_000))
     assert (times.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
     assert "outside the range" in times.reason
-    other, repaired = outcome(source, sink, ExchangeScope(b"default", since_ms=500, before_ms=9_000, bucket=b"c"))
+    other, repaired = await outcome(source, sink, ExchangeScope(b"default", since_ms=500, before_ms=9_000, bucket=b"c"))
     assert (other.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
-    within, repaired = outcome(source, sink, ExchangeScope(b"default", since_ms=500, before_ms=9_000, bucket=b"b"))
+    within, repaired = await outcome(
+        source, sink, ExchangeScope(b"default", since_ms=500, before_ms=9_000, bucket=b"b")
+    )
     assert within.verdict is ExchangeVerdict.REPAIRED
     assert [difference.key for difference in repaired] == [b"old"]
 
 
-def test_what_hides_behind_another_key_of_its_segment_is_not_in_sync() -> None:
+async def test_what_hides_behind_another_key_of_its_segment_is_not_in_sync() -> None:
     """In a range's run a segment may have one key that a filter leaves out and one of another time that differs: the
     first does not explain the second."""
     segment = key_hash(b"b", b"0") >> (64 - 12)
@@ -116,10 +118,10 @@ def test_what_hides_behind_another_key_of_its_segment_is_not_in_sync() -> None:
     other = next(name for name in names if key_hash(b"b", name) >> (64 - 12) == segment)
     source, sink = FakeEnd(row(b"b", b"0", 5_000), row(b"b", other, 1_000)), FakeEnd()
     scope = ExchangeScope(b"default", 2_000, 9_000, 12, lambda _bucket, key: key != b"0")
-    narrow, repaired = outcome(source, sink, scope)
+    narrow, repaired = await outcome(source, sink, scope)
     assert (narrow.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
     source.rows = source.rows[:1]
-    equal, repaired = outcome(source, sink, scope)
+    equal, repaired = await outcome(source, sink, scope)
     assert (equal.verdict, equal.findings.filtered, repaired) == (ExchangeVerdict.IN_SYNC, 1, [])
 
 
@@ -128,20 +130,20 @@ def test_what_hides_behind_another_key_of_its_segment_is_not_in_sync() -> None:
     ("failures", "verdict"),
     [(NotReady("a tree is built"), ExchangeVerdict.INCOMPLETE), (PeerFault("gone"), ExchangeVerdict.ERROR)],
 )
-def test_a_missing_answer_ends_a_run_without_a_proof(
+async def test_a_missing_answer_ends_a_run_without_a_proof(
     step: str, failures: IsthmusError, verdict: ExchangeVerdict
 ) -> None:
     """Whatever question has no answer, the run is not in sync, and says at which state it ended."""
     source, sink = FakeEnd(row(b"b", b"k", 1)), FakeEnd()
     sink.failures[step] = failures
-    ended, repaired = outcome(source, sink, ExchangeScope(b"default"))
+    ended, repaired = await outcome(source, sink, ExchangeScope(b"default"))
     assert ended.verdict is verdict
     assert str(failures) in ended.reason
     assert repaired == []
 
 
 @pytest.mark.parametrize("side", ["source", "sink", "both"])
-def test_a_clock_that_is_damaged_hides_nothing_else(side: str) -> None:
+async def test_a_clock_that_is_damaged_hides_nothing_else(side: str) -> None:
     """A key row whose clock is none any more, on either side, is a key that differs and is corrupt; all others are
     compared and handed over."""
     names = [b"%d" % n for n in range(30)]
@@ -152,7 +154,7 @@ def test_a_clock_that_is_damaged_hides_nothing_else(side: str) -> None:
         source.rows[7] = broken
     if side != "source":
         sink.rows = [broken._replace(hash64=8)]
-    ended, repaired = outcome(source, sink, ExchangeScope(b"default"))
+    ended, repaired = await outcome(source, sink, ExchangeScope(b"default"))
     assert {difference.key for difference in repaired} == set(names)
     assert [d.key for d in repaired if d.kind is DifferenceKind.CORRUPT] == [b"7"]
     assert ended.findings.differences == 30
@@ -175,7 +177,7 @@ class FakeRepairs:
         """See Repairs."""
 
 
-def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_all() -> None:
+async def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_all() -> None:
     """One key differs within the range and is queued, another one differs outside: whoever asks for that one must not
     be told that it is equal because the check named the first alone."""
     source, sink = FakeEnd(row(b"b", b"new", 5_000), row(b"b", b"old", 1_000)), FakeEnd()
@@ -184,7 +186,7 @@ def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_al
     for times in (TimeRange(4_000, 9_000), None):
         checker = PeerChecker(settings, source=source, sink=sink, repairs=FakeRepairs(), random=Random(1))  # type: ignore[arg-type]
         check = PeerCheck("default", CheckKind.RANGE, times, "", 10_000)
-        ended = asyncio.run(checker.check(check, Findings()))
+        ended = await checker.check(check, Findings())
         assert ended.verdict is ExchangeVerdict.REPAIRED
         assert ended.reason == ("1 segment differs by changes outside the range" if times is not None else "")
         named.append(checker.named[b"default"])
@@ -194,22 +196,22 @@ def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_al
     ]
 
 
-def test_a_check_reports_repairs_that_were_refused_before() -> None:
+async def test_a_check_reports_repairs_that_were_refused_before() -> None:
     """The other cluster refused the repairs of the check before for good: the next one says so, with how many, and
     where to look; once equal nothing is said."""
     source, sink, taking = FakeEnd(row(b"b", b"large", 5_000)), FakeEnd(), FakeRepairs()
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     checker = PeerChecker(settings, source=source, sink=sink, repairs=taking, random=Random(1))  # type: ignore[arg-type]
     check = PeerCheck("default", CheckKind.ALL, None, "", 10_000)
-    first = asyncio.run(checker.check(check, Findings()))
+    first = await checker.check(check, Findings())
     assert (first.verdict, first.reason, first.refused) == (ExchangeVerdict.REPAIRED, "", 0)
     taking.refused_total = 1
-    again = asyncio.run(checker.check(check, Findings()))
+    again = await checker.check(check, Findings())
     assert (again.verdict, again.refused) == (ExchangeVerdict.REPAIRED, 1)
     assert again.reason == "1 of the repairs before were refused there for good (isthmus sink dead-letters list there)"
     sink.rows = source.rows
     taking.refused_total = 2
-    assert asyncio.run(checker.check(check, Findings())).reason == ""
+    assert (await checker.check(check, Findings())).reason == ""
 
 
 class FullRepairs(FakeRepairs):
@@ -228,7 +230,7 @@ class FullRepairs(FakeRepairs):
         return taken
 
 
-def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
+async def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
     """A queue without room, or the end of the time: what lies in the queue by then is told, so that it is followed
     until it is proven, and not called a failure beyond this side."""
     source, sink = FakeEnd(*(row(b"b", b"%d" % n, 5_000) for n in range(1_500))), FakeEnd()
@@ -239,24 +241,20 @@ def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
 
     check = PeerCheck("default", CheckKind.ALL, None, "", 10_000)
     full, findings = FullRepairs(1_200), Findings()
-    ended = asyncio.run(make_checker(full, 0).check(check, findings))
+    ended = await make_checker(full, 0).check(check, findings)
     assert (ended.verdict, findings.differences) == (ExchangeVerdict.INCOMPLETE, 1_500)
     assert (full.held, findings.queued) == (1_200, 1_200)
 
-    async def cut() -> None:
-        """As its time-out does, while the rate is kept."""
-        running = asyncio.ensure_future(make_checker(slow, 1).check(check, findings))
-        while not slow.held:
-            await asyncio.sleep(0.005)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
     slow, findings = FullRepairs(1_500), Findings()
-    asyncio.run(cut())
+    running = asyncio.ensure_future(make_checker(slow, 1).check(check, findings))
+    while not slow.held:
+        await asyncio.sleep(0.005)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     assert (slow.held, findings.queued) == (500, 500)
 
 
-def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> None:
+async def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> None:
     """Keys with other content under the same clock are found again at every check: no line for each of thousands."""
     rows = [row(b"b", b"%d" % n, 5_000) for n in range(300)]
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
@@ -264,7 +262,7 @@ def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> N
     checker = PeerChecker(settings, **sides, repairs=FakeRepairs(), random=Random(1))  # type: ignore[arg-type]
     for began_ms in (10_000, 20_000):
         with structlog.testing.capture_logs() as logged:
-            asyncio.run(checker.check(PeerCheck("default", CheckKind.ALL, None, "", began_ms), Findings()))
+            await checker.check(PeerCheck("default", CheckKind.ALL, None, "", began_ms), Findings())
         lines = [line for line in logged if line["event"].startswith("fullsync.corrupt")]
         assert len(lines) == CORRUPT_LOGGED + 1
         assert (lines[-1]["event"], lines[-1]["count"]) == ("fullsync.corrupt_keys", 300)

@@ -122,23 +122,22 @@ class FoldFixture:
             read_pool=pool,
         )
 
-    def all_pages(self, asked: FoldRequest) -> list[Page]:
+    async def all_pages(self, asked: FoldRequest) -> list[Page]:
         """Page after page, until there is no next one."""
 
-        async def ask() -> list[Page]:
-            pages, place = [], FoldCursor()
-            while True:
-                page = await self.folds.page(PARTITION, asked._replace(cursor=place))
-                pages.append(page)
-                if page.next is None:
-                    return pages
-                place = page.next
+        pages, place = [], FoldCursor()
+        while True:
+            page = await self.folds.page(PARTITION, asked._replace(cursor=place))
+            pages.append(page)
+            if page.next is None:
+                return pages
+            place = page.next
 
-        return asyncio.run(ask())
-
-    def found(self, kind: FoldKind, scope: FoldScope) -> list[tuple[bytes, bytes]]:
+    async def found(self, kind: FoldKind, scope: FoldScope) -> list[tuple[bytes, bytes]]:
         """What all pages name, sorted."""
-        return sorted((one.bucket, one.key) for page in self.all_pages(FoldRequest(kind, scope)) for one in page.found)
+        return sorted(
+            (one.bucket, one.key) for page in await self.all_pages(FoldRequest(kind, scope)) for one in page.found
+        )
 
 
 @pytest.fixture
@@ -164,7 +163,7 @@ SCOPES = [
 
 
 @pytest.mark.parametrize("scope", SCOPES, ids=str)
-def test_a_fold_reads_every_row_of_its_scope_once(fixture: FoldFixture, scope: FoldScope) -> None:
+async def test_a_fold_reads_every_row_of_its_scope_once(fixture: FoldFixture, scope: FoldScope) -> None:
     """Whatever the order in which it reads, and though a page has few rows."""
     expected = sorted(
         (b, k)
@@ -177,27 +176,27 @@ def test_a_fold_reads_every_row_of_its_scope_once(fixture: FoldFixture, scope: F
         and (not scope.before_ms or 1_000 + n < scope.before_ms)
         and n % 10
     )
-    assert fixture.found(FoldKind.FIND_KEYS, scope) == expected
+    assert await fixture.found(FoldKind.FIND_KEYS, scope) == expected
 
 
-def test_one_segment_with_more_rows_than_a_page(fixture: FoldFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_segment_with_more_rows_than_a_page(fixture: FoldFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of one row go on within a segment."""
     monkeypatch.setattr(folds, "ROWS_MAX", 1)
-    pages = fixture.all_pages(FoldRequest(FoldKind.FIND_KEYS, FoldScope()))
+    pages = await fixture.all_pages(FoldRequest(FoldKind.FIND_KEYS, FoldScope()))
     assert len(pages) == 300
     assert sum(page.scanned for page in pages) == 300
 
 
-def test_what_each_kind_makes_of_the_rows(fixture: FoldFixture) -> None:
+async def test_what_each_kind_makes_of_the_rows(fixture: FoldFixture) -> None:
     """Buckets with a live key, large keys, tombstones, and sums."""
     buckets: Counter[bytes] = Counter()
-    for page in fixture.all_pages(FoldRequest(FoldKind.LIST_BUCKETS, FoldScope())):
+    for page in await fixture.all_pages(FoldRequest(FoldKind.LIST_BUCKETS, FoldScope())):
         buckets += page.buckets
     assert buckets == {b"a": 90, b"bb": 90, b"\xff\x00": 90}
-    large = fixture.found(FoldKind.FIND_KEYS, FoldScope(siblings_over=3, size_over=29_000))
+    large = await fixture.found(FoldKind.FIND_KEYS, FoldScope(siblings_over=3, size_over=29_000))
     assert large == sorted(fixture.names[n] for n in range(300) if n % 10 and (n % 4 == 3 or n > 290))
-    assert fixture.found(FoldKind.FIND_TOMBS, FoldScope()) == sorted(fixture.names[n] for n in range(0, 300, 10))
-    pages = fixture.all_pages(FoldRequest(FoldKind.OBJECT_STATS, FoldScope()))
+    assert await fixture.found(FoldKind.FIND_TOMBS, FoldScope()) == sorted(fixture.names[n] for n in range(0, 300, 10))
+    pages = await fixture.all_pages(FoldRequest(FoldKind.OBJECT_STATS, FoldScope()))
     assert sum(page.objects for page in pages) == 270
     assert sum(page.tombstones for page in pages) == 30
     assert sum(page.bytes for page in pages) == sum(100 * n for n in range(300) if n % 10)
@@ -206,10 +205,10 @@ def test_what_each_kind_makes_of_the_rows(fixture: FoldFixture) -> None:
     assert set(siblings) == {1, 2, 3, 4}
 
 
-def test_acts_are_done_once_and_not_at_all_when_tried_dry(fixture: FoldFixture) -> None:
+async def test_acts_are_done_once_and_not_at_all_when_tried_dry(fixture: FoldFixture) -> None:
     """References for all, tombstones for reaping, live keys with their clocks for erasing; what was refused is told."""
     for kind in (FoldKind.REPL_KEYS, FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS):
-        pages = fixture.all_pages(FoldRequest(kind, FoldScope(bucket=b"a"), queue="to-west", dry=True))
+        pages = await fixture.all_pages(FoldRequest(kind, FoldScope(bucket=b"a"), queue="to-west", dry=True))
         assert sum(page.done for page in pages) == 0
         assert (
             sum(page.matched for page in pages)
@@ -218,18 +217,18 @@ def test_acts_are_done_once_and_not_at_all_when_tried_dry(fixture: FoldFixture) 
     assert fixture.actions.pushed == []
     assert fixture.actions.reaped == []
     assert fixture.actions.erased == []
-    fixture.all_pages(FoldRequest(FoldKind.REPL_KEYS, FoldScope(bucket=b"a"), queue="to-west"))
+    await fixture.all_pages(FoldRequest(FoldKind.REPL_KEYS, FoldScope(bucket=b"a"), queue="to-west"))
     assert sorted(fixture.actions.pushed) == sorted(Key(b"default", *name) for name in fixture.names[::3])
-    fixture.all_pages(FoldRequest(FoldKind.ERASE_KEYS, FoldScope(bucket=b"a")))
+    await fixture.all_pages(FoldRequest(FoldKind.ERASE_KEYS, FoldScope(bucket=b"a")))
     assert sorted(fixture.actions.erased) == sorted(
         (Key(b"default", *fixture.names[n]), b"clock-%d" % n) for n in range(0, 300, 3) if n % 10
     )
-    pages = fixture.all_pages(FoldRequest(FoldKind.REAP_TOMBS, FoldScope(bucket=b"a")))
+    pages = await fixture.all_pages(FoldRequest(FoldKind.REAP_TOMBS, FoldScope(bucket=b"a")))
     refused = sum((page.refused for page in pages), Counter[str]())
     assert sum(page.done for page in pages) + refused["waits for queue to-west"] == 10
 
 
-def test_damage_is_named(fixture: FoldFixture) -> None:
+async def test_damage_is_named(fixture: FoldFixture) -> None:
     """An object that is not what its row says is found by repair-keys, and nothing else is; a key row that cannot be
     read is named, too. What is damaged, and nothing else, is handed over to be mended, but not dry."""
     bucket, key = fixture.names[77]
@@ -239,7 +238,9 @@ def test_damage_is_named(fixture: FoldFixture) -> None:
         previous_offset=77, bucket=bucket, key=key, row=row, payload=b"other",
     )  # fmt: skip
     fixture.store.write([PartitionStep(PARTITION, [entry])])
-    found = [one for page in fixture.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
+    found = [
+        one for page in await fixture.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found
+    ]
     assert [(one.bucket, one.key) for one in found] == [(bucket, key)]
     assert "hash differs" in found[0].note
     assert fixture.actions.mended == [(bucket, key)]
@@ -250,15 +251,17 @@ def test_damage_is_named(fixture: FoldFixture) -> None:
     )  # fmt: skip
     fixture.store.write([PartitionStep(PARTITION, [entry])])
     fixture.actions.mended.clear()
-    fixture.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope(), dry=True))
+    await fixture.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope(), dry=True))
     assert fixture.actions.mended == []
-    found = [one for page in fixture.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found]
+    found = [
+        one for page in await fixture.all_pages(FoldRequest(FoldKind.REPAIR_KEYS, FoldScope())) for one in page.found
+    ]
     assert sorted((one.bucket, one.key) for one in found) == sorted([(bucket, key), unreadable])
     assert sorted(fixture.actions.mended) == sorted([(bucket, key), unreadable])
     assert "its key row cannot be read" in [one.note for one in found]
 
 
-def test_damage_is_named_within_the_scope_alone(fixture: FoldFixture) -> None:
+async def test_damage_is_named_within_the_scope_alone(fixture: FoldFixture) -> None:
     """In one bucket, or a range of its keys, what has no object any more is found as among all keys; what cannot be
     read elsewhere is neither named nor handed over."""
     lost, elsewhere, later = fixture.names[77], fixture.names[78], fixture.names[80]
@@ -277,10 +280,10 @@ def test_damage_is_named_within_the_scope_alone(fixture: FoldFixture) -> None:
         FoldScope(bucket=lost[0], key_to=later[1], segments=(0, 1 << 20)),
     ):
         fixture.actions.mended.clear()
-        assert fixture.found(FoldKind.REPAIR_KEYS, scope) == [lost]
+        assert await fixture.found(FoldKind.REPAIR_KEYS, scope) == [lost]
         assert fixture.actions.mended == [lost]
-    assert fixture.found(FoldKind.REPAIR_KEYS, FoldScope(bucket=lost[0])) == sorted([lost, later])
-    assert fixture.found(FoldKind.REPAIR_KEYS, FoldScope()) == sorted([lost, elsewhere, later])
+    assert await fixture.found(FoldKind.REPAIR_KEYS, FoldScope(bucket=lost[0])) == sorted([lost, later])
+    assert await fixture.found(FoldKind.REPAIR_KEYS, FoldScope()) == sorted([lost, elsewhere, later])
 
 
 async def test_pages_are_passed_on_to_the_leader(fixture: FoldFixture) -> None:
@@ -332,13 +335,13 @@ def test_requests_and_pages_have_the_bytes_of_version_1() -> None:
     assert decode_page(encode_page(Page())) == Page()
 
 
-def test_questions_and_pages_survive_the_wire(fixture: FoldFixture) -> None:
+async def test_questions_and_pages_survive_the_wire(fixture: FoldFixture) -> None:
     """And what is none is refused with what would be right."""
     asked = FoldRequest(
         FoldKind.FIND_KEYS, FoldScope(b"a", b"b", None, (1, 5), 3, 4, 5, None), FoldCursor(7, b"n"), "", True
     )
     assert decode_request(encode_request(3, asked)) == (3, asked)
-    page = asyncio.run(fixture.folds.page(PARTITION, FoldRequest(FoldKind.FIND_KEYS, FoldScope())))
+    page = await fixture.folds.page(PARTITION, FoldRequest(FoldKind.FIND_KEYS, FoldScope()))
     assert decode_page(encode_page(page)) == page
     for bad in (b"", b"\x90", encode_page(page)[:-1], encode_request(3, asked)):
         with pytest.raises(CodecError):
@@ -364,7 +367,7 @@ def test_questions_and_pages_survive_the_wire(fixture: FoldFixture) -> None:
             parse_fold_request(wish)
 
 
-def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture) -> None:
+async def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture) -> None:
     """Ten times as many pages as may be read at once: one is read at a time, a bounded number waits, the rest is
     Overloaded at once, and all that waited is answered."""
 
@@ -389,56 +392,53 @@ def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture) -> N
         assert (await fixture.folds.page(PARTITION, asked)).scanned == 7, "there is room again"
         return pages
 
-    pages = asyncio.run(request_many())
+    pages = await request_many()
     assert sum(isinstance(page, Page) for page in pages) == folds.WAITING_MAX
     assert {str(page) for page in pages if not isinstance(page, Page)} == {
         f"{folds.WAITING_MAX} pages of folds wait on this node; ask again"
     }
 
 
-def test_a_page_whose_partition_has_moved_meanwhile_is_none(fixture: FoldFixture) -> None:
+async def test_a_page_whose_partition_has_moved_meanwhile_is_none(fixture: FoldFixture) -> None:
     """While it waits for its turn, or is read, the leadership goes, and perhaps the copy with it: what was read may be
     nothing at all, so who asks is told to ask the new leader, and nothing is acted upon."""
 
-    async def scenario() -> None:
+    leads = True
+    read, led = fixture.folds._read, fixture.folds._replicas.led_partition
+
+    def moved(place: LedPartition, asked: FoldRequest) -> object:
+        nonlocal leads
+        leads = False
+        return read(place, asked)
+
+    fixture.folds._read = moved  # type: ignore[assignment, method-assign]
+    fixture.folds._replicas = FakeReplicas(led_partition=lambda partition: led(partition) if leads else None)
+    for kind in (FoldKind.OBJECT_STATS, FoldKind.REPL_KEYS):
         leads = True
-        read, led = fixture.folds._read, fixture.folds._replicas.led_partition
-
-        def moved(place: LedPartition, asked: FoldRequest) -> object:
-            nonlocal leads
-            leads = False
-            return read(place, asked)
-
-        fixture.folds._read = moved  # type: ignore[assignment, method-assign]
-        fixture.folds._replicas = FakeReplicas(led_partition=lambda partition: led(partition) if leads else None)
-        for kind in (FoldKind.OBJECT_STATS, FoldKind.REPL_KEYS):
-            leads = True
-            with pytest.raises(NotLeader):
-                await fixture.folds.page(PARTITION, FoldRequest(kind, FoldScope(), queue="to-west"))
-        assert not fixture.actions.pushed
-
-    asyncio.run(scenario())
+        with pytest.raises(NotLeader):
+            await fixture.folds.page(PARTITION, FoldRequest(kind, FoldScope(), queue="to-west"))
+    assert not fixture.actions.pushed
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FoldKind if kind is not FoldKind.REPAIR_KEYS])
-def test_a_damaged_key_row_ends_no_fold(fixture: FoldFixture, kind: FoldKind) -> None:
+async def test_a_damaged_key_row_ends_no_fold(fixture: FoldFixture, kind: FoldKind) -> None:
     """Its key is left out, counted in `refused`, and its segment is reported to be mended; all other keys are taken. A
     row outside the scope is not reported."""
     bucket, key = fixture.names[5]
     scope = FoldScope(size_over=1) if kind is FoldKind.FIND_KEYS else FoldScope()
-    before = sum(page.matched for page in fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True)))
+    before = sum(page.matched for page in await fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True)))
     name = rows.prefixes(PARTITION).key + rows.segment_name(segment_of(key_hash(bucket, key)))
     fixture.store._db.put(name + rows.bucket_head(bucket) + key, b"\xc1 no row")
     reported: list[tuple[int, int | None]] = []
     fixture.folds.on_damaged = lambda partition, segment: reported.append((partition, segment))
-    pages = fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True))
+    pages = await fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True))
     assert sum(page.refused[UNREADABLE] for page in pages) == 1
     assert sum(page.matched for page in pages) == before - (
         0 if kind in (FoldKind.FIND_TOMBS, FoldKind.REAP_TOMBS) else 1
     )
     assert reported == [(PARTITION, segment_of(key_hash(bucket, key)))]
     reported.clear()
-    elsewhere = fixture.all_pages(
+    elsewhere = await fixture.all_pages(
         FoldRequest(kind, scope._replace(bucket=fixture.names[0][0]), queue="to-west", dry=True)
     )
     assert not any(page.refused for page in elsewhere)

@@ -32,6 +32,8 @@ from isthmus.aae.scheduling.scheduler import CheckScheduler
 from isthmus.config.settings import FullSyncSettings
 from tests.support.fullsync_fakes import FakeMembers
 
+pytestmark = pytest.mark.virtual_time
+
 START = 1_699_920_000_000  # midnight UTC
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west", auto_count=0, hour_count=1)
 WEST_UUID = b"\xb0" * 16

@@ -48,9 +48,10 @@ from tests.unit.aae.scheduling.scheduler.test_checks import (
     SchedulerFixture,
     ended,
     operator_view,
-    run_test,
     wait_until_running,
 )
+
+pytestmark = pytest.mark.virtual_time
 
 ACT: Final = FullSyncAuditInfo("ann", START, "move")
 NORTH: Final = {"urls": "http://10.0.0.9:8098", "queue": "to-north", "auto": 12}
@@ -201,90 +202,81 @@ def test_unreadable_documents_are_reported() -> None:
             decode_suspensions(value)
 
 
-def test_schedule_queue_and_types_are_changed_on_all_running_nodes(tmp_path: Path) -> None:
+async def test_schedule_queue_and_types_are_changed_on_all_running_nodes(tmp_path: Path) -> None:
     """In force at once on live nodes and, once it is back, on one that is down; shown with who, when and why; the day's
     plan goes on from now; --default brings the file back everywhere."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        one, two = await cluster.start("n1", "n2")
-        for node in (one, two):
-            await node.fixture.pass_until(START + 2 * HOUR_MS + HOUR_MS // 2)
-        values = {"hour": 0, "all": 12, "queue": "to-north", "bucket_types": "a,b"}
-        status, answer = await one.act("set", peer="west", values=values, by="ann", reason="move")
-        assert (status, answer["acted"], answer["later"]) == (200, {"n1": ["west"], "n2": ["west"]}, ["n3"])
-        (row,) = answer["peers"]
-        assert (row["origin"], row["wants"], row["queue"], row["bucket_types"]) == (
-            "set", {"all": 12}, "to-north", ["a", "b"],
-        )  # fmt: skip
-        assert row["set"] == [
-            {"by": "ann", "at_ms": START + 2 * HOUR_MS + HOUR_MS // 2, "reason": "move", "values": values}
-        ]
-        (three,) = await cluster.start("n3")
-        changed = replace(WEST, hour_count=0, all_count=12, queue="to-north", bucket_types="a,b")
-        assert [node.peers for node in (one, two, three)] == [{"west": changed}] * 3
-        moments = [at_ms for at_ms, _ in two.fixture.scheduler.upcoming("west")]
-        assert moments[0] == START + 2 * HOUR_MS + 2 * HOUR_MS // 3, "a third of a slot of two hours"
-        status, answer = await two.act("set", peer="west", node="n3", values={"all": 6})
-        assert (status, answer["acted"], three.peers["west"].all_count) == (200, {"n3": ["west"]}, 6)
-        assert one.peers["west"].all_count == 12
-        await one.act("set", peer="west", values={"all": 3})
-        assert [node.peers["west"].all_count for node in (one, two, three)] == [3, 3, 3], "all nodes means all"
-        status, _ = await three.act("set", peer="west", default=True)
-        assert [node.peers for node in (one, two, three)] == [{"west": WEST}] * 3
-        assert (await one.act("set", peer="west", default=True))[0] == 404
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    one, two = await cluster.start("n1", "n2")
+    for node in (one, two):
+        await node.fixture.pass_until(START + 2 * HOUR_MS + HOUR_MS // 2)
+    values = {"hour": 0, "all": 12, "queue": "to-north", "bucket_types": "a,b"}
+    status, answer = await one.act("set", peer="west", values=values, by="ann", reason="move")
+    assert (status, answer["acted"], answer["later"]) == (200, {"n1": ["west"], "n2": ["west"]}, ["n3"])
+    (row,) = answer["peers"]
+    assert (row["origin"], row["wants"], row["queue"], row["bucket_types"]) == (
+        "set", {"all": 12}, "to-north", ["a", "b"],
+    )  # fmt: skip
+    assert row["set"] == [
+        {"by": "ann", "at_ms": START + 2 * HOUR_MS + HOUR_MS // 2, "reason": "move", "values": values}
+    ]
+    (three,) = await cluster.start("n3")
+    changed = replace(WEST, hour_count=0, all_count=12, queue="to-north", bucket_types="a,b")
+    assert [node.peers for node in (one, two, three)] == [{"west": changed}] * 3
+    moments = [at_ms for at_ms, _ in two.fixture.scheduler.upcoming("west")]
+    assert moments[0] == START + 2 * HOUR_MS + 2 * HOUR_MS // 3, "a third of a slot of two hours"
+    status, answer = await two.act("set", peer="west", node="n3", values={"all": 6})
+    assert (status, answer["acted"], three.peers["west"].all_count) == (200, {"n3": ["west"]}, 6)
+    assert one.peers["west"].all_count == 12
+    await one.act("set", peer="west", values={"all": 3})
+    assert [node.peers["west"].all_count for node in (one, two, three)] == [3, 3, 3], "all nodes means all"
+    status, _ = await three.act("set", peer="west", default=True)
+    assert [node.peers for node in (one, two, three)] == [{"west": WEST}] * 3
+    assert (await one.act("set", peer="west", default=True))[0] == 404
 
 
-def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
+async def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
     """Also on nodes whose files have none; its checks run; removed, it is gone with what was history of it, and a
     check that runs ends first; added again under its name, nothing of before counts."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        one, two = await cluster.start("n1", "n2", settings=())
-        assert one.fixture.alarm.at_ms is None
-        status, answer = await one.act("peers/add", peer="north", values=NORTH, by="ann")
-        assert (status, answer["acted"]) == (200, {"n1": ["north"], "n2": ["north"]})
-        assert (answer["peers"][0]["origin"], two.peers["north"].queue) == ("added", "to-north")
-        checker = two.fixture.checkers["north"]
-        await two.fixture.pass_until(START + 4 * HOUR_MS)
-        assert len(checker.checks) == 2
-        assert two.fixture.scheduler.peer("north").history.proven_ms
-        gate = checker.gate = asyncio.Event()
-        two.fixture.scheduler.begin("north", CheckKind.ALL, "bob")
-        await wait_until_running(two.fixture)
-        two.fixture.clock.ms += 1
-        assert (await two.act("peers/remove", peer="north"))[0] == 200
-        assert (one.peers, two.peers) == ({}, {})
-        gate.set()
-        await ended(two.fixture)
-        status, _ = await two.act("peers/add", peer="north", values={**NORTH, "auto": 6})
-        assert (status, two.peers["north"].auto_count) == (200, 6)
-        history = two.fixture.scheduler.peer("north").history
-        assert (history.proven_ms, list(history.results)) == ({}, [])
-        assert one.fixture.scheduler.peer("north").plan is not None
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    one, two = await cluster.start("n1", "n2", settings=())
+    assert one.fixture.alarm.at_ms is None
+    status, answer = await one.act("peers/add", peer="north", values=NORTH, by="ann")
+    assert (status, answer["acted"]) == (200, {"n1": ["north"], "n2": ["north"]})
+    assert (answer["peers"][0]["origin"], two.peers["north"].queue) == ("added", "to-north")
+    checker = two.fixture.checkers["north"]
+    await two.fixture.pass_until(START + 4 * HOUR_MS)
+    assert len(checker.checks) == 2
+    assert two.fixture.scheduler.peer("north").history.proven_ms
+    gate = checker.gate = asyncio.Event()
+    two.fixture.scheduler.begin("north", CheckKind.ALL, "bob")
+    await wait_until_running(two.fixture)
+    two.fixture.clock.ms += 1
+    assert (await two.act("peers/remove", peer="north"))[0] == 200
+    assert (one.peers, two.peers) == ({}, {})
+    gate.set()
+    await ended(two.fixture)
+    status, _ = await two.act("peers/add", peer="north", values={**NORTH, "auto": 6})
+    assert (status, two.peers["north"].auto_count) == (200, 6)
+    history = two.fixture.scheduler.peer("north").history
+    assert (history.proven_ms, list(history.results)) == ({}, [])
+    assert one.fixture.scheduler.peer("north").plan is not None
 
 
-def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Path) -> None:
+async def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Path) -> None:
     """Listed as removed, by whom; a node that starts later does not have it either; --default brings it back."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        (one,) = await cluster.start("n1")
-        await one.act("peers/remove", peer="west", by="ann", reason="gone for good")
-        (two,) = await cluster.start("n2")
-        assert (one.peers, two.peers) == ({}, {})
-        (removed,) = two._own("")["removed"]
-        assert (removed["name"], removed["by"], removed["reason"]) == ("west", "ann", "gone for good")
-        assert (await two.act("set", peer="west", values={"all": 3}))[0] == 400
-        await two.act("set", peer="west", default=True)
-        assert (one.peers, two.peers) == ({"west": WEST}, {"west": WEST})
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1")
+    await one.act("peers/remove", peer="west", by="ann", reason="gone for good")
+    (two,) = await cluster.start("n2")
+    assert (one.peers, two.peers) == ({}, {})
+    (removed,) = two._own("")["removed"]
+    assert (removed["name"], removed["by"], removed["reason"]) == ("west", "ann", "gone for good")
+    assert (await two.act("set", peer="west", values={"all": 3}))[0] == 400
+    await two.act("set", peer="west", default=True)
+    assert (one.peers, two.peers) == ({"west": WEST}, {"west": WEST})
 
 
 @pytest.mark.parametrize(
@@ -311,176 +303,152 @@ def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Path) -> 
         ("suspend", {"node": "n9"}, 404, "there is no node 'n9'"),
     ],
 )
-def test_wrong_values_are_refused_with_a_remedy(
+async def test_wrong_values_are_refused_with_a_remedy(
     tmp_path: Path, path: str, body: Mapping[str, Any], status: int, words: str
 ) -> None:
     """And nothing is written."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        (one,) = await cluster.start("n1")
-        found, answer = await one.act(path, **body)
-        assert (found, words in answer["error"]) == (status, True), answer
-        assert [await one.metastore.get(at) for at in (PEERS_PATH, SUSPENSIONS_PATH)] == [None, None]
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1")
+    found, answer = await one.act(path, **body)
+    assert (found, words in answer["error"]) == (status, True), answer
+    assert [await one.metastore.get(at) for at in (PEERS_PATH, SUSPENSIONS_PATH)] == [None, None]
 
 
-def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp_path: Path) -> None:
+async def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp_path: Path) -> None:
     """It is suspended when it is back, over further restarts, also while the metastore is not read yet; resumed while
     it is down again, it is due when it is back."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        (one,) = await cluster.start("n1")
-        status, answer = await one.act("suspend", node="n2", by="ann", reason="disk")
-        assert (status, answer["acted"], answer["later"]) == (200, {}, ["n2"])
-        (two,) = await cluster.start("n2")
-        (row,) = operator_view(two.fixture)["peers"]
-        assert (row["state"], row["reason"], operator_view(one.fixture)["peers"][0]["state"]) == (
-            "suspended", "by ann: disk", "scheduled",
-        )  # fmt: skip
-        await two.fixture.pass_until(START + 3 * HOUR_MS)
-        assert two.fixture.checkers["west"].checks == []
-        await two.fixture.scheduler._save()
-        again = Node(cluster, "n2", WEST)  # started, and nothing read yet
-        assert operator_view(again.fixture)["peers"][0]["state"] == "suspended"
-        del cluster.live["n2"]
-        assert (await one.act("resume"))[1]["later"] == ["n2", "n3"]
-        (back,) = await cluster.start("n2")
-        assert operator_view(back.fixture)["peers"][0]["state"] == "scheduled"
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1")
+    status, answer = await one.act("suspend", node="n2", by="ann", reason="disk")
+    assert (status, answer["acted"], answer["later"]) == (200, {}, ["n2"])
+    (two,) = await cluster.start("n2")
+    (row,) = operator_view(two.fixture)["peers"]
+    assert (row["state"], row["reason"], operator_view(one.fixture)["peers"][0]["state"]) == (
+        "suspended", "by ann: disk", "scheduled",
+    )  # fmt: skip
+    await two.fixture.pass_until(START + 3 * HOUR_MS)
+    assert two.fixture.checkers["west"].checks == []
+    await two.fixture.scheduler._save()
+    again = Node(cluster, "n2", WEST)  # started, and nothing read yet
+    assert operator_view(again.fixture)["peers"][0]["state"] == "suspended"
+    del cluster.live["n2"]
+    assert (await one.act("resume"))[1]["later"] == ["n2", "n3"]
+    (back,) = await cluster.start("n2")
+    assert operator_view(back.fixture)["peers"][0]["state"] == "scheduled"
 
 
-def test_a_remaining_suspension_is_reported(tmp_path: Path) -> None:
+async def test_a_remaining_suspension_is_reported(tmp_path: Path) -> None:
     """A node is not resumed alone while all are suspended; resuming all ends every one; so does it what an earlier
     version suspended on a node alone."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        one, two = await cluster.start("n1", "n2")
-        await one.act("suspend", by="ann")
-        for wish in ({"node": "n2"}, {"peer": "west"}):
-            status, answer = await one.act("resume", **wish)
-            assert (status, "still suspended as part of all full-sync (by ann)" in answer["error"]) == (400, True)
-        await two.act("suspend", node="n2", by="bob")
-        await one.act("resume")
-        assert [operator_view(node.fixture)["peers"][0]["state"] for node in (one, two)] == ["scheduled"] * 2
-        await two.fixture.scheduler.suspend("west", "old", "")
-        await two.documents.refresh()
-        assert operator_view(two.fixture)["peers"][0]["state"] == "suspended"
-        assert (await one.act("resume", peer="west"))[0] == 200
-        assert operator_view(two.fixture)["peers"][0]["state"] == "scheduled"
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    one, two = await cluster.start("n1", "n2")
+    await one.act("suspend", by="ann")
+    for wish in ({"node": "n2"}, {"peer": "west"}):
+        status, answer = await one.act("resume", **wish)
+        assert (status, "still suspended as part of all full-sync (by ann)" in answer["error"]) == (400, True)
+    await two.act("suspend", node="n2", by="bob")
+    await one.act("resume")
+    assert [operator_view(node.fixture)["peers"][0]["state"] for node in (one, two)] == ["scheduled"] * 2
+    await two.fixture.scheduler.suspend("west", "old", "")
+    await two.documents.refresh()
+    assert operator_view(two.fixture)["peers"][0]["state"] == "suspended"
+    assert (await one.act("resume", peer="west"))[0] == 200
+    assert operator_view(two.fixture)["peers"][0]["state"] == "scheduled"
 
 
-def test_an_unreadable_suspension_counts_as_one(tmp_path: Path) -> None:
+async def test_an_unreadable_suspension_counts_as_one(tmp_path: Path) -> None:
     """A damaged document suspends a node that never read it, and leaves one that did as it was; resume with nothing
     named ends it. A damaged list of peers leaves what counted before."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        (one,) = await cluster.start("n1")
-        await one.act("set", peer="west", values={"all": 3})
-        for path in (SUSPENSIONS_PATH, PEERS_PATH):
-            found = await one.metastore.get(path)
-            await one.metastore.put(path, b"?", None if found is None else found.version)
-        await one.documents.refresh()
-        assert operator_view(one.fixture)["peers"][0]["state"] == "scheduled"
-        assert one.peers["west"].all_count == 3
-        (two,) = await cluster.start("n2")
-        (row,) = operator_view(two.fixture)["peers"]
-        assert (row["state"], SUSPENSIONS_PATH in row["reason"]) == ("suspended", True)
-        assert (await one.act("suspend", peer="west"))[0] == 400
-        assert (await one.act("resume"))[0] == 200
-        assert operator_view(two.fixture)["peers"][0]["state"] == "scheduled"
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1")
+    await one.act("set", peer="west", values={"all": 3})
+    for path in (SUSPENSIONS_PATH, PEERS_PATH):
+        found = await one.metastore.get(path)
+        await one.metastore.put(path, b"?", None if found is None else found.version)
+    await one.documents.refresh()
+    assert operator_view(one.fixture)["peers"][0]["state"] == "scheduled"
+    assert one.peers["west"].all_count == 3
+    (two,) = await cluster.start("n2")
+    (row,) = operator_view(two.fixture)["peers"]
+    assert (row["state"], SUSPENSIONS_PATH in row["reason"]) == ("suspended", True)
+    assert (await one.act("suspend", peer="west"))[0] == 400
+    assert (await one.act("resume"))[0] == 200
+    assert operator_view(two.fixture)["peers"][0]["state"] == "scheduled"
 
 
-def test_changes_of_another_node_are_followed(tmp_path: Path) -> None:
+async def test_changes_of_another_node_are_followed(tmp_path: Path) -> None:
     """Both documents are read at the start, and after every change that any node writes."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        (one,) = await cluster.start("n1")
-        two = Node(cluster, "n2", WEST)
-        await two.metastore.start(lambda _: None)
-        await operator_documents.set_peer(one.metastore, "west", None, {"all": 3}, ACT)
-        await two.documents.start()
-        assert two.peers["west"].all_count == 3
-        await operator_documents.suspend(one.metastore, FullSyncSuspension("west", None, *ACT))
-        await operator_documents.set_peer(one.metastore, "west", None, {"all": 6}, ACT)
-        async with asyncio.timeout(5):
-            while two.peers["west"].all_count != 6 or operator_view(two.fixture)["peers"][0]["state"] != "suspended":
-                await asyncio.sleep(0.01)
-        await two.documents.stop()
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1")
+    two = Node(cluster, "n2", WEST)
+    await two.metastore.start(lambda _: None)
+    await operator_documents.set_peer(one.metastore, "west", None, {"all": 3}, ACT)
+    await two.documents.start()
+    assert two.peers["west"].all_count == 3
+    await operator_documents.suspend(one.metastore, FullSyncSuspension("west", None, *ACT))
+    await operator_documents.set_peer(one.metastore, "west", None, {"all": 6}, ACT)
+    async with asyncio.timeout(5):
+        while two.peers["west"].all_count != 6 or operator_view(two.fixture)["peers"][0]["state"] != "suspended":
+            await asyncio.sleep(0.01)
+    await two.documents.stop()
 
 
-def test_another_queue_invalidates_proofs(tmp_path: Path) -> None:
+async def test_another_queue_invalidates_proofs(tmp_path: Path) -> None:
     """What was proven by the filter of another queue is no proof by this one's; other changes keep it, and a restart
     with another queue in the file forgets it, too."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        (one,) = await cluster.start("n1")
-        await one.fixture.scheduler.run("west", CheckKind.ALL, "ann")
-        await one.act("set", peer="west", values={"all": 3})
-        history = one.fixture.scheduler.peer("west").history
-        assert (history.proven_ms, history.schedule_state.failed) == ({"default": START}, False)
-        assert len(history.results) == 1
-        await one.fixture.scheduler._save()
-        again = Node(cluster, "n1", replace(WEST, queue="to-north"))
-        assert again.fixture.scheduler.peer("west").history.proven_ms == {}
-        await one.act("set", peer="west", values={"queue": "to-north"})
-        assert (history.proven_ms, history.schedule_state.failed) == ({}, True)
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1")
+    await one.fixture.scheduler.run("west", CheckKind.ALL, "ann")
+    await one.act("set", peer="west", values={"all": 3})
+    history = one.fixture.scheduler.peer("west").history
+    assert (history.proven_ms, history.schedule_state.failed) == ({"default": START}, False)
+    assert len(history.results) == 1
+    await one.fixture.scheduler._save()
+    again = Node(cluster, "n1", replace(WEST, queue="to-north"))
+    assert again.fixture.scheduler.peer("west").history.proven_ms == {}
+    await one.act("set", peer="west", values={"queue": "to-north"})
+    assert (history.proven_ms, history.schedule_state.failed) == ({}, True)
 
 
-def test_checks_of_kind_auto_are_left_out_by_an_act_and_after_a_restart(tmp_path: Path) -> None:
+async def test_checks_of_kind_auto_are_left_out_by_an_act_and_after_a_restart(tmp_path: Path) -> None:
     """So many of the next ones begin nothing, over a restart, too; status tells how many are to come; 0 ends it."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
-        status, answer = await one.act("suppress-auto", count=3, by="ann")
-        assert (status, answer["peers"][0]["auto_left_out"]) == (200, 3)
-        await one.fixture.pass_until(START + 2 * HOUR_MS - 1)
-        assert one.fixture.checkers["west"].checks == []
-        (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
-        assert operator_view(one.fixture)["peers"][0]["auto_left_out"] == 1
-        assert (await one.act("suppress-auto", peer="west", count=0))[0] == 200
-        await one.fixture.pass_until(START + HOUR_MS - 1)
-        assert len(one.fixture.checkers["west"].checks) == 1
-        for count in (None, -1, 241, True, "3"):
-            assert (await one.act("suppress-auto", count=count))[0] == 400
-
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
+    status, answer = await one.act("suppress-auto", count=3, by="ann")
+    assert (status, answer["peers"][0]["auto_left_out"]) == (200, 3)
+    await one.fixture.pass_until(START + 2 * HOUR_MS - 1)
+    assert one.fixture.checkers["west"].checks == []
+    (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
+    assert operator_view(one.fixture)["peers"][0]["auto_left_out"] == 1
+    assert (await one.act("suppress-auto", peer="west", count=0))[0] == 200
+    await one.fixture.pass_until(START + HOUR_MS - 1)
+    assert len(one.fixture.checkers["west"].checks) == 1
+    for count in (None, -1, 241, True, "3"):
+        assert (await one.act("suppress-auto", count=count))[0] == 400
 
 
-def test_each_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One entry more is refused; one that replaces another is not."""
 
-    async def work() -> None:
-        cluster = Cluster(tmp_path)
-        (one,) = await cluster.start("n1")
-        for node in ("n1", "n2"):
-            await operator_documents.set_peer(one.metastore, "west", node, {"all": 1}, ACT)
-            await operator_documents.suspend(one.metastore, FullSyncSuspension("west", node, *ACT))
-        await operator_documents.set_peer(one.metastore, "west", "n2", {"all": 2}, ACT)
-        with pytest.raises(BadInput, match="2 entries of peers"):
-            await operator_documents.set_peer(one.metastore, "west", "n3", {"all": 1}, ACT)
-        with pytest.raises(BadInput, match="2 suspensions"):
-            await operator_documents.suspend(one.metastore, FullSyncSuspension("west", "n3", *ACT))
-        found = await operator_documents.suspend(one.metastore, FullSyncSuspension("west", "n2", "bob", START, ""))
-        held = suspension_for("west", "n2", found)
-        assert held is not None
-        assert held.by == "bob"
-
     monkeypatch.setattr(operator_documents, "ENTRIES_MAX", 2)
-    run_test(work)
+    cluster = Cluster(tmp_path)
+    (one,) = await cluster.start("n1")
+    for node in ("n1", "n2"):
+        await operator_documents.set_peer(one.metastore, "west", node, {"all": 1}, ACT)
+        await operator_documents.suspend(one.metastore, FullSyncSuspension("west", node, *ACT))
+    await operator_documents.set_peer(one.metastore, "west", "n2", {"all": 2}, ACT)
+    with pytest.raises(BadInput, match="2 entries of peers"):
+        await operator_documents.set_peer(one.metastore, "west", "n3", {"all": 1}, ACT)
+    with pytest.raises(BadInput, match="2 suspensions"):
+        await operator_documents.suspend(one.metastore, FullSyncSuspension("west", "n3", *ACT))
+    found = await operator_documents.suspend(one.metastore, FullSyncSuspension("west", "n2", "bob", START, ""))
+    held = suspension_for("west", "n2", found)
+    assert held is not None
+    assert held.by == "bob"

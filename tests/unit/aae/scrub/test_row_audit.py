@@ -22,7 +22,9 @@ from isthmus.repl.model.objects import Summary
 from isthmus.repl.store import rows
 from isthmus.repl.store.port import PartitionStep
 from tests.support.fullsync_fakes import FakeReplicas, lone_repair
-from tests.unit.aae.trees.tree_cache.test_updates import PARTITION, TreeFixture, eventually, ready, run
+from tests.unit.aae.trees.tree_cache.test_updates import PARTITION, TreeFixture, eventually, opened, ready
+
+pytestmark = pytest.mark.virtual_time
 
 
 def row_name(key: bytes) -> bytes:
@@ -71,7 +73,7 @@ async def ended(audit: Scrubber) -> None:
     audit._pool.shutdown()
 
 
-def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebuild(
+async def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebuild(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turn after turn goes through all rows in whole segments; right ones give no alarm. A row that was changed under
@@ -79,7 +81,7 @@ def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebuild(
     monkeypatch.setattr(row_audit, "ROWS_MAX", 100)
     monkeypatch.setattr(row_audit, "SLICE_ROWS", 30)
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 450)
         for _ in range(4):  # 120 rows a turn: whole slices
             assert await audit.check_next_range(PARTITION) == []
@@ -101,13 +103,13 @@ def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebuild(
             assert await audit.check_next_range(PARTITION) == []
         await ended(audit)
 
-    run(tmp_path, scenario)
 
-
-def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_object_that_cannot_be_read_hides_no_damaged_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The alarm names the key, whose object counts as damaged, and the tree serves no more."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 30)
         segment = damage(fixture, b"7", other_hash)
 
@@ -122,14 +124,12 @@ def test_an_object_that_cannot_be_read_hides_no_damaged_row(tmp_path: Path, monk
         assert [one["damaged"] for one in logs if one["event"] == "trees.rows_are_wrong"] == [["b'b'/b'7'"]]
         await ended(audit)
 
-    run(tmp_path, scenario)
 
-
-def test_a_refused_read_reports_no_row_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_read_reports_no_row_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine has no room for another open file, say, the turn is put off: the tree serves on, and no row is
     called unreadable."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 30)
         segment = damage(fixture, b"7", other_hash)
 
@@ -144,14 +144,12 @@ def test_a_refused_read_reports_no_row_as_damaged(tmp_path: Path, monkeypatch: p
         assert await audit.check_next_range(PARTITION) == [segment]
         await ended(audit)
 
-    run(tmp_path, scenario)
 
-
-def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: Path) -> None:
+async def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: Path) -> None:
     """A segment that was asked for is held against its tree without waiting for its turn; what changes meanwhile is no
     alarm, and more than the limit are left to the rounds."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 200)
         audit.start()
         segment = damage(fixture, b"5", other_hash)
@@ -163,15 +161,13 @@ def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: P
         audit.check_soon(PARTITION, range(10_000))
         assert len(audit._suspects) == row_audit.SUSPECTS_MAX
 
-    run(tmp_path, scenario)
 
-
-def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that the tree was not told of yet, that change between two readings, or that come from another node while
     the copy is caught up, are left to the next turn."""
     monkeypatch.setattr(row_audit, "APPLY_WAIT_S", 0.01)
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 50)
         made = fixture.write(30, random.Random(2))
         assert await audit.check_next_range(PARTITION) == []
@@ -186,13 +182,11 @@ def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatc
         assert fixture.trees.mismatches == []
         await ended(audit)
 
-    run(tmp_path, scenario)
 
-
-def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Path) -> None:
+async def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Path) -> None:
     """Bytes that are no row: the tree is gone, and cannot be built until the copy is mended. The reason names it."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 50)
         damage(fixture, b"7", lambda data: b"\xc1" + data)
         assert await audit.check_next_range(PARTITION) == []
@@ -202,10 +196,8 @@ def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Pa
         assert "b'b'/b'7' cannot be read" in cached.reason
         await ended(audit)
 
-    run(tmp_path, scenario)
 
-
-def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
+async def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once a reason, however often it is tried: each pause is twice the one before, up to a bound, and the reason is
@@ -213,7 +205,7 @@ def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
     monkeypatch.setattr(tree_cache, "RETRY_MS", 20)
     monkeypatch.setattr(tree_cache, "RETRY_MS_MAX", 100)
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 50)
         cached = fixture.trees.cached[PARTITION]
         pauses_ms: list[int] = []
@@ -246,5 +238,3 @@ def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
             await eventually(lambda: cached.failures == 1)
             assert [one["again_in_s"] for one in logged if one["event"] == "trees.build_failed"] == [0, 50]
         await ended(audit)
-
-    run(tmp_path, scenario)

@@ -25,6 +25,8 @@ from isthmus.repl.store.port import DamagedChange, PartitionStep
 from tests.support.entry_histories import CLUSTER, open_store
 from tests.support.fullsync_fakes import FakeReplicas, FakeRpc, fake_trees
 
+pytestmark = pytest.mark.virtual_time
+
 PARTITION = 3
 KEYS = [b"%d" % n for n in range(20)]
 SEGMENT = segment_of(key_hash(b"b", b"7"))
@@ -114,9 +116,9 @@ def right_leaf(replica: Replica) -> int:
     return found
 
 
-def repair_of_key_7(replica: Replica, leaf_is: int | None = None) -> row_repair.RepairResult:
+async def repair_of_key_7(replica: Replica, leaf_is: int | None = None) -> row_repair.RepairResult:
     """What becomes of the segment of the key 7."""
-    return asyncio.run(replica.mending.repair_segment(PARTITION, SEGMENT, leaf_is))
+    return await replica.mending.repair_segment(PARTITION, SEGMENT, leaf_is)
 
 
 KEY_ROWS, OBJECTS = rows.prefixes(PARTITION).key, rows.prefixes(PARTITION).object
@@ -133,47 +135,47 @@ KEY_ROWS, OBJECTS = rows.prefixes(PARTITION).key, rows.prefixes(PARTITION).objec
     ],
     ids=["another hash", "unreadable", "another offset", "damaged object", "no object"],
 )
-def test_what_contradicts_itself_is_taken_from_the_other_replica(
+async def test_what_contradicts_itself_is_taken_from_the_other_replica(
     pair: tuple[Replica, Replica], prefix: bytes, change: Any
 ) -> None:
     """Without any tree: afterwards every row of the store is the other replica's, and the key is named."""
     mine, other = pair
     mine.damage(prefix, change)
     assert mine.all_rows() != other.all_rows()
-    found = repair_of_key_7(mine)
+    found = await repair_of_key_7(mine)
     assert (found.keys, found.by) == (((b"b", b"7"),), "node other")
     assert mine.all_rows() == other.all_rows()
     assert mine.invalidated == [PARTITION]
     assert mine.mending.metrics()[0][2] == 1
-    assert repair_of_key_7(mine) == row_repair.RepairResult()
+    assert await repair_of_key_7(mine) == row_repair.RepairResult()
 
 
-def test_a_lost_row_is_fetched_if_the_tree_proves_it(pair: tuple[Replica, Replica]) -> None:
+async def test_a_lost_row_is_fetched_if_the_tree_proves_it(pair: tuple[Replica, Replica]) -> None:
     """Without the tree nobody knows whether it was deleted; with it the other replica's row is proven."""
     mine, other = pair
     leaf_is = right_leaf(mine)
     mine.damage(KEY_ROWS, None)
-    assert repair_of_key_7(mine) == row_repair.RepairResult()
-    assert repair_of_key_7(mine, leaf_is).keys == ((b"b", b"7"),)
+    assert await repair_of_key_7(mine) == row_repair.RepairResult()
+    assert (await repair_of_key_7(mine, leaf_is)).keys == ((b"b", b"7"),)
     assert mine.all_rows() == other.all_rows()
 
 
-def test_an_unproven_row_is_left_unchanged(pair: tuple[Replica, Replica]) -> None:
+async def test_an_unproven_row_is_left_unchanged(pair: tuple[Replica, Replica]) -> None:
     """The other replica's row contradicts itself, too, or its copy is not in sync, or less far: nothing is written, and
     the reason says so. A row that is right is never taken for damaged."""
     mine, other = pair
     mine.damage(KEY_ROWS, lambda data: data[:-1] + b"\x05")
     other.damage(OBJECTS, lambda data: data[:-4] + b"nope")
     before = mine.all_rows()
-    assert "not what its object says either" in repair_of_key_7(mine).reason
+    assert "not what its object says either" in (await repair_of_key_7(mine)).reason
     other.in_sync = False
-    assert "not in sync there" in repair_of_key_7(mine).reason
+    assert "not in sync there" in (await repair_of_key_7(mine)).reason
     mine.in_sync = False
-    assert "no other replica in sync proves" in repair_of_key_7(mine).reason
+    assert "no other replica in sync proves" in (await repair_of_key_7(mine)).reason
     assert mine.all_rows() == before
 
 
-def test_an_unrepairable_key_blocks_no_other(pair: tuple[Replica, Replica]) -> None:
+async def test_an_unrepairable_key_blocks_no_other(pair: tuple[Replica, Replica]) -> None:
     """Two keys of one segment are damaged, and the other replica has one of them: that one is mended and told of, and
     the reason says why the other one is not."""
     mine, other = pair
@@ -191,27 +193,29 @@ def test_an_unrepairable_key_blocks_no_other(pair: tuple[Replica, Replica]) -> N
     right = other.all_rows()
     for whose, key in ((mine, first), (mine, second), (other, min(first, second))):
         whose.driver.put(OBJECTS + rows.bucket_head(b"b") + key, b"damaged")
-    found = asyncio.run(mine.mending.repair_segment(PARTITION, segment))
+    found = await mine.mending.repair_segment(PARTITION, segment)
     assert (found.keys, found.by) == (((b"b", max(first, second)),), "node other")
     assert "not what its object says either" in found.reason
     assert (mine.invalidated, mine.mending.repaired_total) == ([PARTITION], 1)
     assert mine.all_rows() == other.all_rows() != right
-    done, refused = asyncio.run(mine.mending.repair_keys(PARTITION, [(b"b", first), (b"b", second)]))
+    done, refused = await mine.mending.repair_keys(PARTITION, [(b"b", first), (b"b", second)])
     assert (done, refused.total()) == (0, 2)
     tail = rows.bucket_head(b"b") + min(first, second)
     mine.west = {tail: right[OBJECTS + tail]}
-    assert asyncio.run(mine.mending.repair_segment(PARTITION, segment)).by == "cluster west"
+    assert (await mine.mending.repair_segment(PARTITION, segment)).by == "cluster west"
     assert mine.all_rows() == right
 
 
-def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_that_is_behind_is_waited_for(
+    pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It answers once it has applied as much; one that does not in time says that it is not ready."""
     monkeypatch.setattr(row_repair, "APPLIED_S", 0.05)
     mine, other = pair
     more = PartitionStep(PARTITION, [entry(len(KEYS), b"more", b"x")])
     mine.store.write([more])
     mine.damage(KEY_ROWS, other_hash)
-    assert f"not applied to {len(KEYS) + 1} there" in repair_of_key_7(mine).reason
+    assert f"not applied to {len(KEYS) + 1} there" in (await repair_of_key_7(mine)).reason
     monkeypatch.setattr(row_repair, "APPLIED_S", 10.0)
 
     async def scenario() -> row_repair.RepairResult:
@@ -221,29 +225,29 @@ def test_a_replica_that_is_behind_is_waited_for(pair: tuple[Replica, Replica], m
         other.store.write([more])
         return await asking
 
-    assert asyncio.run(scenario()).keys
+    assert (await scenario()).keys
     assert mine.all_rows() == other.all_rows()
 
 
-def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: tuple[Replica, Replica]) -> None:
+async def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: tuple[Replica, Replica]) -> None:
     """A row that can be read waits for a tree that proves the object; one that says nothing at all does not."""
     mine, other = pair
     mine.other = None
     leaf_is = right_leaf(mine)
     mine.damage(KEY_ROWS, other_hash)
-    assert "nor its object" in repair_of_key_7(mine).reason
-    assert "nor its object" in repair_of_key_7(mine, leaf_is ^ 1).reason
-    assert repair_of_key_7(mine, leaf_is).by == "their own objects"
+    assert "nor its object" in (await repair_of_key_7(mine)).reason
+    assert "nor its object" in (await repair_of_key_7(mine, leaf_is ^ 1)).reason
+    assert (await repair_of_key_7(mine, leaf_is)).by == "their own objects"
     assert mine.all_rows() == other.all_rows()
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
-    assert asyncio.run(mine.mending.unreadable_segments(PARTITION, 10)) == [SEGMENT]
-    assert repair_of_key_7(mine).keys == ((b"b", b"7"),)
+    assert await mine.mending.unreadable_segments(PARTITION, 10) == [SEGMENT]
+    assert (await repair_of_key_7(mine)).keys == ((b"b", b"7"),)
     assert mine.all_rows() == other.all_rows()
     mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
-    assert "nor its object" in repair_of_key_7(mine, leaf_is).reason
+    assert "nor its object" in (await repair_of_key_7(mine, leaf_is)).reason
 
 
-def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_the_tree_proves_it(
+async def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_the_tree_proves_it(
     pair: tuple[Replica, Replica],
 ) -> None:
     """By the key row an object that is damaged or gone; by the tree one whose key row is damaged, too. Any other
@@ -259,24 +263,24 @@ def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_the_tre
         mine.damage(OBJECTS, damage) if damage else mine.damage(OBJECTS, None)
         for wrong in ({}, {tail: newer}, {tail: broken}, {b"other\0\x01k": right}):
             mine.west = wrong
-            assert repair_of_key_7(mine).keys == repair_of_key_7(mine, leaf_is).keys == ()
+            assert (await repair_of_key_7(mine)).keys == (await repair_of_key_7(mine, leaf_is)).keys == ()
         mine.west = {tail: right}
-        assert repair_of_key_7(mine).by == "cluster west"
+        assert (await repair_of_key_7(mine)).by == "cluster west"
         assert mine.all_rows() == other.all_rows()
     mine.damage(OBJECTS, lambda data: data[:-4] + b"nope")
     mine.damage(KEY_ROWS, other_hash)
     mine.west = {tail: newer}
-    assert repair_of_key_7(mine, leaf_is).keys == ()
+    assert (await repair_of_key_7(mine, leaf_is)).keys == ()
     mine.west = {tail: right}
-    assert "nor another cluster" in repair_of_key_7(mine).reason
-    assert repair_of_key_7(mine, leaf_is).by == "cluster west"
+    assert "nor another cluster" in (await repair_of_key_7(mine)).reason
+    assert (await repair_of_key_7(mine, leaf_is)).by == "cluster west"
     assert mine.all_rows() == other.all_rows()
     mine.damage(KEY_ROWS, other_hash)  # two objects are the same, whatever a tree says that was built from this row
-    assert repair_of_key_7(mine, right_leaf(mine)).by == "cluster west"
+    assert (await repair_of_key_7(mine, right_leaf(mine))).by == "cluster west"
     assert mine.all_rows() == other.all_rows()
 
 
-def test_what_an_exchange_reads_is_looked_through(
+async def test_what_an_exchange_reads_is_looked_through(
     pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the segments that are asked for those with damage are mended, the others left alone, up to a limit of rows."""
@@ -284,16 +288,16 @@ def test_what_an_exchange_reads_is_looked_through(
     mine.damage(OBJECTS, None)
     others = [segment_of(key_hash(b"b", key)) for key in KEYS if key != b"7"]
     monkeypatch.setattr(row_repair, "CHECKED_ROWS_MAX", len(KEYS) - 1)
-    asyncio.run(mine.mending.repair_contradicting(PARTITION, [*sorted(others), SEGMENT]))
+    await mine.mending.repair_contradicting(PARTITION, [*sorted(others), SEGMENT])
     assert mine.all_rows() != other.all_rows()
     monkeypatch.setattr(row_repair, "CHECKED_ROWS_MAX", len(KEYS))
-    asyncio.run(mine.mending.repair_contradicting(PARTITION, sorted(others)))
+    await mine.mending.repair_contradicting(PARTITION, sorted(others))
     assert mine.all_rows() != other.all_rows()
-    asyncio.run(mine.mending.repair_contradicting(PARTITION, sorted([*others, SEGMENT])))
+    await mine.mending.repair_contradicting(PARTITION, sorted([*others, SEGMENT]))
     assert mine.all_rows() == other.all_rows()
 
 
-def test_the_scan_for_unreadable_rows_yields_between_pages(
+async def test_the_scan_for_unreadable_rows_yields_between_pages(
     pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All rows of a copy are decoded, in a thread: between pages clients have their turn, as long as a page took."""
@@ -302,44 +306,41 @@ def test_the_scan_for_unreadable_rows_yields_between_pages(
     rests: list[float] = []
     monkeypatch.setattr(row_repair, "UNREADABLE_ROWS", 5)
     monkeypatch.setattr("isthmus.aae.scrub.row_repair.clock.sleep", rests.append)
-    assert asyncio.run(mine.mending.unreadable_segments(PARTITION, 10)) == [SEGMENT]
+    assert await mine.mending.unreadable_segments(PARTITION, 10) == [SEGMENT]
     pages = len(KEYS) // 5
     assert len(rests) == pages + 1 + pages  # of change rows, with the look behind the last one, and of key rows
     assert min(rests) > 0
 
 
-def test_keys_are_repaired_one_by_one_and_other_nodes_are_notified(pair: tuple[Replica, Replica]) -> None:
+async def test_keys_are_repaired_one_by_one_and_other_nodes_are_notified(pair: tuple[Replica, Replica]) -> None:
     """What a fold names: a damaged key is mended, one that is not (any more) says so; and another node is told to look
     at a segment of its own."""
     mine, other = pair
     mine.damage(OBJECTS, None)
-    done, refused = asyncio.run(mine.mending.repair_keys(PARTITION, [(b"b", b"7"), (b"b", b"8")]))
+    done, refused = await mine.mending.repair_keys(PARTITION, [(b"b", b"7"), (b"b", b"8")])
     assert (done, dict(refused)) == (1, {"it is not damaged any more": 1})
     mine.damage(KEY_ROWS, other_hash)
-    asyncio.run(other.mending.request_check("mine", PARTITION, SEGMENT))
+    await other.mending.request_check("mine", PARTITION, SEGMENT)
     assert mine.all_rows() == other.all_rows()
     other.in_sync = False
     with pytest.raises(NotReady):
-        asyncio.run(mine.mending._request_rows("other", PARTITION, SEGMENT, None, 0))
+        await mine.mending._request_rows("other", PARTITION, SEGMENT, None, 0)
 
 
 CHANGES = rows.prefixes(PARTITION).change
 
 
-def mended_unreadable(replica: Replica) -> list[int]:
+async def mended_unreadable(replica: Replica) -> list[int]:
     """Mend what a whole reading of the copy finds; the segments."""
 
-    async def run() -> list[int]:
-        found = await replica.mending.unreadable_segments(PARTITION, 100)
-        for segment in found:
-            await replica.mending.repair_segment(PARTITION, segment)
-        return found
-
-    return asyncio.run(run())
+    found = await replica.mending.unreadable_segments(PARTITION, 100)
+    for segment in found:
+        await replica.mending.repair_segment(PARTITION, segment)
+    return found
 
 
 @pytest.mark.parametrize("followers", [True, False], ids=["another replica", "alone"])
-def test_a_damaged_change_row_is_as_it_was(pair: tuple[Replica, Replica], followers: bool) -> None:
+async def test_a_damaged_change_row_is_as_it_was(pair: tuple[Replica, Replica], followers: bool) -> None:
     """The row of a key in the change index cannot be decoded, its key row can: it is found by the offset that stands in
     the key row, and taken from another replica, or made of what the key row says."""
     mine, other = pair
@@ -348,18 +349,18 @@ def test_a_damaged_change_row_is_as_it_was(pair: tuple[Replica, Replica], follow
     with pytest.raises(DamagedChange, match="partition 3: the change row of offset 7") as damaged:
         mine.store.changes(PARTITION, 0, 100)
     assert (damaged.value.offset, [row.offset for row in damaged.value.before]) == (7, [0, 1, 2, 3, 4, 5, 6])
-    assert mended_unreadable(mine) == [SEGMENT]
+    assert await mended_unreadable(mine) == [SEGMENT]
     assert mine.all_rows() == other.all_rows()
-    assert mended_unreadable(mine) == []
+    assert await mended_unreadable(mine) == []
 
 
-def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Replica]) -> None:
+async def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Replica]) -> None:
     """The key that changed just before is neither taken for damaged nor kept from a replica that asks for it; what
     stands before is given to a follower first, and what is damaged is named by its offset."""
     mine, _ = pair
     mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
     segment = segment_of(key_hash(b"b", b"6"))
-    assert asyncio.run(mine.mending.repair_segment(PARTITION, segment)) == row_repair.RepairResult()
+    assert await mine.mending.repair_segment(PARTITION, segment) == row_repair.RepairResult()
     with closing(mine.store.transfers.snapshot(PARTITION)) as snapshot:
         chunk = snapshot.rows(0, 1 << 20)
         assert (chunk.upto, chunk.row_count) == (7, 7)
@@ -367,7 +368,7 @@ def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Repli
             snapshot.rows(chunk.upto, 1 << 20)
 
 
-def test_a_damaged_change_row_of_nothing_goes(pair: tuple[Replica, Replica]) -> None:
+async def test_a_damaged_change_row_of_nothing_goes(pair: tuple[Replica, Replica]) -> None:
     """No key row points to it: it goes, unless a key row cannot be decoded, whose it may be, or it is another by then.
     What no key row can prove stays."""
     mine, other = pair
@@ -377,16 +378,16 @@ def test_a_damaged_change_row_of_nothing_goes(pair: tuple[Replica, Replica]) -> 
     mine.in_sync = False
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
     mine.damage(OBJECTS, lambda _: b"nope")
-    assert mended_unreadable(mine) == [SEGMENT]
+    assert await mended_unreadable(mine) == [SEGMENT]
     assert mine.driver.get(name) == b"x"
     mine.in_sync = True
-    assert mended_unreadable(mine) == [SEGMENT]
-    assert mended_unreadable(mine) == []
+    assert await mended_unreadable(mine) == [SEGMENT]
+    assert await mended_unreadable(mine) == []
     assert mine.driver.get(name) is None
     assert mine.all_rows() == other.all_rows()
 
 
-def test_messages_of_row_repair_have_the_bytes_of_version_1(pair: tuple[Replica, Replica]) -> None:
+async def test_messages_of_row_repair_have_the_bytes_of_version_1(pair: tuple[Replica, Replica]) -> None:
     """Nodes of earlier versions exchange the same bytes."""
     mine, other = pair
     sent: list[tuple[str, bytes, bytes]] = []
@@ -397,8 +398,8 @@ def test_messages_of_row_repair_have_the_bytes_of_version_1(pair: tuple[Replica,
         return response
 
     mine.mending._rpc = FakeRpc(recording)
-    offset, rows = asyncio.run(mine.mending._request_rows("other", PARTITION, SEGMENT, None, 3))
-    asyncio.run(mine.mending.request_check("other", PARTITION, SEGMENT))
+    offset, rows = await mine.mending._request_rows("other", PARTITION, SEGMENT, None, 3)
+    await mine.mending.request_check("other", PARTITION, SEGMENT)
     assert sent == [
         (
             "aae.rows_again",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +76,7 @@ def manager_in(directory: Path) -> CheckScheduler:
         ("?results=" + 5_000 * "9", None),
     ],
 )
-def test_what_is_mistyped_is_refused_and_nothing_is_kept(
+async def test_what_is_mistyped_is_refused_and_nothing_is_kept(
     path: str, body: dict[str, Any] | None, client_api: Any, send_request: Any, tmp_path: Path
 ) -> None:
     """Times beyond every clock, text that is none, a check of nothing: 400, and what is remembered stays as it was and
@@ -108,7 +107,7 @@ def test_what_is_mistyped_is_refused_and_nothing_is_kept(
         await manager.stop()
         return answer
 
-    assert asyncio.run(whole()).status == 400
+    assert (await whole()).status == 400
     again = History(tmp_path, 0)
     again.load()
     assert again.peer("west") == PeerHistory(manager.peers["west"].history.schedule_state, queue="to-west")

@@ -21,6 +21,8 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Part
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.node_status import FakeNodeStatus
 
+pytestmark = pytest.mark.virtual_time
+
 MIN_ISR = "replication.min.isr"
 LAG = "replication.max.time.lag.millis"
 
@@ -60,27 +62,24 @@ def a_record(partition: int, bucket_type: str, replicas: tuple[str, ...]) -> Par
     )
 
 
-def answers_to(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int, dict[str, Any]]]:
+async def answers_to(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int, dict[str, Any]]]:
     """The answers of one node's admin face to some requests, one after the other."""
 
-    async def scenario() -> list[tuple[int, dict[str, Any]]]:
-        metastore = MemoryMetastore(MemoryEnsemble())
-        await metastore.start(lambda _state: None)
-        controller = MemoryController(metastore)
-        controller.lame = lame
-        settings = Settings(NodeSettings("n1", "east", Path("data")))
-        services = SimpleNamespace(
-            controller=controller,
-            options=EffectiveOptions(settings),
-            time=SimpleNamespace(wall_ms=lambda: 1_700_000_000_000),
-        )
-        admin = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
-        found = [await answer(admin, *each) for each in requests]
-        await asyncio.gather(*controller._tasks)
-        await metastore.stop()
-        return found
-
-    return asyncio.run(scenario())
+    metastore = MemoryMetastore(MemoryEnsemble())
+    await metastore.start(lambda _state: None)
+    controller = MemoryController(metastore)
+    controller.lame = lame
+    settings = Settings(NodeSettings("n1", "east", Path("data")))
+    services = SimpleNamespace(
+        controller=controller,
+        options=EffectiveOptions(settings),
+        time=SimpleNamespace(wall_ms=lambda: 1_700_000_000_000),
+    )
+    admin = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
+    found = [await answer(admin, *each) for each in requests]
+    await asyncio.gather(*controller._tasks)
+    await metastore.stop()
+    return found
 
 
 async def answer(admin: AdminApi, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
@@ -105,9 +104,9 @@ def facts(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[key] for key in ("bucket_type", "set", "effective", "origin", "by"))
 
 
-def test_every_option_is_listed_with_what_is_in_force() -> None:
+async def test_every_option_is_listed_with_what_is_in_force() -> None:
     """A row each for the cluster; of min-ISR one for each bucket type, too; nothing is set at first."""
-    ((status, answered),) = answers_to(("GET", "/admin/options", None))
+    ((status, answered),) = await answers_to(("GET", "/admin/options", None))
     rows = answered["options"]
     assert status == 200
     assert [row["option"] for row in rows if row["bucket_type"] is None] == list(OPTIONS)
@@ -119,10 +118,10 @@ def test_every_option_is_listed_with_what_is_in_force() -> None:
     assert all(row["set"] is None and row["meaning"] and row["range"] for row in rows)
 
 
-def test_an_option_is_set_and_unset_with_who_and_when() -> None:
+async def test_an_option_is_set_and_unset_with_who_and_when() -> None:
     """The answer shows the row as it is in force then, and what it was before."""
     path = f"/admin/options/{LAG}"
-    (_, done), (_, again), (_, undone), (_, once_more) = answers_to(
+    (_, done), (_, again), (_, undone), (_, once_more) = await answers_to(
         ("POST", f"{path}/set", {"value": "2s", "by": "ann@desk"}),
         ("POST", f"{path}/set", {"value": 4_000, "by": "bob", "bucket_type": "notes"}),
         ("POST", f"{path}/unset", {"by": "ann@desk"}),
@@ -140,10 +139,10 @@ def test_an_option_is_set_and_unset_with_who_and_when() -> None:
     assert once_more["outcome"] == "was not set"
 
 
-def test_min_isr_is_clamped_and_the_consequences_are_noted() -> None:
+async def test_min_isr_is_clamped_and_the_consequences_are_noted() -> None:
     """Set and effective value are both there, with notes on clamping and on partitions that refuse writes then."""
     path = f"/admin/options/{MIN_ISR}"
-    (_, high), (_, low), (_, seen) = answers_to(
+    (_, high), (_, low), (_, seen) = await answers_to(
         ("POST", f"{path}/set", {"value": 9}),
         ("POST", f"{path}/set", {"value": "-1", "bucket_type": "notes"}),
         ("GET", path, None),
@@ -169,9 +168,9 @@ def test_min_isr_is_clamped_and_the_consequences_are_noted() -> None:
     ]
 
 
-def test_a_dry_run_changes_nothing() -> None:
+async def test_a_dry_run_changes_nothing() -> None:
     """It shows what would be in force."""
-    (_, said), (_, listed) = answers_to(
+    (_, said), (_, listed) = await answers_to(
         ("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3, "dry_run": True}),
         ("GET", f"/admin/options/{MIN_ISR}?bucket_type=default", None),
     )
@@ -181,10 +180,10 @@ def test_a_dry_run_changes_nothing() -> None:
     assert [facts(row)[:4] for row in listed["options"]] == [("default", None, 2, "default")]
 
 
-def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer comes although no controller acts, and names the partitions that wait."""
     monkeypatch.setattr(options_room, "IN_FORCE_S", 0.1)
-    ((_, done),) = answers_to(("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3}), lame=True)
+    ((_, done),) = await answers_to(("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3}), lame=True)
     assert done["options"][0]["waiting"] == [0, 1]
 
 
@@ -200,8 +199,8 @@ def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.MonkeyPa
         ("election.ask.millis/set", {"value": 9, "bucket_type": "notes"}, 400, "bad-option", "the cluster's"),
     ],
 )
-def test_what_cannot_be_set_is_refused(path: str, body: Any, status: int, reason: str, says: str) -> None:
+async def test_what_cannot_be_set_is_refused(path: str, body: Any, status: int, reason: str, says: str) -> None:
     """With what would be right."""
-    ((got, answered),) = answers_to(("POST", f"/admin/options/{path}", body))
+    ((got, answered),) = await answers_to(("POST", f"/admin/options/{path}", body))
     assert (got, answered["reason"]) == (status, reason)
     assert says in answered["error"]

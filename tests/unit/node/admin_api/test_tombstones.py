@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -26,23 +25,23 @@ class RecordingReaper:
         return Reaped("waits", "queue q: waits")
 
 
-def test_tombstones_that_wait_are_shown_and_one_is_asked_for(client_api: Any, send_request: Any) -> None:
+async def test_tombstones_that_wait_are_shown_and_one_is_asked_for(client_api: Any, send_request: Any) -> None:
     """Names are percent-encoded, a plus is a plus; without bucket or key it is refused before anybody is asked."""
     reaper = RecordingReaper()
     settings = SimpleNamespace(node=SimpleNamespace(name="n1"))
     ReapsAdmin(SimpleNamespace(reaper=reaper, settings=settings), client_api.app.router)  # type: ignore[arg-type]
 
-    def call(method: str, body: Any = None) -> tuple[int, Any]:
+    async def call(method: str, body: Any = None) -> tuple[int, Any]:
         raw = b"" if body is None else json.dumps(body).encode()
-        answer = asyncio.run(send_request(client_api.app, method, "/admin/reaps", raw))
+        answer = await send_request(client_api.app, method, "/admin/reaps", raw)
         return answer.status, answer.body
 
-    status, body = call("GET")
+    status, body = await call("GET")
     shown = {"partition": 3, "tombstones": 2, "waits": "queue q: waits"}
     assert (status, json.loads(body)) == (200, {"node": "n1", "partitions": [shown]})
-    status, body = call("POST", {"bucket_type": "t", "bucket": "a%2Fb", "key": "c+d%FF"})
+    status, body = await call("POST", {"bucket_type": "t", "bucket": "a%2Fb", "key": "c+d%FF"})
     assert (status, json.loads(body)) == (200, {"outcome": "waits", "reason": "queue q: waits"})
-    assert call("POST", {"bucket": "b", "key": "k"})[0] == 200
+    assert (await call("POST", {"bucket": "b", "key": "k"}))[0] == 200
     assert reaper.keys == [Key(b"t", b"a/b", b"c+d\xff"), Key(b"default", b"b", b"k")]
-    assert call("POST", {"bucket": "b"})[0] == 400
+    assert (await call("POST", {"bucket": "b"}))[0] == 400
     assert len(reaper.keys) == 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,18 +64,17 @@ def api(client_api, send_request):
     return PropertyApi(client_api, send_request)
 
 
-def run_scenario(api: PropertyApi, scenario: Any) -> None:
-    async def run() -> None:
-        await api.metastore.start(lambda _state: None)
-        await scenario(api.ask)
+@asynccontextmanager
+async def started(api: PropertyApi) -> AsyncIterator[Any]:
+    """The requests of `api`, over a started metastore."""
+    await api.metastore.start(lambda _state: None)
+    yield api.ask
 
-    asyncio.run(run())
 
-
-def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
+async def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
     """GET, PUT of one, GET again, PUT of all that was read, DELETE: as Riak's clients do it, by all three forms."""
 
-    async def scenario(ask):
+    async with started(api) as ask:
         status, before, _ = await ask("GET", "/buckets/b/props")
         assert status == 200
         props = before["props"]
@@ -91,20 +91,16 @@ def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
         assert (await ask("GET", "/buckets/b/props"))[1] == before
         assert (await ask("GET", "/buckets/a%2Fb%FF/props"))[1]["props"]["name"] == "a%2Fb%FF"
 
-    run_scenario(api, scenario)
 
-
-def test_a_bucket_type_has_properties_that_its_buckets_have(api):
+async def test_a_bucket_type_has_properties_that_its_buckets_have(api):
     """Set for the type they count for its buckets, but for those with their own; n_val is the type's factor."""
 
-    async def scenario(ask):
+    async with started(api) as ask:
         assert (await ask("PUT", "/types/notes/props", {"props": {"last_write_wins": True, "n_val": 3}}))[0] == 204
         shown = (await ask("GET", "/types/notes/props"))[1]["props"]
         assert (shown["last_write_wins"], shown["n_val"], shown["active"]) == (True, 3, True)
         assert (await ask("GET", "/types/notes/buckets/b/props"))[1]["props"]["last_write_wins"] is True
         assert (await ask("GET", "/buckets/b/props"))[1]["props"]["last_write_wins"] is False
-
-    run_scenario(api, scenario)
 
 
 @pytest.mark.parametrize(
@@ -119,23 +115,21 @@ def test_a_bucket_type_has_properties_that_its_buckets_have(api):
         (b"{", "not JSON"),
     ],
 )
-def test_an_invalid_property_is_400_with_a_reason_and_sets_nothing(api, body, text):
+async def test_an_invalid_property_is_400_with_a_reason_and_sets_nothing(api, body, text):
     """The whole request is refused, whatever else it holds."""
 
-    async def scenario(ask):
+    async with started(api) as ask:
         status, answer, reason = await ask("PUT", "/buckets/b/props", body)
         assert (status, reason in ("bad-property", "bad-json")) == (400, True)
         assert text in answer
         assert api.properties.cache.settings.scopes == {}
 
-    run_scenario(api, scenario)
 
-
-def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
+async def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
     """404 with the types that there are, 405 with what is answered, 422 at the bound."""
     monkeypatch.setattr(properties_room, "OWN_BUCKETS_MAX", 1)
 
-    async def scenario(ask):
+    async with started(api) as ask:
         status, answer, reason = await ask("GET", "/types/no/buckets/b/props")
         assert (status, reason) == (404, "unknown-bucket-type")
         assert "default, notes" in answer
@@ -145,13 +139,11 @@ def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
         assert (status, reason) == (422, "too-many-properties")
         assert (await ask("GET", f"/buckets/{'x' * 101}/props"))[0] == 400
 
-    run_scenario(api, scenario)
 
-
-def test_operators_see_who_set_what_and_where_it_comes_from(api):
+async def test_operators_see_who_set_what_and_where_it_comes_from(api):
     """Rows with value, origin, who and when; a dry run judges and changes nothing; names are taken back one by one."""
 
-    async def scenario(ask):
+    async with started(api) as ask:
         base = "/admin/bucket-types/notes/properties"
         wish = {"props": {"delete_mode": "3s"}, "by": "ann", "dry_run": True}
         assert (await ask("POST", f"{base}/set", wish))[1]["outcome"] == "would be set"
@@ -171,5 +163,3 @@ def test_operators_see_who_set_what_and_where_it_comes_from(api):
         assert (await ask("POST", f"{own}/unset", {}))[1]["outcome"] == "was not set"
         assert (await ask("GET", "/admin/buckets"))[1] == {"buckets": []}
         assert (await ask("POST", f"{base}/set", {"props": {}}))[0] == 400
-
-    run_scenario(api, scenario)

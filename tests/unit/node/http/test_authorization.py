@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -237,7 +236,7 @@ def test_a_key_named_by_mistake_is_not_shown_as_a_token(tmp_path: Path, what: st
         assert line not in str(refused.value)
 
 
-def test_a_refusal_names_the_required_role_and_shows_no_secret(folder: CertificateFolder) -> None:
+async def test_a_refusal_names_the_required_role_and_shows_no_secret(folder: CertificateFolder) -> None:
     """401 carries the challenges and 403 names the roles that would do, before any handler runs; neither answers nor
     logs repeat what was shown."""
     app = HttpApplication()
@@ -250,9 +249,9 @@ def test_a_refusal_names_the_required_role_and_shows_no_secret(folder: Certifica
     app.router.add("PUT", "/buckets/{b}/keys/{k}", handler)
     app.guard = Guard("http", settings_of(folder))
     with structlog.testing.capture_logs() as logs:
-        none = asyncio.run(answered(app, []))
-        wrong = asyncio.run(answered(app, [(b"authorization", b"Bearer not-the-token-it-is")]))
-        role = asyncio.run(answered(app, [(b"authorization", f"Bearer {folder.token(R)}".encode())]))
+        none = await answered(app, [])
+        wrong = await answered(app, [(b"authorization", b"Bearer not-the-token-it-is")])
+        role = await answered(app, [(b"authorization", f"Bearer {folder.token(R)}".encode())])
     assert [none[0], wrong[0], role[0]] == [401, 401, 403]
     assert [value for name, value in none[1] if name == b"www-authenticate"] == [
         b'Bearer realm="isthmus"',
@@ -263,7 +262,7 @@ def test_a_refusal_names_the_required_role_and_shows_no_secret(folder: Certifica
     shown = str((none, wrong, role, logs))
     assert "not-the-token" not in shown
     assert folder.token(R) not in shown
-    right = asyncio.run(answered(app, [(b"authorization", f"Bearer {folder.token(W)}".encode())]))
+    right = await answered(app, [(b"authorization", f"Bearer {folder.token(W)}".encode())])
     assert right[0] == 200
     assert len(ran) == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -87,7 +86,7 @@ def test_every_typed_body_of_the_admin_api_is_in_its_description() -> None:
     assert posts > 40
 
 
-def test_the_handler_gets_the_struct() -> None:
+async def test_the_handler_gets_the_struct() -> None:
     """A routed handler is called with the request and its parsed body; its docstring is the operation's summary."""
 
     async def handle(_request: Any, body: SampleRequest) -> Any:
@@ -100,5 +99,5 @@ def test_the_handler_gets_the_struct() -> None:
 
     handler = BodyHandler(SampleRequest, handle)
     request: Any = Sent()
-    assert asyncio.run(handler(request)) == "q"
+    assert await handler(request) == "q"
     assert handler.__doc__ == "Do it."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -262,9 +261,9 @@ async def test_an_answer_of_the_previous_version_is_decoded() -> None:
     assert ReplicaFacts(*said).out == {}
 
 
-def test_a_node_of_the_previous_version_gets_an_answer_it_can_decode() -> None:
+async def test_a_node_of_the_previous_version_gets_an_answer_it_can_decode() -> None:
     """Its request has an empty body, and it accepts exactly twelve fields of a replica."""
-    answer = asyncio.run(query_of({}).request_handlers()["replicas"]("a", b""))
+    answer = await query_of({}).request_handlers()["replicas"]("a", b"")
     assert msgpack.unpackb(answer, strict_map_key=False) == {
         0: ["follower", 6, 2, 9, 8, 7, 6, False, "disk-full: no room", 5, "", False],
         3: ["follower", 6, 2, 9, 8, 7, 6, False, "follows: a", 5, "", False],
@@ -295,9 +294,9 @@ def test_a_node_of_the_previous_version_gets_an_answer_it_can_decode() -> None:
         ),
     ],
 )
-def test_an_answer_of_another_form_is_no_answer(answer: bytes) -> None:
+async def test_an_answer_of_another_form_is_no_answer(answer: bytes) -> None:
     """A node of another version, or a broken one: unknown, not half believed."""
-    found = asyncio.run(query_of({"a": answer}).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a"]))
+    found = await query_of({"a": answer}).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a"])
     assert found.by_node == {"a": None}
     assert found.unknown["a"].startswith("malformed: replicas: ")
 

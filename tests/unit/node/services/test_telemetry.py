@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -108,7 +107,7 @@ def test_a_malformed_answer_is_refused(body: bytes) -> None:
         BODY.decode(body)
 
 
-def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
+async def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
     """The node's own numbers come without a request, a refusal or nonsense of another counts as no answer."""
     answers: dict[str, Any] = {"b": BODY.encode({"default": TWO}), "c": NotReady("no connection"), "d": b"\xc1"}
 
@@ -124,7 +123,7 @@ def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
 
     query = ClusterQuery("a", SimpleNamespace(request=request))
     query.serve(TELEMETRY, NodeFactsHandler())
-    found = asyncio.run(query.ask(TELEMETRY, None, "abcd"))
+    found = await query.ask(TELEMETRY, None, "abcd")
     assert found.by_node == {"a": {"default": ONE}, "b": {"default": TWO}, "c": None, "d": None}
 
 

@@ -29,6 +29,8 @@ from isthmus.repl.property_digests import differences
 from tests.support.controller_cluster import eventually
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
+pytestmark = pytest.mark.virtual_time
+
 ODD = PropertyScope("notes", b"a/b \xff")
 
 

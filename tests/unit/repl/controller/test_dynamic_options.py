@@ -25,6 +25,8 @@ from isthmus.repl.model.record import Member, PartitionRecord
 from tests.support.controller_cluster import Cluster, eventually, running
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
 
+pytestmark = pytest.mark.virtual_time
+
 MIN_ISR = "replication.min.isr"
 SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
 
@@ -167,25 +169,22 @@ def test_an_unset_min_isr_follows_the_number_of_replicas() -> None:
     assert [effective_min_isr(r, five) for r in (record, wider)] == [3, 5]
 
 
-def test_the_timers_of_elections_are_those_that_are_set() -> None:
+async def test_the_timers_of_elections_are_those_that_are_set() -> None:
     """A candidate that stays silent is given up after the time that is set, cluster-wide and without a restart."""
 
-    async def scenario() -> None:
-        async with running(SMALL, 1, 2, 3) as cluster:
-            await eventually(cluster.online)
-            await change(cluster, "election.response.min.millis", 100)
-            await change(cluster, "election.response.max.millis", 100)
-            await eventually(lambda: all(n.controller.options.timers().response_max_ms == 100 for n in cluster.living))
-            cluster.nodes["n2"].mute = True
-            loop = asyncio.get_running_loop()
-            began = loop.time()
-            await cluster.nodes["n1"].die()
-            cluster.nodes["n3"].leo = dict.fromkeys(range(4), 1)
-            cluster.nodes["n2"].leo = dict.fromkeys(range(4), 2)  # nominated first, and silent
-            await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
-            assert loop.time() - began < 1.9, "the default is 2 s"
-
-    asyncio.run(scenario())
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await change(cluster, "election.response.min.millis", 100)
+        await change(cluster, "election.response.max.millis", 100)
+        await eventually(lambda: all(n.controller.options.timers().response_max_ms == 100 for n in cluster.living))
+        cluster.nodes["n2"].mute = True
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await cluster.nodes["n1"].die()
+        cluster.nodes["n3"].leo = dict.fromkeys(range(4), 1)
+        cluster.nodes["n2"].leo = dict.fromkeys(range(4), 2)  # nominated first, and silent
+        await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
+        assert loop.time() - began < 1.9, "the default is 2 s"
     assert OptionSettings().timers() == TIMERS
     assert response_timeout_ms(9, Timers(response_min_ms=500, response_max_ms=100)) == 500
 

@@ -16,6 +16,8 @@ from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import Incarnation, Member, PartitionStatus
 from tests.support.controller_cluster import Cluster, FakeNode, eventually, running
 
+pytestmark = pytest.mark.virtual_time
+
 TWELVE = DefaultType(partition_count=12, factor=3, min_isr=2, settle_ms=0)
 QUICK = BalanceOptions(delay_ms=30, moves=4, cool_down_ms=0, timeout_ms=1_000)
 OFF = QUICK._replace(automatic=False)

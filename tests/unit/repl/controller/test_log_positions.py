@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -14,6 +14,8 @@ from isthmus.repl.controller.promotions import Promotions
 from isthmus.repl.isr.effects import Promoted
 from isthmus.repl.model.errors import BadInput, NotReady
 from tests.support.controller_cluster import eventually
+
+pytestmark = pytest.mark.virtual_time
 
 
 class FakeLinks:
@@ -41,96 +43,74 @@ def positions(links: FakeLinks, on_answer: Callable[[], None] = lambda: None) ->
     return LogPositions(node="a", links=links, position_of=lambda p: (4, p) if p < 10 else None, on_answer=on_answer)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """One story on a loop."""
-
-    async def bounded() -> None:
-        async with asyncio.timeout(10):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
-def test_one_request_asks_a_node_for_all_partitions() -> None:
+async def test_one_request_asks_a_node_for_all_partitions() -> None:
     """One's own copies without a request; what is wanted twice is asked once; a copy that is not there ranks last."""
 
-    async def scenario() -> None:
-        links = FakeLinks({1: [3, 7]})
-        answered: list[int] = []
-        found = positions(links, lambda: answered.append(1))
-        for partition in (1, 2, 2):
-            found.want(partition, ["a", "b"])
-        found.send()
-        await eventually(lambda: answered)
-        assert links.sent == [("b", "status", [1, 2])]
-        assert found.of(1) == {"a": (4, 1), "b": (3, 7)}
-        assert found.of(2) == {"a": (4, 2), "b": (-1, -1)}
-        found.want(1, ["a", "b"])
-        found.want(11, ["a"])
-        found.send()
-        assert len(links.sent) == 1
-        assert found.of(11) == {"a": (-1, -1)}
-
-    run(scenario)
+    links = FakeLinks({1: [3, 7]})
+    answered: list[int] = []
+    found = positions(links, lambda: answered.append(1))
+    for partition in (1, 2, 2):
+        found.want(partition, ["a", "b"])
+    found.send()
+    await eventually(lambda: answered)
+    assert links.sent == [("b", "status", [1, 2])]
+    assert found.of(1) == {"a": (4, 1), "b": (3, 7)}
+    assert found.of(2) == {"a": (4, 2), "b": (-1, -1)}
+    found.want(1, ["a", "b"])
+    found.want(11, ["a"])
+    found.send()
+    assert len(links.sent) == 1
+    assert found.of(11) == {"a": (-1, -1)}
 
 
-def test_while_a_node_is_asked_it_is_not_asked_again() -> None:
+async def test_while_a_node_is_asked_it_is_not_asked_again() -> None:
     """What is wanted meanwhile is asked for after its answer, when it is wanted still."""
 
-    async def scenario() -> None:
-        links = FakeLinks({1: [3, 7], 2: [3, 8]})
-        links.gate.clear()
-        answered: list[int] = []
-        found = positions(links, lambda: answered.append(1))
-        found.want(1, ["b"])
-        found.send()
-        found.want(2, ["b"])
-        found.send()
-        await asyncio.sleep(0)
-        assert len(links.sent) == 1
-        links.gate.set()
-        await eventually(lambda: answered)
-        found.want(2, ["b"])
-        found.send()
-        await eventually(lambda: found.of(2))
-        assert [body for _, _, body in links.sent] == [[1], [2]]
-
-    run(scenario)
+    links = FakeLinks({1: [3, 7], 2: [3, 8]})
+    links.gate.clear()
+    answered: list[int] = []
+    found = positions(links, lambda: answered.append(1))
+    found.want(1, ["b"])
+    found.send()
+    found.want(2, ["b"])
+    found.send()
+    await asyncio.sleep(0)
+    assert len(links.sent) == 1
+    links.gate.set()
+    await eventually(lambda: answered)
+    found.want(2, ["b"])
+    found.send()
+    await eventually(lambda: found.of(2))
+    assert [body for _, _, body in links.sent] == [[1], [2]]
 
 
-def test_an_answer_to_an_election_that_is_over_is_dropped() -> None:
+async def test_an_answer_to_an_election_that_is_over_is_dropped() -> None:
     """Forgotten while it was on its way: it must not rank candidates of a later election."""
 
-    async def scenario() -> None:
-        links = FakeLinks({1: [3, 7]})
-        links.gate.clear()
-        answered: list[int] = []
-        found = positions(links, lambda: answered.append(1))
-        found.want(1, ["b"])
-        found.send()
-        await eventually(lambda: links.sent)
-        found.forget(1)
-        links.gate.set()
-        await eventually(lambda: answered)
-        assert found.of(1) == {}
-
-    run(scenario)
+    links = FakeLinks({1: [3, 7]})
+    links.gate.clear()
+    answered: list[int] = []
+    found = positions(links, lambda: answered.append(1))
+    found.want(1, ["b"])
+    found.send()
+    await eventually(lambda: links.sent)
+    found.forget(1)
+    links.gate.set()
+    await eventually(lambda: answered)
+    assert found.of(1) == {}
 
 
 @pytest.mark.parametrize("answer", [b"\xc1", 7, {"x": [1, 2]}, {1: [1]}, {1: [1, -2]}, {1: 5}, {-1: [1, 2]}])
-def test_an_answer_of_another_form_counts_as_none(answer: Any) -> None:
+async def test_an_answer_of_another_form_counts_as_none(answer: Any) -> None:
     """It is asked again, not half believed."""
 
-    async def scenario() -> None:
-        links = FakeLinks(answer)
-        answered: list[int] = []
-        found = positions(links, lambda: answered.append(1))
-        found.want(1, ["b"])
-        found.send()
-        await eventually(lambda: answered)
-        assert found.of(1) == {}
-
-    run(scenario)
+    links = FakeLinks(answer)
+    answered: list[int] = []
+    found = positions(links, lambda: answered.append(1))
+    found.want(1, ["b"])
+    found.send()
+    await eventually(lambda: answered)
+    assert found.of(1) == {}
 
 
 def promotions(links: FakeLinks, heard: list[int] | None = None) -> Promotions:
@@ -139,87 +119,72 @@ def promotions(links: FakeLinks, heard: list[int] | None = None) -> Promotions:
     return Promotions(node="a", links=links, on_heard=lambda: told.append(1))
 
 
-def test_promotions_are_sent_together_and_until_the_controller_has_them() -> None:
+async def test_promotions_are_sent_together_and_until_the_controller_has_them() -> None:
     """No controller known: kept. Not reached: once more, with what came meanwhile, the newest of each partition."""
 
-    async def scenario() -> None:
-        links = FakeLinks(failures=2)
-        found = promotions(links)
-        found.announce(1, Promoted(5, "a", 7, 51))
-        found.announce(2, Promoted(5, "a", 7, 51))
-        assert not links.sent
-        found.learn("b", {1, 2})
-        await eventually(lambda: links.sent)
-        found.announce(1, Promoted(6, "a", 7, 51))
-        await eventually(lambda: len(links.sent) == 3)
-        assert links.sent[0] == ("b", "promoted", [[1, 5, "a", 7, 51], [2, 5, "a", 7, 51]])
-        assert sorted(links.sent[-1][2]) == [[1, 6, "a", 7, 51], [2, 5, "a", 7, 51]]
-        await asyncio.sleep(0.01)
-        found.learn("b", {1, 2})
-        await asyncio.sleep(0.01)
-        assert len(links.sent) == 3
-        await found.stop()
-
-    run(scenario)
+    links = FakeLinks(failures=2)
+    found = promotions(links)
+    found.announce(1, Promoted(5, "a", 7, 51))
+    found.announce(2, Promoted(5, "a", 7, 51))
+    assert not links.sent
+    found.learn("b", {1, 2})
+    await eventually(lambda: links.sent)
+    found.announce(1, Promoted(6, "a", 7, 51))
+    await eventually(lambda: len(links.sent) == 3)
+    assert links.sent[0] == ("b", "promoted", [[1, 5, "a", 7, 51], [2, 5, "a", 7, 51]])
+    assert sorted(links.sent[-1][2]) == [[1, 6, "a", 7, 51], [2, 5, "a", 7, 51]]
+    await asyncio.sleep(0.01)
+    found.learn("b", {1, 2})
+    await asyncio.sleep(0.01)
+    assert len(links.sent) == 3
+    await found.stop()
 
 
-def test_a_new_controller_gets_the_promotions_that_the_old_one_missed() -> None:
+async def test_a_new_controller_gets_the_promotions_that_the_old_one_missed() -> None:
     """The one that was to be told is gone; when its successor is known, it is told."""
 
-    async def scenario() -> None:
-        links = FakeLinks(failures=1)
-        found = promotions(links)
-        found.learn("b", {1})
-        found.announce(1, Promoted(5, "a", 7, 51))
-        await eventually(lambda: links.sent)
-        found.learn("c", {1})
-        await eventually(lambda: len(links.sent) == 2)
-        assert [node for node, _, _ in links.sent] == ["b", "c"]
-        await found.stop()
-
-    run(scenario)
+    links = FakeLinks(failures=1)
+    found = promotions(links)
+    found.learn("b", {1})
+    found.announce(1, Promoted(5, "a", 7, 51))
+    await eventually(lambda: links.sent)
+    found.learn("c", {1})
+    await eventually(lambda: len(links.sent) == 2)
+    assert [node for node, _, _ in links.sent] == ["b", "c"]
+    await found.stop()
 
 
-def test_the_controller_gets_promotions_of_its_own_node() -> None:
+async def test_the_controller_gets_promotions_of_its_own_node() -> None:
     """Nothing goes over a links; what was to be told to the one before is not told any more."""
 
-    async def scenario() -> None:
-        links = FakeLinks()
-        heard: list[int] = []
-        found = promotions(links, heard)
-        found.announce(1, Promoted(5, "a", 7, 51))
-        found.learn("a", {1})
-        found.announce(1, Promoted(6, "a", 7, 51))
-        assert found.heard(1) == ((6, "a", 7, 51),)
-        assert (heard, links.sent) == ([1], [])
-
-    run(scenario)
+    links = FakeLinks()
+    heard: list[int] = []
+    found = promotions(links, heard)
+    found.announce(1, Promoted(5, "a", 7, 51))
+    found.learn("a", {1})
+    found.announce(1, Promoted(6, "a", 7, 51))
+    assert found.heard(1) == ((6, "a", 7, 51),)
+    assert (heard, links.sent) == ([1], [])
 
 
-def test_only_the_newest_promotion_of_partitions_that_exist_is_kept() -> None:
+async def test_only_the_newest_promotion_of_partitions_that_exist_is_kept() -> None:
     """Late ones of older epochs change nothing, unknown partitions take no memory, gone ones are forgotten."""
 
-    async def scenario() -> None:
-        found = promotions(FakeLinks())
-        found.learn("a", {1, 2})
-        for epoch in (6, 5):
-            await found.receive("b", msgpack.packb([[1, epoch, "b", 8, 52], [3, epoch, "b", 8, 52]]))
-        assert found.heard(1) == ((6, "b", 8, 52),)
-        assert found.heard(3) == ()
-        found.learn("a", {2, 3})
-        assert found.heard(1) == found.heard(3) == ()
-
-    run(scenario)
+    found = promotions(FakeLinks())
+    found.learn("a", {1, 2})
+    for epoch in (6, 5):
+        await found.receive("b", msgpack.packb([[1, epoch, "b", 8, 52], [3, epoch, "b", 8, 52]]))
+    assert found.heard(1) == ((6, "b", 8, 52),)
+    assert found.heard(3) == ()
+    found.learn("a", {2, 3})
+    assert found.heard(1) == found.heard(3) == ()
 
 
-def test_a_promotion_is_accepted_only_from_its_own_node() -> None:
+async def test_a_promotion_is_accepted_only_from_its_own_node() -> None:
     """A promotion is believed from the node that it names."""
 
-    async def scenario() -> None:
-        found = promotions(FakeLinks())
-        found.learn("a", {1})
-        with pytest.raises(BadInput, match=r"\[partition, epoch, 'b', inc, gen\]"):
-            await found.receive("b", msgpack.packb([[1, 6, "c", 8, 52]]))
-        assert found.heard(1) == ()
-
-    run(scenario)
+    found = promotions(FakeLinks())
+    found.learn("a", {1})
+    with pytest.raises(BadInput, match=r"\[partition, epoch, 'b', inc, gen\]"):
+        await found.receive("b", msgpack.packb([[1, 6, "c", 8, 52]]))
+    assert found.heard(1) == ()

@@ -25,6 +25,8 @@ from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import Corruption, TooLarge
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
+pytestmark = pytest.mark.virtual_time
+
 NAMES = st.lists(st.sampled_from(["n1", "n2", "ü-3", "a b"]), min_size=1, max_size=4, unique=True).map(tuple)
 MOVES = st.lists(st.builds(ReplicaMove, st.integers(0, 9_999), NAMES, NAMES), max_size=4)
 

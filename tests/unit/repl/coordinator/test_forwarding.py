@@ -23,6 +23,8 @@ from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, WriteR
 from isthmus.repl.model.vclock import actor_of, decode_clock
 from tests.support.coordinator_cluster import OTHER, cluster, key_of, keys_of
 
+pytestmark = pytest.mark.virtual_time
+
 
 def content(value: bytes) -> Content:
     """All fields, so that one that is lost on the way is missed."""

@@ -13,6 +13,8 @@ from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
 from isthmus.repl.model.requests import Isolation, WriteRequest
 from tests.support.coordinator_cluster import Cluster, cluster, key_of, keys_of
 
+pytestmark = pytest.mark.virtual_time
+
 COMMITTED, UNCOMMITTED = Isolation.COMMITTED, Isolation.UNCOMMITTED
 
 

@@ -195,7 +195,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
         pytest.param(CHUNKED + b"2\r\nok\r\n0\r\nx: ", id="trailer"),
     ],
 )
-def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> None:
+async def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> None:
     """A head, a chunk's extension or a trailer without an end is left soon, and nobody's memory fills up with it."""
     sent = 0
 
@@ -207,12 +207,9 @@ def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> None:
             sent += 10_000
             await writer.drain()
 
-    async def scenario() -> None:
-        async with source(respond) as (_, peer):
-            with pytest.raises(PeerFault, match=f"more than {HEAD_BYTES_MAX} bytes that are no body"):
-                await ask(peer)
-
-    asyncio.run(scenario())
+    async with source(respond) as (_, peer):
+        with pytest.raises(PeerFault, match=f"more than {HEAD_BYTES_MAX} bytes that are no body"):
+            await ask(peer)
     assert sent < 16_000_000  # what sockets hold
 
 

@@ -327,23 +327,20 @@ def test_an_unusable_url_is_reported(dial: Dial, url: str) -> None:
     peer.abort()
 
 
-def test_a_client_aborted_while_connecting_raises_one_error() -> None:
+async def test_a_client_aborted_while_connecting_raises_one_error() -> None:
     """A connection that stands and was never asked anything ends without an error of this program."""
     said = []
 
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
-        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-        peer = AsyncHttpPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        asked = asyncio.ensure_future(
-            peer.post("/x", b"", media_type="application/msgpack", timeout_ms=5_000, limit_bytes=1_000)
-        )
-        await asyncio.sleep(0)
-        peer.abort()
-        with pytest.raises(PeerFault, match="the client was closed"):
-            await asked
-        await asyncio.sleep(0.05)
-        server.close()
-
-    asyncio.run(scenario())
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    peer = AsyncHttpPeer(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    asked = asyncio.ensure_future(
+        peer.post("/x", b"", media_type="application/msgpack", timeout_ms=5_000, limit_bytes=1_000)
+    )
+    await asyncio.sleep(0)
+    peer.abort()
+    with pytest.raises(PeerFault, match="the client was closed"):
+        await asked
+    await asyncio.sleep(0.05)
+    server.close()
     assert said == []

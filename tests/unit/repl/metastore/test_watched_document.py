@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,6 +15,8 @@ from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument, change_value
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady, OutcomeUnknown
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
+
+pytestmark = pytest.mark.virtual_time
 
 PATH = "/names"
 EVENTS = DocumentEvents("names.unreadable", "names.unavailable")
@@ -40,19 +43,16 @@ def with_name(name: str) -> Callable[[tuple[str, ...]], tuple[str, ...]]:
     return lambda names: names if name in names else (*names, name)
 
 
-def run(test: Callable[[MemoryMetastore, MemoryMetastore], Awaitable[None]]) -> None:
-    """Run a test with two clients of one metastore."""
-
-    async def connected() -> None:
-        ensemble = MemoryEnsemble()
-        mine, other = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
-        for metastore in (mine, other):
-            await metastore.start(lambda _state: None)
-        await test(mine, other)
-        for metastore in (mine, other):
-            await metastore.stop()
-
-    asyncio.run(connected())
+@asynccontextmanager
+async def two_clients() -> AsyncIterator[tuple[MemoryMetastore, MemoryMetastore]]:
+    """Two clients of one metastore."""
+    ensemble = MemoryEnsemble()
+    mine, other = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
+    for metastore in (mine, other):
+        await metastore.start(lambda _state: None)
+    yield mine, other
+    for metastore in (mine, other):
+        await metastore.stop()
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -62,45 +62,39 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_changes_of_several_writers_are_all_made() -> None:
+async def test_changes_of_several_writers_are_all_made() -> None:
     """A change that lost to another writer is made again on what that one wrote."""
 
-    async def test(mine: MemoryMetastore, other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, other):
         clients = (mine, other, mine, other)
         results = await asyncio.gather(*(NAMES.change(each, with_name(str(n))) for n, each in enumerate(clients)))
         assert all(result.written for result in results)
         assert sorted(await NAMES.read(mine)) == ["0", "1", "2", "3"]
 
-    run(test)
 
-
-def test_a_change_that_changes_nothing_writes_nothing() -> None:
+async def test_a_change_that_changes_nothing_writes_nothing() -> None:
     """Neither where the value is there already, nor where `change` returns None."""
 
-    async def test(mine: MemoryMetastore, _other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, _other):
         assert (await NAMES.change(mine, with_name("ann"))).written
         assert await NAMES.change(mine, with_name("ann")) == (("ann",), False)
         assert await change_value(mine, PATH, lambda _found: None) == (Versioned(b'["ann"]', 0), False)
 
-    run(test)
 
-
-def test_lost_writes_are_repeated_until_one_is_known_to_be_made() -> None:
+async def test_lost_writes_are_repeated_until_one_is_known_to_be_made() -> None:
     """Both a lost request and a lost answer are followed by another attempt, which makes the change once."""
 
-    async def test(mine: MemoryMetastore, _other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, _other):
         mine.spoil(WriteFault.REQUEST_LOST, WriteFault.ANSWER_LOST)
         assert (await NAMES.change(mine, with_name("ann"))).value == ("ann",)
         found = await mine.get(PATH)
         assert found == Versioned(b'["ann"]', 0)
 
-    run(test)
 
-
-def test_a_failed_change_reports_whether_it_may_have_taken_effect() -> None:
+async def test_a_failed_change_reports_whether_it_may_have_taken_effect() -> None:
     """NotReady means that nothing was written; after a write without an answer the outcome is unknown."""
 
-    async def test(mine: MemoryMetastore, _other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, _other):
         mine.spoil(*[WriteFault.REQUEST_LOST] * watched_document.ATTEMPTS_MAX)
         with pytest.raises(OutcomeUnknown, match="/names in the metastore may have been changed"):
             await NAMES.change(mine, with_name("ann"))
@@ -108,13 +102,11 @@ def test_a_failed_change_reports_whether_it_may_have_taken_effect() -> None:
         with pytest.raises(NotReady, match="nothing was changed"):
             await NAMES.change(mine, with_name("ann"))
 
-    run(test)
 
-
-def test_a_change_that_keeps_losing_ends_as_not_ready() -> None:
+async def test_a_change_that_keeps_losing_ends_as_not_ready() -> None:
     """After ATTEMPTS_MAX conflicts nothing was written. `on_conflict` is called after each, and may end it earlier."""
 
-    async def test(mine: MemoryMetastore, other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, other):
         conflicts = 0
         put = mine.put
 
@@ -136,14 +128,12 @@ def test_a_change_that_keeps_losing_ends_as_not_ready() -> None:
             await NAMES.change(mine, with_name("ann"), (), on_conflict)
         assert "ann" not in await NAMES.read(mine)
 
-    run(test)
 
-
-def test_a_followed_document_is_current_after_every_change(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_followed_document_is_current_after_every_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its watch alone; after an outage, by reading again until the metastore is back."""
     monkeypatch.setattr(watched_document, "POLL_S", 60.0)
 
-    async def test(mine: MemoryMetastore, other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, other):
         read: list[tuple[str, ...]] = []
         document = WatchedDocument(mine, NAMES, (), EVENTS, read.append)
         await document.start()
@@ -160,13 +150,11 @@ def test_a_followed_document_is_current_after_every_change(monkeypatch: pytest.M
         assert read[-1] == document.value
         await document.stop()
 
-    run(test)
 
-
-def test_an_unreadable_document_is_logged_and_leaves_the_value() -> None:
+async def test_an_unreadable_document_is_logged_and_leaves_the_value() -> None:
     """The value read last counts until the document can be decoded again."""
 
-    async def test(mine: MemoryMetastore, other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, other):
         document = WatchedDocument(mine, NAMES, ("before",), EVENTS)
         await other.put(PATH, b"{", None)
         with capture_logs() as logs:
@@ -178,13 +166,11 @@ def test_an_unreadable_document_is_logged_and_leaves_the_value() -> None:
         await document.refresh()
         assert (document.value, document.readable, document.was_read) == (("ann",), True, True)
 
-    run(test)
 
-
-def test_the_same_error_is_logged_once_and_reported_after_every_read() -> None:
+async def test_the_same_error_is_logged_once_and_reported_after_every_read() -> None:
     """`on_unreadable` gets every error; the log has a line for each different one, again after a readable document."""
 
-    async def test(mine: MemoryMetastore, other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, other):
         errors: list[str] = []
         document = WatchedDocument(mine, NAMES, (), EVENTS, on_unreadable=errors.append)
 
@@ -209,14 +195,13 @@ def test_the_same_error_is_logged_once_and_reported_after_every_read() -> None:
             await write(b"[")
         assert [each["error"] for each in logs] == [first, second, second]
 
-    run(test)
 
-
-def test_a_bug_of_a_listener_does_not_end_following(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_of_a_listener_does_not_end_following(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is logged, and the listener gets the next value."""
     monkeypatch.setattr(watched_document, "POLL_S", 60.0)
 
-    async def test(mine: MemoryMetastore, other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, other):
+
         def fail_on_ann(value: tuple[str, ...]) -> None:
             if value == ("ann",):
                 raise ZeroDivisionError
@@ -230,13 +215,11 @@ def test_a_bug_of_a_listener_does_not_end_following(monkeypatch: pytest.MonkeyPa
         await eventually(lambda: document.value == ("ann", "bob"))
         await document.stop()
 
-    run(test)
 
-
-def test_a_change_made_here_is_not_undone_by_a_read_that_began_before() -> None:
+async def test_a_change_made_here_is_not_undone_by_a_read_that_began_before() -> None:
     """The older value of that read is dropped, and the document is read again."""
 
-    async def test(mine: MemoryMetastore, _other: MemoryMetastore) -> None:
+    async with two_clients() as (mine, _other):
         document = WatchedDocument(mine, NAMES, (), EVENTS)
         get, may_return = mine.get, asyncio.Event()
 
@@ -255,5 +238,3 @@ def test_a_change_made_here_is_not_undone_by_a_read_that_began_before() -> None:
         assert document.value == ("ann",)
         await document.refresh()
         assert document.value == ("ann",)
-
-    run(test)

@@ -4,7 +4,8 @@ it."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,12 @@ def record(partition: int, epoch: int = 3) -> PartitionRecord:
     )
 
 
-def run(main: Callable[[MemoryMetastore], Awaitable[None]]) -> None:
-    """Run with a started metastore."""
-
-    async def started() -> None:
-        metastore = MemoryMetastore(MemoryEnsemble())
-        await metastore.start(lambda _: None)
-        await main(metastore)
-
-    asyncio.run(started())
+@asynccontextmanager
+async def started_metastore() -> AsyncIterator[MemoryMetastore]:
+    """A metastore of its own."""
+    metastore = MemoryMetastore(MemoryEnsemble())
+    await metastore.start(lambda _: None)
+    yield metastore
 
 
 async def filled(metastore: MemoryMetastore) -> None:
@@ -78,10 +76,10 @@ async def filled(metastore: MemoryMetastore) -> None:
     assert await metastore.allocate_gen() == 1
 
 
-def test_a_copy_holds_every_document_and_nothing_that_nodes_register() -> None:
+async def test_a_copy_holds_every_document_and_nothing_that_nodes_register() -> None:
     """Records and whatever was put at any depth; not the uuid, not ephemerals, not what registrations leave."""
 
-    async def main(metastore: MemoryMetastore) -> None:
+    async with started_metastore() as metastore:
         await filled(metastore)
         await metastore.put("/something/quite/new", b"x", None)
         assert set(await read_documents(metastore)) == {
@@ -94,13 +92,11 @@ def test_a_copy_holds_every_document_and_nothing_that_nodes_register() -> None:
             "/something/quite/new",
         }
 
-    run(main)
 
-
-def test_the_copy_follows_the_metastore_and_stays_when_that_forgets_records(tmp_path: Path) -> None:
+async def test_the_copy_follows_the_metastore_and_stays_when_that_forgets_records(tmp_path: Path) -> None:
     """A change is in the next copy; a metastore that has fewer records than the copy does not replace it."""
 
-    async def main(metastore: MemoryMetastore) -> None:
+    async with started_metastore() as metastore:
         await filled(metastore)
         keeper = CopyKeeper(metastore, tmp_path, UUID, Clock())  # type: ignore[arg-type]
         await keeper.copy()
@@ -125,8 +121,6 @@ def test_the_copy_follows_the_metastore_and_stays_when_that_forgets_records(tmp_
         await forgot(other)
         assert load_copy(tmp_path).partitions == {0, 1}  # type: ignore[union-attr]
 
-    run(main)
-
 
 async def copied() -> MetastoreCopy:
     """A copy of a filled metastore."""
@@ -137,11 +131,11 @@ async def copied() -> MetastoreCopy:
 
 
 @pytest.mark.parametrize("planted", [None, OTHER], ids=["empty", "a uuid of a node that was refused"])
-def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted: bytes | None) -> None:
+async def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted: bytes | None) -> None:
     """All documents are there again and the uuid is the directory's. Records name no leader and wait for `reseed`; the
     next gen is above all that were given."""
 
-    async def main(metastore: MemoryMetastore) -> None:
+    async with started_metastore() as metastore:
         if planted is not None:
             await metastore.cluster_uuid(planted)
         copy = await copied()
@@ -163,26 +157,22 @@ def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted: byte
             p: copy.documents[p] for p in ("/options", "/queues/q/owner")
         }
 
-    run(main)
 
-
-def test_an_adoption_that_was_cut_off_is_finished_by_doing_it_again() -> None:
+async def test_an_adoption_that_was_cut_off_is_finished_by_doing_it_again() -> None:
     """Records of an unfinished adoption, of somebody else even, are no reason to refuse."""
 
-    async def main(metastore: MemoryMetastore) -> None:
+    async with started_metastore() as metastore:
         adoption = await plan_adoption(metastore, IDENTITY, await copied(), node="n1", by="ann")
         await metastore.put("/p/1", adoption.documents["/p/1"], None)
         again = await plan_adoption(metastore, IDENTITY, await copied(), node="n1", by="bob")
         await adopt(metastore, again)
         assert set(await metastore.records()) == {0, 1}
 
-    run(main)
 
-
-def test_a_metastore_in_use_is_not_adopted() -> None:
+async def test_a_metastore_in_use_is_not_adopted() -> None:
     """With records, or a live node, it is somebody's: the cluster's own, or another's."""
 
-    async def main(metastore: MemoryMetastore) -> None:
+    async with started_metastore() as metastore:
         await filled(metastore)
         with pytest.raises(BadInput, match=r"of this cluster already, and n1 use it"):
             await plan_adoption(metastore, IDENTITY, await copied(), node="n1", by="ann")
@@ -192,13 +182,11 @@ def test_a_metastore_in_use_is_not_adopted() -> None:
         with pytest.raises(BadInput, match=f"of another cluster .{UUID.hex()}., and has 2"):
             await plan_adoption(metastore, {**IDENTITY, "cluster_uuid": OTHER}, None, node="n1", by="ann")
 
-    run(main)
 
-
-def test_without_a_copy_the_losses_are_reported() -> None:
+async def test_without_a_copy_the_losses_are_reported() -> None:
     """A directory of a release before: the uuid and the counter are written, and all that is lost is named."""
 
-    async def main(metastore: MemoryMetastore) -> None:
+    async with started_metastore() as metastore:
         adoption = await plan_adoption(metastore, IDENTITY, None, node="n1", by="ann")
         assert set(adoption.documents) == {"/gen"}
         told = " ".join(adoption.lost)
@@ -208,8 +196,6 @@ def test_without_a_copy_the_losses_are_reported() -> None:
             metastore, {**IDENTITY, "partitions": {**HELD, 8: [7, 1]}}, await copied(), node="n1", by="a"
         )
         assert any("records of partitions 8, " in sentence for sentence in whole.lost)
-
-    run(main)
 
 
 def test_a_directory_with_copies_is_never_advised_to_be_emptied(tmp_path: Path) -> None:

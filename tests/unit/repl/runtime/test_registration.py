@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -21,7 +20,7 @@ UUID = b"east-cluster-016"
 SOUND = {0: RecoveredPartition(0, 5, ((1, 0),)), 1: RecoveredPartition(0, 5, ((1, 0),))}
 
 
-def settled(
+async def settled(
     directory: Path,
     ensemble: MemoryEnsemble,
     *,
@@ -33,33 +32,30 @@ def settled(
 ) -> tuple[dict[int, int], int]:
     """One start of n1: the gens of its copies afterwards, and the spare one."""
 
-    async def start() -> tuple[dict[int, int], int]:
-        metastore = MemoryMetastore(ensemble)
-        await metastore.start(lambda _state: None)
-        identity = NodeIdentity.open(directory)
-        try:
-            if doubt:
-                identity.note_doubt(doubt)
-            await verify_local_replicas(
-                metastore,
-                identity,
-                SOUND if recovered is None else recovered,
-                MemoryStore(),
-                node="n1",
-                cluster_uuid=UUID,
-                boot_id=boot_id,
-                durability=durability,
-            )
-            assert not identity.doubt
-            return identity.gens(), identity.spare
-        finally:
-            identity.close(clean)
-            await metastore.stop()
-
-    return asyncio.run(start())
+    metastore = MemoryMetastore(ensemble)
+    await metastore.start(lambda _state: None)
+    identity = NodeIdentity.open(directory)
+    try:
+        if doubt:
+            identity.note_doubt(doubt)
+        await verify_local_replicas(
+            metastore,
+            identity,
+            SOUND if recovered is None else recovered,
+            MemoryStore(),
+            node="n1",
+            cluster_uuid=UUID,
+            boot_id=boot_id,
+            durability=durability,
+        )
+        assert not identity.doubt
+        return identity.gens(), identity.spare
+    finally:
+        identity.close(clean)
+        await metastore.stop()
 
 
-def founded(directory: Path, ensemble: MemoryEnsemble, *, durability: str = "fsync") -> dict[int, int]:
+async def founded(directory: Path, ensemble: MemoryEnsemble, *, durability: str = "fsync") -> dict[int, int]:
     """A directory with two copies, left by a kill: their gens."""
 
     async def found() -> None:
@@ -71,68 +67,68 @@ def founded(directory: Path, ensemble: MemoryEnsemble, *, durability: str = "fsy
         )
         await metastore.stop()
 
-    settled_here = settled(directory, ensemble, recovered={}, durability=durability, clean=False)
+    settled_here = await settled(directory, ensemble, recovered={}, durability=durability, clean=False)
     assert settled_here[0] == {}
-    asyncio.run(found())
-    gens, spare = settled(directory, ensemble, recovered={}, durability=durability, clean=False)
+    await found()
+    gens, spare = await settled(directory, ensemble, recovered={}, durability=durability, clean=False)
     assert gens == {0: spare, 1: spare}
     return gens
 
 
-def test_a_new_replica_takes_the_spare_log_id(tmp_path: Path) -> None:
+async def test_a_new_replica_takes_the_spare_log_id(tmp_path: Path) -> None:
     """The gen that a new directory offers for new copies is the one that they get, at this and any later start."""
     ensemble = MemoryEnsemble()
-    gens = founded(tmp_path, ensemble)
-    assert settled(tmp_path, ensemble) == (gens, gens[0])
+    gens = await founded(tmp_path, ensemble)
+    assert await settled(tmp_path, ensemble) == (gens, gens[0])
 
 
-def test_an_undamaged_replica_keeps_its_log_id(tmp_path: Path) -> None:
+async def test_an_undamaged_replica_keeps_its_log_id(tmp_path: Path) -> None:
     """A clean stop, a kill and, in fsync mode, a power loss all keep the gen."""
     ensemble = MemoryEnsemble()
-    first = founded(tmp_path, ensemble)
-    assert settled(tmp_path, ensemble)[0] == first
-    assert settled(tmp_path, ensemble, boot_id="boot-2", clean=False)[0] == first
-    assert settled(tmp_path, ensemble, boot_id="boot-3")[0] == first
+    first = await founded(tmp_path, ensemble)
+    assert (await settled(tmp_path, ensemble))[0] == first
+    assert (await settled(tmp_path, ensemble, boot_id="boot-2", clean=False))[0] == first
+    assert (await settled(tmp_path, ensemble, boot_id="boot-3"))[0] == first
 
 
 @pytest.mark.parametrize("case", ["damage", "doubt", "async power loss", "new directory"])
-def test_a_replica_that_may_have_lost_entries_takes_a_new_log_id(tmp_path: Path, case: str) -> None:
+async def test_a_replica_that_may_have_lost_entries_takes_a_new_log_id(tmp_path: Path, case: str) -> None:
     """R-GEN: what is damaged, emptied, doubtful after a power loss or new is not the copy that the record means."""
     ensemble = MemoryEnsemble()
     directory = tmp_path / "data"
-    first = founded(directory, ensemble, durability="async" if case == "async power loss" else "fsync")
+    first = await founded(directory, ensemble, durability="async" if case == "async power loss" else "fsync")
     match case:
         case "damage":
             hurt = {0: RecoveredPartition(0, 2, ((1, 0),), "entries from 2 on may be lost"), 1: SOUND[1]}
-            gens, _ = settled(directory, ensemble, recovered=hurt)
+            gens, _ = await settled(directory, ensemble, recovered=hurt)
             assert gens[1] == first[1]
         case "doubt":
-            gens, _ = settled(directory, ensemble, recovered={}, doubt="log of an earlier run is gone")
+            gens, _ = await settled(directory, ensemble, recovered={}, doubt="log of an earlier run is gone")
         case "async power loss":
-            gens, _ = settled(directory, ensemble, durability="async", boot_id="boot-2")
+            gens, _ = await settled(directory, ensemble, durability="async", boot_id="boot-2")
         case "new directory":
             shutil.rmtree(directory)
-            gens, _ = settled(directory, ensemble, recovered={})
+            gens, _ = await settled(directory, ensemble, recovered={})
     assert gens[0] != first[0]
-    assert settled(directory, ensemble)[0] == gens, "settled once"
+    assert (await settled(directory, ensemble))[0] == gens, "settled once"
 
 
-def test_suspected_loss_outlives_an_interrupted_start(tmp_path: Path) -> None:
+async def test_suspected_loss_outlives_an_interrupted_start(tmp_path: Path) -> None:
     """Opening makes an emptied log anew, so that only the noted doubt can tell the next start of it."""
     ensemble = MemoryEnsemble()
-    first = founded(tmp_path, ensemble)
+    first = await founded(tmp_path, ensemble)
     identity = NodeIdentity.open(tmp_path)
     identity.note_doubt("the log is gone")
     identity.close(clean=False)
-    assert settled(tmp_path, ensemble)[0][0] != first[0]
+    assert (await settled(tmp_path, ensemble))[0][0] != first[0]
 
 
-def test_an_async_replica_keeps_its_log_id_when_nothing_was_lost(tmp_path: Path) -> None:
+async def test_an_async_replica_keeps_its_log_id_when_nothing_was_lost(tmp_path: Path) -> None:
     """In async mode a mere kill keeps the page cache, and a clean stop before a reboot loses nothing."""
     ensemble = MemoryEnsemble()
-    first = founded(tmp_path, ensemble, durability="async")
-    assert settled(tmp_path, ensemble, durability="async")[0] == first
-    assert settled(tmp_path, ensemble, durability="async", boot_id="boot-2")[0] == first
+    first = await founded(tmp_path, ensemble, durability="async")
+    assert (await settled(tmp_path, ensemble, durability="async"))[0] == first
+    assert (await settled(tmp_path, ensemble, durability="async", boot_id="boot-2"))[0] == first
 
 
 def test_data_missing_since_an_earlier_run_is_detected(tmp_path: Path) -> None:

@@ -204,7 +204,9 @@ async def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: p
     await streams.close()
 
 
-def test_a_stream_without_matches_reports_its_position(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_matches_reports_its_position(
+    store: LevelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of rows that were not asked for a reader hears as often as of others, so that it neither takes the node for dead
     nor keeps the thread from other streams; behind each such mark a stream goes on."""
     monkeypatch.setattr("isthmus.aae.row_stream.streams.SLICE_ROWS", 50)
@@ -215,17 +217,14 @@ def test_a_stream_without_matches_reports_its_position(store: LevelStore, monkey
         found = [frame async for data in await streams.rows(what) for frame in frames.feed(data)]
         return [frame.name for frame in found if isinstance(frame, SkippedTo)]
 
-    async def run() -> None:
-        streams = streams_of(store)
-        _, rows, _ = await taken(streams, asked())
-        names = [name for frame in rows for name in frame.names]
-        nobody = await marks(streams, asked(bucket=b"nobody"))
-        assert nobody == [names[at] for at in range(49, COUNT, 50)]
-        assert await marks(streams, asked(bucket=b"nobody", after=nobody[1])) == nobody[2:]
-        assert await marks(streams, asked()) == []
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    _, rows, _ = await taken(streams, asked())
+    names = [name for frame in rows for name in frame.names]
+    nobody = await marks(streams, asked(bucket=b"nobody"))
+    assert nobody == [names[at] for at in range(49, COUNT, 50)]
+    assert await marks(streams, asked(bucket=b"nobody", after=nobody[1])) == nobody[2:]
+    assert await marks(streams, asked()) == []
+    await streams.close()
 
 
 async def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
@@ -341,7 +340,7 @@ def test_an_index_has_all_of_its_values() -> None:
     assert dict(row["contents"][0]["indexes"]) == {"town_bin": ["corinth", "argos"], "age_int": ["7"]}
 
 
-def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with its fault, among the others; who goes on behind a frame with such a row passes nothing over."""
     real = store.transfers.snapshot
 
@@ -359,18 +358,15 @@ def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch
 
     monkeypatch.setattr(store.transfers, "snapshot", DamagedSnapshot)
 
-    async def run() -> None:
-        streams = streams_of(store)
-        for view in RowView:
-            question = ChangesRequest(b"default", PARTITION, 0, 20, view)
-            head, frames, _ = await taken(streams, question)
-            rows = table(head, frames, view)
-            assert {row["key"] for row in rows} == {name_of(n)[1] for n in range(20)}
-            assert [row["key"] for row in rows if row["fault"]] == [name_of(7)[1]]
-            assert row_reader._behind(question, frames[-1]) == question._replace(first=20)
-        await streams.close()
-
-    asyncio.run(run())
+    streams = streams_of(store)
+    for view in RowView:
+        question = ChangesRequest(b"default", PARTITION, 0, 20, view)
+        head, frames, _ = await taken(streams, question)
+        rows = table(head, frames, view)
+        assert {row["key"] for row in rows} == {name_of(n)[1] for n in range(20)}
+        assert [row["key"] for row in rows if row["fault"]] == [name_of(7)[1]]
+        assert row_reader._behind(question, frames[-1]) == question._replace(first=20)
+    await streams.close()
     torn = Rows([row_wire_name(1), row_wire_name(7)], [sealed(1, 1)[0], b"\xc1"], ())
     question = ChangesRequest(b"default", PARTITION, 0, 20)
     assert row_reader._behind(question, torn) == question._replace(first=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -30,6 +30,8 @@ from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import Key
 from tests.support.fullsync_fakes import FakeMembers
+
+pytestmark = pytest.mark.virtual_time
 
 START = 1_699_920_000_000  # midnight UTC
 
@@ -193,269 +195,218 @@ def operator_view(fixture: SchedulerFixture, owners: Owners = MappingProxyType({
     )
 
 
-def run_test(work: Callable[[], Awaitable[None]]) -> None:
-    """Run it."""
-
-    async def with_timeout() -> None:
-        async with asyncio.timeout(30):
-            await work()
-
-    asyncio.run(with_timeout())
-
-
-def test_a_day_has_the_configured_checks(tmp_path: Path) -> None:
+async def test_a_day_has_the_configured_checks(tmp_path: Path) -> None:
     """Two peers: each check of the day runs once, two days run twice as many."""
 
-    async def work() -> None:
-        east = FullSyncSettings("east", "http://10.0.0.8:8098", "to-east", auto_count=0, all_count=2, day_count=3)
-        fixture = SchedulerFixture(tmp_path, WEST, east)
-        await fixture.pass_until(START + 2 * DAY_MS - 1)
-        counts = Counter(check.kind for check in fixture.checkers["east"].checks)
-        assert counts == {CheckKind.ALL: 4, CheckKind.DAY: 6}
-        assert Counter(check.kind for check in fixture.checkers["west"].checks) == {CheckKind.HOUR: 48}
-        await fixture.scheduler.stop()
-        assert fixture.alarm.at_ms is None
-
-    run_test(work)
+    east = FullSyncSettings("east", "http://10.0.0.8:8098", "to-east", auto_count=0, all_count=2, day_count=3)
+    fixture = SchedulerFixture(tmp_path, WEST, east)
+    await fixture.pass_until(START + 2 * DAY_MS - 1)
+    counts = Counter(check.kind for check in fixture.checkers["east"].checks)
+    assert counts == {CheckKind.ALL: 4, CheckKind.DAY: 6}
+    assert Counter(check.kind for check in fixture.checkers["west"].checks) == {CheckKind.HOUR: 48}
+    await fixture.scheduler.stop()
+    assert fixture.alarm.at_ms is None
 
 
-def test_a_missing_queue_is_reported_as_delisted(tmp_path: Path) -> None:
+async def test_a_missing_queue_is_reported_as_delisted(tmp_path: Path) -> None:
     """The reason says what becomes of checks, and its gaps went with it."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST)
-        (here,), (gone,) = operator_view(fixture)["peers"], operator_view(fixture, {})["peers"]
-        assert (here["queue_delisted"], gone["queue_delisted"], gone["gaps_open"]) == (False, True, None)
-        assert gone["reason"].startswith("there is no queue to-west: delisted")
-
-    run_test(work)
+    fixture = SchedulerFixture(tmp_path, WEST)
+    (here,), (gone,) = operator_view(fixture)["peers"], operator_view(fixture, {})["peers"]
+    assert (here["queue_delisted"], gone["queue_delisted"], gone["gaps_open"]) == (False, True, None)
+    assert gone["reason"].startswith("there is no queue to-west: delisted")
 
 
-def test_a_queue_of_another_cluster_is_reported(tmp_path: Path) -> None:
+async def test_a_queue_of_another_cluster_is_reported(tmp_path: Path) -> None:
     """By uuid once the other cluster has answered, before that by the name that the settings give it; what is not known
     is not guessed, and a queue that nobody owns yet is anybody's."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="named", cluster="west"))
-        plain, named = operator_view(fixture, {"to-west": Owner("north", "ab" * 16)})["peers"]
-        assert plain["queue_of_other"] is None, "no cluster has answered, and the settings name none"
-        assert named["queue_of_other"] == "north"
-        assert named["reason"].startswith("queue to-west belongs to north, and west is compared with: repairs go to")
-        assert not any(one["queue_of_other"] for one in operator_view(fixture, {"to-west": None})["peers"])
-        assert not any(
-            one["queue_of_other"] for one in operator_view(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"]
-        )
-        for peer in fixture.scheduler.peers.values():
-            peer.history.cluster = "ab" * 16
-        assert not any(
-            one["queue_of_other"] for one in operator_view(fixture, {"to-west": Owner("old name", "ab" * 16)})["peers"]
-        )
-        plain, named = operator_view(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"]
-        assert plain["reason"].startswith(f"queue to-west belongs to west, and cluster {'ab' * 16} is compared with")
-        assert f"belongs to another cluster of that name, {'cd' * 16}, and west is" in named["reason"]
-
-    run_test(work)
+    fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="named", cluster="west"))
+    plain, named = operator_view(fixture, {"to-west": Owner("north", "ab" * 16)})["peers"]
+    assert plain["queue_of_other"] is None, "no cluster has answered, and the settings name none"
+    assert named["queue_of_other"] == "north"
+    assert named["reason"].startswith("queue to-west belongs to north, and west is compared with: repairs go to")
+    assert not any(one["queue_of_other"] for one in operator_view(fixture, {"to-west": None})["peers"])
+    assert not any(
+        one["queue_of_other"] for one in operator_view(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"]
+    )
+    for peer in fixture.scheduler.peers.values():
+        peer.history.cluster = "ab" * 16
+    assert not any(
+        one["queue_of_other"] for one in operator_view(fixture, {"to-west": Owner("old name", "ab" * 16)})["peers"]
+    )
+    plain, named = operator_view(fixture, {"to-west": Owner("west", "cd" * 16)})["peers"]
+    assert plain["reason"].startswith(f"queue to-west belongs to west, and cluster {'ab' * 16} is compared with")
+    assert f"belongs to another cluster of that name, {'cd' * 16}, and west is" in named["reason"]
 
 
-def test_without_configured_checks_the_scheduler_is_idle(tmp_path: Path) -> None:
+async def test_without_configured_checks_the_scheduler_is_idle(tmp_path: Path) -> None:
     """No alarm is set."""
 
-    async def work() -> None:
-        assert SchedulerFixture(tmp_path / "a").alarm.at_ms is None
-        assert SchedulerFixture(tmp_path / "b", replace(WEST, hour_count=0)).alarm.at_ms is None
-        assert SchedulerFixture(tmp_path / "c", replace(WEST, hour_count=0, none_count=5)).alarm.at_ms is None
-
-    run_test(work)
+    assert SchedulerFixture(tmp_path / "a").alarm.at_ms is None
+    assert SchedulerFixture(tmp_path / "b", replace(WEST, hour_count=0)).alarm.at_ms is None
+    assert SchedulerFixture(tmp_path / "c", replace(WEST, hour_count=0, none_count=5)).alarm.at_ms is None
 
 
-def test_nodes_of_a_cluster_check_at_different_moments(tmp_path: Path) -> None:
+async def test_nodes_of_a_cluster_check_at_different_moments(tmp_path: Path) -> None:
     """The rank among the live nodes moves the moment, and a node that goes moves it back."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST, live=["n0", "n1", "n2"])
-        assert fixture.alarm.at_ms == START + HOUR_MS // 3
-        fixture.members.live = ["n1"]
-        await fixture.pass_until(START + HOUR_MS // 3)
-        assert fixture.alarm.at_ms == START + HOUR_MS
-
-    run_test(work)
+    fixture = SchedulerFixture(tmp_path, WEST, live=["n0", "n1", "n2"])
+    assert fixture.alarm.at_ms == START + HOUR_MS // 3
+    fixture.members.live = ["n1"]
+    await fixture.pass_until(START + HOUR_MS // 3)
+    assert fixture.alarm.at_ms == START + HOUR_MS
 
 
-def test_a_check_of_all_peers_goes_from_one_to_the_next(tmp_path: Path) -> None:
+async def test_a_check_of_all_peers_goes_from_one_to_the_next(tmp_path: Path) -> None:
     """Asked for without a name, every peer is checked in turn, and nothing else begins in between."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="east"))
-        gate = fixture.checkers["east"].gate = asyncio.Event()
-        assert fixture.scheduler.begin(None, CheckKind.ALL, "ann") == ["west", "east"]
-        while not fixture.checkers["east"].checks:
-            await asyncio.sleep(0.002)
-        assert [len(fixture.checkers[name].checks) for name in ("west", "east")] == [1, 1]
-        with pytest.raises(Busy, match="a check of east is running"):
-            fixture.scheduler.begin(None, CheckKind.ALL, "bob")
-        gate.set()
-        await ended(fixture)
-        assert {check.by for one in fixture.checkers.values() for check in one.checks} == {"ann"}
-        await fixture.scheduler.set_range(None, TimeRange(1, 2))
-        assert {peer.history.schedule_state.learned for peer in fixture.scheduler.peers.values()} == {TimeRange(1, 2)}
-        nobody = SchedulerFixture(tmp_path / "nobody")
-        with pytest.raises(UnknownPeer, match="compares with no cluster"):
-            nobody.scheduler.begin(None, CheckKind.ALL, "ann")
-
-    run_test(work)
+    fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="east"))
+    gate = fixture.checkers["east"].gate = asyncio.Event()
+    assert fixture.scheduler.begin(None, CheckKind.ALL, "ann") == ["west", "east"]
+    while not fixture.checkers["east"].checks:
+        await asyncio.sleep(0.002)
+    assert [len(fixture.checkers[name].checks) for name in ("west", "east")] == [1, 1]
+    with pytest.raises(Busy, match="a check of east is running"):
+        fixture.scheduler.begin(None, CheckKind.ALL, "bob")
+    gate.set()
+    await ended(fixture)
+    assert {check.by for one in fixture.checkers.values() for check in one.checks} == {"ann"}
+    await fixture.scheduler.set_range(None, TimeRange(1, 2))
+    assert {peer.history.schedule_state.learned for peer in fixture.scheduler.peers.values()} == {TimeRange(1, 2)}
+    nobody = SchedulerFixture(tmp_path / "nobody")
+    with pytest.raises(UnknownPeer, match="compares with no cluster"):
+        nobody.scheduler.begin(None, CheckKind.ALL, "ann")
 
 
-def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Path) -> None:
+async def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Path) -> None:
     """What becomes due during a long check begins after it, unless it is late by then; one asked for is Busy."""
 
-    async def work() -> None:
-        east = replace(WEST, name="east")
-        fixture = SchedulerFixture(tmp_path, WEST, east)
-        gate = fixture.checkers["west"].gate = asyncio.Event()
-        fixture.alarm.call()
-        await wait_until_running(fixture)
-        with pytest.raises(Busy, match="a check of west is running"):
-            fixture.scheduler.begin("east", CheckKind.ALL, "ann")
-        fixture.clock.ms = START + HOUR_MS // 2 + 1
-        fixture.alarm.call()
-        await asyncio.sleep(0.01)
-        assert fixture.checkers["east"].checks == []
-        gate.set()
-        await ended(fixture)
-        fixture.alarm.call()
-        while not fixture.checkers["east"].checks:
-            await asyncio.sleep(0.002)
-        await ended(fixture)
-        assert len(fixture.checkers["east"].checks) == 1
-        results = await fixture.scheduler.run("east", CheckKind.ALL, "ann")
-        assert [(result.by, result.verdict, result.proven) for result in results] == [
-            ("ann", ExchangeVerdict.IN_SYNC, True)
-        ]
-        gate.clear()
-        fixture.clock.ms = START + HOUR_MS
-        fixture.alarm.call()
-        await wait_until_running(fixture)
-        fixture.clock.ms = START + 4 * HOUR_MS
-        gate.set()
-        await ended(fixture)
-        assert [one.reason for one in fixture.scheduler.peers["east"].skipped] == ["late", "late"]
-
-    run_test(work)
+    east = replace(WEST, name="east")
+    fixture = SchedulerFixture(tmp_path, WEST, east)
+    gate = fixture.checkers["west"].gate = asyncio.Event()
+    fixture.alarm.call()
+    await wait_until_running(fixture)
+    with pytest.raises(Busy, match="a check of west is running"):
+        fixture.scheduler.begin("east", CheckKind.ALL, "ann")
+    fixture.clock.ms = START + HOUR_MS // 2 + 1
+    fixture.alarm.call()
+    await asyncio.sleep(0.01)
+    assert fixture.checkers["east"].checks == []
+    gate.set()
+    await ended(fixture)
+    fixture.alarm.call()
+    while not fixture.checkers["east"].checks:
+        await asyncio.sleep(0.002)
+    await ended(fixture)
+    assert len(fixture.checkers["east"].checks) == 1
+    results = await fixture.scheduler.run("east", CheckKind.ALL, "ann")
+    assert [(result.by, result.verdict, result.proven) for result in results] == [
+        ("ann", ExchangeVerdict.IN_SYNC, True)
+    ]
+    gate.clear()
+    fixture.clock.ms = START + HOUR_MS
+    fixture.alarm.call()
+    await wait_until_running(fixture)
+    fixture.clock.ms = START + 4 * HOUR_MS
+    gate.set()
+    await ended(fixture)
+    assert [one.reason for one in fixture.scheduler.peers["east"].skipped] == ["late", "late"]
 
 
-def test_what_is_late_is_left_out_and_shown(tmp_path: Path) -> None:
+async def test_what_is_late_is_left_out_and_shown(tmp_path: Path) -> None:
     """After hours asleep only the next check runs."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST)
-        fixture.clock.ms = START + 5 * HOUR_MS + HOUR_MS // 2 + 5
-        fixture.alarm.call()
-        await asyncio.sleep(0.01)
-        assert fixture.checkers["west"].checks == []
-        assert [one.reason for one in fixture.scheduler.peers["west"].skipped] == ["late"] * 6
-        assert fixture.alarm.at_ms == START + 6 * HOUR_MS
-        assert [row["reason"] for row in scheduled(fixture.scheduler)[0]["skipped"]] == ["late"] * 6
-
-    run_test(work)
+    fixture = SchedulerFixture(tmp_path, WEST)
+    fixture.clock.ms = START + 5 * HOUR_MS + HOUR_MS // 2 + 5
+    fixture.alarm.call()
+    await asyncio.sleep(0.01)
+    assert fixture.checkers["west"].checks == []
+    assert [one.reason for one in fixture.scheduler.peers["west"].skipped] == ["late"] * 6
+    assert fixture.alarm.at_ms == START + 6 * HOUR_MS
+    assert [row["reason"] for row in scheduled(fixture.scheduler)[0]["skipped"]] == ["late"] * 6
 
 
-def test_a_suspended_peer_is_left_alone_also_after_a_restart(tmp_path: Path) -> None:
+async def test_a_suspended_peer_is_left_alone_also_after_a_restart(tmp_path: Path) -> None:
     """Nothing is due until it is resumed; who, when and why are kept; an operator may still run one."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST)
-        await fixture.scheduler.suspend("west", "ann", "maintenance")
-        await fixture.pass_until(START + 3 * HOUR_MS)
-        assert fixture.checkers["west"].checks == []
-        await fixture.scheduler.stop()
-        again = SchedulerFixture(tmp_path, WEST)
-        row = operator_view(again)["peers"][0]
-        assert (row["state"], row["reason"]) == ("suspended", "by ann: maintenance")
-        assert row["suspended"] == {"by": "ann", "at_ms": START, "reason": "maintenance"}
-        await again.scheduler.run("west", CheckKind.HOUR, "bob")
-        assert len(again.checkers["west"].checks) == 1
-        await again.scheduler.resume(None)
-        await again.pass_until(START + 3 * HOUR_MS)
-        assert len(again.checkers["west"].checks) == 4 + 1
-        with pytest.raises(UnknownPeer, match="known: west"):
-            await again.scheduler.suspend("east", "ann", "")
-
-    run_test(work)
+    fixture = SchedulerFixture(tmp_path, WEST)
+    await fixture.scheduler.suspend("west", "ann", "maintenance")
+    await fixture.pass_until(START + 3 * HOUR_MS)
+    assert fixture.checkers["west"].checks == []
+    await fixture.scheduler.stop()
+    again = SchedulerFixture(tmp_path, WEST)
+    row = operator_view(again)["peers"][0]
+    assert (row["state"], row["reason"]) == ("suspended", "by ann: maintenance")
+    assert row["suspended"] == {"by": "ann", "at_ms": START, "reason": "maintenance"}
+    await again.scheduler.run("west", CheckKind.HOUR, "bob")
+    assert len(again.checkers["west"].checks) == 1
+    await again.scheduler.resume(None)
+    await again.pass_until(START + 3 * HOUR_MS)
+    assert len(again.checkers["west"].checks) == 4 + 1
+    with pytest.raises(UnknownPeer, match="known: west"):
+        await again.scheduler.suspend("east", "ann", "")
 
 
-def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
+async def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
     """What was found, and since when both are proven equal; a check of an hour whose leaves differed proves nothing."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST)
-        checker = fixture.checkers["west"]
-        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
-        fixture.clock.ms += 5_000
-        checker.outcomes, checker.differences = [ExchangeVerdict.REPAIRED], 7
-        await fixture.scheduler.run("west", CheckKind.HOUR, "ann")
-        checker.outcomes, checker.differences = [ExchangeVerdict.TIMED_OUT], 0
-        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
-        await fixture.scheduler.stop()
-        row = operator_view(SchedulerFixture(tmp_path, WEST))["peers"][0]
-        assert [result["verdict"] for result in row["results"]] == ["in-sync", "repaired", "timed-out"]
-        assert row["results"][1]["differences"] == {"behind@sink": 7}
-        assert row["proven_ms"] == {"default": START}
-        names = {
-            (name, labels.get("verdict")): value for name, labels, value in samples(fixture.scheduler, START + 9_000)
-        }
-        assert names["isthmus_fullsync_checks_total", "repaired"] == 1
-        assert names["isthmus_fullsync_proven_age_seconds", None] == 9.0
-        (tmp_path / "fullsync.0").write_bytes(b"rubbish")
-        (tmp_path / "fullsync.1").write_bytes(b"rubbish")
-        assert operator_view(SchedulerFixture(tmp_path, WEST))["peers"][0]["results"] == []
-
-    run_test(work)
+    fixture = SchedulerFixture(tmp_path, WEST)
+    checker = fixture.checkers["west"]
+    await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+    fixture.clock.ms += 5_000
+    checker.outcomes, checker.differences = [ExchangeVerdict.REPAIRED], 7
+    await fixture.scheduler.run("west", CheckKind.HOUR, "ann")
+    checker.outcomes, checker.differences = [ExchangeVerdict.TIMED_OUT], 0
+    await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+    await fixture.scheduler.stop()
+    row = operator_view(SchedulerFixture(tmp_path, WEST))["peers"][0]
+    assert [result["verdict"] for result in row["results"]] == ["in-sync", "repaired", "timed-out"]
+    assert row["results"][1]["differences"] == {"behind@sink": 7}
+    assert row["proven_ms"] == {"default": START}
+    names = {(name, labels.get("verdict")): value for name, labels, value in samples(fixture.scheduler, START + 9_000)}
+    assert names["isthmus_fullsync_checks_total", "repaired"] == 1
+    assert names["isthmus_fullsync_proven_age_seconds", None] == 9.0
+    (tmp_path / "fullsync.0").write_bytes(b"rubbish")
+    (tmp_path / "fullsync.1").write_bytes(b"rubbish")
+    assert operator_view(SchedulerFixture(tmp_path, WEST))["peers"][0]["results"] == []
 
 
-def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
+async def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
     """In sync: since then. Differences: a day, or everything in its hours. A set range comes first, and once."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, replace(WEST, hour_count=0, auto_count=24, all_window="never"))
-        checker = fixture.checkers["west"]
-        checker.outcomes = [ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED, ExchangeVerdict.REPAIRED]
-        checker.differences = 3
-        for _ in range(3):
-            await fixture.scheduler.run("west", CheckKind.AUTO, "")
-        await fixture.scheduler.set_range("west", TimeRange(5, 9, b"b"))
+    fixture = SchedulerFixture(tmp_path, replace(WEST, hour_count=0, auto_count=24, all_window="never"))
+    checker = fixture.checkers["west"]
+    checker.outcomes = [ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED, ExchangeVerdict.REPAIRED]
+    checker.differences = 3
+    for _ in range(3):
         await fixture.scheduler.run("west", CheckKind.AUTO, "")
-        await fixture.scheduler.run("west", CheckKind.RANGE, "")
-        kinds = [(check.kind, None if check.times is None else check.times.since_ms) for check in checker.checks]
-        assert kinds == [
-            (CheckKind.RANGE, START),
-            (CheckKind.RANGE, START),
-            (CheckKind.DAY, START - DAY_MS),
-            (CheckKind.RANGE, 5),
-            (CheckKind.RANGE, START),
-        ]
+    await fixture.scheduler.set_range("west", TimeRange(5, 9, b"b"))
+    await fixture.scheduler.run("west", CheckKind.AUTO, "")
+    await fixture.scheduler.run("west", CheckKind.RANGE, "")
+    kinds = [(check.kind, None if check.times is None else check.times.since_ms) for check in checker.checks]
+    assert kinds == [
+        (CheckKind.RANGE, START),
+        (CheckKind.RANGE, START),
+        (CheckKind.DAY, START - DAY_MS),
+        (CheckKind.RANGE, 5),
+        (CheckKind.RANGE, START),
+    ]
 
-    run_test(work)
 
-
-def test_what_is_remembered_of_keys_is_bounded(tmp_path: Path) -> None:
+async def test_what_is_remembered_of_keys_is_bounded(tmp_path: Path) -> None:
     """The first ones of many, of long ones fewer, of several bucket types their share; and what is left out is said."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, replace(WEST, bucket_types="default,other"))
-        for name, length in ((b"default", 10), (b"other", 1_000)):
-            keys = {(b"b", b"%0*d" % (length, n)): "missing@sink" for n in range(5_000)}
-            fixture.checkers["west"].named[name] = DifferingKeys(START, keys, True)
-        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
-        await fixture.scheduler.stop()
-        assert (
-            sum(len(packb(one)) for one in _plain(fixture.history.peer("west"), NAMED_BYTES // 2)["named"])
-            < NAMED_BYTES
-        )
-        named = SchedulerFixture(tmp_path, WEST).scheduler.peers["west"].history.named
-        assert [len(named[name].keys) for name in (b"default", b"other")] == [1_000, 126]
-        assert not any(one.every for one in named.values())
-
-    run_test(work)
+    fixture = SchedulerFixture(tmp_path, replace(WEST, bucket_types="default,other"))
+    for name, length in ((b"default", 10), (b"other", 1_000)):
+        keys = {(b"b", b"%0*d" % (length, n)): "missing@sink" for n in range(5_000)}
+        fixture.checkers["west"].named[name] = DifferingKeys(START, keys, True)
+    await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+    await fixture.scheduler.stop()
+    assert sum(len(packb(one)) for one in _plain(fixture.history.peer("west"), NAMED_BYTES // 2)["named"]) < NAMED_BYTES
+    named = SchedulerFixture(tmp_path, WEST).scheduler.peers["west"].history.named
+    assert [len(named[name].keys) for name in (b"default", b"other")] == [1_000, 126]
+    assert not any(one.every for one in named.values())
 
 
 def test_windows_of_the_settings() -> None:
@@ -511,7 +462,7 @@ class FakePeerTrees:
 
 
 @pytest.mark.parametrize("both_ways", [False, True])
-def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
+async def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
     """What is ahead here or changed on both sides is queued; what is ahead there is left alone unless both ways are
     wanted; what is corrupt is never queued."""
 
@@ -531,7 +482,7 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
     async def work() -> int:
         return sum([taken async for taken in checker.enqueue(b"default", differences)])
 
-    queued = asyncio.run(work())
+    queued = await work()
     assert [key.key for key in queue.keys] == [b"1", b"2"]
     assert other.told == ([("to-east", [(b"b", b"4")])] if both_ways else [])
     assert queued == (3 if both_ways else 2)
@@ -539,117 +490,108 @@ def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
     assert checker.buckets == {b"b"}
 
 
-def test_the_last_comparison_of_a_key_is_shown(tmp_path: Path) -> None:
+async def test_the_last_comparison_of_a_key_is_shown(tmp_path: Path) -> None:
     """Equal after a check in sync; what a check named is diverged, what it did not is equal only if it looked at all
     and named all; what it could not look at, never looked at, or no longer remembers is unreachable, and what the
     queue's filter leaves out is filtered. A restart forgets none of it. Who reaps hears of what may be diverged."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
-        checker = fixture.checkers["west"]
-        key = Key(b"default", b"b", b"k")
+    fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
+    checker = fixture.checkers["west"]
+    key = Key(b"default", b"b", b"k")
 
-        def told(of: Key = key) -> tuple[str, str | None]:
-            (row,) = last_comparisons(fixture.scheduler, of)
-            assert row["fullsync"] == "west"
-            may_be = row["verdict"] == "diverged" or (row["verdict"], row["check"]) == ("unreachable", "repaired")
-            assert ("full-sync west" in differs(fixture.scheduler, of)) == may_be
-            return row["verdict"], row["difference"]
+    def told(of: Key = key) -> tuple[str, str | None]:
+        (row,) = last_comparisons(fixture.scheduler, of)
+        assert row["fullsync"] == "west"
+        may_be = row["verdict"] == "diverged" or (row["verdict"], row["check"]) == ("unreachable", "repaired")
+        assert ("full-sync west" in differs(fixture.scheduler, of)) == may_be
+        return row["verdict"], row["difference"]
 
-        async def checked(verdict: ExchangeVerdict, *named: bytes, every: bool = True) -> None:
-            fixture.clock.ms += 1_000
-            keys = {(b"b", name): "missing@sink" for name in named}
-            checker.named[b"default"] = DifferingKeys(fixture.clock.ms, keys, every)
-            checker.outcomes = [verdict]
-            await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+    async def checked(verdict: ExchangeVerdict, *named: bytes, every: bool = True) -> None:
+        fixture.clock.ms += 1_000
+        keys = {(b"b", name): "missing@sink" for name in named}
+        checker.named[b"default"] = DifferingKeys(fixture.clock.ms, keys, every)
+        checker.outcomes = [verdict]
+        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
 
-        assert told() == ("unknown", None), "no check has looked"
-        await checked(ExchangeVerdict.IN_SYNC)
-        assert told() == ("match", None)
-        assert told(Key(b"default", b"private", b"k")) == ("filtered", None)
-        await checked(ExchangeVerdict.REPAIRED, b"k", b"other")
-        assert told() == ("diverged", "missing@sink")
-        assert [(one["key"], one["difference"]) for one in operator_view(fixture)["peers"][0]["named"]] == [
-            ("k", "missing@sink"), ("other", "missing@sink"),
-        ]  # fmt: skip
-        await checked(ExchangeVerdict.REPAIRED, b"other")
-        assert told() == ("match", None)
-        await checked(ExchangeVerdict.REPAIRED, b"other", every=False)
-        assert told() == ("unreachable", None)
-        await checked(ExchangeVerdict.TIMED_OUT, b"k")
-        assert told() == ("diverged", "missing@sink")
-        await checked(ExchangeVerdict.TIMED_OUT)
-        assert told() == ("unreachable", None)
-        (row,) = last_comparisons(fixture.scheduler, key)
-        assert (row["check"], row["kind"], row["at_ms"]) == ("timed-out", "all", fixture.clock.ms)
-        assert row["proven_ms"] == START + 1_000
-        await checked(ExchangeVerdict.REPAIRED, b"k", b"other")
-        await fixture.scheduler.stop()
-        fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
-        assert told() == ("diverged", "missing@sink")
-        assert told(Key(b"default", b"b", b"third")) == ("match", None)
-        assert [one["key"] for one in operator_view(fixture)["peers"][0]["named"]] == ["k", "other"]
-        fixture.checkers["west"].named.clear()  # as it was written by an earlier version
-        assert "not known any more" in last_comparisons(fixture.scheduler, key)[0]["reason"]
-
-    run_test(work)
+    assert told() == ("unknown", None), "no check has looked"
+    await checked(ExchangeVerdict.IN_SYNC)
+    assert told() == ("match", None)
+    assert told(Key(b"default", b"private", b"k")) == ("filtered", None)
+    await checked(ExchangeVerdict.REPAIRED, b"k", b"other")
+    assert told() == ("diverged", "missing@sink")
+    assert [(one["key"], one["difference"]) for one in operator_view(fixture)["peers"][0]["named"]] == [
+        ("k", "missing@sink"), ("other", "missing@sink"),
+    ]  # fmt: skip
+    await checked(ExchangeVerdict.REPAIRED, b"other")
+    assert told() == ("match", None)
+    await checked(ExchangeVerdict.REPAIRED, b"other", every=False)
+    assert told() == ("unreachable", None)
+    await checked(ExchangeVerdict.TIMED_OUT, b"k")
+    assert told() == ("diverged", "missing@sink")
+    await checked(ExchangeVerdict.TIMED_OUT)
+    assert told() == ("unreachable", None)
+    (row,) = last_comparisons(fixture.scheduler, key)
+    assert (row["check"], row["kind"], row["at_ms"]) == ("timed-out", "all", fixture.clock.ms)
+    assert row["proven_ms"] == START + 1_000
+    await checked(ExchangeVerdict.REPAIRED, b"k", b"other")
+    await fixture.scheduler.stop()
+    fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
+    assert told() == ("diverged", "missing@sink")
+    assert told(Key(b"default", b"b", b"third")) == ("match", None)
+    assert [one["key"] for one in operator_view(fixture)["peers"][0]["named"]] == ["k", "other"]
+    fixture.checkers["west"].named.clear()  # as it was written by an earlier version
+    assert "not known any more" in last_comparisons(fixture.scheduler, key)[0]["reason"]
 
 
-def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(tmp_path: Path) -> None:
+async def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(tmp_path: Path) -> None:
     """A check that found segments different by changes outside its range has found differences that it could not name:
     any key may be one. One that could not look at all has found none."""
 
-    async def work() -> None:
-        fixture = SchedulerFixture(tmp_path, WEST)
-        checker, key = fixture.checkers["west"], Key(b"default", b"b", b"k")
-        for unexplained in (2, 0):
-            checker.unexplained = unexplained
-            checker.outcomes = [ExchangeVerdict.INCOMPLETE]
-            await fixture.scheduler.run("west", CheckKind.RANGE, "ann")
-            assert ("could not name" in differs(fixture.scheduler, key)) == bool(unexplained)
-        await fixture.scheduler.stop()
-
-    run_test(work)
+    fixture = SchedulerFixture(tmp_path, WEST)
+    checker, key = fixture.checkers["west"], Key(b"default", b"b", b"k")
+    for unexplained in (2, 0):
+        checker.unexplained = unexplained
+        checker.outcomes = [ExchangeVerdict.INCOMPLETE]
+        await fixture.scheduler.run("west", CheckKind.RANGE, "ann")
+        assert ("could not name" in differs(fixture.scheduler, key)) == bool(unexplained)
+    await fixture.scheduler.stop()
 
 
-def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of its differences by name; a check that did not come to its end forgets none of one before it."""
 
-    async def work() -> None:
-        for limit, named in ((5, [b"1", b"2", b"3"]), (2, [b"1", b"2"])):
-            monkeypatch.setattr(check, "NAMED_MAX", limit)
-            found = [
-                KeyDifference(b"b", b"%d" % n, DifferenceKind.MISSING, BehindSide.SOURCE, None, None) for n in (1, 2, 3)
-            ]
+    for limit, named in ((5, [b"1", b"2", b"3"]), (2, [b"1", b"2"])):
+        monkeypatch.setattr(check, "NAMED_MAX", limit)
+        found = [
+            KeyDifference(b"b", b"%d" % n, DifferenceKind.MISSING, BehindSide.SOURCE, None, None) for n in (1, 2, 3)
+        ]
 
-            async def told(
-                *_: object, findings: Findings, actions: Any, found: Any = found, **__: object
-            ) -> ExchangeOutcome:
-                findings.by_kind[DifferenceKind.MISSING, BehindSide.SOURCE] = len(found)
-                await actions.repair(found)
-                return ExchangeOutcome(ExchangeVerdict.DIFFERING, "", findings)
+        async def told(
+            *_: object, findings: Findings, actions: Any, found: Any = found, **__: object
+        ) -> ExchangeOutcome:
+            findings.by_kind[DifferenceKind.MISSING, BehindSide.SOURCE] = len(found)
+            await actions.repair(found)
+            return ExchangeOutcome(ExchangeVerdict.DIFFERING, "", findings)
 
-            monkeypatch.setattr(check, "run", told)
-            checker = PeerChecker(WEST, source=None, sink=None, repairs=FakeRepairs(), random=Random(1))  # type: ignore[arg-type]
-            await checker.check(PeerCheck("default", CheckKind.ALL, None, "", START), Findings())
-            kept = checker.named[b"default"]
-            assert (kept.began_ms, kept.every) == (START, limit == 5)
-            assert kept.keys == {(b"b", key): "missing@source" for key in named}
-            found = [KeyDifference(b"b", b"0", DifferenceKind.MISSING, BehindSide.SOURCE, None, None)]
+        monkeypatch.setattr(check, "run", told)
+        checker = PeerChecker(WEST, source=None, sink=None, repairs=FakeRepairs(), random=Random(1))  # type: ignore[arg-type]
+        await checker.check(PeerCheck("default", CheckKind.ALL, None, "", START), Findings())
+        kept = checker.named[b"default"]
+        assert (kept.began_ms, kept.every) == (START, limit == 5)
+        assert kept.keys == {(b"b", key): "missing@source" for key in named}
+        found = [KeyDifference(b"b", b"0", DifferenceKind.MISSING, BehindSide.SOURCE, None, None)]
 
-            async def ended(
-                *_: object, findings: Findings, actions: Any, found: Any = found, **__: object
-            ) -> ExchangeOutcome:
-                await actions.repair(found)
-                return ExchangeOutcome(ExchangeVerdict.ERROR, "the other side is away", findings)
+        async def ended(
+            *_: object, findings: Findings, actions: Any, found: Any = found, **__: object
+        ) -> ExchangeOutcome:
+            await actions.repair(found)
+            return ExchangeOutcome(ExchangeVerdict.ERROR, "the other side is away", findings)
 
-            monkeypatch.setattr(check, "run", ended)
-            await checker.check(PeerCheck("default", CheckKind.ALL, None, "", START + 1), Findings())
-            kept = checker.named[b"default"]
-            assert (kept.began_ms, kept.every) == (START + 1, False)
-            assert set(kept.keys) == {(b"b", key) for key in [*named, b"0"][:limit]}
-
-    run_test(work)
+        monkeypatch.setattr(check, "run", ended)
+        await checker.check(PeerCheck("default", CheckKind.ALL, None, "", START + 1), Findings())
+        kept = checker.named[b"default"]
+        assert (kept.began_ms, kept.every) == (START + 1, False)
+        assert set(kept.keys) == {(b"b", key) for key in [*named, b"0"][:limit]}
 
 
 async def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,8 @@ import pytest
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.fullsync_query import FULLSYNC_STATUS, FullSyncPart, sharing, warning
 from isthmus.repl.model.errors import CodecError, PeerFault
+
+pytestmark = pytest.mark.virtual_time
 
 
 def fullsync_status(cluster: str | None, *urls: str) -> dict[str, Any]:
@@ -42,7 +43,7 @@ def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() ->
     )
 
 
-def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
+async def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
     """Every node tells its checks or its trees; one that fails is None, and other questions are refused."""
 
     class EchoHandler:
@@ -57,7 +58,7 @@ def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
 
     query = ClusterQuery("n1", SimpleNamespace(request=request))
     query.serve(FULLSYNC_STATUS, EchoHandler())
-    found = asyncio.run(query.ask(FULLSYNC_STATUS, FullSyncPart.TREES, ["n1", "n2", "silent"]))
+    found = await query.ask(FULLSYNC_STATUS, FullSyncPart.TREES, ["n1", "n2", "silent"])
     assert found.by_node == {"n1": {"what": "trees"}, "n2": {"what": "trees"}, "silent": None}
     with pytest.raises(CodecError, match="checks, trees"):
-        asyncio.run(query.request_handlers()["fullsync"]("n2", b"everything"))
+        await query.request_handlers()["fullsync"]("n2", b"everything")

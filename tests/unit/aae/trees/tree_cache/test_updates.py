@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,14 @@ from isthmus.aae.trees.tree import HashTree
 from isthmus.aae.trees.tree_builder import TreeBuild, row_leaf
 from isthmus.aae.trees.tree_cache import TreeCache, TreeState
 from isthmus.aae.trees.tree_files import load_and_remove_tree, save_tree
-from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History, open_store
 from tests.support.fullsync_fakes import FakeReplicas
+from tests.support.virtual_time import LoopTime
+
+pytestmark = pytest.mark.virtual_time
 
 PARTITION = 3
 
@@ -38,7 +41,7 @@ class TreeFixture:
 
     def new_cache(self) -> TreeCache:
         """A keeper as a new process would have it."""
-        return TreeCache(self.store, directory=self.directory, replicas=FakeReplicas(self.snapshots), time=SystemTime())
+        return TreeCache(self.store, directory=self.directory, replicas=FakeReplicas(self.snapshots), time=LoopTime())
 
     def snapshots(self) -> list[ReplicaSnapshot]:
         """The one copy, as the loop knows it."""
@@ -76,19 +79,16 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def run(tmp_path: Path, scenario: Callable[[TreeFixture], Awaitable[None]]) -> None:
-    """Run a story on a new store."""
-
-    async def with_fixture() -> None:
-        store = open_store(tmp_path / "store")
-        fixture = TreeFixture(tmp_path / "trees", store)
-        try:
-            await scenario(fixture)
-            await fixture.trees.stop(save=False)
-        finally:
-            store.close()
-
-    asyncio.run(with_fixture())
+@asynccontextmanager
+async def opened(tmp_path: Path) -> AsyncIterator[TreeFixture]:
+    """Trees over a new store."""
+    store = open_store(tmp_path / "store")
+    fixture = TreeFixture(tmp_path / "trees", store)
+    try:
+        yield fixture
+        await fixture.trees.stop(save=False)
+    finally:
+        store.close()
 
 
 def ready(fixture: TreeFixture) -> bool:
@@ -97,12 +97,13 @@ def ready(fixture: TreeFixture) -> bool:
     return cached is not None and cached.state is TreeState.READY
 
 
+@pytest.mark.virtual_time(False)  # changes come while a thread builds
 @pytest.mark.parametrize("seed", range(3))
-def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, seed: int) -> None:
+async def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, seed: int) -> None:
     """After every applied batch of overwrites and new keys, and beside builds that begin at any time."""
     chance = random.Random(seed)
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
         for turn in range(60):
@@ -122,13 +123,11 @@ def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Path, se
         assert fixture.matches_store()
         assert not fixture.trees.mismatches
 
-    run(tmp_path, scenario)
 
-
-def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: Path) -> None:
+async def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: Path) -> None:
     """A snapshot that is ahead of the reports makes no tree before these have come, and none counts twice."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         chance = random.Random(1)
         first, second = fixture.write(30, chance), fixture.write(30, chance)
         fixture.applied = 0
@@ -141,13 +140,11 @@ def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: Path) 
         await eventually(lambda: ready(fixture))
         assert fixture.matches_store()
 
-    run(tmp_path, scenario)
 
-
-def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None:
+async def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None:
     """Entries that do not follow on the last ones mean that rows came otherwise; no wrong tree is ever served."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         chance = random.Random(2)
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
@@ -165,14 +162,12 @@ def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None
         await eventually(lambda: ready(fixture))
         assert fixture.matches_store()
 
-    run(tmp_path, scenario)
 
-
-def test_a_transferred_replica_has_a_tree_before_further_writes(tmp_path: Path) -> None:
+async def test_a_transferred_replica_has_a_tree_before_further_writes(tmp_path: Path) -> None:
     """Rows that came from another node are reported by no entry: in a partition that is quiet afterwards the tree is
     built all the same, and its build holds up no other one for ever."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         chance = random.Random(4)
         fixture.whole = False
         fixture.trees.start()
@@ -182,14 +177,12 @@ def test_a_transferred_replica_has_a_tree_before_further_writes(tmp_path: Path) 
         await eventually(lambda: ready(fixture))
         assert fixture.matches_store()
 
-    run(tmp_path, scenario)
 
-
-def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> None:
+async def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> None:
     """A copy that was filled between two looks of the keeper, or while its tree was built: the tree before is let go of
     although no entry shows the gap."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         chance = random.Random(5)
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
@@ -204,13 +197,11 @@ def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> N
         fixture.report_applied(fixture.write(30, chance))
         assert fixture.matches_store()
 
-    run(tmp_path, scenario)
 
-
-def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> None:
+async def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> None:
     """A build that differs from the kept tree names the segment, and takes its place."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
         fixture.report_applied(fixture.write(20, random.Random(3)))
@@ -223,14 +214,12 @@ def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> N
         assert [(m.partition, m.segment, m.against) for m in fixture.trees.mismatches] == [(PARTITION, 77, "key store")]
         assert fixture.matches_store()
 
-    run(tmp_path, scenario)
 
-
-def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) -> None:
+async def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) -> None:
     """The saved tree is taken when it is of the same copy and offset, its file is gone then, and any other is not
     believed: after more was applied, of another gen, or damaged."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         chance = random.Random(4)
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
@@ -266,14 +255,12 @@ def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) ->
             assert not path.exists()
             await fixture.trees.stop(save=False)
 
-    run(tmp_path, scenario)
 
-
-def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
+async def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
     """Hashes wanted at an offset are those of the store there, also in the middle of a batch; what has passed, or has
     no tree, is unknown."""
 
-    async def scenario(fixture: TreeFixture) -> None:
+    async with opened(tmp_path) as fixture:
         chance = random.Random(5)
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
@@ -296,8 +283,6 @@ def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
         fixture.write(3, chance)  # a gap: the tree is gone before the offset comes
         fixture.report_applied(fixture.write(7, chance))
         assert await later is None
-
-    run(tmp_path, scenario)
 
 
 def test_a_tree_file_belongs_to_one_partition_log_id_and_offset(tmp_path: Path) -> None:

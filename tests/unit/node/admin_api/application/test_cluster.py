@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -112,7 +111,7 @@ def an_admin(
     return AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
 
 
-def call(admin: AdminApi, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+async def call(admin: AdminApi, method: str, path: str, body: Any = None) -> tuple[int, dict[str, Any]]:
     """One request; its status and JSON."""
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     sent: list[dict[str, Any]] = []
@@ -125,13 +124,13 @@ def call(admin: AdminApi, method: str, path: str, body: Any = None) -> tuple[int
 
     path, _, query = path.partition("?")
     scope = {"method": method, "raw_path": path.encode(), "headers": [], "query_string": query.encode()}
-    asyncio.run(admin(scope, receive, send))
+    await admin(scope, receive, send)
     return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
 
 
-def test_the_cluster_is_shown_with_what_is_amiss() -> None:
+async def test_the_cluster_is_shown_with_what_is_amiss() -> None:
     """Names that other programs read (partitions.online, partitions.total), nodes that are gone, problems."""
-    status, answer = call(an_admin(FakeController()), "GET", "/admin/cluster")
+    status, answer = await call(an_admin(FakeController()), "GET", "/admin/cluster")
     assert status == 200
     assert (answer["partitions"]["online"], answer["partitions"]["total"]) == (1, 1)
     assert (answer["controller"], answer["node"], answer["under_replicated"]) == ("n1", "n1", [0])
@@ -140,7 +139,7 @@ def test_the_cluster_is_shown_with_what_is_amiss() -> None:
     assert answer["silent"] == []
     controller = FakeController()
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
-    _, answer = call(an_admin(controller), "GET", "/admin/cluster")
+    _, answer = await call(an_admin(controller), "GET", "/admin/cluster")
     assert answer["silent"] == ["n2"], "it lives and did not answer"
 
 
@@ -154,89 +153,91 @@ MOVING = {
 }
 
 
-def test_the_state_of_the_cluster_is_a_word_and_why() -> None:
+async def test_the_state_of_the_cluster_is_a_word_and_why() -> None:
     """Moves of leaderships are told as such, on any node; else what is amiss, if anything; else it is online."""
     controller = FakeController()
-    answer = call(an_admin(controller), "GET", "/admin/cluster")[1]
+    answer = (await call(an_admin(controller), "GET", "/admin/cluster"))[1]
     assert (answer["state"], answer["balancing"]) == ("degraded", None)
     assert answer["state_reason"] == answer["problems"][0]
-    answer = call(an_admin(controller, leader_balance=FakeLeaderships(MOVING)), "GET", "/admin/cluster")[1]
+    answer = (await call(an_admin(controller, leader_balance=FakeLeaderships(MOVING)), "GET", "/admin/cluster"))[1]
     assert (answer["state"], answer["state_reason"]) == ("leadership-balancing", "1 done, 2 under way, 3 to go")
     assert answer["balancing"]["imbalance"] == 3
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
     controller.records[0] = replace(controller.records[0], isr=frozenset({Member("n1", 1), Member("n2", 2)}))
-    answer = call(an_admin(controller), "GET", "/admin/cluster")[1]
+    answer = (await call(an_admin(controller), "GET", "/admin/cluster"))[1]
     assert (answer["state"], answer["state_reason"]) == ("online", "")
 
 
-def test_leaderships_are_shown_and_moved_when_asked() -> None:
+async def test_leaderships_are_shown_and_moved_when_asked() -> None:
     """A dry run asks for nothing; else who asks is passed on; what cannot be is 503, what is wrong 400."""
     told = FakeLeaderships(MOVING)
     admin = an_admin(FakeController(), leader_balance=told)
-    assert call(admin, "GET", "/admin/leaders") == (200, MOVING)
-    assert call(admin, "POST", "/admin/leaders/balance", {"dry_run": True}) == (200, MOVING)
+    assert await call(admin, "GET", "/admin/leaders") == (200, MOVING)
+    assert await call(admin, "POST", "/admin/leaders/balance", {"dry_run": True}) == (200, MOVING)
     assert told.asked == []
-    assert call(admin, "POST", "/admin/leaders/balance", {"by": "ann@ops"}) == (200, MOVING)
+    assert await call(admin, "POST", "/admin/leaders/balance", {"by": "ann@ops"}) == (200, MOVING)
     assert told.asked == ["ann@ops"]
     wrong: list[Any] = [{"dry_run": "yes"}, {"by": 5}, {"what": 1}, []]
     for body in wrong:
-        assert call(admin, "POST", "/admin/leaders/balance", body)[0] == 400
+        assert (await call(admin, "POST", "/admin/leaders/balance", body))[0] == 400
     assert told.asked == ["ann@ops"]
-    status, answer = call(an_admin(FakeController()), "GET", "/admin/leaders")
+    status, answer = await call(an_admin(FakeController()), "GET", "/admin/leaders")
     assert (status, answer["reason"]) == (503, "not-ready")
 
 
-def test_possibly_stale_answers_are_marked() -> None:
+async def test_possibly_stale_answers_are_marked() -> None:
     """Without a session, or before anything was read, a cluster is never called whole."""
     controller = FakeController()
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
     controller.records[0] = replace(controller.records[0], isr=frozenset({Member("n1", 1), Member("n2", 2)}))
-    assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == []
-    (doubt,) = call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster")[1]["problems"]
+    assert (await call(an_admin(controller), "GET", "/admin/cluster"))[1]["problems"] == []
+    (doubt,) = (await call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster"))[1]["problems"]
     assert doubt == "this node's session with the metastore is suspended: what is shown may be old"
     controller.metastore.trouble = "metastore-rollback: ZooKeeper at z:1 is at zxid 0x1, this process has seen 0x9"
-    (doubt,) = call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster")[1]["problems"]
+    (doubt,) = (await call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster"))[1]["problems"]
     assert "is suspended: metastore-rollback: ZooKeeper at z:1 is at zxid 0x1" in doubt, "the cause, where it is known"
-    assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == []
+    assert (await call(an_admin(controller), "GET", "/admin/cluster"))[1]["problems"] == []
     controller.read_at_ms = None
-    assert call(an_admin(controller), "GET", "/admin/cluster")[1]["problems"] == [
+    assert (await call(an_admin(controller), "GET", "/admin/cluster"))[1]["problems"] == [
         "this node has not read the metastore yet"
     ]
 
 
-def test_an_unreadable_record_is_reported() -> None:
+async def test_an_unreadable_record_is_reported() -> None:
     """As what is amiss, and as the reason of its partition, with its path."""
     controller = FakeController()
     controller.unread.learn({"/p/0": "/isthmus/p/0 in the metastore: not a partition record"}, controller.records)
     admin = an_admin(controller)
-    answer = call(admin, "GET", "/admin/cluster")[1]
+    answer = (await call(admin, "GET", "/admin/cluster"))[1]
     assert answer["state"] == "degraded"
     assert any("/isthmus/p/0 in the metastore" in each for each in answer["problems"])
-    (row,) = call(admin, "GET", "/admin/partitions")[1]["partitions"]
+    (row,) = (await call(admin, "GET", "/admin/partitions"))[1]["partitions"]
     assert row["reason"].startswith("nothing is decided, its record cannot be read: /isthmus/p/0")
 
 
-def test_partitions_are_listed_by_bucket_type() -> None:
+async def test_partitions_are_listed_by_bucket_type() -> None:
     """All, or of one type; an unknown one is told with those there are."""
     admin = an_admin(FakeController())
-    assert call(admin, "GET", "/admin/partitions") == call(admin, "GET", "/admin/partitions?bucket_type=default")
-    status, answer = call(admin, "GET", "/admin/partitions")
+    assert await call(admin, "GET", "/admin/partitions") == await call(
+        admin, "GET", "/admin/partitions?bucket_type=default"
+    )
+    status, answer = await call(admin, "GET", "/admin/partitions")
     assert (status, [each["reason"] for each in answer["partitions"]]) == (
         200,
         ["n2 is out of sync: the node is gone"],
     )
-    status, answer = call(admin, "GET", "/admin/partitions?bucket_type=maps")
+    status, answer = await call(admin, "GET", "/admin/partitions?bucket_type=maps")
     assert (status, answer["reason"]) == (404, "unknown-bucket-type")
     assert "there are default" in answer["error"]
 
 
 @pytest.mark.parametrize(("validate_only", "outcome"), [(False, "created"), (True, "valid"), (False, "exists")])
-def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> None:
+async def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> None:
     """The map, whole and checked, and what came of it."""
     controller = FakeController()
     controller.outcome = outcome
     body = {**replica_map_document(((0, 1), (1, 0))), "bucket_type": "t", "validate_only": validate_only}
-    status, answer = call(an_admin(controller), "POST", "/admin/partitions/assign", body)
+    status, answer = await call(an_admin(controller), "POST", "/admin/partitions/assign", body)
     assert (status, answer) == (200, {"outcome": outcome, "bucket_type": "t", "partitions": 2})
     assert controller.assigned == [("t", ((0, 1), (1, 0)), validate_only)]
 
@@ -255,10 +256,10 @@ def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> None:
         (b" " * 1_000_001, "too-large", "1000000"),
     ],
 )
-def test_a_wrong_assignment_is_refused_before_anything_is_asked(body: Any, reason: str, words: str) -> None:
+async def test_a_wrong_assignment_is_refused_before_anything_is_asked(body: Any, reason: str, words: str) -> None:
     """What, where, what would be right."""
     controller = FakeController()
-    status, answer = call(an_admin(controller), "POST", "/admin/partitions/assign", body)
+    status, answer = await call(an_admin(controller), "POST", "/admin/partitions/assign", body)
     assert (status, answer["reason"]) == (413 if reason == "too-large" else 400, reason)
     assert words in answer["error"]
     assert controller.assigned == []
@@ -273,11 +274,11 @@ def test_a_wrong_assignment_is_refused_before_anything_is_asked(body: Any, reaso
         (OutcomeUnknown("x"), 504, "outcome-unknown"),
     ],
 )
-def test_a_refused_assignment_has_its_status(error: Exception, status: int, reason: str) -> None:
+async def test_a_refused_assignment_has_its_status(error: Exception, status: int, reason: str) -> None:
     """What exists otherwise, nodes that do not live, no metastore, an unknown outcome."""
     controller = FakeController()
     controller.outcome = error
-    found, answer = call(
+    found, answer = await call(
         an_admin(controller), "POST", "/admin/partitions/assign", {"partitions": [{"id": 0, "replicas": [0]}]}
     )
     assert (found, answer["reason"]) == (status, reason)

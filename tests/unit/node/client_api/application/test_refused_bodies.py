@@ -31,7 +31,7 @@ def uncollected() -> Iterator[None]:
 
 @pytest.mark.parametrize("query", ["", "?timeout=5000", "?timeout=20"])
 @pytest.mark.usefixtures("uncollected")
-def test_an_answered_error_frees_its_traceback(client_api: Any, send_request: Any, query: str) -> None:
+async def test_an_answered_error_frees_its_traceback(client_api: Any, send_request: Any, query: str) -> None:
     """Calls that keep in a variable what they raise are freed with the answer; behind a timeout once they are over."""
     seen: list[ref[TrackedObject]] = []
     gate = asyncio.Event()
@@ -47,20 +47,17 @@ def test_an_answered_error_frees_its_traceback(client_api: Any, send_request: An
             error = Overloaded("full")
             raise error from cause
 
-    async def scenario() -> None:
-        client_api.kv.write = client_api.kv.get = refusing
-        for method in ("PUT", "POST", "GET"):
-            answer = await send_request(client_api.app, method, f"/buckets/b/keys/k{query}", b"v", TEXT)
-            assert answer.status in (503, 504)
-        gate.set()
-        await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+    client_api.kv.write = client_api.kv.get = refusing
+    for method in ("PUT", "POST", "GET"):
+        answer = await send_request(client_api.app, method, f"/buckets/b/keys/k{query}", b"v", TEXT)
+        assert answer.status in (503, 504)
+    gate.set()
+    await asyncio.sleep(0.01)
     assert [each() for each in seen] == [None] * 3
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_errors_of_items_free_their_tracebacks(client_api: Any, send_request: Any) -> None:
+async def test_errors_of_items_free_their_tracebacks(client_api: Any, send_request: Any) -> None:
     """As of one write, so of those of a batch."""
     seen: list[ref[TrackedObject]] = []
 
@@ -75,18 +72,15 @@ def test_errors_of_items_free_their_tracebacks(client_api: Any, send_request: An
                 results.append(error)
         return results
 
-    async def scenario() -> None:
-        client_api.kv.write_batch = refusing
-        body = msgpack.packb([["default", "b", "k", b"v"]] * 3)
-        answer = await send_request(client_api.app, "POST", "/batch/put", body)
-        assert [item[0] for item in msgpack.unpackb(answer.body)] == [503] * 3
-
-    asyncio.run(scenario())
+    client_api.kv.write_batch = refusing
+    body = msgpack.packb([["default", "b", "k", b"v"]] * 3)
+    answer = await send_request(client_api.app, "POST", "/batch/put", body)
+    assert [item[0] for item in msgpack.unpackb(answer.body)] == [503] * 3
     assert [each() for each in seen] == [None]
 
 
 @pytest.mark.usefixtures("uncollected")
-def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: Any) -> None:
+async def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: Any) -> None:
     """A client may take seconds to send what nobody wants; what came before is not held for so long."""
     gone: list[int] = []
     told: list[int] = []
@@ -113,6 +107,6 @@ def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: Any) -
 
     headers = [(b"content-type", b"text/plain")]
     scope = {"method": "PUT", "raw_path": b"/buckets/b/keys/k", "headers": headers, "query_string": b""}
-    asyncio.run(client_api.app(scope, receive, send))
+    await client_api.app(scope, receive, send)
     assert told == [503]
     assert sorted(gone) == [2, size - 1]

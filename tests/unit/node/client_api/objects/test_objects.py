@@ -345,39 +345,33 @@ def test_a_value_over_the_limit_is_413_before_it_is_read(client_api_with):
     assert client_api.app.budget.used_bytes == 0
 
 
-def test_a_body_cut_short_writes_nothing(client_api, send_request):
+async def test_a_body_cut_short_writes_nothing(client_api, send_request):
     """A client that goes away in the middle of its body has written nothing and is answered nothing."""
     for pieces in ([b"half"], [b"a", b"b"], [b""]):
-        answer = asyncio.run(
-            send_request(client_api.app, "PUT", K, pieces, {"content-type": "a/b", "content-length": "9"}, cut=True)
+        answer = await send_request(
+            client_api.app, "PUT", K, pieces, {"content-type": "a/b", "content-length": "9"}, cut=True
         )
         assert answer is None
     assert client_api.kv.writes == 0
     assert client_api.app.budget.used_bytes == 0
 
 
-def test_bodies_in_flight_are_bounded_over_all_requests(client_api, send_request):
+async def test_bodies_in_flight_are_bounded_over_all_requests(client_api, send_request):
     """Bodies held by slow writes count together; over the limit a write is refused, and room comes back."""
     client_api.app.budget.limit_bytes = 100
 
-    async def run():
-        client_api.kv.gate = asyncio.Event()
-        kind = {"content-type": "a/b"}
-        held = [
-            asyncio.ensure_future(send_request(client_api.app, "PUT", f"{K}{n}", b"x" * 40, kind)) for n in range(2)
-        ]
-        await asyncio.sleep(0)
-        assert client_api.app.budget.used_bytes == 80
-        refused = await send_request(client_api.app, "PUT", K, b"x" * 40, kind)
-        pieces = await send_request(client_api.app, "PUT", K, [b"x" * 15, b"x" * 15, b"x"], kind)
-        client_api.kv.gate.set()
-        return [refused, pieces], [await h for h in held]
-
-    refused, held = asyncio.run(run())
-    assert [(a.status, a.reason, a.headers["retry-after"]) for a in refused] == [(503, "overloaded", "1")] * 2
-    assert [a.status for a in held] == [204, 204]
+    client_api.kv.gate = asyncio.Event()
+    kind = {"content-type": "a/b"}
+    held = [asyncio.ensure_future(send_request(client_api.app, "PUT", f"{K}{n}", b"x" * 40, kind)) for n in range(2)]
+    await asyncio.sleep(0)
+    assert client_api.app.budget.used_bytes == 80
+    whole = await send_request(client_api.app, "PUT", K, b"x" * 40, kind)
+    pieces = await send_request(client_api.app, "PUT", K, [b"x" * 15, b"x" * 15, b"x"], kind)
+    client_api.kv.gate.set()
+    assert [(a.status, a.reason, a.headers["retry-after"]) for a in (whole, pieces)] == [(503, "overloaded", "1")] * 2
+    assert [(await each).status for each in held] == [204, 204]
     assert client_api.app.budget.used_bytes == 0
-    assert client_api.put(K, b"x" * 100).status == 204
+    assert (await send_request(client_api.app, "PUT", K, b"x" * 100, kind)).status == 204
 
 
 def test_a_large_value_is_sent_in_pieces_and_counted(client_api):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgpack
 import pytest
 
@@ -42,11 +40,11 @@ def requests_for_much() -> list[tuple[str, str, bytes, int]]:
 
 
 @pytest.mark.parametrize(("method", "target", "body", "status"), requests_for_much())
-def test_an_answer_without_memory_refuses_no_write(
+async def test_an_answer_without_memory_refuses_no_write(
     client_api: ClientApiFixture, monkeypatch: pytest.MonkeyPatch, method: str, target: str, body: bytes, status: int
 ) -> None:
     """With as many bodies held as a node holds, a large answer to a read is refused for now, one to a write unknown."""
-    client_api.put("/buckets/b/keys/large", b"x" * 100_000)
+    await ask(client_api.app, "PUT", "/buckets/b/keys/large", b"x" * 100_000, {"content-type": "text/plain"})
     writes = client_api.kv.writes
 
     def filling(name: str) -> None:
@@ -62,12 +60,9 @@ def test_an_answer_without_memory_refuses_no_write(
     for name in ("write", "write_batch", "get", "get_batch"):
         filling(name)
 
-    async def asked() -> None:
-        answer = await ask(client_api.app, method, target, body, {"content-type": "text/plain"})
-        assert answer is not None
-        assert answer.status == status
-        assert (answer.reason, client_api.kv.writes > writes) == (
-            ("outcome-unknown", True) if status == 504 else ("overloaded", False)
-        )
-
-    asyncio.run(asked())
+    answer = await ask(client_api.app, method, target, body, {"content-type": "text/plain"})
+    assert answer is not None
+    assert answer.status == status
+    assert (answer.reason, client_api.kv.writes > writes) == (
+        ("outcome-unknown", True) if status == 504 else ("overloaded", False)
+    )

@@ -35,7 +35,7 @@ def fold_actions(reaper: FakeReaper) -> FoldActionsImpl:
     return FoldActionsImpl(unused, reaper, unused, unused)  # type: ignore[arg-type]
 
 
-def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:
+async def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:
     """Some keys, and whoever else wants the loop, again and again."""
     reaper = FakeReaper()
     longest = 0
@@ -47,22 +47,19 @@ def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:
             await asyncio.sleep(0)
             longest = max(longest, reaper.asked - before)
 
-    async def work() -> None:
-        waiting = asyncio.ensure_future(count_longest_turn())
-        done, refused = await fold_actions(reaper).reap([Key(b"default", b"b", b"%d" % n) for n in range(1_000)])
-        assert (done, dict(refused)) == (999, {"queue q: waits": 1})
-        waiting.cancel()
-
-    asyncio.run(work())
+    waiting = asyncio.ensure_future(count_longest_turn())
+    done, refused = await fold_actions(reaper).reap([Key(b"default", b"b", b"%d" % n) for n in range(1_000)])
+    assert (done, dict(refused)) == (999, {"queue q: waits": 1})
+    waiting.cancel()
     assert 0 < longest <= 2 * REAPS_AT_ONCE
 
 
-def test_reaped_keys_are_counted_although_later_ones_are_refused() -> None:
+async def test_reaped_keys_are_counted_although_later_ones_are_refused() -> None:
     """A key that is refused for now is told with its reason, like one that must wait, and the others are reaped; where
     all are refused, the page is, and is asked for again."""
     reaper = FakeReaper(full=(b"3", b"5"))
     keys = [Key(b"default", b"b", b"%d" % n) for n in range(7)]
-    done, refused = asyncio.run(fold_actions(reaper).reap(keys))
+    done, refused = await fold_actions(reaper).reap(keys)
     assert (done, dict(refused)) == (5, {"overloaded: the window is full": 2})
     with pytest.raises(Overloaded):
-        asyncio.run(fold_actions(FakeReaper(full=[key.key for key in keys])).reap(keys))
+        await fold_actions(FakeReaper(full=[key.key for key in keys])).reap(keys)

@@ -24,6 +24,8 @@ from isthmus.repl.model.record import Member, PartitionStatus, Registration
 from tests.support.controller_cluster import Cluster, eventually, running
 from tests.support.memory_metastore import MemoryMetastore, WriteFault
 
+pytestmark = pytest.mark.virtual_time
+
 FILE = DefaultType(partition_count=4, factor=3, from_file=True)
 
 
@@ -142,17 +144,14 @@ async def test_a_node_drained_just_before_the_first_bucket_type_is_written_gets_
     await metastore.stop()
 
 
-def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:
+async def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:
     """Until the last node has its rack, or racks are ignored."""
 
-    async def scenario() -> None:
-        async with running(DefaultType(partition_count=4, factor=2, settle_ms=0)) as cluster:
-            for number, rack in ((0, "a"), (1, "")):
-                await cluster.node(number, rack).start()
-            await eventually(lambda: "node ids 1 have no rack" in cluster.nodes["n0"].controller.waiting)
-            assert "replication.ignore_rack_assignment" in cluster.nodes["n0"].controller.waiting
-
-    asyncio.run(scenario())
+    async with running(DefaultType(partition_count=4, factor=2, settle_ms=0)) as cluster:
+        for number, rack in ((0, "a"), (1, "")):
+            await cluster.node(number, rack).start()
+        await eventually(lambda: "node ids 1 have no rack" in cluster.nodes["n0"].controller.waiting)
+        assert "replication.ignore_rack_assignment" in cluster.nodes["n0"].controller.waiting
     racks = {"n0": Registration("n0", 1, True, spare_log_id=1, id=0, rack="a"), **registered(1)}
     assert DefaultTypeCreation(DefaultType(4, 2, ignore_racks=True, settle_ms=0), "n1").look(racks, 0) == 0
 

@@ -12,6 +12,8 @@ from isthmus.repl.controller.placement import BadReplicaMap, computed, placed
 from isthmus.repl.model.errors import BadInput
 from tests.support.controller_cluster import Cluster, eventually, running
 
+pytestmark = pytest.mark.virtual_time
+
 SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
 
 

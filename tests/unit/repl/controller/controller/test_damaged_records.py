@@ -28,6 +28,8 @@ from isthmus.repl.model.record import PartitionRecord, PartitionStatus
 from tests.support.controller_cluster import eventually, running
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
+pytestmark = pytest.mark.virtual_time
+
 SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
 
 

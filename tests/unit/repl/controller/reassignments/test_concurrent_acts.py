@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,8 @@ from isthmus.repl.metastore.port import Metastore, Unavailable, Versioned
 from isthmus.repl.model.errors import NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
+
+pytestmark = pytest.mark.virtual_time
 
 Act = Callable[[Metastore], Awaitable[object]]
 
@@ -78,21 +80,18 @@ def record(partition: int, *replicas: str) -> PartitionRecord:
     )
 
 
-def run_scenario(scenario: Callable[[RacingMetastore, MemoryMetastore], Awaitable[None]], *live: str) -> None:
-    """Run a story with an operator's metastore and another one's, with these nodes alive."""
-
-    async def run() -> None:
-        ensemble = MemoryEnsemble()
-        mine, others = RacingMetastore(ensemble), MemoryMetastore(ensemble)
-        for metastore in (mine, others):
-            await metastore.start(lambda _state: None)
-        for node in live:
-            await others.register(registration(node))
-        await scenario(mine, others)
-        await mine.stop()
-        await others.stop()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def two_operators(*live: str) -> AsyncIterator[tuple[RacingMetastore, MemoryMetastore]]:
+    """An operator's metastore and another one's, with these nodes alive."""
+    ensemble = MemoryEnsemble()
+    mine, others = RacingMetastore(ensemble), MemoryMetastore(ensemble)
+    for metastore in (mine, others):
+        await metastore.start(lambda _state: None)
+    for node in live:
+        await others.register(registration(node))
+    yield mine, others
+    await mine.stop()
+    await others.stop()
 
 
 def finished_first_order(placement: Placement, outcome: str) -> Placement:
@@ -109,10 +108,10 @@ async def order(metastore: Metastore, kind: ReassignmentKind = ReassignmentKind.
     await change_placement(metastore, lambda p: p.with_order(kind, "t", "ann", p.next_number, moves))
 
 
-def test_undraining_is_done_though_its_answer_is_lost() -> None:
+async def test_undraining_is_done_though_its_answer_is_lost() -> None:
     """A node that our own lost write has undrained is not said to have never been drained."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators() as (mine, others):
         await order(others, ReassignmentKind.DRAIN)
         await change_placement(others, lambda p: p.with_drained(["n1"], "ann", 1))
         mine.meanwhile[ORDERS_PATH, 2] = lambda: change_placement(
@@ -122,15 +121,13 @@ def test_undraining_is_done_though_its_answer_is_lost() -> None:
         assert await undrain(mine, ["n1"], "bob") == [1]
         assert not (await read_placement(others)).drained
 
-    run_scenario(scenario)
-
 
 @pytest.mark.parametrize("fault", [None, WriteFault.ANSWER_LOST])
-def test_undraining_one_node_leaves_the_drain_of_another_as_it_is(fault: WriteFault | None) -> None:
+async def test_undraining_one_node_leaves_the_drain_of_another_as_it_is(fault: WriteFault | None) -> None:
     """Drained together, the moves of the one go back, and those of the other go on: it would else stay drained, with
     replicas that nothing moves."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators() as (mine, others):
         moves = [
             ReplicaMove(0, ("n1", "n4"), ("n3", "n4")),
             ReplicaMove(1, ("n2", "n4"), ("n3", "n4")),
@@ -148,26 +145,23 @@ def test_undraining_one_node_leaves_the_drain_of_another_as_it_is(fault: WriteFa
         assert (back.title, back.by) == ("drain n1", "ann")
         assert await undrain(mine, ["n2"], "bob") == [1, 2]
 
-    run_scenario(scenario)
 
-
-def test_undraining_a_node_cancels_no_drain_of_another_that_it_shares_partitions_with() -> None:
+async def test_undraining_a_node_cancels_no_drain_of_another_that_it_shares_partitions_with() -> None:
     """It is among the replicas before and after: nothing of it is moved off."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators() as (mine, others):
         moves = [ReplicaMove(0, ("n1", "n2"), ("n1", "n3"))]
         await change_placement(others, lambda p: p.with_order(ReassignmentKind.DRAIN, "drain n2", "ann", 5, moves))
         await change_placement(others, lambda p: p.with_drained(["n1", "n2"], "ann", 5))
         assert await undrain(mine, ["n1"], "bob") == []
         assert not (await read_placement(others)).orders[0].cancelled_by
 
-    run_scenario(scenario)
 
-
-def test_a_cancelled_order_whose_answer_is_lost_is_cancelled_though_it_is_over_by_then() -> None:
+async def test_a_cancelled_order_whose_answer_is_lost_is_cancelled_though_it_is_over_by_then() -> None:
     """It is neither unknown nor is the next order, which nobody meant, cancelled instead."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators() as (mine, others):
+
         async def goes_on() -> None:
             await change_placement(others, lambda p: finished_first_order(p, "cancelled"))
             await order(others)
@@ -182,13 +176,11 @@ def test_a_cancelled_order_whose_answer_is_lost_is_cancelled_though_it_is_over_b
             (left,) = (await read_placement(others)).orders
             assert not left.cancelled_by
 
-    run_scenario(scenario)
 
-
-def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> None:
+async def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> None:
     """It was not removed, so nothing of it is forgotten: it gets no replicas and leads nothing, as was ordered."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators() as (mine, others):
         back = MemoryMetastore(others._memory.ensemble)
         await back.start(lambda _state: None)
         await back.register(registration("n3"))
@@ -209,13 +201,11 @@ def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> None:
             await remove_node(mine, "n3", "bob", dry_run=False)
         assert "n3" in (await read_placement(others)).drained
 
-    run_scenario(scenario)
 
-
-def test_a_node_that_registers_during_its_removal_is_reported_as_back() -> None:
+async def test_a_node_that_registers_during_its_removal_is_reported_as_back() -> None:
     """It has noted its gens anew by itself, and stays drained."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators("n1") as (mine, others):
         back = MemoryMetastore(others._memory.ensemble)
         await back.start(lambda _state: None)
         await back.register(registration("n3"))
@@ -232,14 +222,12 @@ def test_a_node_that_registers_during_its_removal_is_reported_as_back() -> None:
             await remove_node(mine, "n3", "bob", dry_run=False)
         assert "n3" in (await read_placement(others)).drained
 
-    run_scenario(scenario, "n1")
 
-
-def test_a_partly_removed_node_is_not_reported_as_unchanged() -> None:
+async def test_a_partly_removed_node_is_not_reported_as_unchanged() -> None:
     """What it registered with is deleted, then the metastore is out of reach: the outcome is unknown, and doing it
     again ends it."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators() as (mine, others):
         back = MemoryMetastore(others._memory.ensemble)
         await back.start(lambda _state: None)
         await back.register(registration("n3"))
@@ -260,26 +248,22 @@ def test_a_partly_removed_node_is_not_reported_as_unchanged() -> None:
         assert not (await read_placement(others)).drained
         assert not await others.children(IDS_PATH)
 
-    run_scenario(scenario)
 
-
-def test_an_order_gives_nothing_to_a_node_that_was_drained_since_it_was_planned() -> None:
+async def test_an_order_gives_nothing_to_a_node_that_was_drained_since_it_was_planned() -> None:
     """The plan is of another cluster by then; the operator is to look again."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators("n3") as (mine, others):
         await others.create_records([record(0, "n1"), record(1, "n2")])
         mine.meanwhile[ORDERS_PATH, 2] = lambda: change_placement(others, lambda p: p.with_drained(["n3"], "ann", 1))
         with pytest.raises(Changed, match="n3 was drained"):
             await submit(mine, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n1", "n3")), None, "bob", 5)
         assert not (await read_placement(others)).orders
 
-    run_scenario(scenario, "n3")
 
-
-def test_a_node_is_not_drained_by_a_plan_that_does_not_know_what_was_ordered_for_it_meanwhile() -> None:
+async def test_a_node_is_not_drained_by_a_plan_that_does_not_know_what_was_ordered_for_it_meanwhile() -> None:
     """Else it would be drained, and get the replica all the same."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators("n3") as (mine, others):
         await others.create_records([record(0, "n1"), record(1, "n2")])
         meanwhile = ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n1", "n3"))
         mine.meanwhile[ORDERS_PATH, 2] = lambda: submit(others, meanwhile, None, "ann", 4)
@@ -287,15 +271,13 @@ def test_a_node_is_not_drained_by_a_plan_that_does_not_know_what_was_ordered_for
             await submit(mine, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",)), None, "bob", 5)
         assert not (await read_placement(others)).drained
 
-    run_scenario(scenario, "n3")
-
 
 @pytest.mark.parametrize("what", ["cancelled", "over", "elsewhere", "done"])
-def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_granted(what: str) -> None:
+async def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_granted(what: str) -> None:
     """The plan leaves a partition out that another order moves off the node. When that order is cancelled meanwhile, or
     over without having done so, or sent to this very node, the partition would stay there with nobody to move it."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators("n1", "n2", "n3") as (mine, others):
         await others.create_records([record(0, "n3"), record(1, "n2")])
         await submit(
             others,
@@ -325,13 +307,11 @@ def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_granted(wh
                 await drain
         assert bool((await read_placement(others)).drained) is (what == "done")
 
-    run_scenario(scenario, "n1", "n2", "n3")
 
-
-def test_a_bucket_type_is_not_placed_on_a_node_that_is_drained_at_that_very_moment() -> None:
+async def test_a_bucket_type_is_not_placed_on_a_node_that_is_drained_at_that_very_moment() -> None:
     """The drain lands between the look at who is drained and the write: the placement is made anew without the node."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators("n1", "n2", "n3") as (mine, others):
         create = mine.create_records
 
         async def late(*records_and_values: Any, **unmoved: Any) -> bool:
@@ -345,15 +325,13 @@ def test_a_bucket_type_is_not_placed_on_a_node_that_is_drained_at_that_very_mome
         assert {node for each in placed for node in each.replicas} == {"n1", "n2"}
         assert {"n3"} == (await read_placement(others)).drained.keys()
 
-    run_scenario(scenario, "n1", "n2", "n3")
-
 
 @pytest.mark.parametrize("first", [True, False])
-def test_a_node_is_not_drained_by_a_plan_that_does_not_know_the_newest_bucket_type(first: bool) -> None:
+async def test_a_node_is_not_drained_by_a_plan_that_does_not_know_the_newest_bucket_type(first: bool) -> None:
     """Else it would be drained, all its moves would be done, and it would hold the newcomer's replicas for good. The
     same where there was no bucket type at all."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators("n1", "n2", "n3") as (mine, others):
         if not first:
             await create_bucket_type(others, BucketTypeSpec("old", 3, 2), dry_run=False)
         wanted = BucketTypeSpec("notes", 3, 2)
@@ -366,13 +344,12 @@ def test_a_node_is_not_drained_by_a_plan_that_does_not_know_the_newest_bucket_ty
         kinds = {(await others.records())[move.partition].bucket_type for move in plan.moves}
         assert kinds == ({"notes"} if first else {"old", "notes"})
 
-    run_scenario(scenario, "n1", "n2", "n3")
 
-
-def test_a_written_option_is_not_reported_as_unchanged() -> None:
+async def test_a_written_option_is_not_reported_as_unchanged() -> None:
     """The connection breaks just after the metastore confirmed the write."""
 
-    async def scenario(mine: RacingMetastore, others: MemoryMetastore) -> None:
+    async with two_operators() as (mine, others):
+
         async def gone() -> None:
             raise Unavailable("no connection to the metastore")
 
@@ -380,5 +357,3 @@ def test_a_written_option_is_not_reported_as_unchanged() -> None:
         found = await change_option(mine, MIN_ISR, None, Setting(2, "ann", 1))
         assert found.min_isr("default", 5) == 2
         assert await change_option(others, MIN_ISR, None, Setting(2, "ann", 1)) == found
-
-    run_scenario(scenario)

@@ -22,6 +22,8 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
 from tests.support.controller_cluster import Cluster, eventually, running
 from tests.support.memory_metastore import WriteFault
 
+pytestmark = pytest.mark.virtual_time
+
 SIX = DefaultType(partition_count=6, factor=3, min_isr=2, settle_ms=0)
 
 

@@ -26,6 +26,8 @@ from isthmus.repl.store.port import REAPED
 from isthmus.repl.store.reaped_keys import REMEMBERED_MAX, ReapedWindows
 from tests.support.coordinator_cluster import LIMITS, OTHER, UUID, Cluster, cluster, keys_of
 
+pytestmark = pytest.mark.virtual_time
+
 KEY, SECOND, THIRD = keys_of(0, 3)
 THIRD_CLUSTER = b"north-clusters16"
 IMMEDIATE = DEFAULTS._replace(reap_after_ms=0)
@@ -253,46 +255,43 @@ async def test_what_was_deleted_before_is_found_by_a_walk() -> None:
         await w.wait_until_removed(KEY, SECOND, THIRD)
 
 
-def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink that is away for days leaves thousands of tombstones waiting: a turn asks about a bounded number of them,
     so that the loop is free for others; those behind them are asked about next, and go if they may. Why the others
     wait stays told."""
     monkeypatch.setattr(tombstone_reaper, "CHECKS_AT_ONCE", 2)
 
-    async def scenario() -> None:
-        async with reaping_cluster(IMMEDIATE) as w:
-            keys = keys_of(0, 7)
-            turns: list[list[int]] = []
-            reap_due = Reaper._reap_due
-
-            def turn(reaper: Reaper, place: Partition, led: tombstone_reaper._Led) -> None:
-                w.queues.asked.clear()
-                reap_due(reaper, place, led)
-                turns.append(list(w.queues.asked))
-
-            monkeypatch.setattr(Reaper, "_reap_due", turn)
-            free: list[int] = []
-            monkeypatch.setattr(w.queues, "blocked_by", lambda _p, offset, *_: asks(w, offset, free))
-            for key in keys:
-                await w.delete(key)
-            turns.clear()
-            await w.wait_for_wait_reason("a queue waits")
-            async with asyncio.timeout(5):
-                while len({offset for asked in turns for offset in asked}) < len(keys):
-                    await asyncio.sleep(0.005)
-            assert max(map(len, turns)) == 2
-            offsets = {offset for asked in turns for offset in asked}
-            free.append(max(offsets))
-            await w.wait_until_removed(keys[-1])
-            assert w.reapers["n1"].status() == [{"partition": 0, "tombstones": 6, "waits": "a queue waits"}]
-            free += offsets
-            await w.wait_until_removed(*keys)
-
     def asks(w: ReapingCluster, offset: int, free: list[int]) -> str:
         w.queues.asked.append(offset)
         return "" if offset in free else "a queue waits"
 
-    asyncio.run(scenario())
+    async with reaping_cluster(IMMEDIATE) as w:
+        keys = keys_of(0, 7)
+        turns: list[list[int]] = []
+        reap_due = Reaper._reap_due
+
+        def turn(reaper: Reaper, place: Partition, led: tombstone_reaper._Led) -> None:
+            w.queues.asked.clear()
+            reap_due(reaper, place, led)
+            turns.append(list(w.queues.asked))
+
+        monkeypatch.setattr(Reaper, "_reap_due", turn)
+        free: list[int] = []
+        monkeypatch.setattr(w.queues, "blocked_by", lambda _p, offset, *_: asks(w, offset, free))
+        for key in keys:
+            await w.delete(key)
+        turns.clear()
+        await w.wait_for_wait_reason("a queue waits")
+        async with asyncio.timeout(5):
+            while len({offset for asked in turns for offset in asked}) < len(keys):
+                await asyncio.sleep(0.005)
+        assert max(map(len, turns)) == 2
+        offsets = {offset for asked in turns for offset in asked}
+        free.append(max(offsets))
+        await w.wait_until_removed(keys[-1])
+        assert w.reapers["n1"].status() == [{"partition": 0, "tombstones": 6, "waits": "a queue waits"}]
+        free += offsets
+        await w.wait_until_removed(*keys)
 
 
 async def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

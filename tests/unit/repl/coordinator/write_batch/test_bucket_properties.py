@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import pytest
 
 from isthmus.repl.coordinator.write_batch import TooManySiblings
@@ -15,6 +12,8 @@ from isthmus.repl.model.properties import DEFAULTS, FixedProperties, Properties,
 from isthmus.repl.model.requests import MergedWith, PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
 from tests.support.coordinator_cluster import OTHER, Cluster, cluster, keys_of
+
+pytestmark = pytest.mark.virtual_time
 
 (KEY,) = keys_of(0, 1)
 
@@ -39,22 +38,14 @@ def foreign(value: bytes, number: int, modified_ms: int) -> PushItem:
     return PushItem(KEY, OTHER, encode_object(write(None, (), Content(value), dot, modified_ms)))
 
 
-def run(claim: Callable[[Cluster], object]) -> None:
-    async def go() -> None:
-        async with cluster() as made:
-            await claim(made)  # type: ignore[misc]
-
-    asyncio.run(go())
-
-
 def values(obj: Object) -> set[bytes]:
     return {sibling.value for sibling in obj.siblings}
 
 
-def test_properties_decide_what_becomes_of_a_blind_write():
+async def test_properties_decide_what_becomes_of_a_blind_write():
     """With allow_mult siblings stay; without it, or with last_write_wins, one is left; a bucket's own come first."""
 
-    async def claim(made: Cluster) -> None:
+    async with cluster() as made:
         assert values(await put(made, b"1")) == {b"1"}
         assert values(await put(made, b"2")) == {b"1", b"2"}
         under(made, DEFAULTS._replace(allow_mult=False))
@@ -65,13 +56,11 @@ def test_properties_decide_what_becomes_of_a_blind_write():
         await put(made, b"1", key=other)
         assert values(await put(made, b"2", key=other)) == {b"1", b"2"}, "another bucket of the type"
 
-    run(claim)
 
-
-def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as_ours():
+async def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as_ours():
     """Without allow_mult the newest of both clusters stays, under a clock with a dot of ours, which goes back there."""
 
-    async def claim(made: Cluster) -> None:
+    async with cluster() as made:
         under(made, DEFAULTS._replace(allow_mult=False))
         await put(made, b"ours")
         before = decode_object(await made.coordinators["n1"].get(KEY) or b"")
@@ -87,13 +76,11 @@ def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as_ours(
         change = made.store.changes(0, 0, 100)[-1]
         assert change.origin != OTHER
 
-    run(claim)
 
-
-def test_a_push_that_dominates_is_kept_as_it_came():
+async def test_a_push_that_dominates_is_kept_as_it_came():
     """Another cluster's newer object is stored byte for byte whatever the properties say."""
 
-    async def claim(made: Cluster) -> None:
+    async with cluster() as made:
         under(made, DEFAULTS._replace(allow_mult=False, last_write_wins=True))
         mine = await put(made, b"ours")
         dot = (actor_of(OTHER, 0), pack_counter(1, 1))
@@ -102,14 +89,12 @@ def test_a_push_that_dominates_is_kept_as_it_came():
         assert result.outcome is PushOutcome.APPLIED
         assert await made.coordinators["n1"].get(KEY) == theirs
 
-    run(claim)
 
-
-def test_a_bucket_has_its_own_object_size():
+async def test_a_bucket_has_its_own_object_size():
     """At the bound a value is taken, a byte above it is refused with the property's name; above the node's own limit
     nothing helps."""
 
-    async def claim(made: Cluster) -> None:
+    async with cluster() as made:
         under(made, DEFAULTS, b=DEFAULTS._replace(max_object_bytes=10))
         await put(made, bytes(10))
         with pytest.raises(TooLarge, match=r"11 bytes, max_object_size of bucket b'b' is 10"):
@@ -118,13 +103,11 @@ def test_a_bucket_has_its_own_object_size():
         with pytest.raises(TooLarge, match=r"limits.object_size is 1000000"):
             await put(made, bytes(1_000_001))
 
-    run(claim)
 
-
-def test_a_bucket_has_its_own_number_of_siblings():
+async def test_a_bucket_has_its_own_number_of_siblings():
     """The write that makes one too many is refused, and one that has read them is not; last_write_wins never is."""
 
-    async def claim(made: Cluster) -> None:
+    async with cluster() as made:
         under(made, DEFAULTS, b=DEFAULTS._replace(max_siblings=2))
         await put(made, b"1")
         await put(made, b"2")
@@ -133,13 +116,11 @@ def test_a_bucket_has_its_own_number_of_siblings():
         under(made, DEFAULTS._replace(last_write_wins=True))
         await put(made, b"4")
 
-    run(claim)
 
-
-def test_what_is_above_a_warning_is_taken_and_counted():
+async def test_what_is_above_a_warning_is_taken_and_counted():
     """A value and a sibling above their warnings are written, counted by kind, and at the bound they are not."""
 
-    async def claim(made: Cluster) -> None:
+    async with cluster() as made:
         under(made, DEFAULTS._replace(warn_object_bytes=3, warn_siblings=2))
         await put(made, b"123")
         await put(made, b"456")
@@ -153,5 +134,3 @@ def test_what_is_above_a_warning_is_taken_and_counted():
         assert counted() == {"object-size": 1, "siblings": 1}
         await made.coordinators["n1"].push([foreign(b"x", 1, 1)])
         assert counted() == {"object-size": 1, "siblings": 2}, "a push is warned of, never refused"
-
-    run(claim)

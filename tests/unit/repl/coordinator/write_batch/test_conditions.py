@@ -15,6 +15,8 @@ from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
 from isthmus.repl.model.requests import WriteRequest, WriteResult
 from tests.support.coordinator_cluster import Cluster, cluster, key_of
 
+pytestmark = pytest.mark.virtual_time
+
 KEY = key_of(0)
 NEW = Condition(if_none_match=ANY)
 OLD = Condition(if_match=ANY)

@@ -16,6 +16,8 @@ from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, Write
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from tests.support.coordinator_cluster import OTHER, UUID, Cluster, cluster, key_of
 
+pytestmark = pytest.mark.virtual_time
+
 KEY = key_of(0)
 Asked = Callable[[Cluster, int, int], Awaitable[object]]
 
@@ -46,31 +48,28 @@ BOTH = pytest.mark.parametrize("asked", [_push, _write], ids=["pushed clock", "c
 
 
 @BOTH
-def test_a_clock_of_a_higher_epoch_is_refused_only_by_a_leader_that_is_confirmed(asked: Asked) -> None:
+async def test_a_clock_of_a_higher_epoch_is_refused_only_by_a_leader_that_is_confirmed(asked: Asked) -> None:
     """The refusal waits for a committed read's confirmation: a leader that was replaced knows nothing of its
     successor's writes, and a rejected push would end as a dead letter that the sink acknowledges."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            runtime = c.runtimes["n1"]
-            runtime.reads = []
-            waiting = asyncio.ensure_future(asked(c, 900, 7))
-            async with asyncio.timeout(5):
-                while not runtime.reads:
-                    await asyncio.sleep(0)
-            assert not waiting.done()
-            runtime.reads[0].set_result(None)
-            outcome = await waiting
-            assert type(_error(outcome)) in (ForgedClock, BadInput)
-            assert asked is _write or isinstance(outcome, PushResult)
-            if isinstance(outcome, PushResult):
-                assert outcome.outcome is PushOutcome.REJECTED
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        runtime = c.runtimes["n1"]
+        runtime.reads = []
+        waiting = asyncio.ensure_future(asked(c, 900, 7))
+        async with asyncio.timeout(5):
+            while not runtime.reads:
+                await asyncio.sleep(0)
+        assert not waiting.done()
+        runtime.reads[0].set_result(None)
+        outcome = await waiting
+        assert type(_error(outcome)) in (ForgedClock, BadInput)
+        assert asked is _write or isinstance(outcome, PushResult)
+        if isinstance(outcome, PushResult):
+            assert outcome.outcome is PushOutcome.REJECTED
 
 
 @BOTH
-def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
+async def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the confirmation is refused the item is asked again once leadership is settled; where none comes in time it
@@ -89,24 +88,21 @@ def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
                 assert outcome.outcome is PushOutcome.FAILED, outcome
             return _error(outcome)
 
-    assert isinstance(asyncio.run(scenario(refused=True)), MOVING)
-    late = asyncio.run(scenario(refused=False))
+    assert isinstance(await scenario(refused=True), MOVING)
+    late = await scenario(refused=False)
     assert isinstance(late, TimedOut)
     assert "nothing was written" in str(late)
 
 
 @BOTH
-def test_a_clock_ahead_in_the_leaders_own_epoch_is_refused_at_once(asked: Asked) -> None:
+async def test_a_clock_ahead_in_the_leaders_own_epoch_is_refused_at_once(asked: Asked) -> None:
     """Nobody else appends in its epoch: no confirmation is asked for."""
 
-    async def scenario() -> None:
-        async with cluster() as c:
-            runtime = c.runtimes["n1"]
-            runtime.reads = []
-            core = runtime.partitions[0].replica
-            assert type(_error(await asked(c, core.epoch, core.leo))) in (ForgedClock, BadInput)
-            assert runtime.reads == []
-            written = await asked(c, core.epoch, core.leo - 1)
-            assert _error(written) is None
-
-    asyncio.run(scenario())
+    async with cluster() as c:
+        runtime = c.runtimes["n1"]
+        runtime.reads = []
+        core = runtime.partitions[0].replica
+        assert type(_error(await asked(c, core.epoch, core.leo))) in (ForgedClock, BadInput)
+        assert runtime.reads == []
+        written = await asked(c, core.epoch, core.leo - 1)
+        assert _error(written) is None

@@ -11,6 +11,8 @@ from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import CLOCK_ENTRIES_MAX, Clock
 from tests.support.coordinator_cluster import OTHER, Cluster, cluster, key_of
 
+pytestmark = pytest.mark.virtual_time
+
 KEY = key_of(0)
 
 

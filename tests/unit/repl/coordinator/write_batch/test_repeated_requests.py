@@ -17,6 +17,8 @@ from isthmus.repl.model.vclock import actor_of, pack_counter
 from isthmus.repl.store.leveldb import LevelStore
 from tests.support.coordinator_cluster import OTHER, UUID, Cluster, cluster, key_of, keys_of
 
+pytestmark = pytest.mark.virtual_time
+
 KEY = key_of(0)
 
 
@@ -184,7 +186,7 @@ async def test_the_dedup_window_is_bounded_by_offsets() -> None:
         assert await values(c) == [b"one", b"one"]
 
 
-def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
+async def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
     """The window is in the store's own batches: another process on the same directory knows what was applied."""
 
     def opened() -> LevelStore:
@@ -199,8 +201,8 @@ def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
             finally:
                 c.store.close()
 
-    first, _ = asyncio.run(scenario(b"one"))
-    again, found = asyncio.run(scenario(b"two"))
+    first, _ = await scenario(b"one")
+    again, found = await scenario(b"two")
     assert again == first._replace(repeated=True)
     assert found == [b"one"]
 
@@ -215,7 +217,7 @@ async def test_an_id_has_a_length() -> None:
             assert isinstance(results[1], WriteResult)
 
 
-def test_a_refusal_that_depends_on_a_pending_entry_waits_for_it() -> None:
+async def test_a_refusal_that_depends_on_a_pending_entry_waits_for_it() -> None:
     """One sibling too many, judged by entries that are not applied, is told when they are; refused for now if
     they are dropped (R-WAIT)."""
 
@@ -236,8 +238,8 @@ def test_a_refusal_that_depends_on_a_pending_entry_waits_for_it() -> None:
             assert isinstance(error, IsthmusError)
             return error
 
-    assert isinstance(asyncio.run(scenario(True)), TooManySiblings)
-    assert isinstance(asyncio.run(scenario(False)), Retryable)
+    assert isinstance(await scenario(True), TooManySiblings)
+    assert isinstance(await scenario(False), Retryable)
 
 
 @pytest.mark.parametrize("ending", ["applied", "dropped", "late"])
