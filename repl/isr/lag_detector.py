@@ -9,7 +9,7 @@ is in sync.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -148,7 +148,9 @@ class RejoinBackoff:
             return False
         return needed or now_ms >= self.left.get(node, (0, 0))[0]
 
-    def next_ms(self, nodes: Collection[str], after_ms: int) -> int | None:
+    def next_ms(self, nodes: Iterable[str], after_ms: int) -> int | None:
         """When the next back-off or pause of `nodes` ends after `after_ms`; None when none does."""
-        ends = [pauses[node][0] for pauses in (self.left, self.refused) for node in nodes if node in pauses]
+        if not self.left and not self.refused:
+            return None
+        ends = [pauses[node][0] for node in nodes for pauses in (self.left, self.refused) if node in pauses]
         return min((at_ms for at_ms in ends if at_ms > after_ms), default=None)

@@ -437,7 +437,7 @@ class Leader:
             due_ms = current.repeat_at_ms
         if pending is None:
             isr = state.known_record.isr
-            out = [node for node, follower in self.followers.items() if follower.member not in isr]
+            out = (node for node, follower in self.followers.items() if follower.member not in isr)
             backoff_ms = self.rejoin_backoff.next_ms(out, self.ticked_ms)
             for at_ms in (backoff_ms, self.reassignment.deadline_ms(self.ticked_ms)):
                 if at_ms is not None and (due_ms is None or at_ms < due_ms):

@@ -11,6 +11,7 @@ byte, which another thread's cannot undo.
 
 from __future__ import annotations
 
+import mmap
 from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -41,7 +42,8 @@ class KeyExistenceFilter:
     __slots__ = ("_learned", "_next", "slots", "whole")
 
     def __init__(self) -> None:
-        self.slots = bytearray(SLOTS)
+        self.slots: Final = mmap.mmap(-1, SLOTS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        """Zeros that take memory by pages, when they are written; a bytearray would write all of them at once."""
         self.whole = False
         """True when an empty slot proves the absence of its keys."""
         self._next: bytes | None = rows.KEY_TAG
