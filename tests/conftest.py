@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import inspect
 import os
 import re
@@ -193,6 +194,12 @@ def _strace_works() -> bool:
         return False
     traced = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, timeout=30, check=False)
     return traced.returncode == 0
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of later garbage collections all that was collected: modules and tests live as long as the process."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

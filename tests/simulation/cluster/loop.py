@@ -130,8 +130,12 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise self._simulation.broken  # type: ignore[attr-defined]
 
     def _call(self, handle: Any) -> None:
-        with self.entered():
+        before = events._get_running_loop()
+        events._set_running_loop(self)  # as `entered`, which takes a fifth of the time of most calls
+        try:
             handle._context.run(handle._callback, *handle._args)
+        finally:
+            events._set_running_loop(before)
 
     def go_on(self) -> None:
         """After a pause."""

@@ -17,7 +17,7 @@ DEFECT_HEAL_LIMIT_MS = 40_000
 
 def caught(defect: Defect) -> str:
     """The first violation that some seed shows; empty when none does."""
-    for seed in SEEDS:
+    for seed in (defect.seed, *SEEDS):
         try:
             run_seed(seed, plan=defect.plan() if defect.plan is not None else None, decide=defect.decide)
         except AssertionError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -216,30 +216,44 @@ def reaps_what_is_not_acknowledged(patch: Patch) -> None:
 NO_RESURRECT = "I-NO-RESURRECT"
 FAR = "I-FAR-COMMITTED"
 
-DEFECTS: tuple[tuple[Callable[[Patch], None], str, Callable[[], Plan]], ...] = (
-    (forgets_at_a_restart, NO_RESURRECT, busy),
-    (forgets_when_it_writes, NO_RESURRECT, busy),
-    (takes_what_has_not_seen_the_tombstone, NO_RESURRECT, busy),
-    (leaves_out_what_was_reaped, FAR, far_rows),
-    (gives_rows_over_a_reap, FAR, far_rows),
-    (reaps_what_is_not_acknowledged, NO_RESURRECT, busy),
+
+class Defect(NamedTuple):
+    """`put_in` patches it; `name`: how the violation begins; `plan`: the mix; `seed`: tried first, because it catches
+    the defect soonest."""
+
+    put_in: Callable[[Patch], None]
+    name: str
+    plan: Callable[[], Plan]
+    seed: int = 0
+
+
+DEFECTS = (
+    Defect(forgets_at_a_restart, NO_RESURRECT, busy, seed=11),
+    Defect(forgets_when_it_writes, NO_RESURRECT, busy),
+    Defect(takes_what_has_not_seen_the_tombstone, NO_RESURRECT, busy, seed=6),
+    Defect(leaves_out_what_was_reaped, FAR, far_rows),
+    Defect(gives_rows_over_a_reap, FAR, far_rows, seed=6),
+    Defect(reaps_what_is_not_acknowledged, NO_RESURRECT, busy),
 )
 
 
-@pytest.mark.parametrize(("put_in", "name", "plan"), DEFECTS, ids=lambda given: getattr(given, "__name__", ""))
-def test_a_defect_of_reaping_is_caught(
-    put_in: Callable[[Patch], None], name: str, plan: Callable[[], Plan], monkeypatch: Patch
-) -> None:
-    """Some seed breaks the invariant that fits; none does without the defect."""
+@pytest.mark.parametrize("plan", [busy, far_rows])
+def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: Callable[[], Plan]) -> None:
+    """Without a defect the special mixes are harmless, so what is caught is the defect."""
     for seed in range(2):
         run_seed(seed, simulation_class=RowSimulation, plan=plan())
-    put_in(monkeypatch)
-    for seed in DEFECT_SEEDS:
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.put_in.__name__)
+def test_a_defect_of_reaping_is_caught(defect: Defect, monkeypatch: Patch) -> None:
+    """Some seed breaks the invariant that fits."""
+    defect.put_in(monkeypatch)
+    for seed in (defect.seed, *DEFECT_SEEDS):
         try:
-            run_seed(seed, simulation_class=RowSimulation, plan=plan())
+            run_seed(seed, simulation_class=RowSimulation, plan=defect.plan())
         except AssertionError as error:
             found = str(error)
             break
     else:
         found = "no seed notices it"
-    assert found.startswith(name)
+    assert found.startswith(defect.name)
