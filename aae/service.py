@@ -154,7 +154,8 @@ class FullSync(Checkers, ForeignObjects):
         await self.trees.stop(save=save)
 
     def on_damaged_row(self, partition: int, segment: int | None) -> None:
-        """Repair a damaged row soon; without a segment all unreadable rows of the partition."""
+        """See `repl.model.ports.DamageListener`. Repairs the row soon; without a segment all unreadable rows of the
+        partition."""
         if segment is None:
             self.scrubber.repair_soon(partition, {})
         else:

@@ -64,7 +64,7 @@ def _has_seen(store: Store, window: Window, change: Change, actor: bytes) -> boo
         row = decode_key_row(found)
         return row.offset == change.offset and counter_of(decode_clock(row.clock), actor) > 0
     except CodecError:
-        window.on_damaged(segment_of(change.key_hash))
+        window.damage_listener.on_damaged_row(window.partition, segment_of(change.key_hash))
         return True
 
 
@@ -74,7 +74,7 @@ def size_of(store: Store, window: Window, change: Change) -> int | None:
     try:
         return 0 if found is None else decode_key_row(found).size_bytes
     except CodecError:
-        window.on_damaged(segment_of(change.key_hash))
+        window.damage_listener.on_damaged_row(window.partition, segment_of(change.key_hash))
         return None
 
 

@@ -486,7 +486,7 @@ class QueueServer:
         """Have a damaged change row repaired, and read it again after a pause: skipping it would lose a change."""
         log.error("queue.change_row_damaged", queue=self.settings.name, partition=window.partition, offset=error.offset)
         window.block_refill(f"waits until a damaged row is mended: {error}")
-        window.on_damaged(None)
+        window.damage_listener.on_damaged_row(window.partition, None)
         await asyncio.sleep(DAMAGED_ROW_PAUSE_S)
         window.fail_refill()
         if not self.closed:

@@ -40,7 +40,7 @@ from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.ports import CursorWriter, KeyValue, TimeSource
+from isthmus.repl.model.ports import CursorWriter, DamageListener, KeyValue, NoDamageListener, TimeSource
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
@@ -113,8 +113,8 @@ class QueueService:
         self.cluster = cluster
         self.cluster_uuid = cluster_uuid
         self.cluster_name = cluster_name
-        self.on_damaged: Callable[[int, int | None], None] = lambda _partition, _segment: None
-        """Called with the partition and segment of a damaged key row (None: a change row), to have it repaired."""
+        self.damage_listener: DamageListener = NoDamageListener()
+        """Gets damaged rows, on the event loop."""
         self._store = store
         self._kv = kv
         self._metastore = metastore
@@ -153,18 +153,18 @@ class QueueService:
             marks=self.bulk_marks,
             enabled=self.enabled,
         )
-        queue.machine.on_damaged = self._on_damaged
+        queue.machine.damage_listener = self
         return queue
 
-    def _on_damaged(self, partition: int, segment: int | None) -> None:
-        """Called from any thread."""
+    def on_damaged_row(self, partition: int, segment: int | None) -> None:
+        """See DamageListener. May be called from any thread."""
         with contextlib.suppress(RuntimeError):  # the node stops: its loop is closed
             self._loop.call_soon_threadsafe(self._report_damage, partition, segment)
 
     def _report_damage(self, partition: int, segment: int | None) -> None:
         if segment is not None and (left_out := self._damaged_rows.due()) is not None:
             log.error("queue.key_row_damaged", partition=partition, segment=segment, left_out=left_out)
-        self.on_damaged(partition, segment)
+        self.damage_listener.on_damaged_row(partition, segment)
 
     # ---------------------------------------------------------------- life
 
@@ -263,6 +263,11 @@ class QueueService:
     def applied_upto(self) -> dict[int, int]:
         """Led partition -> first offset whose entry was not added to the queues yet."""
         return dict(self._led)
+
+    @property
+    def unread(self) -> str:
+        """Why this node does not know which queues there are; "" when it does."""
+        return self.queue_store.unread
 
     def machines(self) -> dict[str, SourceQueue]:
         """The state machines of all queues, by name."""

@@ -20,7 +20,6 @@ current owner version, and acknowledgements of an older one do not count (docs/p
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final
 
 from isthmus.queues.bulk_queue import BulkQueue
@@ -33,6 +32,7 @@ from isthmus.queues.sink_types import SinkTypes
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item, Ledger
 from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.ports import DamageListener, NoDamageListener
 
 TURN_MIN: Final = 16
 """Fewest references that one partition gives at its turn: below it a turn costs more than it shares."""
@@ -65,8 +65,8 @@ class SourceQueue:
         self.name = name
         self.budget = budget
         self.counts = Counts()
-        self.on_damaged: Callable[[int, int | None], None] = lambda _partition, _segment: None
-        """Called, from any thread, with the partition and segment of a damaged key row, None for a change row."""
+        self.damage_listener: DamageListener = NoDamageListener()
+        """Gets damaged rows, from any thread."""
         self.windows: dict[int, Window] = {}
         """Partition -> its window."""
         self.leases = Leases(batch_prefix, lease_ms)
@@ -126,7 +126,7 @@ class SourceQueue:
         fetched = self._last_fetch_ms is not None and window.owner_version == self.owner_version > 0
         # A queue that discards must count what waits, whether anybody fetches or not.
         window.tracking = fetched or self.budget.discard
-        window.on_damaged = partial(self.on_damaged, partition)
+        window.damage_listener = self.damage_listener
         self.windows[partition] = window
         if self.sink_types:
             self._update_held_back()

@@ -35,7 +35,7 @@ requeued (`queues.in_flight_keys`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
@@ -47,6 +47,7 @@ from isthmus.queues.gaps import Gaps, QueueGap, covered, with_gap
 from isthmus.queues.in_flight_keys import InFlightKeys, PendingChange
 from isthmus.queues.window_rules import BucketRule, Budget, Item, Ledger, OriginRule
 from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, row_is_tombstone
+from isthmus.repl.model.ports import DamageListener, NoDamageListener
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.store.port import Change
 
@@ -99,8 +100,8 @@ class Window:
         "_blocked", "_bucket_rule", "_claimed_end", "_discarding", "_fresh", "_in_flight", "_last_served", "_moved",
         "_pending_gaps", "_refill_goal", "_refused_gaps", "_returned", "_served", "_settled_places", "_settled_rows",
         "_skip_ranges", "_skip_rows", "_tail", "_waiting", "applied", "backfill_end", "base", "bucket_type", "budget",
-        "complete_from", "cursor", "held_back", "ledger", "ledger_started", "on_damaged", "origins", "owner_version",
-        "partition", "reading", "refilling", "saved", "scan", "state", "tracking", "unreadable",
+        "complete_from", "cursor", "damage_listener", "held_back", "ledger", "ledger_started", "origins",
+        "owner_version", "partition", "reading", "refilling", "saved", "scan", "state", "tracking", "unreadable",
     )  # fmt: skip
 
     def __init__(
@@ -133,8 +134,8 @@ class Window:
         `may_backfill`."""
         self.owner_version = position.state.owner_version
         self.origins = OriginRule(own, position.state.owner, cascade)
-        self.on_damaged: Callable[[int | None], None] = lambda _segment: None
-        """Called, from any thread, with the segment of a damaged key row, or None for a damaged change row."""
+        self.damage_listener: DamageListener = NoDamageListener()
+        """Gets damaged rows, from any thread."""
         self.ledger_started = False
         """The window has been contiguous once, so the ledger has counted what waited at the start."""
         self.tracking = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Generator, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -23,6 +23,7 @@ from isthmus.aae.ports import LedPartition, LocalReplicas
 from isthmus.repl.model.entry import KeyRow, decode_key_row
 from isthmus.repl.model.errors import CodecError, NotLeader, Overloaded
 from isthmus.repl.model.keys import Key, key_hash, segment_of
+from isthmus.repl.model.ports import DamageListener, NoDamageListener
 from isthmus.repl.store.port import Snapshot, Store
 from isthmus.repl.store.rows import bucket_head
 
@@ -154,8 +155,8 @@ class Folds:
         self._replicas = replicas
         self._actions = actions
         self._pool = read_pool
-        self.on_damaged: Callable[[int, int | None], None] = lambda _partition, _segment: None
-        """Called with partition and segment of a damaged key row."""
+        self.damage_listener: DamageListener = NoDamageListener()
+        """Gets damaged key rows."""
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._waiting = 0
 
@@ -171,7 +172,7 @@ class Folds:
         if self._replicas.led_partition(partition) is None:  # the replica may have been removed while it was read
             raise NotLeader(f"partition {partition} moved from this node while its rows were read")
         for segment in damaged:
-            self.on_damaged(partition, segment)
+            self.damage_listener.on_damaged_row(partition, segment)
         if request.dry or not (rows or page.found):
             return page
         keys = [Key(bucket_type, found.bucket, found.key) for found, _ in rows]

@@ -28,18 +28,24 @@ def last_comparisons(manager: CheckScheduler, key: Key) -> list[dict[str, Any]]:
     return [_row(peer, name, key) for peer in manager.peers.values() if name in peer.bucket_types]
 
 
-def differs(manager: CheckScheduler, key: Key) -> str:
-    """A peer whose newest check found the key different, or found differences that it could not name, and the
-    difference; "" otherwise. Called before a tombstone is reaped (docs/protocol.md R-REAP): if the other side has an
-    older value, only the tombstone can repair it."""
-    for row in last_comparisons(manager, key):
-        if row["verdict"] == KeyVerdict.DIVERGED:
-            return f"full-sync {row['fullsync']}: its newest check found the key different: {row['difference']}"
-        newest = _newest(manager.peers[row["fullsync"]], key.bucket_type.decode(errors="replace"))
-        unnamed = row["check"] in CONCLUSIVE or (newest is not None and newest.unexplained)
-        if row["verdict"] == KeyVerdict.UNREACHABLE and unnamed:
-            return f"full-sync {row['fullsync']}: its newest check found differences that it could not name"
-    return ""
+class ComparedDifferences:
+    """`repl.model.ports.UnrepairedDifferences` by the newest check of each peer."""
+
+    def __init__(self, scheduler: CheckScheduler) -> None:
+        self._scheduler = scheduler
+
+    def difference_of(self, key: Key) -> str:
+        """A peer whose newest check found the key different, or found differences that it could not name, and the
+        difference; "" otherwise. Called before a tombstone is reaped (docs/protocol.md R-REAP): if the other side has
+        an older value, only the tombstone can repair it."""
+        for row in last_comparisons(self._scheduler, key):
+            if row["verdict"] == KeyVerdict.DIVERGED:
+                return f"full-sync {row['fullsync']}: its newest check found the key different: {row['difference']}"
+            newest = _newest(self._scheduler.peers[row["fullsync"]], key.bucket_type.decode(errors="replace"))
+            unnamed = row["check"] in CONCLUSIVE or (newest is not None and newest.unexplained)
+            if row["verdict"] == KeyVerdict.UNREACHABLE and unnamed:
+                return f"full-sync {row['fullsync']}: its newest check found differences that it could not name"
+        return ""
 
 
 def _newest(peer: PeerState, bucket_type: str) -> CheckResult | None:

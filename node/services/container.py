@@ -16,7 +16,7 @@ from isthmus.aae.folds.fold_rpc import FoldRouter
 from isthmus.aae.folds.folds import Folds
 from isthmus.aae.row_stream.plan import RowPlan
 from isthmus.aae.row_stream.streams import RowStreams
-from isthmus.aae.scheduling.last_comparison import differs
+from isthmus.aae.scheduling.last_comparison import ComparedDifferences
 from isthmus.aae.service import FullSync, FullSyncConfig
 from isthmus.config.settings import Settings
 from isthmus.node.http.listener import Listeners, published
@@ -51,7 +51,6 @@ from isthmus.node.services.wiring import (
     default_type_of,
     entry_limit_bytes,
     links_of,
-    position_of,
     registration_template,
     write_limits_of,
 )
@@ -180,10 +179,9 @@ class NodeServices:
             node=name,
             time=self.time,
             links=self.links,
-            position_of=lambda partition: position_of(self.runtime, partition),
+            positions=self.runtime,
             default_type=default_type_of(settings),
-            on_records=self._records,
-            on_registrations=self._registrations,
+            observer=self,
         )
         self.membership = ClusterMembership(self.controller, settings, self.cluster_uuid)
         self.query = ClusterQuery(name, self.links)
@@ -227,16 +225,10 @@ class NodeServices:
             read_pool=self.read_pool,
             limits=write_limits_of(settings),
             properties=self.property_cache,
-            barrier=TombstoneBarrier(
-                self.queues.machines,
-                self.store,
-                lambda: self.queues.queue_store.unread,
-                lineage=self.coordinator.lineage,
-            ),
+            barrier=TombstoneBarrier(self.queues, self.store, self.coordinator),
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
-        self.reaper.differs = lambda key: differs(self.fullsync.scheduler, key)
         self.coordinator.unreplicated = self.queues.owed
         self.repairs = RepairQueue(self.queues, self.time)
         self.gaps = ClusterGaps(
@@ -250,6 +242,7 @@ class NodeServices:
         )
         self.replicas = NodeReplicas(self.runtime, self.store)
         self.fullsync = self._build_fullsync(metastore)
+        self.reaper.differences = ComparedDifferences(self.fullsync.scheduler)
         self.fullsync_status = FullSyncStatus(self.fullsync, self.queue_coverage, name, self.time)
         self.runtime.listeners.add(self.fullsync.trees)
         self.folding = self._build_folding()
@@ -346,10 +339,11 @@ class NodeServices:
     def _build_folding(self) -> FoldRouter:
         actions = FoldActionsImpl(self.repairs, self.reaper, self.coordinator, self.fullsync.row_repair)
         folds = Folds(self.store, replicas=self.replicas, actions=actions, read_pool=self.read_pool)
-        folds.on_damaged = self.fullsync.on_damaged_row
+        folds.damage_listener = self.fullsync
         return FoldRouter(folds, node=self.settings.node.name, leaders=self.coordinator.routes, rpc=self.links)
 
-    def _records(self, records: Mapping[int, PartitionRecord]) -> None:
+    def on_records(self, records: Mapping[int, PartitionRecord]) -> None:
+        """See ClusterObserver."""
         self.runtime.records_seen(records)
         self.coordinator.learn_records(records, self.controller.unread.partitions - records.keys())
 
@@ -358,7 +352,8 @@ class NodeServices:
         self.runtime.session_started(inc)
         self.controller.wake()
 
-    def _registrations(self, registrations: Mapping[str, Registration]) -> None:
+    def on_registrations(self, registrations: Mapping[str, Registration]) -> None:
+        """See ClusterObserver."""
         self.downtimes.learn(registrations, self.time.wall_ms())
         self.registrar.seen(registrations)
         others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]

@@ -13,14 +13,11 @@ from typing import Final
 from isthmus.config.settings import MB, Settings
 from isthmus.repl.controller.bucket_types import SETTLE_MS, DefaultType
 from isthmus.repl.controller.leader_balancer import BalanceOptions
-from isthmus.repl.controller.log_positions import Position
 from isthmus.repl.coordinator.write_batch import WriteLimits
-from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.record import Registration
 from isthmus.repl.replog.log import FileLog
-from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.security.tls import LinkTls
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.transport.links import ClusterLinks
@@ -143,12 +140,6 @@ def registration_template(settings: Settings, *, http_url: str, admin_url: str, 
         id=settings.node.id,
         rack=settings.node.rack,
     )
-
-
-def position_of(runtime: Runtime, partition: int) -> Position | None:
-    """(last epoch, LEO) of this node's replica of a partition; None when it has none."""
-    found = runtime.partitions.get(partition)
-    return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
 
 
 def links_of(

@@ -16,7 +16,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -35,7 +35,7 @@ from isthmus.repl.controller.election import (
 )
 from isthmus.repl.controller.leader_balancer import LeaderBalancer
 from isthmus.repl.controller.log_positions import METHOD as STATUS
-from isthmus.repl.controller.log_positions import LogPositions, Position, RequestLinks
+from isthmus.repl.controller.log_positions import LocalPositions, LogPositions, RequestLinks
 from isthmus.repl.controller.placement import ReplicaMap
 from isthmus.repl.controller.promotions import METHOD as PROMOTED
 from isthmus.repl.controller.promotions import Promotions
@@ -73,8 +73,18 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 """(node that asks, body) -> the answer's body; raises IsthmusError."""
 
 
+class ClusterObserver(Protocol):
+    """Gets every read of the controller, on the event loop: the registrations first, then the records."""
+
+    def on_registrations(self, registrations: Mapping[str, Registration], /) -> None:
+        """All registrations, by node."""
+
+    def on_records(self, records: Mapping[int, PartitionRecord], /) -> None:
+        """All readable partition records, by partition."""
+
+
 class Controller:
-    """One node's controller. `on_registrations` and then `on_records` get every read, on the event loop."""
+    """One node's controller."""
 
     def __init__(
         self,
@@ -83,23 +93,20 @@ class Controller:
         node: str,
         time: TimeSource,
         links: RequestLinks,
-        position_of: Callable[[int], Position | None],
+        positions: LocalPositions,
         default_type: DefaultType,
-        on_records: Callable[[Mapping[int, PartitionRecord]], None],
-        on_registrations: Callable[[Mapping[str, Registration]], None],
+        observer: ClusterObserver,
     ) -> None:
-        """`links` are never asked to reach `node` itself. `position_of` returns the (last epoch, LEO) of this node's
-        copy of a partition, None when it has none."""
+        """`links` are never asked to reach `node` itself. `positions` are those of this node's replicas."""
         self.metastore = metastore
         self._node = node
         self._time = time
         self._default_type = default_type
-        self._on_records = on_records
-        self._on_registrations = on_registrations
+        self._observer = observer
         self._wake = asyncio.Event()
         self._unavailable = LogLimit()
         self._timers: dict[int, ElectionTimer] = {}
-        self._positions = LogPositions(node=node, links=links, position_of=position_of, on_answer=self.wake)
+        self._positions = LogPositions(node=node, links=links, own=positions, on_answer=self.wake)
         self._promotions = Promotions(node=node, links=links, on_heard=self.wake)
         self._default_creation = DefaultTypeCreation(default_type, node)
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
@@ -274,8 +281,8 @@ class Controller:
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
         self.unread.learn(self.metastore.unreadable, records)
-        self._on_registrations(registrations)
-        self._on_records(records)
+        self._observer.on_registrations(registrations)
+        self._observer.on_records(records)
 
     async def _claim(self) -> None:
         """Take the claim if it is free, and read who has it; valid until a watch event."""

@@ -34,6 +34,13 @@ class RequestLinks(Protocol):
         """Ask another node; returns the answer's body. Raises IsthmusError; see `Links.request`."""
 
 
+class LocalPositions(Protocol):
+    """The positions of this node's replicas (`repl.runtime.runtime.Runtime`)."""
+
+    def position_of(self, partition: int, /) -> Position | None:
+        """The position of this node's replica of a partition; None when it has none."""
+
+
 class LogPositions:
     """The positions received, by partition and node, and the requests under way (at most one per node)."""
 
@@ -42,14 +49,14 @@ class LogPositions:
         *,
         node: str,
         links: RequestLinks,
-        position_of: Callable[[int], Position | None],
+        own: LocalPositions,
         on_answer: Callable[[], None],
     ) -> None:
-        """`position_of` returns the position of a partition on this node, None without a copy. `on_answer` is called
+        """`own` has the positions of this node's replicas. `on_answer` is called
         when more is known, and when it is time to ask again."""
         self._node = node
         self._links = links
-        self._position_of = position_of
+        self._own = own
         self._on_answer = on_answer
         self._received: dict[int, dict[str, Position]] = {}
         self._wanted: dict[str, set[int]] = {}
@@ -66,7 +73,7 @@ class LogPositions:
             if node in received:
                 continue
             if node == self._node:
-                received[node] = self._position_of(partition) or (-1, -1)
+                received[node] = self._own.position_of(partition) or (-1, -1)
             else:
                 self._wanted.setdefault(node, set()).add(partition)
 
@@ -101,7 +108,7 @@ class LogPositions:
         asked = _unpacked(body)
         if not isinstance(asked, list) or len(asked) > PARTITIONS_MAX or not all(_count(each) for each in asked):
             raise BadInput(f"{METHOD} of {node}: a list of at most {PARTITIONS_MAX} partition ids is right")
-        found = {partition: self._position_of(partition) for partition in asked}
+        found = {partition: self._own.position_of(partition) for partition in asked}
         packed: bytes = msgpack.packb({partition: at for partition, at in found.items() if at is not None})
         return packed
 

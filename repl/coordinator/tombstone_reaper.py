@@ -29,7 +29,7 @@ from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, KeyRow, decode_k
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Object, Summary, encode_with_summary
-from isthmus.repl.model.ports import ReapBarrier
+from isthmus.repl.model.ports import NoDifferences, ReapBarrier, UnrepairedDifferences
 from isthmus.repl.model.properties import PropertySource, TypeProperties
 from isthmus.repl.model.vclock import counter_of, increment, pack_counter
 from isthmus.repl.runtime.partition import Partition
@@ -180,9 +180,8 @@ class Reaper:
         self._properties = properties
         self._barrier = barrier
         self._timeout_ms = request_timeout_ms
-        self.differs: Callable[[Key], str] = lambda _key: ""
-        """Returns a sentence that names the full-sync which last found the key different; "" for none. Set by the
-        node."""
+        self.differences: UnrepairedDifferences = NoDifferences()
+        """Set by the node."""
         self._led: dict[int, _Led] = {}
         self._task: asyncio.Task[None] | None = None
         self.reaped_count = 0
@@ -378,7 +377,7 @@ class Reaper:
         if missing:
             return f"replica {missing[0]} is not in sync: it may not have the tombstone"
         waits = self._barrier.blocked_by(partition.id, found.offset, partition.bucket_type, found.bucket)
-        return waits or self.differs(Key(partition.bucket_type, found.bucket, found.key))
+        return waits or self.differences.difference_of(Key(partition.bucket_type, found.bucket, found.key))
 
     def _append(self, partition: Partition, batch: WriteBatch) -> None:
         """Append the entries. Raises Retryable when nothing was appended."""

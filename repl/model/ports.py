@@ -85,6 +85,35 @@ class CursorWriter(Protocol):
         """How often a leader was forced on the partition, as far as this node knows (R-FORCE)."""
 
 
+class DamageListener(Protocol):
+    """Gets reports of rows of the store that cannot be decoded, to have them repaired (`aae.service.FullSync`)."""
+
+    def on_damaged_row(self, partition: int, segment: int | None, /) -> None:
+        """Key rows of `segment` are damaged; None: a change row, or a row of an unknown segment."""
+
+
+class NoDamageListener:
+    """A DamageListener that ignores reports."""
+
+    def on_damaged_row(self, _partition: int, _segment: int | None) -> None:
+        """See DamageListener."""
+
+
+class UnrepairedDifferences(Protocol):
+    """Differences between clusters that the newest full-sync checks found (`aae.scheduling.last_comparison`)."""
+
+    def difference_of(self, key: Key, /) -> str:
+        """A sentence that names the check which found the key different; "" for none."""
+
+
+class NoDifferences:
+    """UnrepairedDifferences of a node without full-sync."""
+
+    def difference_of(self, _key: Key) -> str:
+        """See UnrepairedDifferences."""
+        return ""
+
+
 class ReapBarrier(Protocol):
     """Whether queues still need a tombstone (`queues.tombstone_barrier`); the reaper asks before it removes one
     (R-REAP)."""

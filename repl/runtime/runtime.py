@@ -20,12 +20,13 @@ import structlog
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
-from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.model.ports import DamageListener, TimeSource
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime import metrics
@@ -267,9 +268,14 @@ class Runtime:
         """See `Storage.drop_change`."""
         return await self._storage.drop_change(partition, offset, seen)
 
-    def report_damage(self, on_damaged: Callable[[int, int | None], None]) -> None:
-        """Call `on_damaged(partition, segment)` for each row that could not be sent to a follower."""
-        self._transfer_sender.on_damaged = on_damaged
+    def report_damage_to(self, listener: DamageListener) -> None:
+        """Report each row that could not be sent to a follower."""
+        self._transfer_sender.damage_listener = listener
+
+    def position_of(self, partition: int) -> tuple[int, int] | None:
+        """(last epoch, LEO) of this node's replica of a partition; None when it has none."""
+        found = self.partitions.get(partition)
+        return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
 
     # -- events into the core -----------------------------------------------------------------------------
 

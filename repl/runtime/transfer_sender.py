@@ -13,7 +13,7 @@ follower waits, and the row is reported to be mended (docs/protocol.md R-MEND). 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
@@ -24,7 +24,7 @@ from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr.epochs import cut, epoch_at
 from isthmus.repl.isr.messages import FollowRejected, FollowRejection, TransferMetadata, TransferRequest, TransferRows
 from isthmus.repl.model.errors import Corruption, DamagedRow, LocalFault
-from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.model.ports import DamageListener, NoDamageListener, TimeSource
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.store.port import REAPED, Snapshot, StateChunk, Store, TransferChunk
@@ -78,8 +78,8 @@ class TransferSender:
     """State transfers from this node to all followers."""
 
     def __init__(self, links: Links, store: Store, time: TimeSource, events: EventSink) -> None:
-        self.on_damaged: Callable[[int, int | None], None] = lambda _partition, _segment: None
-        """Called with the partition and, where it is known, the segment of a row that could not be read."""
+        self.damage_listener: DamageListener = NoDamageListener()
+        """Gets rows that could not be read."""
         self._links = links
         self._store = store
         self._time = time
@@ -139,7 +139,7 @@ class TransferSender:
         if round_.snapshot is not None:
             round_.snapshot.close()
             round_.snapshot = round_.ahead = None
-        self.on_damaged(partition, error.segment if isinstance(error, DamagedRow) else None)
+        self.damage_listener.on_damaged_row(partition, error.segment if isinstance(error, DamagedRow) else None)
         await asyncio.sleep(UNREADABLE_PAUSE_S)
 
     def _read(self, partition: int, round_: _Round, request: TransferRequest) -> TransferChunk | StateChunk | None:

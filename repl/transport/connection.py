@@ -248,10 +248,7 @@ class PeerConnection(asyncio.Protocol):
         self._reader.body_limit = self._owner.limits.message_limit_bytes
         if self.dialled:
             self.asking = RpcClient(
-                self.node,
-                body_limit=self.body_limit,
-                bytes_max=self._owner.limits.live_limit_bytes,
-                put=self.put_call,
+                self.node, self, body_limit=self.body_limit, bytes_max=self._owner.limits.live_limit_bytes
             )
         else:
             self._serving = self._owner.serving(self)

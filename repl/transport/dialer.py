@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from isthmus.repl.security.tls import SHUTDOWN_TIMEOUT_S, trouble_of
-from isthmus.repl.transport.connection import PeerConnection
+from isthmus.repl.transport.connection import ConnectionOwner, PeerConnection
 
 log = structlog.get_logger(__name__)
 
@@ -33,15 +33,15 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 class Dialler:
-    """Dials `node` at `address` while `run` runs. `connect` builds the connection's protocol, `context` the TLS context
-    of each attempt (None: no TLS)."""
+    """Dials `node` at `address` while `run` runs, for connections of `owner`. `context` returns the TLS context of each
+    attempt (None: no TLS)."""
 
     def __init__(
         self,
         node: str,
         address: str,
+        owner: ConnectionOwner,
         *,
-        connect: Callable[[str, Callable[[], None]], PeerConnection],
         timeout_ms: int,
         delay_max_ms: int,
         random: Random,
@@ -49,7 +49,7 @@ class Dialler:
     ) -> None:
         self.node = node
         self.address = address
-        self._connect = connect
+        self._owner = owner
         self._timeout_s = timeout_ms / 1000
         self._delay_max_s = delay_max_ms / 1000
         self._random = random
@@ -87,7 +87,7 @@ class Dialler:
         connection: PeerConnection | None = None
 
         def begin() -> PeerConnection:
-            begun.append(self._connect(self.node, on_lost))
+            begun.append(PeerConnection(self._owner, self.node, on_lost))
             return begun[-1]
 
         try:

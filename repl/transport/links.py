@@ -190,7 +190,7 @@ class ClusterLinks:
                 dialler = Dialler(
                     node,
                     address,
-                    connect=lambda to, on_lost: PeerConnection(self, to, on_lost),
+                    self,
                     timeout_ms=self.limits.dead_after_ms,
                     delay_max_ms=self.limits.dial_delay_max_ms,
                     random=self._random,
@@ -306,10 +306,9 @@ class ClusterLinks:
         serving = self._serving[connection] = RpcServer(
             connection.node,
             self._on_request,
+            connection,
             body_limit=connection.body_limit,
             bytes_max=self.limits.live_limit_bytes,
-            put=connection.put_call,
-            waiting=lambda: connection.waiting_bytes(Lane.CALLS),
             tasks=self._served,
         )
         return serving

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgpack
 import structlog
@@ -29,7 +29,7 @@ from isthmus.repl.model.errors import (
     TooFewInSync,
     TooLarge,
 )
-from isthmus.repl.transport.frames import Parts, bin_head
+from isthmus.repl.transport.frames import Lane, Parts, bin_head
 
 log = structlog.get_logger(__name__)
 
@@ -71,14 +71,24 @@ _CROSSING: Final[dict[str, type[IsthmusError]]] = {
 }  # fmt: skip
 
 
+class CallConnection(Protocol):
+    """The connection that carries requests and answers (`repl.transport.connection.PeerConnection`)."""
+
+    def put_call(self, item: Parts, /) -> bool:
+        """Queue a request or an answer; False if the connection is closed."""
+
+    def waiting_bytes(self, lane: Lane, /) -> int:
+        """Bytes that wait to be written in one lane."""
+
+
 class RpcClient:
     """Sends requests to `node` over the connection that this node dialled, and matches its answers."""
 
-    def __init__(self, node: str, *, body_limit: int, bytes_max: int, put: Callable[[Parts], bool]) -> None:
+    def __init__(self, node: str, connection: CallConnection, *, body_limit: int, bytes_max: int) -> None:
         self._node = node
+        self._connection = connection
         self._body_limit = body_limit
         self._bytes_max = bytes_max
-        self._put = put
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._bytes = 0
         self._last_id = 0
@@ -121,7 +131,7 @@ class RpcClient:
     def _send(self, method: str, timeout_ms: int, body: bytes) -> bool:
         self._last_id += 1
         head = b"\x94" + _pack(self._last_id) + _pack(method) + _pack(timeout_ms) + bin_head(len(body))
-        return self._put((head, body))
+        return self._connection.put_call((head, body))
 
     def _drain_if_answered(self) -> None:
         if self._draining and not self._waiting:
@@ -175,26 +185,24 @@ def _raised(node: str, raw: tuple[Any, ...]) -> IsthmusError:
 class RpcServer:
     """Serves the requests of one node, over the connection that it dialled. `tasks` holds the running handlers.
 
-    `waiting` returns the bytes of answers that wait to be written: above `bytes_max` further answers wait here, up to
-    `bytes_max` again, until their requests time out."""
+    While more than `bytes_max` bytes of answers wait to be written, further answers wait here, up to `bytes_max` again,
+    until their requests time out."""
 
     def __init__(
         self,
         node: str,
         handler: Handler,
+        connection: CallConnection,
         *,
         body_limit: int,
         bytes_max: int,
-        put: Callable[[Parts], bool],
-        waiting: Callable[[], int],
         tasks: set[asyncio.Task[None]],
     ) -> None:
         self._node = node
         self._handler = handler
+        self._connection = connection
         self._body_limit = body_limit
         self._bytes_max = bytes_max
-        self._put = put
-        self._waiting = waiting
         self._tasks = tasks
         self._in_flight = 0
         self._bytes = 0
@@ -204,7 +212,7 @@ class RpcServer:
 
     def drain(self) -> None:
         """Ask the client for no more requests; `left` is set when it has all answers."""
-        self._put((b"\x92" + _pack(DRAIN_ID) + bin_head(0),))
+        self._connection.put_call((b"\x92" + _pack(DRAIN_ID) + bin_head(0),))
 
     def asked(self, raw: Any) -> None:
         """Handle one item of a REQUESTS frame in a task of its own. Raises CodecError."""
@@ -218,7 +226,9 @@ class RpcServer:
             return
         count = self._in_flight
         if count >= IN_FLIGHT_MAX or (count and self._bytes + len(body) > self._bytes_max):
-            self._put(_error_item(asked, Overloaded(f"{count} requests of node {self._node} are under way")))
+            self._connection.put_call(
+                _error_item(asked, Overloaded(f"{count} requests of node {self._node} are under way"))
+            )
             return
         self._in_flight += 1
         self._bytes += len(body)
@@ -246,18 +256,19 @@ class RpcServer:
         finally:
             self._in_flight -= 1
             self._bytes -= len(body)
-        self._put(item)
+        self._connection.put_call(item)
 
     async def _wait_for_space(self, length: int) -> None:
         """Wait until fewer than `bytes_max` bytes wait to be written. Raises OutcomeUnknown when too many bytes wait
         here already; the connection's health check finds a peer that reads nothing."""
-        if self._waiting() <= self._bytes_max:
+        if self._connection.waiting_bytes(Lane.CALLS) <= self._bytes_max:
             return
         if self._held_bytes and self._held_bytes + length > self._bytes_max:
             raise OutcomeUnknown(f"{self._held_bytes} bytes of answers wait for room to node {self._node}")
         self._held_bytes += length
         try:
-            while self._waiting() > self._bytes_max and not self.left.is_set():  # noqa: ASYNC110 - rare
+            # Polled, since an answer rarely waits.
+            while self._connection.waiting_bytes(Lane.CALLS) > self._bytes_max and not self.left.is_set():  # noqa: ASYNC110
                 await asyncio.sleep(SPACE_POLL_S)
         finally:
             self._held_bytes -= length

@@ -47,10 +47,9 @@ class FakeNode:
             node=self.name,
             time=LoopTime(),
             links=self,
-            position_of=lambda partition: (1, self.leo.get(partition, 0)),
+            positions=self,
             default_type=cluster.default,
-            on_records=self.on_records,
-            on_registrations=self.on_registrations,
+            observer=self,
         )
         if cluster.balance is not None:
             self.controller.balancing = LeaderBalancer(
@@ -60,6 +59,10 @@ class FakeNode:
                 options=cluster.balance,
                 wake=self.controller.wake,
             )
+
+    def position_of(self, partition: int) -> tuple[int, int] | None:
+        """See LocalPositions."""
+        return (1, self.leo.get(partition, 0))
 
     async def start(self) -> None:
         """Register and begin."""

@@ -17,10 +17,8 @@ from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import BalanceOptions
-from isthmus.repl.controller.log_positions import Position
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.coordinator.write_batch import WriteLimits
-from isthmus.repl.isr.epochs import last_epoch
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.record import PartitionRecord, Registration
@@ -167,25 +165,24 @@ async def run_node(
         read_isolation="committed",
     )
 
-    def on_records(records: Mapping[int, PartitionRecord]) -> None:
-        runtime.records_seen(records)
-        coordinator.learn_records(records)
+    class Observer:
+        """Passes on what the controller reads, as a node does."""
 
-    def position_of(partition: int) -> Position | None:
-        found = runtime.partitions.get(partition)
-        return None if found is None else (last_epoch(found.replica.epoch_table), found.replica.leo)
+        def on_records(self, records: Mapping[int, PartitionRecord]) -> None:
+            runtime.records_seen(records)
+            coordinator.learn_records(records)
+
+        def on_registrations(self, registrations: Mapping[str, Registration]) -> None:
+            links.set_nodes({r.node: r.cluster_address for r in registrations.values() if r.node != node})
 
     controller = Controller(
         metastore,
         node=node,
         time=SystemTime(),
         links=links,
-        position_of=position_of,
+        positions=runtime,
         default_type=default_type or DefaultType(PARTITIONS, 1, settle_ms=0),
-        on_records=on_records,
-        on_registrations=lambda found: links.set_nodes(
-            {r.node: r.cluster_address for r in found.values() if r.node != node}
-        ),
+        observer=Observer(),
     )
     handlers |= {**coordinator.request_handlers(), **controller.request_handlers()}
     if balance is not None:

@@ -216,12 +216,7 @@ class QueueProcess(Process):
             self.listeners.add(self.queues)
             self.coordinator.unreplicated = self.queues.owed
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
-            self.barrier = TombstoneBarrier(
-                self.queues.machines,
-                self.rows,
-                lambda: self.queues.queue_store.unread,
-                lineage=self.coordinator.lineage,
-            )
+            self.barrier = TombstoneBarrier(self.queues, self.rows, self.coordinator)
 
     # -- life -----------------------------------------------------------------------------------
 

@@ -108,15 +108,24 @@ class Cluster:
         """In the store, and the loop has not heard of it."""
         self.reads: list[IndexRead] = []
         self.queues: dict[str, SourceQueue] = {}
-        self.barrier = TombstoneBarrier(
-            lambda: {queue.name: queue for queue in self.queues.values()}, self.store, lineage=lambda _partition: 0
-        )
+        self.barrier = TombstoneBarrier(self, self.store, self)  # type: ignore[arg-type]
         self.now_ms = 0
         self.life = 0
         self.read_count = 0
         self._roads = links
         self._look_at = look_at
         self._unreplicated_check = unreplicated_check
+
+    unread = ""
+    """See LocalQueues."""
+
+    def machines(self) -> dict[str, SourceQueue]:
+        """See LocalQueues."""
+        return {queue.name: queue for queue in self.queues.values()}
+
+    def lineage(self, _partition: int) -> int:
+        """See CursorWriter."""
+        return 0
 
     def start(self, owner_of: Callable[[str], bytes]) -> None:
         """A new life: memory is gone, log, rows and cursors are there."""

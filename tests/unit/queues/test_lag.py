@@ -17,6 +17,7 @@ from isthmus.queues.window_rules import FULL_SYNC
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.property_digests import PropertyDifference, scope_digest
+from tests.support.damage_reports import DamageReports
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET, THIRD
 from tests.unit.queues.admin.test_acts import audit_info, keys, settled
@@ -334,8 +335,7 @@ async def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch)
 
     queue_node = QueueNode(QueueSettings("q"))
     await queue_node.start(lead=False)
-    reported: list[tuple[int, int | None]] = []
-    queue_node.queues.on_damaged = lambda partition, segment: reported.append((partition, segment))
+    queue_node.queues.damage_listener = reported = DamageReports()
     damaged: set[bytes] = {b"ours", b"theirs"}
     read = queue_node.store.key_row
 

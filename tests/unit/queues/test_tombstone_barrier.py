@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from isthmus.queues.cursors import CursorState, encode_soft, encode_state
@@ -32,9 +33,10 @@ class FakeCursorRows:
 
 
 def wait_reason(state: CursorState | None, soft: int | None = None, bucket: bytes = b"b", lineage: int = 0) -> str:
-    machines: Any = {"to-west": FakeQueue()}
+    queues: Any = SimpleNamespace(machines=lambda: {"to-west": FakeQueue()}, unread="")
     rows: Any = FakeCursorRows(state, soft)
-    barrier = TombstoneBarrier(lambda: machines, rows, lineage=lambda _partition: lineage)
+    cursors: Any = SimpleNamespace(lineage=lambda _partition: lineage)
+    barrier = TombstoneBarrier(queues, rows, cursors)
     assert barrier.replicates(b"t", b"b")
     assert not barrier.replicates(b"t", b"c")
     return barrier.blocked_by(3, 10, b"t", bucket)

@@ -43,6 +43,7 @@ from isthmus.repl.model.objects import Summary
 from isthmus.repl.store import rows
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
+from tests.support.damage_reports import DamageReports
 from tests.support.entry_histories import CLUSTER, open_store
 from tests.support.fullsync_fakes import FakeReplicas, FakeRpc
 
@@ -429,8 +430,7 @@ async def test_a_damaged_key_row_ends_no_fold(fixture: FoldFixture, kind: FoldKi
     before = sum(page.matched for page in await fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True)))
     name = rows.prefixes(PARTITION).key + rows.segment_name(segment_of(key_hash(bucket, key)))
     fixture.store._db.put(name + rows.bucket_head(bucket) + key, b"\xc1 no row")
-    reported: list[tuple[int, int | None]] = []
-    fixture.folds.on_damaged = lambda partition, segment: reported.append((partition, segment))
+    fixture.folds.damage_listener = reported = DamageReports()
     pages = await fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True))
     assert sum(page.refused[UNREADABLE] for page in pages) == 1
     assert sum(page.matched for page in pages) == before - (

@@ -9,6 +9,7 @@ from isthmus.queues import queue_server
 from isthmus.queues.status import reason
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Change, DamagedChange
+from tests.support.damage_reports import DamageReports
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.unit.queues.test_lag import lag
 
@@ -36,8 +37,7 @@ async def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatc
 
     queue_node = QueueNode(QueueSettings("q"))
     await queue_node.start(lead=False)
-    reported: list[tuple[int, int | None]] = []
-    queue_node.queues.on_damaged = lambda partition, segment: reported.append((partition, segment))
+    queue_node.queues.damage_listener = reported = DamageReports()
     read = queue_node.store.changes
     damaged: set[int] = set()
 

@@ -38,9 +38,17 @@ class FakeLinks:
         return self.answer
 
 
+class OwnPositions:
+    """Positions of partitions 0 to 9."""
+
+    def position_of(self, partition: int) -> tuple[int, int] | None:
+        """See LocalPositions."""
+        return (4, partition) if partition < 10 else None
+
+
 def positions(links: FakeLinks, on_answer: Callable[[], None] = lambda: None) -> LogPositions:
     """Of node a, whose copy of each partition below 10 is at (4, partition)."""
-    return LogPositions(node="a", links=links, position_of=lambda p: (4, p) if p < 10 else None, on_answer=on_answer)
+    return LogPositions(node="a", links=links, own=OwnPositions(), on_answer=on_answer)
 
 
 async def test_one_request_asks_a_node_for_all_partitions() -> None:

@@ -23,7 +23,7 @@ from isthmus.repl.model.errors import (
     TooLarge,
 )
 from isthmus.repl.transport import links
-from isthmus.repl.transport.frames import Parts, unpacked
+from isthmus.repl.transport.frames import Lane, Parts, unpacked
 from isthmus.repl.transport.rpc import IN_FLIGHT_MAX, RpcServer
 from tests.support.link_nodes import LOOPS, MB, Node, eventually, run, run_cluster
 
@@ -332,14 +332,18 @@ def test_answers_that_wait_for_buffer_space_are_bounded_and_end_with_their_reque
         async def handler(_node: str, method: str, _body: bytes) -> bytes:
             return method.encode()
 
-        def queued(item: Parts) -> bool:
-            put.append(item)
-            return True
+        class Connection:
+            """A connection that is full while `full`."""
+
+            def put_call(self, item: Parts) -> bool:
+                put.append(item)
+                return True
+
+            def waiting_bytes(self, _lane: Lane) -> int:
+                return 11 if full else 10
 
         tasks: set[asyncio.Task[None]] = set()
-        serving = RpcServer(
-            "a", handler, body_limit=MB, bytes_max=10, put=queued, waiting=lambda: 11 if full else 10, tasks=tasks
-        )
+        serving = RpcServer("a", handler, Connection(), body_limit=MB, bytes_max=10, tasks=tasks)
         for asked in (1, 2):
             serving.asked((asked, "sixsix", 10_000, b""))
         await eventually(lambda: put)

@@ -22,7 +22,7 @@ from isthmus.aae.scheduling import check
 from isthmus.aae.scheduling.check import PeerCheck, PeerChecker, Repairs, rest_s
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps, GapToHeal
 from isthmus.aae.scheduling.history import NAMED_BYTES, DifferingKeys, History, _plain
-from isthmus.aae.scheduling.last_comparison import differs, last_comparisons
+from isthmus.aae.scheduling.last_comparison import ComparedDifferences, last_comparisons
 from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind, TimeRange, parse_window
 from isthmus.aae.scheduling.scheduler import Busy, CheckScheduler, UnknownPeer
 from isthmus.aae.status import Owner, Owners, listed, samples, scheduled
@@ -503,7 +503,7 @@ async def test_the_last_comparison_of_a_key_is_shown(tmp_path: Path) -> None:
         (row,) = last_comparisons(fixture.scheduler, of)
         assert row["fullsync"] == "west"
         may_be = row["verdict"] == "diverged" or (row["verdict"], row["check"]) == ("unreachable", "repaired")
-        assert ("full-sync west" in differs(fixture.scheduler, of)) == may_be
+        assert ("full-sync west" in ComparedDifferences(fixture.scheduler).difference_of(of)) == may_be
         return row["verdict"], row["difference"]
 
     async def checked(verdict: ExchangeVerdict, *named: bytes, every: bool = True) -> None:
@@ -553,7 +553,7 @@ async def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(
         checker.unexplained = unexplained
         checker.outcomes = [ExchangeVerdict.INCOMPLETE]
         await fixture.scheduler.run("west", CheckKind.RANGE, "ann")
-        assert ("could not name" in differs(fixture.scheduler, key)) == bool(unexplained)
+        assert ("could not name" in ComparedDifferences(fixture.scheduler).difference_of(key)) == bool(unexplained)
     await fixture.scheduler.stop()
 
 

@@ -225,7 +225,7 @@ async def test_a_bug_in_one_pass_does_not_end_the_controller(monkeypatch: pytest
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
         decides = cluster.nodes[cluster.decides()[0]]
-        on_records = decides.controller._on_records
+        on_records = decides.on_records
         calls = 0
 
         def broken(records: Mapping[int, PartitionRecord]) -> None:
@@ -234,7 +234,7 @@ async def test_a_bug_in_one_pass_does_not_end_the_controller(monkeypatch: pytest
             assert calls > 1, "a bug"
             on_records(records)
 
-        monkeypatch.setattr(decides.controller, "_on_records", broken)
+        monkeypatch.setattr(decides, "on_records", broken)
         monkeypatch.setattr(controller, "POLL_MS", 200)
         victim = next(node for node in cluster.living if node is not decides)
         with capture_logs() as logs:

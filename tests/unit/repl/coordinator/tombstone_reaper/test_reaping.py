@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -351,6 +351,17 @@ async def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
             await ask(KEY)
 
 
+class FoundDifferences:
+    """UnrepairedDifferences by key."""
+
+    def __init__(self, found: Mapping[Key, str]) -> None:
+        self.found = found
+
+    def difference_of(self, key: Key) -> str:
+        """See UnrepairedDifferences."""
+        return self.found.get(key, "")
+
+
 async def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> None:
     """The other side may have an older value that only the tombstone can repair: asked for or due, it stays until the
     newest check finds the key equal."""
@@ -358,7 +369,7 @@ async def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> No
     async with reaping_cluster(IMMEDIATE) as w:
         found = {KEY: "full-sync west: its newest check found the key different: missing@source"}
         for reaper in w.reapers.values():
-            reaper.differs = lambda key: found.get(key, "")
+            reaper.differences = FoundDifferences(found)
         await w.delete()
         await w.delete(SECOND)
         await w.wait_until_removed(SECOND)
