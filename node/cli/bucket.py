@@ -13,22 +13,19 @@ from urllib.parse import quote
 
 import click
 
-from isthmus.node.cli.admin_act import AdminAct, admin_act
-from isthmus.node.cli.admin_client import AdminClient, admin_option
-from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
     echo_json,
-    echo_listing,
     moment_or_nothing,
     object_in,
     objects_in,
-    output_option,
     value_or_nothing,
 )
-from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
+from isthmus.node.cli.parameters import split_bucket
+from isthmus.repl.model.errors import BadInput
 
 WHERE = click.argument("where", metavar="[TYPE/]BUCKET")
 
@@ -62,27 +59,25 @@ def bucket_group() -> None:
 
 
 @bucket_group.command("list")
-@admin_option
-@output_option
-def list_buckets(admin: AdminClient, output: str) -> None:
+@admin_query
+def list_buckets(query: AdminCommand) -> None:
     """Every bucket that has properties of its own."""
-    echo_listing(admin.get("/admin/buckets"), output, "buckets", BUCKETS)
+    query.echo_rows(query.get("/admin/buckets"), "buckets", BUCKETS)
 
 
 @bucket_group.command("show")
 @WHERE
-@admin_option
-@output_option
-def show(where: str, admin: AdminClient, output: str) -> None:
+@admin_query
+def show(where: str, query: AdminCommand) -> None:
     """Every property of a bucket, BUCKET or TYPE/BUCKET: the value in force, its origin, by whom and since when."""
-    echo_listing(admin.get(bucket_path(where)), output, "properties", PROPERTIES)
+    query.echo_rows(query.get(bucket_path(where)), "properties", PROPERTIES)
 
 
 @bucket_group.command("set")
 @WHERE
 @click.argument("assignments", nargs=-1, required=True, metavar="NAME=VALUE...")
 @admin_act(dry_run=True)
-def set_bucket(where: str, assignments: tuple[str, ...], act: AdminAct) -> None:
+def set_bucket(where: str, assignments: tuple[str, ...], act: AdminCommand) -> None:
     """Set properties of a bucket, on all nodes at once."""
     set_properties(act, bucket_path(where), where, assignments)
 
@@ -91,30 +86,28 @@ def set_bucket(where: str, assignments: tuple[str, ...], act: AdminAct) -> None:
 @WHERE
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 @admin_act(dry_run=True)
-def unset(where: str, names: tuple[str, ...], act: AdminAct) -> None:
+def unset(where: str, names: tuple[str, ...], act: AdminCommand) -> None:
     """Remove properties of a bucket, or all without names: those of its bucket type are in force again."""
     unset_properties(act, bucket_path(where), where, names)
 
 
 def bucket_path(where: str) -> str:
-    """The admin path of a bucket's properties; without a slash the bucket is of the default type."""
-    kind, slash, bucket = where.partition("/")
-    if not slash:
-        kind, bucket = DEFAULT_BUCKET_TYPE.decode(), where
+    """The admin path of a bucket's properties."""
+    kind, bucket = split_bucket(where)
     if not kind or not bucket:
-        raise CommandFailed(Exit.USAGE, "bad-input", "a bucket is written BUCKET, or TYPE/BUCKET; neither may be empty")
+        raise BadInput("a bucket is written BUCKET, or TYPE/BUCKET; neither may be empty")
     return f"/admin/buckets/{quote(kind, safe='')}/{quote(bucket, safe='%')}/properties"
 
 
 def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
-    """The properties in `NAME=VALUE...`; a value is JSON, or else a text. Raises CommandFailed (usage)."""
+    """The properties in `NAME=VALUE...`; a value is JSON, or else a text. Raises BadInput."""
     found: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not name:
-            raise CommandFailed(Exit.USAGE, "bad-input", f"{assignment!r} is not of the form NAME=VALUE")
+            raise BadInput(f"{assignment!r} is not of the form NAME=VALUE")
         if name in found:
-            raise CommandFailed(Exit.USAGE, "bad-input", f"{name} is given twice")
+            raise BadInput(f"{name} is given twice")
         try:
             found[name] = json.loads(value)
         except ValueError:
@@ -122,17 +115,17 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def set_properties(act: AdminAct, path: str, title: str, assignments: Sequence[str]) -> None:
+def set_properties(act: AdminCommand, path: str, title: str, assignments: Sequence[str]) -> None:
     """Set properties at `path`, and show those that are set then."""
     _echo_set(act, act.post(f"{path}/set", props=parse_assignments(assignments), dry_run=act.dry_run), title)
 
 
-def unset_properties(act: AdminAct, path: str, title: str, names: Sequence[str]) -> None:
+def unset_properties(act: AdminCommand, path: str, title: str, names: Sequence[str]) -> None:
     """Remove properties at `path`, or all without names, and show those that are set then."""
     _echo_set(act, act.post(f"{path}/unset", names=list(names), dry_run=act.dry_run), title)
 
 
-def _echo_set(act: AdminAct, answer: Row, title: str) -> None:
+def _echo_set(act: AdminCommand, answer: Row, title: str) -> None:
     if act.json:
         echo_json(answer)
         return

@@ -13,23 +13,20 @@ import click
 
 from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.config.text import quantity
-from isthmus.node.cli.admin_act import AdminAct, admin_act
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.bucket import PROPERTIES, parse_assignments, set_properties, unset_properties
-from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
     echo_json,
-    echo_listing,
     objects_in,
-    output_option,
     printable,
 )
 from isthmus.node.cli.partition import read_map
 from isthmus.node.cli.reassignment import set_replication_factor
 from isthmus.repl.controller.placement import PARTITIONS_MAX, REPLICAS_MAX, replica_map_document
+from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
 
@@ -56,23 +53,21 @@ bucket_type_group.add_command(set_replication_factor)
 
 
 @bucket_type_group.command("list")
-@admin_option
-@output_option
-def list_types(admin: AdminClient, output: str) -> None:
+@admin_query
+def list_types(query: AdminCommand) -> None:
     """Every bucket type: partitions, replicas, min-ISR, how many partitions are online and wholly in sync."""
-    echo_listing(admin.get("/admin/bucket-types"), output, "bucket_types", BUCKET_TYPES)
+    query.echo_rows(query.get("/admin/bucket-types"), "bucket_types", BUCKET_TYPES)
 
 
 @bucket_type_group.command("show")
 @NAME
-@admin_option
-@output_option
-def show(name: str, admin: AdminClient, output: str) -> None:
+@admin_query
+def show(name: str, query: AdminCommand) -> None:
     """Where the replicas of bucket type NAME are, and its properties. `-o json` prints the file that `create --file`
     takes; properties alone: `bucket-type properties -o json`."""
-    answer = admin.get(_path(name))
+    answer = query.get(_path(name))
     rows = objects_in(answer, "partitions")
-    if output == "json":
+    if query.json:
         echo_json({"partitions": [{"id": row["id"], "replicas": _replicas(row)} for row in rows]})
         return
     BUCKET_TYPES.echo([answer])
@@ -94,11 +89,10 @@ def _replicas(row: Row) -> list[int | str]:
 
 @bucket_type_group.command("properties")
 @NAME
-@admin_option
-@output_option
-def properties(name: str, admin: AdminClient, output: str) -> None:
+@admin_query
+def properties(name: str, query: AdminCommand) -> None:
     """Every property of bucket type NAME: the value in force, its origin, by whom and since when."""
-    echo_listing(admin.get(f"{_path(name)}/properties"), output, "properties", PROPERTIES)
+    query.echo_rows(query.get(f"{_path(name)}/properties"), "properties", PROPERTIES)
 
 
 @bucket_type_group.command("create")
@@ -122,7 +116,7 @@ def create(
     placement: str | None,
     props: tuple[str, ...],
     path: Path | None,
-    act: AdminAct,
+    act: AdminCommand,
 ) -> None:
     """Make bucket type NAME on the nodes that live; returns when it can be used."""
     body: dict[str, Any] = {"min_isr": min_isr, "dry_run": act.dry_run}
@@ -130,12 +124,10 @@ def create(
         body["props"] = parse_assignments(props)
     if path is not None:
         if (partitions, replication_factor, placement) != (None, None, None):
-            raise CommandFailed(
-                Exit.USAGE, "bad-input", "--file says all of --partitions, --replication-factor and --placement"
-            )
+            raise BadInput("--file says all of --partitions, --replication-factor and --placement")
         body |= replica_map_document(read_map(path))
     elif partitions is None or replication_factor is None:
-        raise CommandFailed(Exit.USAGE, "bad-input", "--partitions and --replication-factor are needed, or --file")
+        raise BadInput("--partitions and --replication-factor are needed, or --file")
     else:
         body |= {"partition_count": partitions, "replication_factor": replication_factor, "placement": placement}
     answer = act.post(_path(name), **body)
@@ -157,16 +149,16 @@ def create(
 @click.argument("assignments", nargs=-1, metavar="[PROPERTY=VALUE...]")
 @click.option("--min-isr", type=int, help="Replicas that must hold a write; clamped to 1 .. RF.")
 @admin_act(dry_run=True)
-def set_type(name: str, assignments: tuple[str, ...], min_isr: int | None, act: AdminAct) -> None:
+def set_type(name: str, assignments: tuple[str, ...], min_isr: int | None, act: AdminCommand) -> None:
     """Set properties of bucket type NAME, PROPERTY=VALUE, or its min-ISR. Other options: `isthmus option set ...
     --bucket-type NAME`."""
     if assignments:
         if min_isr is not None:
-            raise CommandFailed(Exit.USAGE, "bad-input", "properties or --min-isr: they are set one after the other")
+            raise BadInput("properties or --min-isr: they are set one after the other")
         set_properties(act, f"{_path(name)}/properties", f"bucket type {name}", assignments)
         return
     if min_isr is None:
-        raise CommandFailed(Exit.USAGE, "bad-input", "nothing to set: PROPERTY=VALUE, or --min-isr")
+        raise BadInput("nothing to set: PROPERTY=VALUE, or --min-isr")
     answer = act.post(f"/admin/options/{MIN_ISR}/set", value=min_isr, bucket_type=name, dry_run=act.dry_run)
     rows = objects_in(answer, "options")
     effective = cell(rows[0].get("effective")) if rows else cell(None)
@@ -179,7 +171,7 @@ def set_type(name: str, assignments: tuple[str, ...], min_isr: int | None, act: 
 @NAME
 @click.argument("names", nargs=-1, metavar="[PROPERTY...]")
 @admin_act(dry_run=True)
-def unset_type(name: str, names: tuple[str, ...], act: AdminAct) -> None:
+def unset_type(name: str, names: tuple[str, ...], act: AdminCommand) -> None:
     """Remove properties of bucket type NAME, or all without names: the defaults are in force again."""
     unset_properties(act, f"{_path(name)}/properties", f"bucket type {name}", names)
 

@@ -18,12 +18,9 @@ import click
 
 from isthmus.config.text import no_such, quantity
 from isthmus.config.units import format_duration, parse_duration
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit, failure_of
-from isthmus.node.cli.output import CliContext, cell, echo_json, milliseconds, objects_in, output_option, printable
-
-NAMED_MAX: Final = 8
-"""Partitions that a sentence names; `isthmus partition list` has all."""
+from isthmus.node.cli.output import CliContext, cell, echo_json, milliseconds, named, objects_in, printable
 
 
 class ProbeState(IntEnum):
@@ -128,9 +125,7 @@ def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]
         facts.append(Fact(stopped, f"too few replicas are in sync to take writes (min-ISR) in {_some(below)}"))
     lacking = ProbeState.WARNING if not under or len(under) > limits.warning else ProbeState.OK
     if under:
-        more = ", ..." if len(under) > NAMED_MAX else ""
-        named = ", ".join(map(str, under[:NAMED_MAX]))
-        facts.append(Fact(lacking, f"{len(under)} of {total} partitions lack replicas in sync: {named}{more}"))
+        facts.append(Fact(lacking, f"{len(under)} of {total} partitions lack replicas in sync: {named(under)}"))
     facts += _absent(cluster, lacking)
     if worst([Fact(ProbeState.OK, ""), *facts]) is ProbeState.OK and not under:
         facts += [Fact(ProbeState.WARNING, str(problem)) for problem in cluster.get("problems") or ()]
@@ -363,7 +358,7 @@ def _number(value: Any) -> int | float | None:
 
 def _some(numbers: Sequence[Any]) -> str:
     noun = "partition" if len(numbers) == 1 else f"{len(numbers)} partitions:"
-    return f"{noun} {', '.join(map(str, numbers[:NAMED_MAX]))}" + (", ..." if len(numbers) > NAMED_MAX else "")
+    return f"{noun} {named(numbers)}"
 
 
 FACTS_SHOWN: Final = 4
@@ -467,44 +462,46 @@ QUEUE: Final = click.option("--queue", metavar="NAME", callback=_name, help="Onl
 @check_group.command("lag")
 @_limits(LAG, Age(), "how far a queue is behind")
 @QUEUE
-@admin_option
-@output_option
-def lag(warning: int, critical: int, queue: str | None, quiet: bool, admin: AdminClient, output: str) -> None:
+@admin_query
+def lag(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:
     """How far other clusters are behind, by queue and bucket type, as in `isthmus lag`."""
     limits = _checked(warning, critical)
-    cluster, rows = admin.get("/admin/cluster"), objects_in(admin.get("/admin/lag"), "lag")
+    cluster, rows = query.get("/admin/cluster"), objects_in(query.get("/admin/lag"), "lag")
     known = sorted({str(row.get("queue")) for row in rows})
     wanted = [row for row in rows if queue in (None, row.get("queue"))]
     _known_queue(queue, known)
     facts = [*staleness_facts(cluster), *lag_facts(wanted, limits)]
     if not wanted:
         facts.append(Fact(ProbeState.UNKNOWN, "no queue is registered: no change is sent in real time"))
-    _end("lag", facts, "", output, limits, quiet=quiet)
+    _end("lag", facts, "", query.output, limits, quiet=quiet)
 
 
 @check_group.command("isr")
 @_limits((0, 0), click.IntRange(0), "partitions that lack replicas in sync (-w), that take no writes (-c)")
-@admin_option
-@output_option
-def isr(warning: int, critical: int, quiet: bool, admin: AdminClient, output: str) -> None:
+@admin_query
+def isr(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
     """Replicas out of sync and nodes that are down (warning); partitions without leader or below min-ISR (critical)."""
-    cluster = admin.get("/admin/cluster")
+    cluster = query.get("/admin/cluster")
     limits = ProbeThresholds(warning, critical)
     _end(
-        "isr", [*staleness_facts(cluster), *isr_facts(cluster, limits)], isr_fine(cluster), output, limits, quiet=quiet
+        "isr",
+        [*staleness_facts(cluster), *isr_facts(cluster, limits)],
+        isr_fine(cluster),
+        query.output,
+        limits,
+        quiet=quiet,
     )
 
 
 @check_group.command("sync")
 @_limits(PROVEN, Age(), "how long ago both sides were proven equal")
 @QUEUE
-@admin_option
-@output_option
-def sync(warning: int, critical: int, queue: str | None, quiet: bool, admin: AdminClient, output: str) -> None:
+@admin_query
+def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:
     """When full-sync last proved both sides equal, and the newest result of any node. Differing keys that are queued
     are a warning, those that are not are critical."""
     limits = _checked(warning, critical)
-    cluster, answer = admin.get("/admin/cluster"), admin.get("/admin/fullsync/nodes")
+    cluster, answer = query.get("/admin/cluster"), query.get("/admin/fullsync/nodes")
     nodes, at_ms = answer.get("nodes"), answer.get("at_ms")
     if not isinstance(nodes, dict) or not isinstance(at_ms, int):
         raise CommandFailed(Exit.UNAVAILABLE, "unknown", "the node does not report the results of all nodes' checks")
@@ -513,37 +510,35 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, admin: Adm
         facts.append(Fact(ProbeState.UNKNOWN, "no node that answers has a [[fullsync]]: nothing is compared"))
     else:
         _known_queue(queue, known)
-    _end("sync", [*staleness_facts(cluster), *facts], "", output, limits, quiet=quiet)
+    _end("sync", [*staleness_facts(cluster), *facts], "", query.output, limits, quiet=quiet)
 
 
 @check_group.command("gaps")
 @_limits(GAPS, Age(), "age of the oldest change that was given up")
 @QUEUE
-@admin_option
-@output_option
-def gaps(warning: int, critical: int, queue: str | None, quiet: bool, admin: AdminClient, output: str) -> None:
+@admin_query
+def gaps(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:
     """Gaps: changes that queues gave up and no full-sync has proven yet, as in `isthmus gaps`."""
     limits = _checked(warning, critical)
-    cluster = admin.get("/admin/cluster")
-    answer = admin.get("/admin/gaps" + (f"?queue={quote(queue, safe='')}" if queue else ""))
+    cluster = query.get("/admin/cluster")
+    answer = query.get("/admin/gaps" + (f"?queue={quote(queue, safe='')}" if queue else ""))
     facts = [*staleness_facts(cluster), *gap_facts(answer, limits)]
-    _end("gaps", facts, "nothing was given up that is not proven yet", output, limits, quiet=quiet)
+    _end("gaps", facts, "nothing was given up that is not proven yet", query.output, limits, quiet=quiet)
 
 
 @check_group.command("sink")
 @_limits(LETTERS, click.IntRange(0), "dead letters of all nodes")
-@admin_option
-@output_option
-def sink(warning: int, critical: int, quiet: bool, admin: AdminClient, output: str) -> None:
+@admin_query
+def sink(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
     """Changes that this cluster does not accept: dead letters, bucket types that it lacks and others send, links that
     fail."""
     if critical < warning:
         raise click.UsageError(f"--critical {critical} is below --warning {warning}: nothing would be a warning")
     limits = ProbeThresholds(warning, critical)
-    cluster, rows = admin.get("/admin/cluster"), objects_in(admin.get("/admin/sink/nodes"), "nodes")
+    cluster, rows = query.get("/admin/cluster"), objects_in(query.get("/admin/sink/nodes"), "nodes")
     nodes = {str(row.get("node")): row.get("sink") for row in rows}
     facts = [*staleness_facts(cluster), *sink_facts(nodes, limits)]
-    _end("sink", facts, "no dead letters, no bucket type is lacking, no link fails", output, limits, quiet=quiet)
+    _end("sink", facts, "no dead letters, no bucket type is lacking, no link fails", query.output, limits, quiet=quiet)
 
 
 PROBES: Final = tuple(check_group.commands)

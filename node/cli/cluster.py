@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.cluster_adopt import adopt_command
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import (
@@ -22,9 +22,9 @@ from isthmus.node.cli.output import (
     echo_table,
     milliseconds,
     moment,
+    named,
     object_in,
     objects_in,
-    output_option,
     value_or_nothing,
 )
 from isthmus.node.cli.unsafe_recovery import reseed
@@ -47,18 +47,14 @@ NODES: Final = TableSpec(
 ACTORS: Final = TableSpec("actor", "state", ("reason", value_or_nothing("reason")))
 NOT_ONLINE: Final = ("election", "candidate_found", "offline")
 
-NAMED_MAX: Final = 8
-"""Partitions that a line names."""
-
 
 @cluster_group.command("status")
-@admin_option
-@output_option
-def status(admin: AdminClient, output: str) -> int:
+@admin_query
+def status(query: AdminCommand) -> int:
     """Nodes, controller, leaders, actors, and what is wrong. Code 1 unless all partitions are online and in sync."""
-    answer = admin.get("/admin/cluster")
+    answer = query.get("/admin/cluster")
     problems = _sentences(answer, "problems")
-    if output == "json":
+    if query.json:
         echo_json(answer)
     else:
         _echo(answer, problems)
@@ -105,8 +101,8 @@ def _unclean(answer: Row) -> list[str]:
     found = object_in(answer, "unclean_elections")
     if not found:
         return []
-    names = ", ".join(f"{cell(partition)} ({cell(times)})" for partition, times in list(found.items())[:NAMED_MAX])
-    return [f"partition (times): {names}" + (", ..." if len(found) > NAMED_MAX else "")]
+    names = [f"{cell(partition)} ({cell(times)})" for partition, times in found.items()]
+    return [f"partition (times): {named(names)}"]
 
 
 # --- telemetry ---
@@ -130,17 +126,15 @@ KIND_COLUMNS: Final = (
 
 
 @cluster_group.command("telemetry")
-@admin_option
-@output_option
-def telemetry(admin: AdminClient, output: str) -> None:
+@admin_query
+def telemetry(query: AdminCommand) -> None:
     """Replogs, replication, apply and ISR in numbers: cluster, bucket types, nodes.
 
     Logs by role, times and rates by kind of entry, failures, and the worst ISR. Rates and times cover the last 30 to
     60 s, totals the time since each node began.
     """
-    answer = admin.get("/admin/telemetry")
-    if output == "json":
-        echo_json(answer)
+    answer = query.get("/admin/telemetry")
+    if query.echo_json(answer):
         return
     levels = list(_levels(answer))
     unknown = answer.get("nodes_unknown")

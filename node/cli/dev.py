@@ -17,6 +17,7 @@ from isthmus.node.cli.parameters import FiniteFloat
 from isthmus.node.local import dev_certificates
 from isthmus.node.local.topology import load_topology
 from isthmus.node.security import certificates
+from isthmus.repl.model.errors import BadInput
 from isthmus.repl.security.tls import NodeName
 
 directory_argument = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
@@ -101,7 +102,7 @@ def _named(cluster: str | None, nodes: tuple[str, ...]) -> list[NodeName]:
     try:
         return [NodeName(check_name(cluster or ""), check_name(node)) for node in nodes]
     except ValueError as error:
-        raise CommandFailed(Exit.USAGE, "bad-input", str(error)) from None
+        raise BadInput(str(error)) from None
 
 
 def _nodes_of(topology: Path) -> list[NodeName]:

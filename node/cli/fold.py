@@ -30,7 +30,8 @@ from isthmus.node.cli.output import (
     output_option,
     printable,
 )
-from isthmus.node.cli.parameters import BY, DRY_RUN, YES, confirm, time_of
+from isthmus.node.cli.parameters import BY, DRY_RUN, YES, checking, confirm, time_of, with_options
+from isthmus.repl.model.errors import BadInput
 
 SEGMENTS: Final = 1 << 20
 
@@ -61,28 +62,23 @@ def fold_group() -> None:
     """Look at, or act upon, all keys of a bucket type, a bucket, or a range."""
 
 
-def scope_options(command: Any) -> Any:
-    """Add the options of every fold."""
-    for option in reversed(
-        (
-            click.option("--bucket-type", default="default", show_default=True),
-            click.option("--bucket", help="Only this bucket; percent-encoded if need be."),
-            click.option("--key-from", help="Only keys from this one on, in byte order; needs --bucket."),
-            click.option("--key-to", help="Only keys below this one; needs --bucket."),
-            click.option("--segments", metavar="FIRST-END", help="Only segments [FIRST, END) of 2^20."),
-            click.option(
-                "--since",
-                metavar="TIME",
-                help="Only what was modified at this time or later, such as 2026-02-03T04:05 (UTC).",
-            ),
-            click.option("--before", metavar="TIME", help="Only what was modified before this time."),
-            click.option("--from", "resume", metavar="PLACE", help="Go on where a fold ended, as it printed."),
-            admin_option,
-            output_option,
-        )
-    ):
-        command = option(command)
-    return command
+scope_options: Final = with_options(
+    click.option("--bucket-type", default="default", show_default=True),
+    click.option("--bucket", help="Only this bucket; percent-encoded if need be."),
+    click.option("--key-from", help="Only keys from this one on, in byte order; needs --bucket."),
+    click.option("--key-to", help="Only keys below this one; needs --bucket."),
+    click.option("--segments", metavar="FIRST-END", help="Only segments [FIRST, END) of 2^20."),
+    click.option(
+        "--since",
+        metavar="TIME",
+        help="Only what was modified at this time or later, such as 2026-02-03T04:05 (UTC).",
+    ),
+    click.option("--before", metavar="TIME", help="Only what was modified before this time."),
+    click.option("--from", "resume", metavar="PLACE", help="Go on where a fold ended, as it printed."),
+    admin_option,
+    output_option,
+)
+"""Options of every fold."""
 
 
 @fold_group.command("list-buckets")
@@ -108,10 +104,8 @@ def list_buckets(output: str, **scope: Any) -> None:
 @scope_options
 def find_keys(siblings_over: int | None, size_over: str | None, output: str, **scope: Any) -> None:
     """Keys with many siblings or a large object; without either option all."""
-    try:
+    with checking("--size-over"):
         size = None if size_over is None else parse_size(size_over)
-    except ValueError as error:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"--size-over: {error}") from None
     _found("find-keys", {"siblings_over": siblings_over, "size_over": size}, scope, output)
 
 
@@ -179,9 +173,8 @@ def _echo_stats(
     echo_table(("siblings", "objects"), sorted(siblings.items()))
 
 
-def act_options(command: Any) -> Any:
-    """Add the options of a fold that changes something."""
-    return YES(DRY_RUN(BY(command)))
+act_options: Final = with_options(YES, DRY_RUN, BY)
+"""Options of a fold that changes something."""
 
 
 @fold_group.command("repl-keys")
@@ -290,7 +283,7 @@ def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[d
     found = admin.get(f"/admin/partitions?bucket_type={quote(scope['bucket_type'], safe='')}")
     partitions = sorted((one["index"], one["partition"]) for one in objects_in(found, "partitions"))
     if not partitions:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"there is no bucket type {scope['bucket_type']!r}")
+        raise BadInput(f"there is no bucket type {scope['bucket_type']!r}")
     begin_at, place = _resumed(scope["resume"], len(partitions))
     shows_progress, begun = sys.stderr.isatty(), False
     for index, partition in partitions:
@@ -345,9 +338,7 @@ def _resumed(text: str | None, partitions: int) -> tuple[int, dict[str, Any] | N
     found = _PLACE.fullmatch(text)
     if found is None or int(found[1]) >= partitions or int(found[2]) > SEGMENTS:
         of = f"of one of {quantity(partitions, 'partition')}, "
-        raise CommandFailed(
-            Exit.USAGE, "bad-input", f"--from {text!r}: write what the fold said when it ended, {of}such as 3:4711:"
-        )
+        raise BadInput(f"--from {text!r}: write what the fold said when it ended, {of}such as 3:4711:")
     return int(found[1]), {"segment": int(found[2]), "name": found[3]}
 
 
@@ -362,14 +353,12 @@ def _scope(scope: dict[str, Any]) -> dict[str, Any]:
     if scope["segments"] is not None:
         first, _, end = scope["segments"].partition("-")
         if not (first.isdecimal() and end.isdecimal() and int(first) < int(end) <= SEGMENTS):
-            raise CommandFailed(Exit.USAGE, "bad-input", f"--segments: write FIRST-END, numbers from 0 to {SEGMENTS}")
+            raise BadInput(f"--segments: write FIRST-END, numbers from 0 to {SEGMENTS}")
         body |= {"segment_from": int(first), "segment_to": int(end)}
     if scope["since"] is not None:
         body["since_ms"] = time_of(scope["since"], "--since")
     if scope["before"] is not None:
         body["before_ms"] = time_of(scope["before"], "--before")
         if body["before_ms"] <= body.get("since_ms", 0):  # 0 would stand for no bound, which is everything
-            raise CommandFailed(
-                Exit.USAGE, "bad-input", f"nothing was modified before {scope['before']}{_and_since(scope)}"
-            )
+            raise BadInput(f"nothing was modified before {scope['before']}{_and_since(scope)}")
     return body

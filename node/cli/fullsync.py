@@ -12,22 +12,22 @@ from typing import Any, Final, NamedTuple
 import click
 
 from isthmus.config.text import clause
-from isthmus.node.cli.admin_act import AdminAct, admin_act
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
+    attribution,
     echo_json,
     milliseconds,
     moment,
     moment_of,
     object_in,
     objects_in,
-    output_option,
     printable,
 )
-from isthmus.node.cli.parameters import time_of
+from isthmus.node.cli.parameters import time_of, with_options
+from isthmus.repl.model.errors import BadInput
 
 
 def _not_empty(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
@@ -116,16 +116,14 @@ RESULTS: Final = TableSpec(
 
 @fullsync_group.command("status")
 @click.option("--results", type=click.IntRange(0, 200), default=5, show_default=True, help="Newest results of each.")
-@admin_option
-@output_option
-def status(results: int, admin: AdminClient, output: str) -> None:
+@admin_query
+def status(results: int, query: AdminCommand) -> None:
     """Every cluster that the node compares with, the next check, since when it is proven in sync, and the last results.
 
     Names the other nodes that compare with the same cluster.
     """
-    answer = admin.get(f"/admin/fullsync?results={results}")
-    if output == "json":
-        echo_json(answer)
+    answer = query.get(f"/admin/fullsync?results={results}")
+    if query.echo_json(answer):
         return
     click.echo(printable(f"{answer.get('node')}: {answer.get('state')}, {answer.get('reason')}"))
     running = answer.get("running")
@@ -141,7 +139,7 @@ def status(results: int, admin: AdminClient, output: str) -> None:
         for sentence in _peer_sentences(peer):
             click.echo(printable(sentence))
     for one in objects_in(answer, "removed"):
-        click.echo(printable(f"{one.get('name')}: removed {_attribution(one)}"))
+        click.echo(printable(f"{one.get('name')}: removed {attribution(one)}"))
     for one in objects_in(answer, "left_out"):
         click.echo(printable(f"warning: {one.get('name')}: does not count on this node: {one.get('reason')}"))
     found = [{**result, "peer": peer.get("name")} for peer in peers for result in peer.get("results", ())]
@@ -180,12 +178,7 @@ def _peer_sentences(peer: Row) -> list[str]:
 def _setting(one: Row) -> str:
     """An operator's settings of a peer, and who set them, when and why."""
     values = ", ".join(f"{key} = {value}" for key, value in object_in(one, "values").items())
-    return f"{values or 'added'} set {_attribution(one)}"
-
-
-def _attribution(one: Row) -> str:
-    reason = f": {one['reason']}" if one.get("reason") else ""
-    return f"by {one.get('by')}, {moment(one.get('at_ms'))}{reason}"
+    return f"{values or 'added'} set {attribution(one)}"
 
 
 def _echo_named(name: Any, named: list[dict[str, Any]]) -> None:
@@ -225,7 +218,7 @@ class FinishedCheck(NamedTuple):
 @PEER
 @click.option("--wait", is_flag=True, help="Wait for the end: exit code 0 in sync, 1 differs, 2 error, 3 incomplete.")
 @admin_act()
-def run(kind: str, peer: str | None, wait: bool, act: AdminAct) -> None:
+def run(kind: str, peer: str | None, wait: bool, act: AdminCommand) -> None:
     """Begin a check now: everything, the last day or hour, a learned range, or what `auto` chooses. Several peers are
     checked one after the other.
 
@@ -259,7 +252,7 @@ def run(kind: str, peer: str | None, wait: bool, act: AdminAct) -> None:
         raise click.exceptions.Exit(int(worst))
 
 
-def _wait_for(act: AdminAct, names: list[str], begun: Row) -> list[FinishedCheck]:
+def _wait_for(act: AdminCommand, names: list[str], begun: Row) -> list[FinishedCheck]:
     """Wait until the check that has begun is over; its progress goes to standard error."""
 
     def belongs(one: Row) -> bool:
@@ -293,13 +286,11 @@ DUE: Final = TableSpec("peer", ("when", moment_of("at_ms")), "kind", "state")
 
 
 @fullsync_group.command("schedule")
-@admin_option
-@output_option
-def schedule(admin: AdminClient, output: str) -> None:
+@admin_query
+def schedule(query: AdminCommand) -> None:
     """The rest of the day: which check is due when, and which were left out."""
-    answer = admin.get("/admin/fullsync/schedule")
-    if output == "json":
-        echo_json(answer)
+    answer = query.get("/admin/fullsync/schedule")
+    if query.echo_json(answer):
         return
     rows: list[Row] = []
     for peer in objects_in(answer, "peers"):
@@ -319,7 +310,7 @@ def schedule(admin: AdminClient, output: str) -> None:
 @fullsync_group.command("suspend")
 @PEER_OF_ALL
 @admin_act(nodes=True, reason=True)
-def suspend(peer: str | None, act: AdminAct) -> None:
+def suspend(peer: str | None, act: AdminCommand) -> None:
     """Let no check be due until resumed, over restarts too, on every node, also on those that are down; one that runs
     goes on."""
     _echo_by_node(act, act.post("/admin/fullsync/suspend", peer=peer), "suspended")
@@ -328,12 +319,12 @@ def suspend(peer: str | None, act: AdminAct) -> None:
 @fullsync_group.command("resume")
 @PEER_OF_ALL
 @admin_act(nodes=True)
-def resume(peer: str | None, act: AdminAct) -> None:
+def resume(peer: str | None, act: AdminCommand) -> None:
     """Let checks be due again, on every node."""
     _echo_by_node(act, act.post("/admin/fullsync/resume", peer=peer), "due again")
 
 
-def _echo_by_node(act: AdminAct, answer: Row, done: str) -> None:
+def _echo_by_node(act: AdminCommand, answer: Row, done: str) -> None:
     """Print what each node did, and which nodes are down and follow later.
 
     Code 3 when a live node did not answer: it follows, too, as soon as it reads what was written.
@@ -378,7 +369,7 @@ def _wants(_context: click.Context, _parameter: click.Parameter, value: str | No
 WANT_DIGITS: Final = 6
 """One more than the digits that a count may have; the node checks the count itself."""
 
-VALUES: Final = (
+value_options: Final = with_options(
     click.option("--wants", callback=_wants, metavar="KIND=COUNT,...", help="Checks a day; kinds not named stay."),
     click.option("--queue", metavar="NAME", help="The queue of this cluster that repairs go into."),
     click.option("--bucket-types", metavar="NAME,...", help='Bucket types that are compared; "*": all.'),
@@ -392,14 +383,7 @@ VALUES: Final = (
     click.option("--bidirectional/--one-way", default=None, help="Have the other cluster repair, too."),
     click.option("--peer-queue", metavar="NAME", help="The other cluster's queue for that."),
 )
-"""Settings of a peer that may change; each parameter's name is a key of [[fullsync]]."""
-
-
-def value_options(command: Any) -> Any:
-    """Add VALUES to a command."""
-    for option in reversed(VALUES):
-        command = option(command)
-    return command
+"""Add the settings of a peer that may change; each parameter's name is a key of [[fullsync]]."""
 
 
 def _values_of(wants: dict[str, int], given: dict[str, Any]) -> dict[str, Any]:
@@ -411,14 +395,12 @@ def _values_of(wants: dict[str, int], given: dict[str, Any]) -> dict[str, Any]:
 @value_options
 @click.option("--default", is_flag=True, help="Use the config files again.")
 @admin_act(nodes=True, reason=True)
-def set_(peer: str, wants: dict[str, int], default: bool, act: AdminAct, **given: Any) -> None:
+def set_(peer: str, wants: dict[str, int], default: bool, act: AdminCommand, **given: Any) -> None:
     """Change what PEER compares, when, and how it repairs, on all nodes and over restarts; what is not named stays. The
     day's plan is made again from now on. With --default its config files count again."""
     values = _values_of(wants, given)
     if default == bool(values):
-        raise CommandFailed(
-            Exit.USAGE, "bad-input", "say what to set, such as --wants all=24,auto=0; or --default alone"
-        )
+        raise BadInput("say what to set, such as --wants all=24,auto=0; or --default alone")
     answer = act.post("/admin/fullsync/set", peer=peer, values=values, default=default)
     _echo_by_node(act, answer, "as the files have them" if default else "changed")
 
@@ -434,7 +416,7 @@ def peer_group() -> None:
 @click.option("--cluster", metavar="NAME", help="The cluster that must answer there.")
 @value_options
 @admin_act(nodes=True, reason=True)
-def add(name: str, urls: str, wants: dict[str, int], act: AdminAct, **given: Any) -> None:
+def add(name: str, urls: str, wants: dict[str, int], act: AdminCommand, **given: Any) -> None:
     """Compare with the cluster at URL,... as NAME, on all nodes and over restarts. It needs --queue. It is shown the
     token that a node's file names for the same URLs, if there is one."""
     values = {"urls": urls, **_values_of(wants, given)}
@@ -444,7 +426,7 @@ def add(name: str, urls: str, wants: dict[str, int], act: AdminAct, **given: Any
 @peer_group.command("remove")
 @click.argument("name")
 @admin_act(nodes=True, reason=True)
-def remove(name: str, act: AdminAct) -> None:
+def remove(name: str, act: AdminCommand) -> None:
     """Stop comparing with NAME, on all nodes and over restarts, also where a file has it (`set NAME --default` brings
     that back). Its history is deleted; a check that runs goes on."""
     _echo_by_node(act, act.post("/admin/fullsync/peers/remove", peer=name), "no more due")
@@ -459,12 +441,12 @@ def remove(name: str, act: AdminAct) -> None:
 @click.option("--bucket", help="Only keys of this bucket.")
 @PEER
 @admin_act()
-def set_range(since: str, before: str, bucket: str | None, peer: str | None, act: AdminAct) -> None:
+def set_range(since: str, before: str, bucket: str | None, peer: str | None, act: AdminCommand) -> None:
     """Let the next check of kind range look at changes of [SINCE, BEFORE): times such as 2026-02-03T04:05, which is UTC
     unless it names a zone."""
     since_ms, before_ms = time_of(since, "SINCE"), time_of(before, "BEFORE")
     if since_ms >= before_ms:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"{since} does not lie before {before}")
+        raise BadInput(f"{since} does not lie before {before}")
     answer = act.post("/admin/fullsync/set-range", peer=peer, since_ms=since_ms, before_ms=before_ms, bucket=bucket)
     act.echo(answer, f"{_names_of(answer, peer)}: the range is set; `run range` looks at it")
 
@@ -472,7 +454,7 @@ def set_range(since: str, before: str, bucket: str | None, peer: str | None, act
 @fullsync_group.command("clear-range")
 @PEER
 @admin_act()
-def clear_range(peer: str | None, act: AdminAct) -> None:
+def clear_range(peer: str | None, act: AdminCommand) -> None:
     """Forget a range that was set or learned."""
     answer = act.post("/admin/fullsync/clear-range", peer=peer)
     act.echo(answer, f"{_names_of(answer, peer)}: no range is set")
@@ -482,7 +464,7 @@ def clear_range(peer: str | None, act: AdminAct) -> None:
 @click.argument("count", type=click.IntRange(0))
 @PEER
 @admin_act()
-def suppress_auto(count: int, peer: str | None, act: AdminAct) -> None:
+def suppress_auto(count: int, peer: str | None, act: AdminCommand) -> None:
     """Leave out the next COUNT checks of kind auto of the node that answers, whatever the last ones found; 0: none."""
     answer = act.post("/admin/fullsync/suppress-auto", peer=peer, count=count)
     act.echo(answer, f"{_names_of(answer, peer)}: {_left_out(count)}")
@@ -513,7 +495,7 @@ MISMATCHES: Final = TableSpec("node", "partition", "segment", "offset", "against
 @click.option("--partition", type=click.IntRange(0), help="Rebuild only this partition's.")
 @click.option("--own", is_flag=True, help="Only those of the node that answers.")
 @admin_act()
-def trees(rebuild: bool, partition: int | None, own: bool, act: AdminAct) -> None:
+def trees(rebuild: bool, partition: int | None, own: bool, act: AdminCommand) -> None:
     """The trees of every node's replicas: state, offset, size; and every segment that was ever found wrong."""
     if rebuild:
         answer = act.post("/admin/trees/rebuild", partition=partition)

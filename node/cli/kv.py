@@ -18,29 +18,27 @@ from urllib.parse import quote, unquote_to_bytes
 
 import click
 
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.credentials import access_from, credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.object_client import ObjectClient
 from isthmus.node.cli.output import cell, echo_json, moment, output_option, printable
-from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
+from isthmus.node.cli.parameters import split_bucket
+from isthmus.repl.model.errors import BadInput
 
 
 @click.command("reap")
 @click.argument("where", metavar="[TYPE/]BUCKET")
 @click.argument("name", metavar="KEY")
-@admin_option
-@output_option
-def reap(where: str, name: str, admin: AdminClient, output: str) -> None:
+@admin_query
+def reap(where: str, name: str, query: AdminCommand) -> None:
     """Remove the tombstone of KEY, whatever its bucket's delete_mode, if every replica is in sync and every queue has
     its acknowledgement. Otherwise shows what it waits for, and exits with code 4. Names are percent-encoded where
     they hold a slash or are no plain text."""
-    kind, slash, bucket = where.partition("/")
-    if not slash:
-        kind, bucket = DEFAULT_BUCKET_TYPE.decode(), where
-    answer: dict[str, Any] = admin.post("/admin/reaps", {"bucket_type": kind, "bucket": bucket, "key": name})
+    kind, bucket = split_bucket(where)
+    answer: dict[str, Any] = query.post("/admin/reaps", bucket_type=kind, bucket=bucket, key=name)
     outcome, reason = cell(answer.get("outcome")), cell(answer.get("reason"))
-    if output == "json":
+    if query.json:
         echo_json(answer)
     elif outcome == "reaped":
         click.echo(printable(f"{where} {name}: reaped"))
@@ -264,12 +262,12 @@ def list_names(
 
 
 def _read(file: Path | None) -> bytes:
-    """The bytes of a file, or of standard input. Raises CommandFailed (usage) above what any object may have."""
+    """The bytes of a file, or of standard input. Raises BadInput above what any object may have."""
     with nullcontext(sys.stdin.buffer) if file is None else file.open("rb") as source:
         body = source.read(OBJECT_BYTES_MAX + 1)
     if len(body) > OBJECT_BYTES_MAX:
         what = "standard input" if file is None else str(file)
-        raise CommandFailed(Exit.USAGE, "bad-input", f"{what} has more than {OBJECT_BYTES_MAX} bytes; no object has")
+        raise BadInput(f"{what} has more than {OBJECT_BYTES_MAX} bytes; no object has")
     return body
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import click
 
-from isthmus.node.cli.admin_client import AdminClient, admin_option, whoami
+from isthmus.node.cli.admin_client import AdminClient, whoami
+from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     Row,
@@ -21,7 +22,6 @@ from isthmus.node.cli.output import (
     echo_table,
     object_in,
     objects_in,
-    output_option,
 )
 from isthmus.node.cli.parameters import DRY_RUN, YES, is_interactive
 
@@ -43,34 +43,33 @@ def leader_group() -> None:
 @leader_group.command("balance")
 @DRY_RUN
 @YES
-@admin_option
-@output_option
-def balance(dry_run: bool, yes: bool, admin: AdminClient, output: str) -> int:
+@admin_query
+def balance(dry_run: bool, yes: bool, query: AdminCommand) -> int:
     """Move leaderships so that nodes lead as evenly as possible, with as few moves as possible.
 
     Shows how many partitions each node leads and each move, and asks for confirmation.
     """
-    status: Row = admin.get("/admin/leaders")
+    status: Row = query.get("/admin/leaders")
     plan = objects_in(status, "plan")
     moving = status.get("state") == BALANCING
     if not plan and not moving and status.get("reason"):
         raise CommandFailed(Exit.UNAVAILABLE, "not-ready", f"leaderships are not moved now: {status['reason']}")
-    if output == "table":
+    if not query.json:
         _echo_plan(status, plan)
     if dry_run or not (plan or moving):
-        if output == "json":
+        if query.json:
             echo_json(status)
         return Exit.OK
     if plan and not yes:
-        if not is_interactive(output):
+        if not is_interactive(query.output):
             raise CommandFailed(
                 Exit.USAGE, "usage", "there are leaderships to move: --yes moves them, --dry-run does not"
             )
         click.confirm("Move them?", abort=True)
-    status = admin.post("/admin/leaders/balance", {"by": whoami()})
-    status = _follow(admin, status, quiet=output == "json")
+    status = query.post("/admin/leaders/balance", by=whoami())
+    status = _follow(query.admin, status, quiet=query.json)
     run = object_in(status, "run")
-    if output == "json":
+    if query.json:
         echo_json(status)
     else:
         click.echo(f"{cell(run.get('outcome'))}: {cell(run.get('done'))} moved, {cell(run.get('failed'))} failed")

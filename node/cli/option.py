@@ -10,25 +10,20 @@ from urllib.parse import quote
 
 import click
 
-from isthmus.node.cli.admin_act import AdminAct, admin_act
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
-    echo_json,
     moment_or_nothing,
+    named,
     objects_in,
-    output_option,
     printable,
     value_or_nothing,
 )
 
 NAME = click.argument("name")
 BUCKET_TYPE = click.option("--bucket-type", metavar="T", help="For this bucket type, not for the cluster.")
-
-NAMED_MAX: Final = 8
-"""Partitions that a line names."""
 
 OPTIONS: Final = TableSpec(
     "option",
@@ -49,24 +44,22 @@ def option_group() -> None:
 
 @option_group.command("list")
 @BUCKET_TYPE
-@admin_option
-@output_option
-def list_options(bucket_type: str | None, admin: AdminClient, output: str) -> None:
+@admin_query
+def list_options(bucket_type: str | None, query: AdminCommand) -> None:
     """Every option: what it is set to, by whom, and what is in force."""
-    _echo(admin.get(f"/admin/options{_query(bucket_type)}"), output)
+    _echo(query, query.get(f"/admin/options{_query(bucket_type)}"))
 
 
 @option_group.command("get")
 @NAME
 @BUCKET_TYPE
-@admin_option
-@output_option
-def get(name: str, bucket_type: str | None, admin: AdminClient, output: str) -> None:
+@admin_query
+def get(name: str, bucket_type: str | None, query: AdminCommand) -> None:
     """One option, with its range and meaning."""
-    answer = admin.get(f"{_path(name)}{_query(bucket_type)}")
-    _echo(answer, output)
+    answer = query.get(f"{_path(name)}{_query(bucket_type)}")
+    _echo(query, answer)
     rows = objects_in(answer, "options")
-    if output != "json" and rows:
+    if not query.json and rows:
         click.echo(f"\nrange: {cell(rows[0].get('range'))} {cell(rows[0].get('unit')).replace('-', '')}".rstrip())
         click.echo(printable(str(rows[0].get("meaning"))))
 
@@ -76,7 +69,7 @@ def get(name: str, bucket_type: str | None, admin: AdminClient, output: str) -> 
 @click.argument("value")
 @BUCKET_TYPE
 @admin_act(dry_run=True)
-def set_option(name: str, value: str, bucket_type: str | None, act: AdminAct) -> None:
+def set_option(name: str, value: str, bucket_type: str | None, act: AdminCommand) -> None:
     """Set option NAME to VALUE, on all nodes at once, until it is unset."""
     _echo_set(act, name, act.post(f"{_path(name)}/set", value=value, bucket_type=bucket_type, dry_run=act.dry_run))
 
@@ -85,7 +78,7 @@ def set_option(name: str, value: str, bucket_type: str | None, act: AdminAct) ->
 @NAME
 @BUCKET_TYPE
 @admin_act(dry_run=True)
-def unset(name: str, bucket_type: str | None, act: AdminAct) -> None:
+def unset(name: str, bucket_type: str | None, act: AdminCommand) -> None:
     """Unset option NAME: the cluster's setting, each node's file, or the default is in force again."""
     _echo_set(act, name, act.post(f"{_path(name)}/unset", bucket_type=bucket_type, dry_run=act.dry_run))
 
@@ -98,24 +91,22 @@ def _query(bucket_type: str | None) -> str:
     return f"?bucket_type={quote(bucket_type, safe='')}" if bucket_type else ""
 
 
-def _echo_set(act: AdminAct, name: str, answer: Row) -> None:
+def _echo_set(act: AdminCommand, name: str, answer: Row) -> None:
     before = answer.get("before")
     was = "" if before is None else f" (it was set to {cell(before)})"
     act.note(f"{name}: {cell(answer.get('outcome'))}{was}")
     for warning in answer.get("warnings") or ():
         act.note(f"note: {warning}")
-    _echo(answer, act.output, waiting=not act.dry_run)
+    _echo(act, answer, waiting=not act.dry_run)
 
 
-def _echo(answer: Row, output: str, *, waiting: bool = True) -> None:
+def _echo(command: AdminCommand, answer: Row, *, waiting: bool = True) -> None:
     """Print the options; with `waiting` also the partitions whose records wait for the controller."""
-    if output == "json":
-        echo_json(answer)
+    if command.echo_json(answer):
         return
     rows = objects_in(answer, "options")
     OPTIONS.echo(rows)
     found = [each.get("waiting") for each in rows]
     partitions = sorted({number for numbers in found if isinstance(numbers, list) for number in numbers})
     if partitions and waiting:
-        numbers = ", ".join(map(str, partitions[:NAMED_MAX])) + (", ..." if len(partitions) > NAMED_MAX else "")
-        click.echo(f"not yet in force in partitions {numbers}: their records wait for the controller")
+        click.echo(f"not yet in force in partitions {named(partitions)}: their records wait for the controller")

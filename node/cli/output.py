@@ -112,14 +112,6 @@ class TableSpec:
         echo_table(self.headings, map(self.cells, rows))
 
 
-def echo_listing(answer: Row, output: str, key: str, table: TableSpec) -> None:
-    """Print an answer: as JSON, or the objects under `key` as a table."""
-    if output == "json":
-        echo_json(answer)
-    else:
-        table.echo(objects_in(answer, key))
-
-
 def objects_in(answer: Row, key: str) -> list[dict[str, Any]]:
     """The objects of the list under `key`; none where a node, of another version maybe, does not have it."""
     found = answer.get(key)
@@ -233,6 +225,21 @@ def moment(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOMENT_MS_MAX:
         return UNKNOWN
     return f"{datetime.fromtimestamp(value // 1000, UTC):%Y-%m-%d %H:%M:%S}Z"
+
+
+def attribution(change: Row) -> str:
+    """Who made a change, when, and why."""
+    reason = f": {change['reason']}" if change.get("reason") else ""
+    return f"by {change.get('by')}, {moment(change.get('at_ms'))}{reason}"
+
+
+NAMED_MAX: Final = 8
+"""Partitions that a line names."""
+
+
+def named(values: Sequence[Any]) -> str:
+    """The first NAMED_MAX of some partitions, in one line."""
+    return ", ".join(map(str, values[:NAMED_MAX])) + (", ..." if len(values) > NAMED_MAX else "")
 
 
 def printable(text: str) -> str:

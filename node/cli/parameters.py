@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import click
@@ -12,7 +14,11 @@ import click
 from isthmus.config.validation import check_name
 from isthmus.node.cli.admin_client import whoami
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.timestamps import parse_timestamp_ms
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class FiniteFloat(click.FloatRange):
@@ -25,6 +31,24 @@ class FiniteFloat(click.FloatRange):
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
 
 
+def with_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """A decorator that adds these options and arguments to a command, in this order."""
+
+    def added(command: Any) -> Any:
+        return functools.reduce(lambda changed, option: option(changed), reversed(options), command)
+
+    return added
+
+
+@contextmanager
+def checking(option: str) -> Iterator[None]:
+    """Turn a ValueError about the value of an option into BadInput, which names the option."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadInput(f"{option}: {error}") from None
+
+
 FORM: Final = "2026-02-03T04:05, which is UTC unless it names a zone"
 """The form of a time, for messages and help texts."""
 
@@ -32,24 +56,28 @@ FORM: Final = "2026-02-03T04:05, which is UTC unless it names a zone"
 def time_of(text: str, option_name: str = "") -> int:
     """Milliseconds since 1970 of a time on the command line, read by `repl.model.timestamps`.
 
-    `option_name` begins the error message. Raises CommandFailed (usage), also for a time before 1970.
+    `option_name` begins the error message. Raises BadInput, also for a time before 1970.
     """
     option = f"{option_name}: " * bool(option_name)
     try:
         time_ms = parse_timestamp_ms(text)
     except ValueError:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"{option}{text!r} is no time; write it as {FORM}") from None
+        raise BadInput(f"{option}{text!r} is no time; write it as {FORM}") from None
     if time_ms < 0:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"{option}{text!r} lies before 1970")
+        raise BadInput(f"{option}{text!r} lies before 1970")
     return time_ms
 
 
 def bucket_type_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """Callback of `--bucket-type`: the name, checked. Raises CommandFailed (usage)."""
-    try:
+    """Callback of `--bucket-type`: the name, checked. Raises BadInput."""
+    with checking("--bucket-type"):
         return value if value is None else check_name(value)
-    except ValueError as error:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"--bucket-type: {error}") from None
+
+
+def split_bucket(where: str) -> tuple[str, str]:
+    """Bucket type and bucket of [TYPE/]BUCKET; without a slash the bucket is of the default type."""
+    bucket_type, slash, bucket = where.partition("/")
+    return (bucket_type, bucket) if slash else (DEFAULT_BUCKET_TYPE.decode(), where)
 
 
 def is_interactive(output: str) -> bool:
@@ -80,8 +108,6 @@ BY: Final = click.option(
 )
 REASON: Final = click.option("--reason", default="", help="Why; shown to others.")
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 _NODES_GIVEN: Final = "isthmus.node.cli.parameters"
 """Key in a click context: one of --node and --all-nodes was given."""
 
@@ -94,10 +120,10 @@ def _only_one(context: click.Context, _parameter: click.Parameter, value: Any) -
     return value
 
 
-def node_options(command: Command) -> Command:
-    """Add `--node`, as the argument `node` (None: all nodes), and `--all-nodes`, the default, which changes nothing."""
-    one = click.option("--node", metavar="NAME", callback=_only_one, help="Only on the node of this name.")
-    every = click.option(
+node_options: Final = with_options(
+    click.option("--node", metavar="NAME", callback=_only_one, help="Only on the node of this name."),
+    click.option(
         "--all-nodes", is_flag=True, expose_value=False, callback=_only_one, help="On all nodes, which is the default."
-    )
-    return one(every(command))
+    ),
+)
+"""Add `--node`, as the argument `node` (None: all nodes), and `--all-nodes`, the default, which changes nothing."""

@@ -15,20 +15,18 @@ import click
 
 from isthmus.config.text import quantity
 from isthmus.config.validation import check_name
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
     echo_json,
-    echo_listing,
-    echo_result,
     echo_table,
     output_option,
     value_or_nothing,
 )
-from isthmus.node.cli.parameters import bucket_type_name
+from isthmus.node.cli.parameters import bucket_type_name, checking
 from isthmus.node.cli.reassignment import moves, read_limited, reassign
 from isthmus.node.cli.unsafe_recovery import force_leader
 from isthmus.repl.controller.placement import (
@@ -40,6 +38,7 @@ from isthmus.repl.controller.placement import (
     placed,
     replica_map_document,
 )
+from isthmus.repl.model.errors import BadInput
 
 NODES_MAX: Final = 1_000
 """Most nodes of a plan. Clusters stay far below: all nodes share one metastore and connect to each other."""
@@ -80,12 +79,11 @@ partition_group.add_command(moves)
 
 @partition_group.command("list")
 @click.option("--bucket-type", metavar="T", callback=bucket_type_name, help="Only this bucket type's partitions.")
-@admin_option
-@output_option
-def list_partitions(bucket_type: str | None, admin: AdminClient, output: str) -> None:
+@admin_query
+def list_partitions(bucket_type: str | None, query: AdminCommand) -> None:
     """Every partition with its leader, replicas, in-sync replicas, offsets and status."""
     path = "/admin/partitions" + (f"?bucket_type={quote(bucket_type, safe='')}" if bucket_type else "")
-    echo_listing(admin.get(path), output, "partitions", PARTITIONS)
+    query.echo_rows(query.get(path), "partitions", PARTITIONS)
 
 
 @partition_group.command("plan")
@@ -129,23 +127,21 @@ def plan(
 
 
 def _racks(text: str, nodes: int | None) -> dict[int, str]:
-    """Node id -> rack; without `nodes` as many nodes as `text` has. Raises CommandFailed (usage)."""
+    """Node id -> rack; without `nodes` as many nodes as `text` has. Raises BadInput."""
     if nodes is None and not text:
         raise CommandFailed(Exit.USAGE, "usage", "how many nodes there are is missing: --nodes, or --racks a:3,b:3")
     most = NODES_MAX if nodes is None else nodes
     names: list[str] = []
     for part in text.split(",") if text else []:
         rack, colon, count = part.partition(":")
-        try:
+        with checking("--racks"):
             check_name(rack)
             if not colon or not count.isascii() or not count.isdigit() or not 1 <= int(count[:9]) <= NODES_MAX:
                 raise ValueError(f"{part[:80]!r} is not RACK:NUMBER-OF-NODES, such as a:2")
-        except ValueError as error:
-            raise CommandFailed(Exit.USAGE, "bad-input", f"--racks: {error}") from None
         names += [rack] * int(count)
         if len(names) > most:
             than = f"the most there may be, {NODES_MAX}" if nodes is None else f"--nodes, which is {nodes}"
-            raise CommandFailed(Exit.USAGE, "bad-input", f"--racks: {text[:80]} has more nodes than {than}")
+            raise BadInput(f"--racks: {text[:80]} has more nodes than {than}")
     names += [""] * (0 if nodes is None else nodes - len(names))
     return dict(enumerate(names))
 
@@ -172,14 +168,13 @@ def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
     callback=bucket_type_name,
     help="What to create.",
 )
-@admin_option
-@output_option
-def assign(path: Path, validate_only: bool, bucket_type: str, admin: AdminClient, output: str) -> None:
+@admin_query
+def assign(path: Path, validate_only: bool, bucket_type: str, query: AdminCommand) -> None:
     """Create bucket type T with the placement in a file, as `plan -o json` prints it. `reassign` moves what exists."""
     replica_map = read_map(path)
     body = {"bucket_type": bucket_type, "validate_only": validate_only, **replica_map_document(replica_map)}
     try:
-        answer = admin.post("/admin/partitions/assign", body)
+        answer = query.post("/admin/partitions/assign", **body)
     except CommandFailed as error:
         if not validate_only or error.reason != "unavailable":
             raise
@@ -189,7 +184,7 @@ def assign(path: Path, validate_only: bool, bucket_type: str, admin: AdminClient
             "partitions": len(replica_map),
             "not_checked": f"whether these nodes live: {error}",
         }
-    echo_result(answer, output, _sentence(answer, path, bucket_type))
+    query.echo(answer, _sentence(answer, path, bucket_type))
 
 
 def read_map(path: Path) -> ReplicaMap:

@@ -12,8 +12,7 @@ import click
 
 from isthmus.config.text import no_such, quantity
 from isthmus.config.units import parse_duration, parse_size
-from isthmus.node.cli.admin_act import AdminAct, admin_act
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     NOTHING,
@@ -22,17 +21,15 @@ from isthmus.node.cli.output import (
     cell,
     echo_facts,
     echo_json,
-    echo_listing,
-    echo_result,
     milliseconds,
     moment,
     moment_of,
     object_in,
     objects_in,
-    output_option,
     printable,
 )
-from isthmus.node.cli.parameters import BY, time_of
+from isthmus.node.cli.parameters import time_of
+from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
 POSITIONS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -111,14 +108,13 @@ QUEUES: Final = TableSpec(
 
 @queue_group.command("list")
 @click.option("--all", "everywhere", is_flag=True, help="Ask every node, not only the one that answers.")
-@admin_option
-@output_option
-def list_queues(everywhere: bool, admin: AdminClient, output: str) -> None:
+@admin_query
+def list_queues(everywhere: bool, query: AdminCommand) -> None:
     """Every queue with its owner, what waits and what is in flight at the node that answers, which counts the
     partitions that it leads. With --all at every node."""
-    answer = admin.get("/admin/queues/nodes" if everywhere else "/admin/queues")
-    if output == "json" or not everywhere:
-        echo_listing(answer, output, "queues", QUEUES)
+    answer = query.get("/admin/queues/nodes" if everywhere else "/admin/queues")
+    if query.json or not everywhere:
+        query.echo_rows(answer, "queues", QUEUES)
         return
     rows: list[Row] = []
     for node in objects_in(answer, "nodes"):
@@ -138,16 +134,15 @@ PRIORITIES: Final = TableSpec("priority", *PRIORITY_COUNTS)
 
 @queue_group.command("show")
 @NAME
-@admin_option
-@output_option
-def show(name: str, admin: AdminClient, output: str) -> None:
+@admin_query
+def show(name: str, query: AdminCommand) -> None:
     """Everything about queue NAME on the node that answers: priorities, limits, throttle, suspensions."""
-    queues = objects_in(admin.get("/admin/queues"), "queues")
+    queues = objects_in(query.get("/admin/queues"), "queues")
     found = [queue for queue in queues if queue.get("name") == name]
     if not found:
         known = [str(queue.get("name")) for queue in queues]
         raise CommandFailed(Exit.REFUSED, "unknown-queue", no_such("queue", name, known))
-    if output == "json":
+    if query.json:
         echo_json(found[0])
         return
     echo_facts(queue_facts(found[0]))
@@ -264,11 +259,10 @@ REFERENCES: Final = TableSpec(
 @queue_group.command("peek")
 @NAME
 @click.option("--count", type=click.IntRange(1, 1000), default=20, show_default=True)
-@admin_option
-@output_option
-def peek(name: str, count: int, admin: AdminClient, output: str) -> None:
+@admin_query
+def peek(name: str, count: int, query: AdminCommand) -> None:
     """The next references of queue NAME at the node that answers; takes none of them."""
-    echo_listing(admin.get(_path(name, f"peek?count={count}")), output, "references", REFERENCES)
+    query.echo_rows(query.get(_path(name, f"peek?count={count}")), "references", REFERENCES)
 
 
 LEDGER: Final = (
@@ -297,13 +291,11 @@ LEDGERS: Final = TableSpec(
 
 @queue_group.command("ledger")
 @NAME
-@admin_option
-@output_option
-def ledger(name: str, admin: AdminClient, output: str) -> None:
+@admin_query
+def ledger(name: str, query: AdminCommand) -> None:
     """The outcome of every change that queue NAME was to give out, by node, and whether the two sides agree."""
-    answer = admin.get(_path(name, "ledger"))
-    if output == "json":
-        echo_json(answer)
+    answer = query.get(_path(name, "ledger"))
+    if query.echo_json(answer):
         return
     LEDGERS.echo({**object_in(node, "ledger"), "node": node.get("node")} for node in objects_in(answer, "nodes"))
 
@@ -339,10 +331,8 @@ GAPS: Final = TableSpec(
 @queue_group.command("gaps")
 @click.argument("name", required=False)
 @click.option("--close", "ids", multiple=True, metavar="ID", help="Close this gap: a full-sync of its range was clean.")
-@BY
-@admin_option
-@output_option
-def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: AdminClient, output: str) -> None:
+@admin_act()
+def gaps_of_queues(name: str | None, ids: tuple[str, ...], act: AdminCommand) -> None:
     """Changes that queues gave up and no full-sync has closed yet, on all nodes; with NAME of this queue only.
 
     With --close: code 1 where there is no such gap, or it still grows.
@@ -350,11 +340,11 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: Admin
     if ids:
         if name is None:
             raise click.UsageError("say of which queue the gaps are: isthmus queue gaps NAME --close ID")
-        _close(admin, name, list(dict.fromkeys(ids)), by, output)
+        _close(act, name, list(dict.fromkeys(ids)))
         return
-    answer = admin.get("/admin/gaps" + (f"?queue={quote(name, safe='')}" if name else ""))
-    echo_listing(answer, output, "gaps", GAPS)
-    if output == "json":
+    answer = act.get("/admin/gaps" + (f"?queue={quote(name, safe='')}" if name else ""))
+    act.echo_rows(answer, "gaps", GAPS)
+    if act.json:
         return
     for node in answer.get("unknown") or ():
         click.echo(printable(f"node {node} does not answer: its gaps are not known"), err=True)
@@ -363,11 +353,11 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], by: str, admin: Admin
         click.echo(printable(f"queue {queue}: gaps of partitions {numbers} are not known now"), err=True)
 
 
-def _close(admin: AdminClient, name: str, ids: list[str], by: str, output: str) -> None:
+def _close(act: AdminCommand, name: str, ids: list[str]) -> None:
     """Close gaps. Code 1 when one does not exist or still grows; 3 when a node that might have it does not answer."""
-    answer = admin.post(_path(name, "gaps/close"), {"ids": ids, "by": by})
+    answer = act.post(_path(name, "gaps/close"), ids=ids)
     closed = int(answer.get("closed") or 0)
-    echo_result(answer, output, f"queue {name}: {quantity(closed, 'gap')} closed")
+    act.echo(answer, f"queue {name}: {quantity(closed, 'gap')} closed")
     left, silent = len(ids) - closed, answer.get("unknown") or ()
     if left > 0 and silent:
         sentence = f"{left} of {len(ids)} not closed, and {', '.join(map(str, silent))} does not answer: try again"
@@ -382,19 +372,16 @@ def _close(admin: AdminClient, name: str, ids: list[str], by: str, output: str) 
 @click.argument("bucket_type", metavar="TYPE")
 @click.argument("bucket")
 @click.argument("object_key", metavar="[KEY]", required=False)
-@admin_option
-@output_option
-def test_filter(
-    name: str, bucket_type: str, bucket: str, object_key: str | None, admin: AdminClient, output: str
-) -> None:
+@admin_query
+def test_filter(name: str, bucket_type: str, bucket: str, object_key: str | None, query: AdminCommand) -> None:
     """Test whether queue NAME would offer a change of TYPE/BUCKET KEY in real time, and which rule decides. Rules look
     at type and bucket only: KEY makes no difference. A bucket type that does not exist is reported."""
-    query = f"type={quote(bucket_type, safe='')}&bucket={quote(bucket, safe='')}"
-    answer = admin.get(_path(name, f"filter?{query}"))
+    change = f"type={quote(bucket_type, safe='')}&bucket={quote(bucket, safe='')}"
+    answer = query.get(_path(name, f"filter?{change}"))
     verdict = "offered" if answer.get("offered") else "not offered"
     names = {"bucket_type": bucket_type, "bucket": bucket, "key": object_key}
-    echo_result({**answer, **names}, output, f"{verdict}: {answer.get('reason')} (filter: {answer.get('filter')})")
-    if answer.get("note") and output != "json":
+    query.echo({**answer, **names}, f"{verdict}: {answer.get('reason')} (filter: {answer.get('filter')})")
+    if answer.get("note") and not query.json:
         click.echo(printable(f"note: {answer['note']}"))
 
 
@@ -406,7 +393,7 @@ def test_filter(
 @SERVING
 @PUBLISHING
 @admin_act(nodes=True, asks=True, reason=True)
-def suspend(name: str, serving: bool, publishing: bool, act: AdminAct) -> None:
+def suspend(name: str, serving: bool, publishing: bool, act: AdminCommand) -> None:
     """Give out no changes of queue NAME (they wait), or with --publishing make no references (what comes is left out),
     or with both do neither, until it is resumed, over restarts too. --publishing asks for confirmation."""
     sentence = f"{_parts_text(serving, publishing)} suspended"
@@ -419,7 +406,7 @@ def suspend(name: str, serving: bool, publishing: bool, act: AdminAct) -> None:
 @SERVING
 @PUBLISHING
 @admin_act(nodes=True)
-def resume(name: str, serving: bool, publishing: bool, act: AdminAct) -> None:
+def resume(name: str, serving: bool, publishing: bool, act: AdminCommand) -> None:
     """Give out changes of queue NAME again, from its cursor on, or with --publishing make references again, or with
     both do both."""
     sentence = f"{_parts_text(serving, publishing)} resumed"
@@ -439,7 +426,7 @@ def _parts_text(serving: bool, publishing: bool) -> str:
 @queue_group.command("clear")
 @NAME
 @admin_act(asks=True, reason=True)
-def clear(name: str, act: AdminAct) -> None:
+def clear(name: str, act: AdminCommand) -> None:
     """Give up what waits in queue NAME, at every priority and on all nodes: a gap, until a full-sync has closed it.
     Shows how much, and asks for confirmation."""
     _change(act, name, "clear", "cleared", {})
@@ -449,7 +436,7 @@ def clear(name: str, act: AdminAct) -> None:
 @NAME
 @click.option("--from", "start", default="0", show_default=True, metavar="0|now|TIME", help="Where the next begins.")
 @admin_act(asks=True, reason=True)
-def release(name: str, start: str, act: AdminAct) -> None:
+def release(name: str, start: str, act: AdminCommand) -> None:
     """Take queue NAME from the cluster that owns it: the next cluster that fetches owns it, for a minute not the same
     one. TIME is written as 2026-02-03T04:05, which is UTC unless it names a zone. Shows what waits, and asks for
     confirmation."""
@@ -477,7 +464,7 @@ def register(
     filter_: str,
     object_size_limit: str | None,
     riak_fetch: bool,
-    act: AdminAct,
+    act: AdminCommand,
     **settings: Any,
 ) -> None:
     """Make queue NAME, on all nodes, from now on and over restarts. TIME is written as 2026-02-03T04:05, which is UTC
@@ -508,7 +495,7 @@ def set_queue(
     lease: str | None,
     start: str | None,
     default: bool,
-    act: AdminAct,
+    act: AdminCommand,
     **settings: Any,
 ) -> None:
     """Give queue NAME another filter or other limits while it runs, on all nodes and over restarts; its cursors stay.
@@ -528,7 +515,7 @@ def set_queue(
 @NAME
 @click.option("--positions", type=POSITIONS_FILE, required=True, help="A seed's handover.json.")
 @admin_act(reason=True)
-def place(name: str, positions: Path, act: AdminAct) -> None:
+def place(name: str, positions: Path, act: AdminCommand) -> None:
     """Let queue NAME go on from exact offsets, below which its sink cluster has everything already.
 
     `isthmus reconcile seed` records such offsets.
@@ -539,7 +526,7 @@ def place(name: str, positions: Path, act: AdminAct) -> None:
 @queue_group.command("delist")
 @NAME
 @admin_act(asks=True, reason=True)
-def delist(name: str, act: AdminAct) -> None:
+def delist(name: str, act: AdminCommand) -> None:
     """Remove queue NAME from all nodes, even if a config file has it. Shows what is lost with it, and asks for
     confirmation."""
     _change(act, name, "delist", "delisted", {})
@@ -551,7 +538,7 @@ def delist(name: str, act: AdminAct) -> None:
 @click.option("--objects", type=click.IntRange(0), help="Changes a second; 0: no limit.")
 @click.option("--default", is_flag=True, help="Use the limits of the config file again.")
 @admin_act(reason=True)
-def throttle(name: str, size: str | None, objects: int | None, default: bool, act: AdminAct) -> None:
+def throttle(name: str, size: str | None, objects: int | None, default: bool, act: AdminCommand) -> None:
     """Limit what each node gives out of queue NAME in a second. The limit that is not named, of bytes or of objects,
     stays."""
     if default != (size is None and objects is None):
@@ -568,7 +555,7 @@ def throttle(name: str, size: str | None, objects: int | None, default: bool, ac
 @click.option("--fold", is_flag=True, help="At the fold priority, below full-sync.")
 @click.option("--percent", is_flag=True, help="BUCKET and keys are percent-encoded, for bytes that are not UTF-8.")
 @admin_act()
-def push(name: str, keys: tuple[str, ...], percent: bool, act: AdminAct, **place: Any) -> Exit:
+def push(name: str, keys: tuple[str, ...], percent: bool, act: AdminCommand, **place: Any) -> Exit:
     """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says. Code
     3 if the queue had space for the first of them only. With --fold they go below the full-sync priority."""
     encoding = {"encoding": "percent"} if percent else {}
@@ -579,7 +566,9 @@ def push(name: str, keys: tuple[str, ...], percent: bool, act: AdminAct, **place
     return Exit.UNAVAILABLE if answer.get("refused") else Exit.OK
 
 
-def _change(act: AdminAct, name: str, action: str, done: str, body: Mapping[str, Any], *, asks: bool = True) -> None:
+def _change(
+    act: AdminCommand, name: str, action: str, done: str, body: Mapping[str, Any], *, asks: bool = True
+) -> None:
     """Change a queue: where it `asks`, show first what the change would leave out, and ask."""
     path = _path(name, action)
     if asks and (act.dry_run or not act.yes):
@@ -628,7 +617,7 @@ def _start(text: str) -> str | int:
     try:
         return time_of(text, "--from")
     except CommandFailed as error:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"{error}; or 0, or now") from None
+        raise BadInput(f"{error}; or 0, or now") from None
 
 
 def _positions(path: Path) -> dict[str, int]:

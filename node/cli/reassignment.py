@@ -15,26 +15,23 @@ from urllib.parse import quote
 import click
 
 from isthmus.config.text import quantity
-from isthmus.node.cli.admin_act import AdminAct, admin_act
-from isthmus.node.cli.admin_client import AdminClient, admin_option
-from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
     echo_json,
-    echo_listing,
     milliseconds,
     moment,
     moment_of,
     object_in,
     objects_in,
-    output_option,
     printable,
     value_or_nothing,
 )
 from isthmus.node.cli.parameters import bucket_type_name
 from isthmus.repl.controller.placement import MAP_BYTES_MAX, REPLICAS_MAX, BadReplicaMap, read_document
+from isthmus.repl.model.errors import BadInput
 
 WATCH_S: Final = 1.0
 """Between two looks of `moves --watch`."""
@@ -66,14 +63,14 @@ def reassign(
     replace: tuple[str, str] | None,
     cancel: int | None,
     ignore_racks: bool,
-    act: AdminAct,
+    act: AdminCommand,
 ) -> None:
     """Move replicas while the cluster serves: by a file, evenly, or from one node to another.
 
     Shows the plan and asks for confirmation.
     """
     if sum((path is not None, spread, replace is not None, cancel is not None)) != 1:
-        raise CommandFailed(Exit.USAGE, "bad-input", "one of --file, --spread, --replace and --cancel is needed")
+        raise BadInput("one of --file, --spread, --replace and --cancel is needed")
     if cancel is not None:
         _cancel(act, cancel)
         return
@@ -87,10 +84,10 @@ def reassign(
     _order(act, "/admin/moves", body)
 
 
-def _cancel(act: AdminAct, order: int) -> None:
+def _cancel(act: AdminCommand, order: int) -> None:
     """Cancel an order; -1: the only one."""
     if act.dry_run:
-        raise CommandFailed(Exit.USAGE, "bad-input", "--cancel has no --dry-run: `isthmus partition moves` shows it")
+        raise BadInput("--cancel has no --dry-run: `isthmus partition moves` shows it")
     answer = act.post("/admin/moves/cancel", order=None if order < 0 else order)
     cancelled = f"order {cell(answer.get('order'))} ({cell(answer.get('title'))}): cancelled"
     act.echo(answer, f"{cancelled}; what is under way goes back, what is done stays")
@@ -101,7 +98,7 @@ def _cancel(act: AdminAct, order: int) -> None:
 @click.argument("factor", type=click.IntRange(1, REPLICAS_MAX))
 @IGNORE_RACKS
 @admin_act(asks=True)
-def set_replication_factor(name: str, factor: int, ignore_racks: bool, act: AdminAct) -> None:
+def set_replication_factor(name: str, factor: int, ignore_racks: bool, act: AdminCommand) -> None:
     """Give each partition of bucket type NAME FACTOR replicas, while it serves.
 
     Shows the plan and asks for confirmation.
@@ -115,7 +112,7 @@ def set_replication_factor(name: str, factor: int, ignore_racks: bool, act: Admi
 @click.option("--undo", is_flag=True, help="Allow replicas and leaderships on them again.")
 @IGNORE_RACKS
 @admin_act(asks=True)
-def drain(names: tuple[str, ...], undo: bool, ignore_racks: bool, act: AdminAct) -> None:
+def drain(names: tuple[str, ...], undo: bool, ignore_racks: bool, act: AdminCommand) -> None:
     """Move all replicas and leaderships off nodes, and give them no new ones. Code 0 as soon as it is ordered."""
     path = "/admin/nodes/drain"
     if not undo:
@@ -130,7 +127,7 @@ def drain(names: tuple[str, ...], undo: bool, ignore_racks: bool, act: AdminAct)
 @click.command("remove")
 @click.argument("name")
 @admin_act(asks=True)
-def remove(name: str, act: AdminAct) -> None:
+def remove(name: str, act: AdminCommand) -> None:
     """Remove node NAME, which is stopped and holds no replica: nothing waits for it afterwards.
 
     Its id is free then. Refused while the node lives or holds replicas.
@@ -143,7 +140,7 @@ def remove(name: str, act: AdminAct) -> None:
     act.echo(answer, f"node {name}: {cell(answer.get('outcome'))}")
 
 
-def _order(act: AdminAct, path: str, body: dict[str, Any], *, drains: bool = False) -> None:
+def _order(act: AdminCommand, path: str, body: dict[str, Any], *, drains: bool = False) -> None:
     """Show the plan, ask, and order exactly that plan."""
     plan = act.plan(path, **body)
     if not act.json:
@@ -229,15 +226,14 @@ ENDED: Final = TableSpec(
 @click.command("moves")
 @click.option("--watch", is_flag=True, help="Show it again every second until all orders are over.")
 @click.option("--all", "everything", is_flag=True, help="With the partitions that wait or are done, and all history.")
-@admin_option
-@output_option
-def moves(watch: bool, everything: bool, admin: AdminClient, output: str) -> None:
+@admin_query
+def moves(watch: bool, everything: bool, query: AdminCommand) -> None:
     """Orders that move replicas: progress, why they wait, and finished ones."""
-    if watch and output == "json":
-        raise CommandFailed(Exit.USAGE, "bad-input", "--watch is for people; programs ask again")
+    if watch and query.json:
+        raise BadInput("--watch is for people; programs ask again")
     while True:
-        answer = admin.get("/admin/moves")
-        if output == "json":
+        answer = query.get("/admin/moves")
+        if query.json:
             echo_json(answer)
             return
         if watch and sys.stdout.isatty():
@@ -283,9 +279,8 @@ NODES: Final = TableSpec(("node", "name"), "id", "rack", "state", "drained", "le
 
 
 @click.command("list")
-@admin_option
-@output_option
-def list_nodes(admin: AdminClient, output: str) -> None:
+@admin_query
+def list_nodes(query: AdminCommand) -> None:
     """Every node: what it holds and leads, whether it lives, and whether it is drained. Its id is shown also
     while it is down."""
-    echo_listing(admin.get("/admin/nodes"), output, "nodes", NODES)
+    query.echo_rows(query.get("/admin/nodes"), "nodes", NODES)

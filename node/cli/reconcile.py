@@ -6,7 +6,6 @@ Runs the jobs of `aae.reconcile`; only `run` starts Spark. docs/spark.md explain
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, Final, TypeVar
@@ -20,7 +19,18 @@ from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable
 from isthmus.node.cli.parameters import BY, time_of
 from isthmus.node.cli.reconcile_jobs import export, import_, java_home, stats, trees
-from isthmus.node.cli.reconcile_options import FORMAT, absolute, duration_s, refuse_token_variable
+from isthmus.node.cli.reconcile_options import (
+    BUCKET_TYPE,
+    FORMAT,
+    MASTER,
+    MAX_TIME,
+    RUN_ID,
+    absolute,
+    duration_s,
+    new_run_id,
+    refuse_token_variable,
+    whole_seconds,
+)
 from isthmus.node.cli.reconcile_seed import SEED_COLUMNS, seed, seed_row, show_seed
 from isthmus.queues.window_rules import FOLD
 from isthmus.repl.model.errors import BadInput, LocalFault
@@ -61,27 +71,59 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
         raise click.BadParameter(str(error)) from error
 
 
+def _time(_context: click.Context, parameter: click.Parameter, value: str | None) -> int:
+    """Milliseconds since 1970; 0 for no bound."""
+    option = parameter.opts[0]
+    found = 0 if value is None else time_of(value, option)
+    if value is not None and not found and option == "--modified-before":
+        raise BadInput(f"{option}: a time after 1970 is needed: nothing is older")
+    return found
+
+
 @reconcile_group.command("run")
 @click.option("--left", required=True, metavar="URL[,URL...]", help="HTTP listeners of nodes of one cluster.")
 @click.option("--right", required=True, metavar="URL[,URL...]", help="The same of the other one.")
-@click.option("--bucket-type", default="default", show_default=True)
+@BUCKET_TYPE
 @click.option("--bucket", callback=_bytes, help="Only keys of this bucket; bytes that are not UTF-8 as 0xff00.")
-@click.option("--modified-since", metavar="TIME", help="Only keys that either side changed since then.")
-@click.option("--modified-before", metavar="TIME", help="Only keys that either side changed before then.")
+@click.option(
+    "--modified-since",
+    "modified_since_ms",
+    metavar="TIME",
+    callback=_time,
+    help="Only keys that either side changed since then.",
+)
+@click.option(
+    "--modified-before",
+    "modified_before_ms",
+    metavar="TIME",
+    callback=_time,
+    help="Only keys that either side changed before then.",
+)
 @click.option("--full", is_flag=True, help="Read all, without asking trees.")
 @click.option("--bodies", is_flag=True, help="Read objects, too, and hold each against its key row; implies --full.")
 @click.option(
     "--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Compare only this part of the segments."
 )
 @click.option("--max-differences", type=click.IntRange(0), default=0, help="Findings that are kept; totals stay true.")
-@click.option("--max-time", callback=duration_s, metavar="TIME", help="Begin nothing new after this, such as 10m.")
-@click.option("--settle", callback=duration_s, default="10s", show_default=True, help="Pause before the second look.")
+@MAX_TIME
 @click.option(
-    "--filter", "filter_", default="", metavar="RULES", help="A queue's filter: what it leaves out is filtered."
+    "--settle", "settle_s", callback=duration_s, default="10s", show_default=True, help="Pause before the second look."
 )
-@click.option("--rate-limit", type=click.IntRange(0), default=0, help="Rows a second of each cluster; 0: no limit.")
+@click.option("--filter", default="", metavar="RULES", help="A queue's filter: what it leaves out is filtered.")
 @click.option(
-    "--give-up-after", callback=duration_s, default="30s", show_default=True, help="How long a cluster may not answer."
+    "--rate-limit",
+    "rows_per_second",
+    type=click.IntRange(0),
+    default=0,
+    help="Rows a second of each cluster; 0: no limit.",
+)
+@click.option(
+    "--give-up-after",
+    "give_up_after_s",
+    callback=whole_seconds,
+    default="30s",
+    show_default=True,
+    help="How long a cluster may not answer.",
 )
 @click.option(
     "--token-file", default="", envvar="ISTHMUS_TOKEN_FILE", show_envvar=True, callback=absolute,
@@ -101,10 +143,10 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
     help="Its private key.",
 )  # fmt: skip
 @OUTPUT
-@click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
-@click.option("--master", default="", help="A Spark master; without it local[*].")
+@RUN_ID
+@MASTER
 @FORMAT
-def run(**given: Any) -> None:
+def run(left: str, right: str, run_id: str | None, master: str, format_: str, **given: Any) -> None:
     """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: a run with the same --run-id goes on. The
     verdict is the exit code."""
     refuse_token_variable(given["token_file"])
@@ -112,37 +154,15 @@ def run(**given: Any) -> None:
     from isthmus.aae.reconcile.job import run as run_it
     from isthmus.aae.reconcile.spark_session import session
 
-    run_id = given["run_id"] or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    options = ReconcileOptions(
-        given["output"],
-        run_id,
-        given["bucket_type"],
-        given["bucket"],
-        _moment(given["modified_since"], "--modified-since"),
-        _end(given["modified_before"]),
-        given["full"],
-        given["sample"],
-        given["max_differences"],
-        given["max_time"],
-        given["settle"],
-        given["filter_"],
-        given["rate_limit"],
-        max(1, round(given["give_up_after"])),
-        given["token_file"],
-        given["ca_file"],
-        given["bodies"],
-        given["right_token_file"],
-        given["certificate_file"],
-        given["key_file"],
-    )
-    check(given["left"], given["right"], options)
-    check_apart(given["left"], given["right"], options)
-    spark = session(f"isthmus reconcile {run_id}", given["master"], stand_back=True)
+    options = ReconcileOptions(run_id=run_id or new_run_id(), **given)
+    check(left, right, options)
+    check_apart(left, right, options)
+    spark = session(f"isthmus reconcile {options.run_id}", master, stand_back=True)
     try:
-        summary = run_it(spark, given["left"], given["right"], options, lambda line: click.echo(line, err=True))
+        summary = run_it(spark, left, right, options, lambda line: click.echo(line, err=True))
     finally:
         spark.stop()
-    if given["format_"] == "json":
+    if format_ == "json":
         echo_json(summary)
     else:
         _echo_summary(summary)
@@ -328,15 +348,13 @@ def repair(
     directory = _known(output, run_id)
     if act == "plan":
         if not queue:
-            raise CommandFailed(Exit.USAGE, "bad-input", "say which queue sends it: --queue NAME")
+            raise BadInput("say which queue sends it: --queue NAME")
         direction = repairs.LEFT_TO_RIGHT if to == "right" else repairs.RIGHT_TO_LEFT
         found = repairs.plan(directory, queue, direction, rate)
     else:
         found = _plan(repairs.repairs_of(directory), plan_id)
         if queue not in (None, found["queue"]):
-            raise CommandFailed(
-                Exit.USAGE, "bad-input", f"plan {found['plan']} is of queue {found['queue']}: make a new plan"
-            )
+            raise BadInput(f"plan {found['plan']} is of queue {found['queue']}: make a new plan")
 
         def progress(done: int, objects: int) -> None:
             click.echo(f"{done} of {objects} references queued", err=True)
@@ -362,25 +380,14 @@ def _plan(every: list[dict[str, Any]], plan_id: str | None) -> dict[str, Any]:
     found = [one for one in every if plan_id in (None, one["plan"])]
     if len(found) != 1:
         known = ", ".join(one["plan"] for one in every) or "none; `plan` makes one"
-        raise CommandFailed(Exit.USAGE, "bad-input", f"which plan? --plan ID, of {known}")
+        raise BadInput(f"which plan? --plan ID, of {known}")
     return found[0]
-
-
-def _moment(text: str | None, option: str) -> int:
-    return 0 if text is None else time_of(text, option)
-
-
-def _end(text: str | None) -> int:
-    end_ms = _moment(text, "--modified-before")
-    if text is not None and not end_ms:  # which would stand for no bound
-        raise CommandFailed(Exit.USAGE, "bad-input", "--modified-before: a time after 1970 is needed: nothing is older")
-    return end_ms
 
 
 def _known(output: str, run_id: str) -> RunDirectory:
     directory = RunDirectory(output, run_id)
     if directory.read("run.json") is None:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"there is no run or seed {run_id} in {output}")
+        raise BadInput(f"there is no run or seed {run_id} in {output}")
     return directory
 
 

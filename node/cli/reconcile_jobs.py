@@ -6,51 +6,37 @@ explains them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
 from isthmus.node.cli.credentials import credential_options
-from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import echo_json, echo_table, output_option
-from isthmus.node.cli.reconcile_options import duration_s, files_of, print_progress
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from isthmus.node.cli.parameters import with_options
+from isthmus.node.cli.reconcile_options import BUCKET_TYPE, MASTER, duration_s, files_of, print_progress
+from isthmus.repl.model.errors import BadInput
 
 URLS = click.option("--url", "urls", required=True, metavar="URL[,URL...]", help="HTTP listeners of the cluster.")
-TYPE = click.option("--bucket-type", default="default", show_default=True)
-MASTER = click.option("--master", default="", help="A Spark master; without it local[*].")
 SEGMENTS = click.option("--segments", metavar="FIRST-END", help="Only these of 2^20 segments, END not included.")
 NAMED_MAX: Final = 20
 
-_SELECTION: Final = (
+selection_options: Final = with_options(
     click.option("--bucket", metavar="NAME", help="Only this bucket; bytes that are not UTF-8 as 0xff00."),
     click.option("--prefix", metavar="TEXT", help="Only keys of the bucket that begin so."),
     click.option("--modified-since", metavar="TIME", help="Only what was changed then or later, such as 2026-01-31."),
     click.option("--modified-before", metavar="TIME", help="Only what was changed before then."),
 )
-_TRANSFER: Final = (
+"""Options that select rows."""
+transfer_options: Final = with_options(
     click.option("--rate", "rows_per_second", type=click.IntRange(1), help="Rows a second at most."),
     click.option(
         "--give-up-after", callback=duration_s, metavar="TIME", help="How long a cluster may not answer, such as 2m."
     ),
+    credential_options,
 )
-
-
-def selection_options(command: Command) -> Command:
-    """Add the options that select rows."""
-    for option in reversed(_SELECTION):
-        command = option(command)
-    return command
-
-
-def transfer_options(command: Command) -> Command:
-    """Add the options for rates, retries and credentials."""
-    for option in reversed(_TRANSFER):
-        command = option(command)
-    return credential_options(command)
+"""Options for rates, retries and credentials."""
 
 
 def _options(given: dict[str, Any]) -> dict[str, str]:
@@ -72,7 +58,7 @@ def _paced(spark: Any, options: dict[str, str]) -> dict[str, str]:
 
 @click.command("stats")
 @URLS
-@TYPE
+@BUCKET_TYPE
 @selection_options
 @SEGMENTS
 @transfer_options
@@ -100,7 +86,7 @@ def stats(urls: str, bucket_type: str, master: str, output: str, **given: Any) -
 @click.command("export")
 @click.argument("path")
 @URLS
-@TYPE
+@BUCKET_TYPE
 @selection_options
 @SEGMENTS
 @click.option("--consistency", type=click.Choice(["any", "committed"]), default="any", show_default=True)
@@ -151,7 +137,7 @@ def import_(
 
 @click.command("trees")
 @URLS
-@TYPE
+@BUCKET_TYPE
 @SEGMENTS
 @transfer_options
 @click.option("--export", "exported", metavar="PATH", help="Build them from an export instead of the key rows.")
@@ -189,7 +175,7 @@ def java_home(directory: Path, output: str) -> None:
     try:
         found = str(spark_session.java_home(directory.absolute()))
     except OSError as error:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"{directory} cannot be written: {error}") from error
+        raise BadInput(f"{directory} cannot be written: {error}") from error
     if output == "json":
         echo_json({"java_home": found})
     else:

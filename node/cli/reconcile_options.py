@@ -6,6 +6,7 @@ Workers do not see the driver's environment, so a token in it is refused.
 from __future__ import annotations
 
 import os
+import time
 
 import click
 
@@ -17,6 +18,10 @@ from isthmus.node.cli.output import CliContext, format_option, printable
 
 FORMAT = format_option("-o", "format_")
 """`-o` of commands whose --output is a directory."""
+
+BUCKET_TYPE = click.option("--bucket-type", default="default", show_default=True)
+RUN_ID = click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
+MASTER = click.option("--master", default="", help="A Spark master; without it local[*].")
 
 
 def print_progress(line: str) -> None:
@@ -42,6 +47,11 @@ def refuse_token_variable(token_file: str) -> None:
         )
 
 
+def new_run_id() -> str:
+    """The id of a run that has none: the time of its begin."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+
+
 def absolute(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     """The absolute path; "" for none."""
     return os.path.abspath(value) if value else ""
@@ -55,3 +65,13 @@ def duration_s(_context: click.Context, _parameter: click.Parameter, value: str 
         return parse_duration(value) / 1000
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def whole_seconds(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Seconds of a duration such as 10m, rounded, at least 1."""
+    return max(1, round(duration_s(context, parameter, value)))
+
+
+MAX_TIME = click.option(
+    "--max-time", "max_time_s", callback=duration_s, metavar="TIME", help="Begin nothing new after this, such as 10m."
+)

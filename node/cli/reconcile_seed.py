@@ -6,7 +6,6 @@ codes: 0 equal, or copied without verifying; 1 differing; 2 error; 3 incomplete:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,74 +16,91 @@ from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, printable
 from isthmus.node.cli.parameters import BY
-from isthmus.node.cli.reconcile_options import FORMAT, duration_s, files_of, print_progress
+from isthmus.node.cli.reconcile_options import (
+    BUCKET_TYPE,
+    FORMAT,
+    MASTER,
+    MAX_TIME,
+    RUN_ID,
+    duration_s,
+    files_of,
+    new_run_id,
+    print_progress,
+    whole_seconds,
+)
 from isthmus.repl.model.errors import BadInput, PeerFault
 
 
 @click.command("seed")
 @click.option("--source", required=True, metavar="URL[,URL...]", help="HTTP listeners of the cluster that has it all.")
 @click.option("--target", required=True, metavar="URL[,URL...]", help="The same of the one to fill.")
-@click.option("--bucket-type", default="default", show_default=True)
+@BUCKET_TYPE
 @click.option("--queue", default="", help="The source's queue that goes on afterwards; made if there is none.")
-@click.option(
-    "--filter", "filter_", default="any", show_default=True, metavar="RULES", help="Which changes a new queue offers."
-)
+@click.option("--filter", default="any", show_default=True, metavar="RULES", help="Which changes a new queue offers.")
 @click.option("--into-nonempty", is_flag=True, help="The target may have objects: they merge.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the clusters at the end.")
-@click.option("--rate", type=click.IntRange(0), default=0, help="Objects a second at most; 0: no limit.")
-@click.option("--max-time", callback=duration_s, metavar="TIME", help="Begin nothing new after this, such as 10m.")
-@click.option("--settle", callback=duration_s, default="10s", show_default=True, help="How far behind counts as there.")
 @click.option(
-    "--give-up-after", callback=duration_s, default="60s", show_default=True, help="How long a cluster may not answer."
+    "--rate", "rows_per_second", type=click.IntRange(0), default=0, help="Objects a second at most; 0: no limit."
+)
+@MAX_TIME
+@click.option(
+    "--settle",
+    "settle_s",
+    callback=duration_s,
+    default="10s",
+    show_default=True,
+    help="How far behind counts as there.",
+)
+@click.option(
+    "--give-up-after",
+    "give_up_after_s",
+    callback=whole_seconds,
+    default="60s",
+    show_default=True,
+    help="How long a cluster may not answer.",
 )
 @click.option("--target-token-file", default="", metavar="FILE", help="A token of the target, if it has others.")
-@click.option("--output", "directory", required=True, metavar="DIR", help="Directory of the run, which workers reach.")
-@click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
-@click.option("--master", default="", help="A Spark master; without it local[*].")
+@click.option("--output", required=True, metavar="DIR", help="Directory of the run, which workers reach.")
+@RUN_ID
+@MASTER
 @click.option("--dry-run", is_flag=True, help="Show the plan alone.")
 @BY
 @admin_option
 @FORMAT
 @click.pass_context
-def seed(context: click.Context, /, admin: AdminClient, format_: str, **given: Any) -> None:
+def seed(
+    context: click.Context,
+    /,
+    source: str,
+    target: str,
+    run_id: str | None,
+    master: str,
+    no_verify: bool,
+    dry_run: bool,
+    by: str,
+    admin: AdminClient,
+    format_: str,
+    **given: Any,
+) -> None:
     """Copy all objects of a bucket type into another cluster, with their clocks, tombstones too; then let the queue go
     on from there, and compare. Ctrl-C, or a killed driver, loses nothing: a seed with the same --run-id goes on.
     --admin is a node of the source, needed with --queue."""
     from isthmus.aae.reconcile.seed_plan import QueueHandOver, SeedOptions, planned
 
-    files = files_of(context)
-    run_id = given["run_id"] or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    options = SeedOptions(
-        given["directory"],
-        run_id,
-        given["bucket_type"],
-        given["queue"],
-        given["filter_"],
-        given["into_nonempty"],
-        not given["no_verify"],
-        given["rate"],
-        given["max_time"],
-        given["settle"],
-        max(1, round(given["give_up_after"])),
-        files.token_file,
-        given["target_token_file"],
-        files.ca_file,
-        files.certificate_file,
-        files.key_file,
-    )
-    queue = QueueHandOver(_SeedAdmin(admin), options.queue, given["by"], options.filter) if options.queue else None
-    if given["dry_run"]:
-        _echo_plan(planned(given["source"], given["target"], options, queue), format_)
+    options = SeedOptions(run_id=run_id or new_run_id(), verify=not no_verify, **given, **files_of(context)._asdict())
+    queue = QueueHandOver(_SeedAdmin(admin), options.queue, by, options.filter) if options.queue else None
+    if dry_run:
+        _echo_plan(planned(source, target, options, queue), format_)
         return
     from isthmus.aae.reconcile import seed as seeding
     from isthmus.aae.reconcile import spark_session
 
-    seeding.open_seed(given["source"], given["target"], options, queue)  # reports faults before Spark starts
-    with spark_session.job(f"seed {run_id}", given["master"]) as spark:
+    seeding.open_seed(source, target, options, queue)  # reports faults before Spark starts
+    with spark_session.job(f"seed {options.run_id}", master) as spark:
         try:
-            summary = seeding.seed(spark, given["source"], given["target"], options, queue, print_progress)
+            summary = seeding.seed(spark, source, target, options, queue, print_progress)
         except KeyboardInterrupt:
-            click.echo(f"broken off: --run-id {run_id} goes on", err=True)
+            click.echo(f"broken off: --run-id {options.run_id} goes on", err=True)
             raise
     _echo_summary(summary, format_)
     if summary["exit_code"]:

@@ -13,7 +13,7 @@ import click
 
 from isthmus.config.text import quantity
 from isthmus.config.validation import check_peer_url
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.credentials import access_from
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
@@ -23,10 +23,9 @@ from isthmus.node.cli.output import (
     echo_json,
     moment,
     objects_in,
-    output_option,
     printable,
 )
-from isthmus.node.cli.parameters import FiniteFloat
+from isthmus.node.cli.parameters import FiniteFloat, checking, split_bucket
 from isthmus.node.services.remote_lookup import other_side, with_other_sides
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import decode_clock
@@ -59,20 +58,19 @@ RECEIVED: Final = TableSpec(
 
 @click.command("lag")
 @click.option("--over", type=FiniteFloat(min=0), metavar="SECONDS", help="Exit with 1 if a lag is above.")
-@admin_option
-@output_option
-def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
+@admin_query
+def lag_command(over: float | None, query: AdminCommand) -> None:
     """How far each other cluster is behind, by queue and bucket type: seconds since the oldest change that it has not
     acknowledged, objects and bytes that wait. With --over: exit code 1 above it, 3 where it is unknown."""
-    answer = admin.get("/admin/lag")
+    answer = query.get("/admin/lag")
     rows = objects_in(answer, "lag")
-    if output == "json":
+    if query.json:
         echo_json(answer)
     else:
         LAGS.echo(rows)
         if not rows:
             click.echo("no queue is registered: no change is sent in real time (`isthmus queue register`)")
-        gaps = Counter(str(gap.get("queue")) for gap in objects_in(admin.get("/admin/gaps"), "gaps"))
+        gaps = Counter(str(gap.get("queue")) for gap in objects_in(query.get("/admin/gaps"), "gaps"))
         for queue, count in sorted(gaps.items()):
             gaps_of = quantity(count, "gap")
             click.echo(printable(f"{queue}: {gaps_of} that no full-sync has proven yet (`isthmus gaps {queue}`)"))
@@ -90,14 +88,13 @@ def lag_command(over: float | None, admin: AdminClient, output: str) -> None:
 
 
 @click.command("ledger")
-@admin_option
-@output_option
-def ledger_command(admin: AdminClient, output: str) -> None:
+@admin_query
+def ledger_command(query: AdminCommand) -> None:
     """The outcome of every change sent to and received from each other cluster. Exit code 1 when a ledger does not
     close, 3 when it is not known. A queue without a sink so far is `no-sink`, code 0."""
-    answer = admin.get("/admin/ledger")
+    answer = query.get("/admin/ledger")
     rows = objects_in(answer, "ledger")
-    if output == "json":
+    if query.json:
         echo_json(answer)
     else:
         for direction, table in (("sent", SENT), ("received", RECEIVED)):
@@ -119,33 +116,28 @@ def ledger_command(admin: AdminClient, output: str) -> None:
 @click.option(
     "--other", multiple=True, metavar="URL", help="Client listener of another cluster; it is asked for the key."
 )
-@admin_option
-@output_option
+@admin_query
 @click.pass_context
 def explain_command(
-    context: click.Context, bucket: str, object_key: str, other: tuple[str, ...], admin: AdminClient, output: str
+    context: click.Context, bucket: str, object_key: str, other: tuple[str, ...], query: AdminCommand
 ) -> None:
     """Where and when a key was accepted, what each queue does with it, what the other side has, and what happens next.
     Names are percent-encoded where they are no plain text."""
-    bucket_type, slash, name = bucket.partition("/")
-    if not slash:
-        bucket_type, name = "default", bucket
-    query = "&".join(
+    bucket_type, name = split_bucket(bucket)
+    named = "&".join(
         f"{word}={quote(value, safe='')}"
         for word, value in (("type", bucket_type), ("bucket", name), ("key", object_key))
     )
-    answer = admin.get(f"/admin/explain?{query}")
+    answer = query.get(f"/admin/explain?{named}")
     found = answer.get("object")
     ours = decode_clock(bytes.fromhex(found["clock"])) if isinstance(found, dict) else None
     key = Key(bucket_type.encode(), unquote_to_bytes(name), unquote_to_bytes(object_key))
     for url in other:
-        try:
+        with checking("--other"):
             checked = check_peer_url(url)
-        except ValueError as error:
-            raise CommandFailed(Exit.USAGE, "bad-input", f"--other: {error}") from None
         side = other_side(checked, key, ours, access_from(context), known=answer.get("known") is not False)
         answer = with_other_sides(answer, [*answer.get("other_sides", ()), {"fullsync": None, **side}])
-    if output == "json":
+    if query.json:
         echo_json(answer)
     else:
         _echo_explanation(answer, bucket_type, name, object_key)

@@ -10,25 +10,24 @@ from typing import Any, Final
 import click
 
 from isthmus.config.units import parse_size
-from isthmus.node.cli.admin_act import AdminAct, admin_act
-from isthmus.node.cli.admin_client import AdminClient, admin_option
+from isthmus.node.cli.admin_client import AdminClient
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
+    attribution,
     cell,
     duration_of,
     echo_facts,
-    echo_json,
-    echo_listing,
     milliseconds,
-    moment,
     moment_of,
     object_in,
     objects_in,
-    output_option,
     value_or_nothing,
 )
+from isthmus.node.cli.parameters import checking
+from isthmus.repl.model.errors import BadInput
 
 IDS = click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1))
 ALL = click.option("--all", "everything", is_flag=True, help="All of them.")
@@ -77,18 +76,17 @@ LETTERS: Final = TableSpec(
 
 
 @dead_letters_group.command("list")
-@admin_option
-@output_option
-def list_letters(admin: AdminClient, output: str) -> None:
+@admin_query
+def list_letters(query: AdminCommand) -> None:
     """Every dead letter that this node keeps, the oldest first: what it refused for good, and why."""
-    echo_listing(admin.get("/admin/sink/dead-letters"), output, "dead_letters", LETTERS)
+    query.echo_rows(query.get("/admin/sink/dead-letters"), "dead_letters", LETTERS)
 
 
 @dead_letters_group.command("retry")
 @IDS
 @ALL
 @admin_act()
-def retry(ids: tuple[int, ...], everything: bool, act: AdminAct) -> Exit:
+def retry(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> Exit:
     """Push dead letters again. A letter that is accepted leaves the list; code 1 when one was not. Each letter has a
     request of its own, which may wait for its source or for a leader until it times out."""
     _check_chosen(ids, everything)
@@ -116,7 +114,7 @@ def retry(ids: tuple[int, ...], everything: bool, act: AdminAct) -> Exit:
 @IDS
 @ALL
 @admin_act(yes=True)
-def drop(ids: tuple[int, ...], everything: bool, act: AdminAct) -> None:
+def drop(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> None:
     """Forget dead letters. Their changes stay as they are at the source; full-sync may find that the clusters differ.
     --all shows how many there are and asks for confirmation; letters that come meanwhile stay."""
     _check_chosen(ids, everything)
@@ -141,7 +139,7 @@ def _kept_ids(admin: AdminClient) -> tuple[int, ...]:
 
 def _check_chosen(ids: tuple[int, ...], everything: bool) -> None:
     if bool(ids) == everything:
-        raise CommandFailed(Exit.USAGE, "bad-input", "give the ids of dead letters, or --all")
+        raise BadInput("give the ids of dead letters, or --all")
 
 
 # --- list, show, conflicts ---
@@ -171,13 +169,11 @@ SINKS: Final = TableSpec(
 
 @sink_group.command("list")
 @click.option("--all", "everywhere", is_flag=True, help="Ask every node, not only the one that answers.")
-@admin_option
-@output_option
-def list_sinks(everywhere: bool, admin: AdminClient, output: str) -> None:
+@admin_query
+def list_sinks(everywhere: bool, query: AdminCommand) -> None:
     """Every queue and peer that the node that answers fetches from, with outcomes and lag; with --all every node."""
-    answer = admin.get("/admin/sink/nodes" if everywhere else "/admin/sink")
-    if output == "json":
-        echo_json(answer)
+    answer = query.get("/admin/sink/nodes" if everywhere else "/admin/sink")
+    if query.echo_json(answer):
         return
     nodes = [{"node": answer.get("node"), "sink": answer}] if not everywhere else objects_in(answer, "nodes")
     rows: list[Row] = []
@@ -199,13 +195,11 @@ SOURCES: Final = TableSpec(
 
 
 @sink_group.command("show")
-@admin_option
-@output_option
-def show(admin: AdminClient, output: str) -> None:
+@admin_query
+def show(query: AdminCommand) -> None:
     """One node's sink: workers, limits and which one binds, what came from each source cluster."""
-    answer = admin.get("/admin/sink")
-    if output == "json":
-        echo_json(answer)
+    answer = query.get("/admin/sink")
+    if query.echo_json(answer):
         return
     workers, throttle = object_in(answer, "workers"), object_in(answer, "throttle")
     letters, achieved = object_in(answer, "dead_letters"), object_in(throttle, "achieved")
@@ -242,10 +236,7 @@ def _rates(rates: Row, nothing: str) -> str:
 
 
 def _set_by(value: Any) -> str:
-    if not isinstance(value, dict):
-        return "by the config"
-    reason = f": {value['reason']}" if value.get("reason") else ""
-    return f"by {value.get('by')}, {moment(value.get('at_ms'))}{reason}"
+    return attribution(value) if isinstance(value, dict) else "by the config"
 
 
 def _letter_counts(letters: Row) -> str:
@@ -279,15 +270,14 @@ CONFLICTS: Final = TableSpec(
 
 @sink_group.command("conflicts")
 @click.option("--count", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
-@admin_option
-@output_option
-def conflicts(count: int, admin: AdminClient, output: str) -> None:
+@admin_query
+def conflicts(count: int, query: AdminCommand) -> None:
     """Newest changes that the node that answers fetched and that were concurrent with its own, newest first: key,
     peer, siblings since, and what each side had seen."""
-    answer = admin.get(f"/admin/sink/conflicts?count={count}")
-    echo_listing(answer, output, "conflicts", CONFLICTS)
+    answer = query.get(f"/admin/sink/conflicts?count={count}")
+    query.echo_rows(answer, "conflicts", CONFLICTS)
     dropped = answer.get("dropped")
-    if dropped and output != "json":
+    if dropped and not query.json:
         click.echo(f"{dropped} of {answer.get('noted')} since this node began are not kept (sink.conflicts)")
 
 
@@ -305,7 +295,7 @@ DEFAULT = click.option("--default", "forget", is_flag=True, help="Use the config
 @QUEUE
 @PEER
 @admin_act(nodes=True, reason=True)
-def suspend(queue: str | None, peer: str | None, act: AdminAct) -> None:
+def suspend(queue: str | None, peer: str | None, act: AdminCommand) -> None:
     """Start no new fetch until resumed, over restarts too; running ones finish. Without options: no fetch at all."""
     act.echo(act.post("/admin/sink/suspend", queue=queue, peer=peer), f"{_scope(queue, peer, act)}: suspended")
 
@@ -314,7 +304,7 @@ def suspend(queue: str | None, peer: str | None, act: AdminAct) -> None:
 @QUEUE
 @PEER
 @admin_act(nodes=True)
-def resume(queue: str | None, peer: str | None, act: AdminAct) -> None:
+def resume(queue: str | None, peer: str | None, act: AdminCommand) -> None:
     """Fetch again. Without options: from all."""
     act.echo(act.post("/admin/sink/resume", queue=queue, peer=peer, reason=""), f"{_scope(queue, peer, act)}: resumed")
 
@@ -325,7 +315,7 @@ def resume(queue: str | None, peer: str | None, act: AdminAct) -> None:
 @CLUSTER
 @click.option("--peer-token-file", metavar="PATH", help="On every node of this cluster: the token to show there.")
 @admin_act(reason=True)
-def add_peer(queue: str, url: str, cluster: str, peer_token_file: str | None, act: AdminAct) -> None:
+def add_peer(queue: str, url: str, cluster: str, peer_token_file: str | None, act: AdminCommand) -> None:
     """Fetch from QUEUE at URL, a node of another cluster, on all nodes, from now on and over restarts. `isthmus sink
     check` tests before whether it would work."""
     answer = act.post("/admin/sink/peers/add", queue=queue, url=url, cluster=cluster, token_file=peer_token_file)
@@ -340,15 +330,14 @@ CHECKS: Final = TableSpec(("check", "what"), "state", "found", "right")
 @click.argument("queue")
 @CLUSTER
 @click.option("--peer-token-file", metavar="PATH", help="On the node that checks: the token to show there.")
-@admin_option
-@output_option
-def check(url: str, queue: str, cluster: str, peer_token_file: str | None, admin: AdminClient, output: str) -> Exit:
+@admin_query
+def check(url: str, queue: str, cluster: str, peer_token_file: str | None, query: AdminCommand) -> Exit:
     """Test, before it is configured, whether a link to QUEUE at URL, a node of another cluster, would work: from the
     node that answers, with its TLS. Nothing is fetched and nothing changes. Checks the token, the owner, the filter,
     bucket types, properties and clocks. Exit code 1 when a line fails, 3 when one is unknown."""
     body = {"queue": queue, "url": url, "cluster": cluster, "token_file": peer_token_file}
-    answer = admin.post("/admin/sink/check", body)
-    echo_listing(answer, output, "checks", CHECKS)
+    answer = query.post("/admin/sink/check", **body)
+    query.echo_rows(answer, "checks", CHECKS)
     states = {row.get("state") for row in objects_in(answer, "checks")}
     return Exit.DIFFERS if "fail" in states else Exit.UNAVAILABLE if "unknown" in states else Exit.OK
 
@@ -357,7 +346,7 @@ def check(url: str, queue: str, cluster: str, peer_token_file: str | None, admin
 @click.argument("url")
 @click.argument("queue")
 @admin_act(reason=True)
-def remove_peer(queue: str, url: str, act: AdminAct) -> None:
+def remove_peer(queue: str, url: str, act: AdminCommand) -> None:
     """Stop fetching from QUEUE at URL, on all nodes, from now on and over restarts, though a config file may list it.
     Changes wait at the source; nothing is lost."""
     answer = act.post("/admin/sink/peers/remove", queue=queue, url=url)
@@ -370,20 +359,20 @@ def remove_peer(queue: str, url: str, act: AdminAct) -> None:
 @click.option("--queue", help="Most that may be busy with this queue, of the node's; --default: no limit of its own.")
 @DEFAULT
 @admin_act(nodes=True, reason=True)
-def set_workers(count: int | None, per_peer: int | None, queue: str | None, forget: bool, act: AdminAct) -> None:
+def set_workers(count: int | None, per_peer: int | None, queue: str | None, forget: bool, act: AdminCommand) -> None:
     """Let COUNT workers fetch at once on each node, from now on and over restarts. A --per-peer above the workers of a
     node counts as all of them."""
     if queue is not None:
         if per_peer is not None or (count is None) != forget:
-            raise CommandFailed(Exit.USAGE, "bad-input", "--queue: give COUNT, or --default, and no --per-peer")
+            raise BadInput("--queue: give COUNT, or --default, and no --per-peer")
         sentence = f"queue {queue}{_at(act)}: " + ("no limit of its own" if forget else f"at most {count} workers")
         act.echo(act.post("/admin/sink/limits", queue=queue, workers=count, forget=forget), sentence)
         return
     if (count is None and per_peer is None) != forget:
-        raise CommandFailed(Exit.USAGE, "bad-input", "give COUNT, --per-peer, or both; or --default alone")
+        raise BadInput("give COUNT, --per-peer, or both; or --default alone")
     if count is not None and per_peer is not None and per_peer > count:
         sentence = f"--per-peer is at most COUNT, {count}: more of them there are not; 0 is an equal share"
-        raise CommandFailed(Exit.USAGE, "bad-input", sentence)
+        raise BadInput(sentence)
     limits = {"workers": 1, "per_peer": 0, "forget": True} if forget else {"workers": count, "per_peer": per_peer}
     answer = act.post("/admin/sink/limits", **limits)
     workers = object_in(answer, "workers")
@@ -397,10 +386,10 @@ def set_workers(count: int | None, per_peer: int | None, queue: str | None, forg
 @click.option("--off", is_flag=True, help="Neither limit.")
 @DEFAULT
 @admin_act(nodes=True, reason=True)
-def throttle(size: str | None, objects: int | None, off: bool, forget: bool, act: AdminAct) -> None:
+def throttle(size: str | None, objects: int | None, off: bool, forget: bool, act: AdminCommand) -> None:
     """Limit what each node fetches a second, from now on and over restarts."""
     if (size is not None or objects is not None) + off + forget != 1:
-        raise CommandFailed(Exit.USAGE, "bad-input", "give --bytes, --objects, or both; or --off; or --default")
+        raise BadInput("give --bytes, --objects, or both; or --off; or --default")
     limits: dict[str, Any] = {"bytes_per_second": _rate(size), "objects_per_second": objects}
     if off or forget:
         limits = {"bytes_per_second": 0, "objects_per_second": 0, "forget": forget}
@@ -413,16 +402,14 @@ def _rate(text: str | None) -> int | None:
     """Bytes a second."""
     if text is None:
         return None
-    try:
+    with checking("--bytes"):
         return 0 if text == "0" else parse_size(text.removesuffix("/s"))
-    except ValueError as error:
-        raise CommandFailed(Exit.USAGE, "bad-input", f"--bytes: {error}") from None
 
 
-def _at(act: AdminAct) -> str:
+def _at(act: AdminCommand) -> str:
     return "" if act.node is None else f" on node {act.node}"
 
 
-def _scope(queue: str | None, peer: str | None, act: AdminAct) -> str:
+def _scope(queue: str | None, peer: str | None, act: AdminCommand) -> str:
     parts = [f"queue {queue}"] * (queue is not None) + [f"peer {peer}"] * (peer is not None)
     return "sink, " + (" at ".join(parts) if parts else "all queues and peers") + _at(act)

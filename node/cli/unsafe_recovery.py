@@ -10,21 +10,18 @@ from typing import Any, Final
 
 import click
 
-from isthmus.node.cli.admin_act import AdminAct, admin_act
+from isthmus.node.cli.admin_command import AdminCommand, admin_act
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.cli.output import TableSpec, cell, objects_in
+from isthmus.node.cli.output import TableSpec, cell, named, objects_in
 
 REPLICAS: Final = TableSpec("node", "eligible", "epoch", "log_epoch", "leo", "hw", "applied", "gen")
-
-NAMED_MAX: Final = 8
-"""Partitions that a line names."""
 
 
 @click.command("force-leader")
 @click.argument("partition", type=click.IntRange(0))
 @click.argument("node")
 @admin_act(asks=True)
-def force_leader(partition: int, node: str, act: AdminAct) -> None:
+def force_leader(partition: int, node: str, act: AdminCommand) -> None:
     """Make NODE's replica the leader of PARTITION, whatever it lacks: an unclean election. Entries that only other
     replicas hold are lost."""
     path = f"/admin/partitions/{partition}/force-leader"
@@ -40,7 +37,7 @@ def force_leader(partition: int, node: str, act: AdminAct) -> None:
 @click.command("reseed")
 @click.option("--incomplete", is_flag=True, help="Go on where replicas do not answer: what only they hold is lost.")
 @admin_act(asks=True)
-def reseed(incomplete: bool, act: AdminAct) -> int:
+def reseed(incomplete: bool, act: AdminCommand) -> int:
     """After METASTORE_ROLLBACK: make the forgotten records again, above all that the replicas have seen.
 
     Each of these partitions is led by the replica that lacks least. Code 1 when some had to be left as they are.
@@ -63,7 +60,7 @@ def reseed(incomplete: bool, act: AdminAct) -> int:
     return Exit.DIFFERS if left or answer.get("forgotten") else Exit.OK
 
 
-def _note_plan(act: AdminAct, plan: dict[str, Any]) -> None:
+def _note_plan(act: AdminCommand, plan: dict[str, Any]) -> None:
     """Print what the replicas of a partition hold."""
     if act.json:
         return
@@ -74,7 +71,7 @@ def _note_plan(act: AdminAct, plan: dict[str, Any]) -> None:
         act.note(f"note: {note}")
 
 
-def _note_outcomes(act: AdminAct, answer: dict[str, Any]) -> None:
+def _note_outcomes(act: AdminCommand, answer: dict[str, Any]) -> None:
     for plan in objects_in(answer, "partitions"):
         what = f"partition {cell(plan.get('partition'))}"
         if plan.get("outcome") == "left":
@@ -83,5 +80,4 @@ def _note_outcomes(act: AdminAct, answer: dict[str, Any]) -> None:
             act.note(f"{what}: {cell(plan.get('node'))} is the candidate of epoch {cell(plan.get('epoch'))}")
     forgotten = answer.get("forgotten")
     if isinstance(forgotten, list) and forgotten:
-        numbers = ", ".join(map(str, forgotten[:NAMED_MAX])) + (", ..." if len(forgotten) > NAMED_MAX else "")
-        act.note(f"the metastore has no record of partitions {numbers}, which nodes hold copies of")
+        act.note(f"the metastore has no record of partitions {named(forgotten)}, which nodes hold copies of")

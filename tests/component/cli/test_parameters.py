@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.node.cli import main as cli
-from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.parameters import time_of
+from isthmus.repl.model.errors import BadInput
 from tests.support.fake_admin_listener import FakeAdminListener
 
 FEBRUARY_MS = int(datetime(2026, 2, 3, 4, 5, tzinfo=UTC).timestamp()) * 1000
@@ -58,7 +59,7 @@ def test_a_zone_that_is_named_counts() -> None:
 )
 def test_what_is_no_time_is_a_usage_error(listener: FakeAdminListener, text: str) -> None:
     """Nobody is asked. A date without dashes is none: elsewhere a number is milliseconds."""
-    with pytest.raises(CommandFailed):
+    with pytest.raises(BadInput):
         time_of(text)
     assert cli.main(["fold", "erase-keys", "--yes", "--before", text]) == Exit.USAGE
     assert listener.posted == []

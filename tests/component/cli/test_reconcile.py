@@ -16,7 +16,7 @@ import pytest
 from isthmus.aae.reconcile import job, options, run_directory, spark_session
 from isthmus.aae.reconcile.client import ReplicaDirectory
 from isthmus.node.cli import parameters
-from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
 from isthmus.repl.model.errors import BadInput
 
@@ -51,7 +51,7 @@ def test_what_is_no_time_is_none_anywhere(text: str) -> None:
     """Too few or too many digits, digits of another script, words, and times before 1970 are refused by both."""
     with pytest.raises(ValueError, match="is needed"):
         options.parse_time_ms(text)
-    with pytest.raises(CommandFailed):
+    with pytest.raises(BadInput):
         parameters.time_of(text)
 
 

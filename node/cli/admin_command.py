@@ -1,30 +1,32 @@
-"""Changes that operators make through a node: options, confirmation, request and result in one place.
+"""Commands at an admin listener: options, confirmation, request and result in one place.
 
-A command that changes something takes an `AdminAct`, which `admin_act` builds from the options.
+Such a command takes an `AdminCommand`, which `admin_query` (it reads) or `admin_act` (it changes) builds from the
+options.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
 from isthmus.node.cli.admin_client import AdminClient, admin_option
-from isthmus.node.cli.output import echo_json, echo_result, output_option, printable
-from isthmus.node.cli.parameters import BY, DRY_RUN, REASON, YES, confirm, node_options
+from isthmus.node.cli.output import Row, TableSpec, echo_json, echo_result, objects_in, output_option, printable
+from isthmus.node.cli.parameters import BY, DRY_RUN, REASON, YES, confirm, node_options, with_options
 
 
 @dataclass(frozen=True, slots=True)
-class AdminAct:
-    """One change: where it is sent, who makes it and why, and whether to ask before."""
+class AdminCommand:
+    """One command: where it is sent and how it prints; of a change also who makes it and why, and whether to ask
+    before."""
 
     admin: AdminClient
     output: str
-    attribution: Mapping[str, Any]
-    """Fields of every request: `by`, and as far as the command has these options `reason` and `node`."""
+    attribution: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of every change: `by`, and as far as the command has these options `reason` and `node`."""
     yes: bool = True
     dry_run: bool = False
 
@@ -38,6 +40,10 @@ class AdminAct:
         """The only node that is meant; None: all."""
         found: str | None = self.attribution.get("node")
         return found
+
+    def get(self, path: str) -> dict[str, Any]:
+        """The JSON object at `path`. Raises CommandFailed."""
+        return self.admin.get(path)
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
         """The answer to a request with this body and who makes it. Raises CommandFailed."""
@@ -60,20 +66,36 @@ class AdminAct:
         if not self.json:
             click.echo(printable(sentence))
 
-    def echo_json(self, answer: Any) -> None:
-        """Print the answer with `-o json`; otherwise nothing."""
+    def echo_json(self, answer: Any) -> bool:
+        """Print the answer with `-o json`, otherwise nothing; True when it was printed."""
         if self.json:
             echo_json(answer)
+        return self.json
+
+    def echo_rows(self, answer: Row, key: str, table: TableSpec) -> None:
+        """Print the answer: as JSON, or the objects under `key` as a table."""
+        if not self.echo_json(answer):
+            table.echo(objects_in(answer, key))
+
+
+def admin_query(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a command that reads, which gets them as the `AdminCommand` `query`."""
+
+    @functools.wraps(command)
+    def run(*, admin: AdminClient, output: str, **given: Any) -> Any:
+        return command(**given, query=AdminCommand(admin, output))
+
+    return admin_option(output_option(run))
 
 
 def admin_act(
     *, nodes: bool = False, asks: bool = False, yes: bool = False, dry_run: bool = False, reason: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options of a change to a command, which gets them as the `AdminAct` `act`.
+    """Add the options of a change to a command, which gets them as the `AdminCommand` `act`.
 
     `nodes`: --node and --all-nodes. `asks`: --yes and --dry-run; `yes`, `dry_run`: one of them. `reason`: --reason.
     """
-    options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [node_options] * nodes + [YES] * (asks or yes)
+    options: list[Callable[[Any], Any]] = [node_options] * nodes + [YES] * (asks or yes)
     options += [DRY_RUN] * (asks or dry_run) + [BY] + [REASON] * reason + [admin_option, output_option]
 
     attributes = ["by"] + ["reason"] * reason + ["node"] * nodes
@@ -82,11 +104,8 @@ def admin_act(
         @functools.wraps(command)
         def run(*, admin: AdminClient, output: str, yes: bool = True, dry_run: bool = False, **given: Any) -> Any:
             attribution = {name: given.pop(name) for name in attributes}
-            return command(**given, act=AdminAct(admin, output, attribution, yes, dry_run))
+            return command(**given, act=AdminCommand(admin, output, attribution, yes, dry_run))
 
-        changed: Callable[..., Any] = run
-        for option in reversed(options):
-            changed = option(changed)
-        return changed
+        return with_options(*options)(run)
 
     return added
