@@ -91,10 +91,10 @@ class FailureInjector:
 
     def _run(self) -> Iterator[bool]:
         """The plan; yields False while it waits for the next step."""
-        while self._share < NODE_SHARE or self._seen.missing != 0:
-            if self._finishing:
-                return
+        while not self._finishing and (self._share < NODE_SHARE or self._seen.missing != 0):
             yield False
+        if self._finishing:
+            return
         leaders = self._seen.leaders
         victim = max(sorted(leaders), key=lambda name: leaders[name])
         self._note(self._seen.text())
@@ -117,10 +117,8 @@ class FailureInjector:
             yield False
         self._record(f"{victim}: every replica in sync again, {self._clock() - since_s:.0f} s after its start")
         name = f"zookeeper-{self._cluster}"
-        while self._share < ZOOKEEPER_SHARE or self._pid(name) is None:  # the user killed it just now
-            if self._finishing:
-                return
-            yield False
+        while not self._finishing and (self._share < ZOOKEEPER_SHARE or self._pid(name) is None):
+            yield False  # without a pid: the user killed it just now
         if not self._finishing:
             self._processes.kill(name)
             self._record(
