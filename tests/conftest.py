@@ -6,6 +6,7 @@ imports those that it uses.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import faulthandler
 import gc
@@ -18,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +52,9 @@ TOGETHER: Final = re.compile(
 """Tests of a file that stay in one process: some count what others went through, others share what is slow to make.
 
 xdist's own marker for that, xdist_group, has no effect with pytest 9.2, which keeps node ids elsewhere."""
+
+TIMING: Final = "timing"
+"""The marker of tests that measure time, and the name of their group: they run one after the other in one process."""
 
 _left_out: Counter[str] = Counter()
 """Tests that `-m` deselected, by the markers that they have; with `-n` each worker counts all of them."""
@@ -173,8 +178,29 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@cache
+def timing_tests(path: Path) -> frozenset[str]:
+    """Functions of a test module that are decorated with the marker `timing`.
+
+    Read from the source: the process that spreads the tests over workers knows node ids alone."""
+    source = path.read_text()
+    if f"pytest.mark.{TIMING}" not in source:
+        return frozenset()
+    return frozenset(
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(ast.unparse(each) == f"pytest.mark.{TIMING}" for each in node.decorator_list)
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests that need what this machine lacks, with the reason."""
+    for item in items:
+        if item.get_closest_marker(TIMING) and getattr(item, "originalname", "") not in timing_tests(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid}: the marker {TIMING} belongs to the function itself, as a decorator"
+            )
     lacking = {"root": "needs root"} if os.geteuid() != 0 else {}
     if any(item.get_closest_marker("strace") for item in items) and not _strace_works():
         lacking["strace"] = "needs the system package strace, and leave to trace"
@@ -212,12 +238,15 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
-    """With `--dist loadscope`: spread tests one by one, except those that stay together."""
+    """With `--dist loadscope`: spread tests one by one, except those that stay together or measure time."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.partition("::")[0] if TOGETHER.match(nodeid) else nodeid
+            path, _, test = nodeid.partition("::")
+            if TOGETHER.match(nodeid):
+                return path
+            return TIMING if test.partition("[")[0] in timing_tests(config.rootpath / path) else nodeid
 
     return Scheduler(config, log) if config.getvalue("dist") == "loadscope" else None
 

@@ -71,6 +71,39 @@ def test_lacking():
     pytest.skip("no such thing here")
 """
 
+MEASURING: Final = """
+import os, time
+from pathlib import Path
+import pytest
+
+def note(kind):
+    time.sleep(0.05)
+    with open(Path(__file__).with_name(kind), "a") as file:
+        file.write(os.environ["PYTEST_XDIST_WORKER"] + " ")
+
+@pytest.mark.timing
+@pytest.mark.parametrize("number", range(5))
+def test_measures(number):
+    note("timing")
+
+@pytest.mark.timing
+async def test_measures_too():
+    note("timing")
+
+@pytest.mark.parametrize("number", range(8))
+def test_plain(number):
+    note("plain")
+"""
+
+MISPLACED: Final = """
+import pytest
+
+pytestmark = pytest.mark.timing
+
+def test_measures():
+    pass
+"""
+
 STUCK: Final = """
 import threading
 
@@ -138,3 +171,19 @@ def test_a_test_that_takes_too_long_is_named_with_its_stacks(tmp_path: Path) -> 
     assert f"test_stuck takes longer than {max(1.0, 3 / (os.cpu_count() or 1)):g} s" in done.stderr
     assert re.search(r"test_them.py\"?, line \d+ in waits_for_ever", done.stderr), done.stderr
     assert "crashed while running 'tests/test_them.py::test_stuck'" in done.stdout
+
+
+def test_tests_that_measure_time_share_one_process(tmp_path: Path) -> None:
+    """They run one after the other in one worker, so that they do not disturb each other; others are spread."""
+    done = run(tmp_path, MEASURING, "-n", "2", "--dist", "loadscope")
+    assert done.returncode == 0, done.stdout
+    workers = {kind: (tmp_path / "tests" / kind).read_text().split() for kind in ("timing", "plain")}
+    assert (len(workers["timing"]), len(set(workers["timing"]))) == (6, 1)
+    assert (len(workers["plain"]), len(set(workers["plain"]))) == (8, 2)
+
+
+def test_a_marker_of_timing_that_would_not_be_seen_is_refused(tmp_path: Path) -> None:
+    """Tests are spread by what stands above their functions: the marker of a whole module would group nothing."""
+    done = run(tmp_path, MISPLACED)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
+    assert "test_measures: the marker timing belongs to the function itself" in done.stderr

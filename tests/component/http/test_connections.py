@@ -300,6 +300,7 @@ def test_a_stop_ends_long_polls(client_api, serve):
         assert statuses(b"".join(iter(lambda: sock.recv(4096), b""))) == [503]
 
 
+@pytest.mark.timing
 def test_a_drain_that_takes_too_long_cuts_what_is_left(client_api, serve, logged):
     """A stop ends in bounded time also when a write never gets its outcome."""
     server = serve(client_api.app)

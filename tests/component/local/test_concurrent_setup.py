@@ -22,6 +22,7 @@ from isthmus.repl.model.errors import LocalFault
 SAMPLE = Path(__file__).parents[3] / "config" / "samples" / "two-nodes.toml"
 
 
+@pytest.mark.timing
 async def test_no_supervisor_waits_for_the_end_of_one_that_serves(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:

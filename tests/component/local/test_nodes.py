@@ -78,6 +78,7 @@ def test_a_stopped_node_stays_down_and_a_started_one_serves(directory: Path) -> 
         places.stop_node(directory, "east1")
 
 
+@pytest.mark.timing
 def test_kill_means_sigkill(directory: Path) -> None:
     """restart-node --kill9 does not ask: a node that ignores SIGTERM is gone at once, and a new one serves."""
     LocalClusters(load_topology(TWO), directory).up(30)

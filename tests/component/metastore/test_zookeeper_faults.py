@@ -111,6 +111,7 @@ async def test_a_zookeeper_with_older_data_is_refused(
     await client.stop()
 
 
+@pytest.mark.timing
 async def test_starting_without_a_zookeeper_fails_in_one_line_and_in_time() -> None:
     """No server: LocalFault within the connect time-out, naming hosts and setting; no thread is left."""
 
@@ -246,6 +247,7 @@ async def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
     await asyncio.to_thread(other.close)
 
 
+@pytest.mark.timing
 async def test_the_loop_is_never_blocked_by_a_frozen_server(own_server: Any) -> None:
     """While a request waits for a frozen ZooKeeper, the loop goes on turning."""
 

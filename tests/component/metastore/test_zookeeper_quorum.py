@@ -56,6 +56,7 @@ class Writer:
                 await asyncio.sleep(0.02)
 
 
+@pytest.mark.timing
 async def test_with_its_leader_killed_an_ensemble_goes_on(ensemble: Any) -> None:
     """Conditional writes of several partitions go on within seconds, each exactly once; undecided ones are said to be
     so, and repeating them decides; registration, id and claim stay, and no session is lost."""

@@ -20,6 +20,7 @@ from tests.component.sink.test_sink import eventually
 from tests.support.sink_pair import SinkPair
 
 
+@pytest.mark.timing
 async def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None:
     """A backup that holds the file, or a disk that refuses it, holds up neither the loop nor the metrics: what was
     known of it last is told."""
@@ -84,6 +85,7 @@ async def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monke
         await pair.equal()
 
 
+@pytest.mark.timing
 async def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many slots have something to acknowledge at a source that has gone silent, they say it at once, and the
     stop waits for a while and no longer: a request may take an hour."""
@@ -109,6 +111,7 @@ async def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypat
         assert told >= 7
 
 
+@pytest.mark.timing
 async def test_silent_seeds_block_nothing_else_on_the_node() -> None:
     """Asking them waits in threads that nobody shares: those of the loop unpack answers of peers that are well."""
 

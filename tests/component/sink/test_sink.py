@@ -119,6 +119,7 @@ async def test_a_crash_between_push_and_acknowledgement_redelivers_and_changes_n
         assert (row["superseded"], row["applied"]) == (3, 0)
 
 
+@pytest.mark.timing
 async def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None:
     """Stopping is quick while a worker waits at the source, and leaves nothing to be sent twice."""
 

@@ -94,6 +94,7 @@ async def test_refused_requests_are_not_counted_as_done() -> None:
     assert [(result.objects, result.failed) for result in results] == [(0, {"503": 50}), (0, {"503": 50})]
 
 
+@pytest.mark.timing
 async def test_a_paced_load_keeps_its_rate_and_its_time_limit() -> None:
     """200 a second: no faster, and nothing is begun after the limit."""
 

@@ -42,6 +42,7 @@ def explained(queue_node: QueueNode, key: bytes, name: str = "q") -> dict[str, A
     return found
 
 
+@pytest.mark.timing
 @pytest.mark.virtual_time(False)  # its threads wait until a time-out of the loop is over
 async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     """The read pool does not get to it: the answer comes within its time limit all the same, with null

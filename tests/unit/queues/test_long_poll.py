@@ -74,6 +74,7 @@ async def test_a_failed_read_of_rows_is_repeated_after_any_error() -> None:
         assert [item[5] for item in (await queue_node.fetch(wait_ms=5_000)).items] == [b"a"]
 
 
+@pytest.mark.timing
 async def test_a_large_partly_failed_batch_does_not_block_the_loop() -> None:
     """Sorting out what failed of a batch takes time in proportion to the batch: the loop has other work, too."""
     few_s, many_s = [min([await _sorting_s(count) for _ in range(2)]) for count in (1_000, 10_000)]

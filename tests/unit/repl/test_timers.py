@@ -47,6 +47,7 @@ def test_a_deadline_that_has_passed_does_not_break_the_next_one(run: Any) -> Non
     run(main())
 
 
+@pytest.mark.timing
 def test_an_earlier_deadline_replaces_a_later_one_and_not_the_reverse(run: Any) -> None:
     """The call comes at the earliest of the deadlines; a cancelled timer does not call, and starts over."""
 

@@ -186,6 +186,7 @@ def test_a_node_that_is_gone_is_passed_over() -> None:
     assert set(replay.failures()) == {"unreachable"}
 
 
+@pytest.mark.timing
 def test_a_replay_is_paced() -> None:
     """At a rate of 40 a second, 40 operations take about a second, not less."""
     history = MadeHistory(3, 40)

@@ -132,6 +132,7 @@ def test_header_parsers_give_a_value_or_a_400(value):
     prefers_multipart(b"multipart/mixed;q=" + value)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("value", [b'<x>; rel=%b"x"y', b'<x>; riaktag="%b"y', b"<x>; rel=a%by", b'<x>%b;"', b"%b<x"])
 def test_a_link_header_of_blanks_is_judged_at_once(value):
     """No header keeps the node busy: the whole of its room in blanks is refused within a moment."""

@@ -101,6 +101,7 @@ def test_two_bucket_types_that_are_even_only_together_are_made_even_each() -> No
     }
 
 
+@pytest.mark.timing
 def test_a_plan_for_many_bucket_types_is_quick_and_even() -> None:
     """600 partitions of six bucket types on 30 nodes, six of which lead nothing: planned within 4 s; each type is as
     even as it is when planned alone, and all of them together are, too."""
@@ -122,6 +123,7 @@ def test_a_plan_for_many_bucket_types_is_quick_and_even() -> None:
         assert sorted(Counter(together.values()).values()) == sorted(Counter(alone.values()).values())
 
 
+@pytest.mark.timing
 def test_a_plan_for_a_large_cluster_is_quick_and_level() -> None:
     """1,000 partitions on 50 nodes, ten of which lead nothing: planned within 2 s, and then all lead 20."""
     random = Random(5)

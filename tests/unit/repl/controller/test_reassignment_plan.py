@@ -198,6 +198,7 @@ def test_what_was_ordered_before_counts_as_done() -> None:
     assert board.moves() == []
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("racks", [0, 5])
 def test_a_plan_for_a_thousand_partitions_on_fifty_nodes_takes_no_longer_than_two_seconds(racks: int) -> None:
     """Even the largest: three nodes become fifty, and every replica but a few moves."""

@@ -152,6 +152,7 @@ def test_an_answer_of_exactly_the_limit_is_taken(dial: Dial, url: str) -> None:
     peer.abort()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("what", ["huge", "endless"])
 def test_an_answer_over_the_limit_is_refused_without_being_read(dial: Dial, url: str, what: str) -> None:
     """A huge declared length costs nothing, and one that is not declared is read up to the limit only."""
@@ -206,6 +207,7 @@ def test_the_message_of_a_refusal_is_extracted_from_any_form(body: str, words: s
     assert refusal_words(body) == words
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 503 No\r\ncontent-length: 1900\r\n\r\n"])
 def test_a_trickling_head_or_error_answer_is_abandoned(dial: Dial, begin: bytes) -> None:
     """Bytes that come one by one hold no thread for ever, be they of a head or of a refusal."""
@@ -261,6 +263,7 @@ def test_a_connect_timeout_message_names_no_python_objects() -> None:
     assert cause_of(OSError(111, "Connection refused")) == "[Errno 111] Connection refused"
 
 
+@pytest.mark.timing
 def test_a_silent_peer_is_left_after_the_time_out(dial: Dial, url: str) -> None:
     """No answer within the time-out is the peer's fault."""
     peer = dial(url, 1)
@@ -271,6 +274,7 @@ def test_a_silent_peer_is_left_after_the_time_out(dial: Dial, url: str) -> None:
     peer.abort()
 
 
+@pytest.mark.timing
 def test_each_request_on_a_kept_connection_has_its_own_timeout(dial: Dial, url: str) -> None:
     """A short time-out counts behind a long one on the same connection, and a connection that has rested for longer
     than a request was willing to wait serves on."""
@@ -287,6 +291,7 @@ def test_each_request_on_a_kept_connection_has_its_own_timeout(dial: Dial, url: 
     peer.abort()
 
 
+@pytest.mark.timing
 def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
     """`cut` from another thread ends what waits, and everything after fails without a connection."""
     peer = dial(url, 2)

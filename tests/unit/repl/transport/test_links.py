@@ -237,6 +237,7 @@ def test_a_second_connection_of_a_node_replaces_the_first(loop: str) -> None:
     run(scenario(), loop)
 
 
+@pytest.mark.timing
 def test_a_peer_that_swallows_everything_is_given_up(loop: str) -> None:
     """Behind a proxy that takes bytes and passes none on, both ends close the connection and the dialler tries anew."""
 
@@ -260,6 +261,7 @@ def test_a_peer_that_swallows_everything_is_given_up(loop: str) -> None:
     run(scenario(), loop)
 
 
+@pytest.mark.timing
 def test_a_pause_of_this_process_kills_no_connection(loop: str) -> None:
     """A process that stood still for longer than the limit of silence, at whatever moment, comes back to connections
     that stand."""
@@ -278,6 +280,7 @@ def test_a_pause_of_this_process_kills_no_connection(loop: str) -> None:
     run(scenario(), loop)
 
 
+@pytest.mark.timing
 def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes while the process stands still is read before its absence is counted, also where it stands still again
     as soon as it has asked for it."""

@@ -261,6 +261,7 @@ def test_a_draining_node_loses_no_answer(loop: str) -> None:
     run(scenario(), loop)
 
 
+@pytest.mark.timing
 def test_a_drain_does_not_wait_for_silent_peers(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose connection goes, or that is silent, holds up no stop for longer than the limit."""
 

@@ -207,6 +207,7 @@ def test_object_queries_are_parsed_or_refused(query):
     assert refused_status(lambda: parse_object_query(query)) in (None, 400)
 
 
+@pytest.mark.timing
 async def test_a_timeout_of_the_client_is_kept(client_api, send_request):
     """A write that takes longer is unknown and goes on; a read is refused; both within the time that was given."""
 

@@ -134,6 +134,7 @@ def test_catch_up_ends_beside_busy_live_traffic(loop: str) -> None:
     run(scenario(), loop)
 
 
+@pytest.mark.timing
 def test_catch_up_keeps_to_its_rate(loop: str) -> None:
     """300 KB at 500 KB a second take no less than half a second, and live messages do not wait for them."""
 
