@@ -10,12 +10,13 @@ lineage 0, are written as version 1, which every version of the program reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final, TypeVar
 
-import msgpack
+import msgspec
+from msgspec import Meta, Struct
 
-from isthmus.queues.gaps import Gaps, packed, unpacked
+from isthmus.queues.gaps import GAPS_MAX, Gaps, QueueGap
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.vclock import MAX_OFFSET
 from isthmus.repl.store.port import Cursor
@@ -29,6 +30,10 @@ PLAIN_SOFT_VERSION: Final = 1
 """Version of a soft cursor of lineage 0."""
 
 NO_OWNER: Final = b""
+
+T = TypeVar("T")
+Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
+Count = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,58 +60,62 @@ class CursorPosition:
     cursor: int
 
 
+class _PlainState(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=PLAIN_VERSION):
+    cursor: Offset
+    owner_version: Count
+    owner: bytes
+
+
+class _State(_PlainState, frozen=True, array_like=True, forbid_unknown_fields=True, tag=CURSOR_VERSION):
+    command_version: Count
+    gaps: Annotated[tuple[QueueGap, ...], Meta(max_length=GAPS_MAX)]
+
+
+_STATE: Final = msgspec.msgpack.Decoder(_PlainState | _State)
+
+
 def encode_state(state: CursorState) -> bytes:
     """Payload of a CURSOR entry: msgpack [version, cursor, owner version, owner uuid], and from version 2 on
     [..., command version, gaps]."""
     plain = (state.cursor, state.owner_version, state.owner)
-    if not state.command_version and not state.gaps:
-        first: bytes = msgpack.packb((PLAIN_VERSION, *plain))
-        return first
-    whole: bytes = msgpack.packb((CURSOR_VERSION, *plain, state.command_version, packed(state.gaps)))
-    return whole
+    more = state.command_version or state.gaps
+    return msgspec.msgpack.encode(_State(*plain, state.command_version, state.gaps) if more else _PlainState(*plain))
 
 
 def decode_state(payload: bytes) -> CursorState:
     """The state in a CURSOR entry's payload. Raises CodecError."""
-    fields = _fields(payload, "cursor entry")
-    version = fields[0] if fields else None
-    if version not in (PLAIN_VERSION, CURSOR_VERSION):
-        raise CodecError(f"cursor entry of version {version!r:.40}, this program reads up to {CURSOR_VERSION}")
-    types = (int, int, int, bytes) if version == PLAIN_VERSION else (int, int, int, bytes, int, tuple)
-    if tuple(map(type, fields)) != types:
-        raise CodecError("not a cursor entry: fields of a wrong type or number")
-    state = CursorState(*fields[1:4])
-    if not 0 <= state.cursor <= MAX_OFFSET or state.owner_version < 0 or len(state.owner) not in (0, 16):
-        raise CodecError("not a cursor entry: a field is out of range")
-    if version == PLAIN_VERSION:
-        return state
-    if fields[4] < 0:
-        raise CodecError("not a cursor entry: a field is out of range")
-    return replace(state, command_version=fields[4], gaps=unpacked(fields[5]))
+    found = _decoded(_STATE, payload, f"cursor entry of version {PLAIN_VERSION} to {CURSOR_VERSION}")
+    if len(found.owner) not in (0, 16):
+        raise CodecError(f"not a cursor entry: its owner has {len(found.owner)} bytes, not 16")
+    if not isinstance(found, _State):
+        return CursorState(found.cursor, found.owner_version, found.owner)
+    if not all(gap.start < gap.end for gap in found.gaps):
+        raise CodecError("not a cursor entry: a gap ends before it begins")
+    return CursorState(found.cursor, found.owner_version, found.owner, found.command_version, found.gaps)
+
+
+class _PlainSoft(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=PLAIN_SOFT_VERSION):
+    base: Offset
+    cursor: Offset
+
+
+class _Soft(_PlainSoft, frozen=True, array_like=True, forbid_unknown_fields=True, tag=SOFT_VERSION):
+    lineage: Annotated[int, Meta(ge=1)]
+
+
+_SOFT: Final = msgspec.msgpack.Decoder(_PlainSoft | _Soft)
 
 
 def encode_soft(base: int, cursor: int, lineage: int) -> bytes:
     """A soft cursor: msgpack [version, offset of the CURSOR entry it was made under, cursor], and from version 2 on
     [..., lineage of the leadership under which it was made]."""
-    plain = (base, cursor)
-    packed_soft: bytes = msgpack.packb((SOFT_VERSION, *plain, lineage) if lineage else (PLAIN_SOFT_VERSION, *plain))
-    return packed_soft
+    return msgspec.msgpack.encode(_Soft(base, cursor, lineage) if lineage else _PlainSoft(base, cursor))
 
 
 def decode_soft(payload: bytes) -> tuple[int, int, int]:
     """(base, cursor, lineage) of a soft cursor. Raises CodecError."""
-    fields = _fields(payload, "soft cursor")
-    version = fields[0] if fields else None
-    if version not in (PLAIN_SOFT_VERSION, SOFT_VERSION):
-        raise CodecError(f"soft cursor of version {version!r:.40}, this program reads up to {SOFT_VERSION}")
-    if tuple(map(type, fields)) != (int,) * (3 if version == PLAIN_SOFT_VERSION else 4):
-        raise CodecError("not a soft cursor: fields of a wrong type or number")
-    base, cursor, lineage = fields[1], fields[2], 0 if version == PLAIN_SOFT_VERSION else fields[3]
-    if not 0 <= base <= MAX_OFFSET or not 0 <= cursor <= MAX_OFFSET:
-        raise CodecError("not a soft cursor: an offset is out of range")
-    if version == SOFT_VERSION and lineage < 1:
-        raise CodecError("not a soft cursor: its lineage is out of range")
-    return base, cursor, lineage
+    found = _decoded(_SOFT, payload, f"soft cursor of version {PLAIN_SOFT_VERSION} to {SOFT_VERSION}")
+    return found.base, found.cursor, found.lineage if isinstance(found, _Soft) else 0
 
 
 def position_of(rows: Cursor, lineage: int) -> CursorPosition | None:
@@ -124,12 +133,8 @@ def position_of(rows: Cursor, lineage: int) -> CursorPosition | None:
     return CursorPosition(rows.entry_offset, state, cursor)
 
 
-def _fields(payload: bytes, what: str) -> tuple[Any, ...]:
+def _decoded(decoder: msgspec.msgpack.Decoder[T], payload: bytes, what: str) -> T:
     try:
-        raw = msgpack.unpackb(payload, use_list=False, max_map_len=0, max_ext_len=0)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        return decoder.decode(payload)
+    except ValueError as error:
         raise CodecError(f"not a {what}: {error}") from error
-    if type(raw) is not tuple:
-        raise CodecError(f"not a {what}: no list at the top")
-    fields: tuple[Any, ...] = raw
-    return fields

@@ -9,9 +9,10 @@ suspended. The changes in a gap *may* be missing at the sink, so two gaps may be
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
-from isthmus.repl.model.errors import CodecError
+from msgspec import Meta
+
 from isthmus.repl.model.vclock import MAX_OFFSET
 
 OPEN: Final = MAX_OFFSET + 1
@@ -31,8 +32,8 @@ class QueueGap(NamedTuple):
     `left_out`: at least so many were skipped; 0: not counted. `what`: discard, publishing-suspended, cleared, released,
     offer-changed, refused."""
 
-    start: int
-    end: int
+    start: Annotated[int, Meta(ge=0)]
+    end: Annotated[int, Meta(le=OPEN)]
     from_ms: int
     upto_ms: int
     left_out: int
@@ -121,24 +122,6 @@ def ended(gaps: Gaps, end: int, now_ms: int, count: int) -> Gaps:
 def growing(gaps: Gaps) -> QueueGap | None:
     """The gap that still grows, always the last one, or None."""
     return gaps[-1] if gaps and gaps[-1].is_open else None
-
-
-def packed(gaps: Gaps) -> list[tuple[Any, ...]]:
-    """The form in a CURSOR entry."""
-    return [tuple(gap) for gap in gaps]
-
-
-_TYPES: Final = (int, int, int, int, int, str, str, str)
-
-
-def unpacked(raw: Any) -> Gaps:
-    """The gaps in a CURSOR entry. Raises CodecError."""
-    if type(raw) is not tuple or len(raw) > GAPS_MAX:
-        raise CodecError(f"cursor entry: no list of at most {GAPS_MAX} gaps")
-    for one in raw:
-        if type(one) is not tuple or tuple(map(type, one)) != _TYPES or not 0 <= one[0] < one[1] <= OPEN:
-            raise CodecError("cursor entry: a gap has a wrong shape")
-    return tuple(map(QueueGap._make, raw))
 
 
 def _merged(one: QueueGap, other: QueueGap) -> QueueGap:

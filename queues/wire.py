@@ -50,7 +50,8 @@ Decoding untrusted bodies. The caller bounds the length of a body, and the memor
 length; a decoder raises CodecError for any malformed body. msgpack allocates a list when it reads the declared length,
 so a few bytes that nest lists of ten thousand elements would take 80 KB each; and an empty map is one byte on the wire
 and sixty in memory. So a small message is skipped through once before it is decoded, which allocates nothing. A large
-one is decoded element by element, each of an expected type (`Pieces`).
+one is decoded element by element, each of an expected type (`Pieces`). The codecs are written by hand, since a body of
+another version is refused by its version whatever its other fields are, and since fetches are frequent.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgpack
 import pytest
 
 from isthmus.queues.cursors import (
@@ -13,6 +14,7 @@ from isthmus.queues.cursors import (
     encode_state,
     position_of,
 )
+from isthmus.queues.gaps import GAPS_MAX, OPEN, QueueGap
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.store.port import Cursor
 from tests.support.queue_source import SINK
@@ -44,6 +46,41 @@ def test_soft_cursors_keep_their_bytes_until_a_leader_is_forced() -> None:
     """Of lineage 0 they are version 1, as every version of the program writes and reads them."""
     assert encode_soft(3, 4, 0) == b"\x93\x01\x03\x04"
     assert encode_soft(3, 4, 7) == b"\x94\x02\x03\x04\x07"
+
+
+def test_cursor_entries_have_their_golden_bytes() -> None:
+    """Version 1 without command and gaps, else version 2; both are decoded to what was encoded."""
+    plain = CursorState(300, 2, SINK)
+    gap = QueueGap(3, 9, 1_700_000_000_000, 1_700_000_000_500, 4, "cleared", "ann é", "")
+    growing = QueueGap(12, OPEN, 5, 5, 0, "publishing-suspended", "bob", "disk")
+    whole = CursorState(12, 2, b"", 7, (gap, growing))
+    assert encode_state(plain) == b"\x94\x01\xcd\x01\x2c\x02\xc4\x10" + SINK
+    assert encode_state(whole) == msgpack.packb([2, 12, 2, b"", 7, [list(gap), list(growing)]])
+    assert [decode_state(encode_state(state)) for state in (plain, whole)] == [plain, whole]
+
+
+@pytest.mark.parametrize(
+    "gaps",
+    [
+        [[3, 9, 1, 2, 0, "what", "by"]],
+        [[3, 9, 1, 2, 0, "what", "by", "reason", 1]],
+        [[9, 3, 1, 2, 0, "what", "by", "reason"]],
+        [[-1, 3, 1, 2, 0, "what", "by", "reason"]],
+        [[3, OPEN + 1, 1, 2, 0, "what", "by", "reason"]],
+        [[3, 9, 1.0, 2, 0, "what", "by", "reason"]],
+        [[3, 9, 1, 2, True, "what", "by", "reason"]],
+        [[3, 9, 1, 2, 0, b"what", "by", "reason"]],
+        [[3, 9, 1, 2, 0, "\udcff", "by", "reason"]],
+        [[n, n + 1, 1, 2, 0, "", "", ""] for n in range(GAPS_MAX + 1)],
+        {},
+    ],
+    ids=str,
+)
+def test_gaps_of_a_wrong_shape_are_refused(gaps: object) -> None:
+    """Fields of a wrong type or number, ranges that are none, more than GAPS_MAX, texts that are not UTF-8."""
+    payload = msgpack.packb([2, 12, 2, b"", 7, gaps], unicode_errors="surrogateescape")
+    with pytest.raises(CodecError, match="not a cursor entry"):
+        decode_state(payload)
 
 
 def test_cursor_payloads_refuse_what_they_would_not_write() -> None:
