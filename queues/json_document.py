@@ -18,7 +18,7 @@ def decode_json(value: bytes, type_: type[T], what: str) -> T:
     """The JSON in `value` as `type_`. Raises CodecError, which names `what` was expected and where it differs."""
     try:
         return msgspec.json.decode(value, type=type_)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"not a {what}: {error}") from error
 
 

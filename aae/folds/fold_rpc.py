@@ -91,7 +91,7 @@ def decode_request(data: bytes) -> tuple[int, FoldRequest]:
     """(partition, request). Raises CodecError."""
     try:
         _, partition, *fields = _decode_request(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"not a request for a page of a fold, version {VERSION}: {error}") from error
     return partition, FoldRequest(*fields)
 
@@ -106,7 +106,7 @@ def decode_page(data: bytes) -> Page:
     """Raises CodecError."""
     try:
         _, cursor, scanned, matched, found, done, refused, buckets, totals, sizes, siblings = _decode_page(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"not a page of a fold, version {VERSION}: {error}") from error
     counters = (Counter(refused), Counter(buckets), *totals, Counter(sizes), Counter(siblings))
     return Page(cursor, scanned, matched, found, done, *counters)

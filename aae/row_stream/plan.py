@@ -130,6 +130,6 @@ class RowPlan:
 def _decode(data: bytes) -> list[ReplicaStatus]:
     try:
         replicas: list[ReplicaStatus] = _decode_response(data)[1]
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"not a list of replicas, version {VERSION}: {error}") from error
     return replicas

@@ -153,7 +153,7 @@ class ReplicaTreeCheck:
         """The hashes at the requested offset; b"" if it has passed, or there is no tree then."""
         try:
             _, partition, offset, branch = _decode_request(body)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise CodecError(f"not a request for a tree at an offset, version {VERSION}: {error}") from error
         future = self._trees.capture(partition, offset, branch)
         try:

@@ -537,5 +537,5 @@ def _decode(decode: Callable[[bytes], Message], data: bytes, what: str) -> Messa
     """Decode a message between nodes. Raises CodecError."""
     try:
         return decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"not {what}, version {VERSION}: {error}") from error

@@ -99,7 +99,7 @@ class ReplicasBody:
         """See Codec."""
         try:
             found: NodeReplicaFacts = self._decoder.decode(body)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise CodecError(f"{METHOD}: the answer is no map of replicas: {error}") from error
         return found
 

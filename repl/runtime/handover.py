@@ -88,7 +88,7 @@ class LeadershipTransfer:
 def _decoded(node: str, body: bytes) -> HandOverRequest:
     try:
         return msgspec.msgpack.decode(body, type=HandOverRequest)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise BadInput(
             f"{METHOD} of {node}: {error}; [partition, epoch, target, timeout_ms] is right, of at most "
             f"{TIMEOUT_MS_MAX} ms"
