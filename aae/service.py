@@ -201,7 +201,7 @@ class FullSync(Checkers, ForeignObjects):
         elif all(peer.history.suspended is not None for peer in scheduler.peers.values()):
             state, reason = "suspended", "by operators"
         elif all(peer.plan is None for peer in scheduler.peers.values()):
-            state, reason = "idle", "no checks are wanted"
+            state, reason = "idle", "no checks are configured"
         else:
             state, reason = "scheduled", "compares with " + ", ".join(scheduler.peers)
         return {"actor": "full-sync", "state": state, "reason": f"{reason}; {trees}"}

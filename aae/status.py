@@ -238,7 +238,7 @@ def _why(peer: PeerState) -> str:
         because = f": {suspended.reason}" if suspended.reason else ""
         return f"by {suspended.by}{because}"
     if peer.plan is None:
-        return "no checks are wanted: all counts are 0"
+        return "no checks are configured: all counts are 0"
     if peer.waiting_for:
         return f"waits: {peer.waiting_for}"
     if peer.retry is not None:

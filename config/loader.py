@@ -208,7 +208,7 @@ class _SettingsReader:
         if key.kind is SettingKind.TABLE:
             assert key.inner is not None
             needed = ", ".join(inner.name for inner in keys_of(key.inner).values() if inner.required)
-            self._fault(where, path, f"section [{path}] is missing; it must say {needed}")
+            self._fault(where, path, f"section [{path}] is missing; it must set {needed}")
             return _placeholder_section(key.inner)
         self._fault(where, path, f"missing; this key has no default ({range_text(key)})")
         return _placeholder(key)

@@ -96,9 +96,7 @@ def check_hosts(value: str) -> str:
             raise ValueError(f"{shown(part)}: a path does not belong here; set metastore.root instead")
         address = parse_address(part.strip())
         if address.port == 0:
-            raise ValueError(
-                f"{shown(part)}: port 0 cannot be dialled; ZooKeeper listens on 2181 unless told otherwise"
-            )
+            raise ValueError(f"{shown(part)}: port 0 cannot be dialled; ZooKeeper listens on 2181 by default")
         hosts.append(str(address))
     return ",".join(hosts)
 

@@ -189,7 +189,7 @@ class QueueActs:
             if one not in (SERVING, PUBLISHING):
                 raise BadInput(f"{one!r} of a queue cannot be suspended; {SERVING!r} and {PUBLISHING!r} can")
         if not whats:
-            raise BadInput(f"say what: {SERVING!r}, {PUBLISHING!r}, or both")
+            raise BadInput(f"give {SERVING!r}, {PUBLISHING!r}, or both")
         return whats
 
     # ---------------------------------------------------------------- bulk references
@@ -216,7 +216,9 @@ class QueueActs:
         queue = self._queues.named(name)
         owner = queue.stored.owner
         if owner is None or owner.cluster != wanted.cluster:
-            whose = "nobody" if owner is None or not owner.cluster else f"cluster {owner.name} ({owner.cluster.hex()})"
+            whose = (
+                "no cluster" if owner is None or not owner.cluster else f"cluster {owner.name} ({owner.cluster.hex()})"
+            )
             raise OwnedByOther(f"queue {name} belongs to {whose}, not to cluster {wanted.cluster_name}")
         if queue.state in (OFF, SUSPENDED):
             raise NotReady(f"queue {name} gives nothing out now: {reason(queue, self._queues.time.now_ms())}")

@@ -104,7 +104,7 @@ def _start_reason(queue: QueueServer, partition: int, change: Change) -> str:
     if change.offset < dict(command.positions).get(partition, 0):
         return f"older than where the queue was {command.what} by {command.by}: a seed brought what lies below"
     if not command.positions and change.time_ms < command.start_ms:
-        return f"older than the changes with which the queue was told to begin, by {command.by}"
+        return f"older than the position from which the queue begins, set by {command.by}"
     return ""
 
 

@@ -259,7 +259,7 @@ class QueueStore:
         document = QueuePaths(name).owner
         found = await self._read(document)
         if found is None or not found.cluster:
-            raise BadInput(f"queue {name!r} belongs to nobody")
+            raise BadInput(f"queue {name!r} has no owner")
         await self.command(name, RELEASED, start_ms, act, positions, seen=seen, by_time=by_time)
 
         def changed(owner: QueueOwner | None) -> QueueOwner | None:

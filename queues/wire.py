@@ -93,7 +93,7 @@ def unzipped(frame: object, limit_bytes: int) -> bytes:
     """The content of a zstd frame, whose declared size is checked before anything is allocated. Raises CodecError."""
     try:
         if type(frame) is not bytes or not 0 < zstandard.frame_content_size(frame) <= limit_bytes:
-            raise CodecError(f"no zstd frame that says its size, of at most {limit_bytes} bytes")
+            raise CodecError(f"not a zstd frame with a declared size of at most {limit_bytes} bytes")
         return zstandard.ZstdDecompressor().decompress(frame, max_output_size=limit_bytes)
     except (ValueError, zstandard.ZstdError) as error:
         raise CodecError(f"what is compressed cannot be read: {error}") from error

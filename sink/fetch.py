@@ -102,7 +102,7 @@ class Fetcher:
             )
         if expected_name and reply.cluster_name != expected_name:
             raise WrongSourceCluster(
-                f"{self._peer.url} answers for cluster {reply.cluster_name}, sink.peers says {expected_name}"
+                f"{self._peer.url} answers for cluster {reply.cluster_name}, sink.peers names {expected_name}"
             )
         self.ack = None
         return reply

@@ -137,7 +137,7 @@ class PeerTrees:
         if response.cluster == self._own:
             raise WrongPeerCluster(f"{url} is a node of this cluster: full-sync compares with another one")
         if self._name and response.cluster_name != self._name:
-            raise WrongPeerCluster(f"{url} answers for cluster {response.cluster_name}, the settings say {self._name}")
+            raise WrongPeerCluster(f"{url} answers for cluster {response.cluster_name}, the settings name {self._name}")
         if self.cluster is not None and response.cluster != self.cluster:
             raise WrongPeerCluster(
                 f"{url} answers for cluster {response.cluster.hex()}, others for {self.cluster.hex()}"

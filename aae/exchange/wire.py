@@ -198,7 +198,7 @@ def decode_peer_response(data: bytes) -> PeerResponse:
 def _unzipped(frame: bytes) -> bytes:
     try:
         if not 0 < zstandard.frame_content_size(frame) <= MESSAGE_BYTES_MAX:
-            raise CodecError(f"no zstd frame that says its size, of at most {MESSAGE_BYTES_MAX} bytes")
+            raise CodecError(f"not a zstd frame with a declared size of at most {MESSAGE_BYTES_MAX} bytes")
         plain: bytes = zstandard.ZstdDecompressor().decompress(frame, max_output_size=MESSAGE_BYTES_MAX)
     except zstandard.ZstdError as error:
         raise CodecError(f"not an answer about trees: {error}") from error

@@ -346,5 +346,5 @@ def _damage_note(snapshot: Snapshot, bucket: bytes, key: bytes, row: KeyRow) -> 
     if data is None:
         return "the key row has no object"
     if xxh64_intdigest(data) != row.hash64:
-        return "the object is not what its key row says: its hash differs"
+        return "the object does not match its key row: its hash differs"
     return ""

@@ -196,7 +196,7 @@ class _Frame:
             if not data:
                 fault = why_no_object(sizes[at])
             elif hash64 is not None and xxh64_intdigest(data) != hash64:
-                fault = "the object is not what its key row says: its hash differs"
+                fault = "the object does not match its key row: its hash differs"
             if data and (apart or fault):
                 try:
                     obj = decode_object(data)

@@ -164,7 +164,7 @@ def _checked_objects(
         if seen.fault or too_large or xxh64_intdigest(data) == seen.hash64:
             yield name, seen
         else:
-            what = "the object is not what its key row says: its hash differs" if data else "the key row has no object"
+            what = "the object does not match its key row: its hash differs" if data else "the key row has no object"
             yield name, _FAULT._replace(fault=what)
 
 

@@ -255,7 +255,7 @@ def _left_alone(directory: RunDirectory, direction: str) -> dict[str, int]:
     found: Counter[str] = Counter()
     for row in read_findings(directory.path / "findings", ("difference", "side"), "diverged"):
         if row["difference"] == "corrupt":
-            found["corrupt: no clock says which side is right"] += 1
+            found["corrupt: no clock shows which side is right"] += 1
         elif row["side"] not in _LACKING[direction]:
             found["ahead on the other side"] += 1
     return dict(found)

@@ -153,6 +153,6 @@ def _faults(rows: Rows) -> Iterator[str]:
         elif not data:
             yield why_no_object(size)
         elif xxh64_intdigest(data) != hash64:
-            yield "the object is not what its key row says: its hash differs"
+            yield "the object does not match its key row: its hash differs"
         else:
             yield ""

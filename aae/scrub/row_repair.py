@@ -316,7 +316,7 @@ class RowRepair:
                 upto, items = await self._request_rows(node, partition, segment, tail, ours.applied)
                 row = row_codec.decode_one(items[0][0] if items else b"")
                 if row.key_row != theirs[tail] or not matches_object(row) or row_tail(row) != tail:
-                    raise Corruption("its row is not what its object says either, or has changed meanwhile")
+                    raise Corruption("its row does not match its object either, or has changed meanwhile")
                 if await self._replicas.mend(partition, items[0][0], ours.rows.get(tail), min(applied, upto)):
                     replaced.append(split_tail(tail))
             except IsthmusError as error:

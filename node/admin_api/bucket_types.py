@@ -126,9 +126,7 @@ class BucketTypesAdmin:
         replica_map = None
         if body.partitions is not msgspec.UNSET:
             if partition_count is not None or factor is not None:
-                raise RequestRefused(
-                    400, "bad-json", "partitions says where all replicas are: no count or factor besides"
-                )
+                raise RequestRefused(400, "bad-json", "partitions already places all replicas: give no count or factor")
             replica_map = checked_replica_map({"partitions": body.partitions})
             partition_count, factor = len(replica_map), len(replica_map[0])
         elif partition_count is None or factor is None:

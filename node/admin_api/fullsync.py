@@ -226,7 +226,9 @@ class FullSyncAdmin:
             entries = self._services.fullsync.documents.peers.value.get(name, {})
             if not entries or (node is not None and node not in entries):
                 where = "" if node is None else f" on node {node} alone"
-                raise UnknownPeer(f"nothing is set of a full-sync {name!r}{where}: what files say counts already")
+                raise UnknownPeer(
+                    f"nothing is set for full-sync {name!r}{where}: the settings of the files are in force"
+                )
             await operator_documents.forget_peer(self._services.controller.metastore, name, node)
         else:
             await self._known(name)

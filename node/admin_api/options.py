@@ -33,7 +33,9 @@ POLL_S: Final = 0.02
 class ChangeOptionRequest(AuditedRequest, frozen=True, kw_only=True):
     """Set or unset an option, of the cluster or of one bucket type."""
 
-    value: Annotated[Any, msgspec.Meta(description="The option's value, as its table says; only to set it.")] = None
+    value: Annotated[
+        Any, msgspec.Meta(description="The option's value, in the form that its table shows; only to set it.")
+    ] = None
     bucket_type: str | None = None
     dry_run: DryRun = False
 

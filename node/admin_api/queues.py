@@ -270,7 +270,7 @@ class QueueAdmin:
         exist."""
         bucket_type, bucket = request.query.get("type", "default"), request.query.get("bucket", "")
         if not bucket:
-            raise RequestRefused(400, "bad-query", "say of which bucket: ?type=T&bucket=B")
+            raise RequestRefused(400, "bad-query", "name the bucket: ?type=T&bucket=B")
         decision = self._services.queue_acts.test_filter(request.text("queue"), bucket_type.encode(), bucket.encode())
         known = sorted({record.bucket_type for record in self._services.controller.records.values()})
         note = "" if bucket_type in known else no_such("bucket type", bucket_type, known)
@@ -301,7 +301,7 @@ class QueueAdmin:
         values |= {} if body.lease_ms is None else {"lease_ms": body.lease_ms}
         if default == bool(values) and not (again and not default):
             keys = sorted({*SetQueueRequest.__struct_encode_fields__} - {"by", "reason", "dry_run"})
-            raise RequestRefused(400, "bad-json", f"say what: of {', '.join(keys)}; or default alone")
+            raise RequestRefused(400, "bad-json", f"give at least one of {', '.join(keys)}; or default alone")
         queue = self._services.queues.named(name)
         if body.dry_run:
             wanted = queue.defined if default else replace(queue.settings, **_checked(name, values))
@@ -366,7 +366,7 @@ class QueueAdmin:
         name = request.text("queue")
         if default != (size is None and objects is None):
             right = "bytes_per_second, objects_per_second, or both (0: no limit)"
-            raise RequestRefused(400, "bad-json", f"say how much: {right}; or default alone, true")
+            raise RequestRefused(400, "bad-json", f"give {right}; or default alone, true")
         now = self._services.queue_acts.rates(name)  # a rate that the body leaves out stays
         wanted = Rates(now.bytes if size is None else size, now.objects if objects is None else objects)
         await self._services.queue_acts.throttle(name, None if default else wanted, self._audit_info(body))
@@ -391,7 +391,9 @@ class QueueAdmin:
     async def close_gaps(self, request: Request, body: CloseGapsRequest) -> Reply:
         """Close gaps on all nodes that a full-sync has proven: by ids, or by bucket type and times."""
         if body.ids is None and None in (body.from_ms, body.upto_ms):
-            raise RequestRefused(400, "bad-json", "say which: ids, or from_ms and upto_ms, and bucket_type if not all")
+            raise RequestRefused(
+                400, "bad-json", "name the gaps: ids, or from_ms and upto_ms, and bucket_type if not all"
+            )
         name = request.text("queue")
         self._services.queues.named(name)
         act = self._audit_info(body)

@@ -68,7 +68,7 @@ class ReplicationAdmin:
         """One key: ?type=T&bucket=B&key=K, percent-encoded twice where they are no plain text."""
         bucket, name = request.query.get("bucket", ""), request.query.get("key", "")
         if not bucket or not name:
-            raise RequestRefused(400, "bad-query", "say of which key: ?type=T&bucket=B&key=K")
+            raise RequestRefused(400, "bad-query", "name the key: ?type=T&bucket=B&key=K")
         kind = request.query.get("type")
         key = Key(DEFAULT_BUCKET_TYPE if kind is None else kind.encode(), _bytes(bucket), _bytes(name))
         self._services.coordinator.routes.check(key.bucket_type)

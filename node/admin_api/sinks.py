@@ -150,9 +150,7 @@ class SinkAdmin:
                     400, "bad-json", "of one queue the workers alone can be set: the others are the node's"
                 )
             if body.workers is None and not body.forget:
-                raise RequestRefused(
-                    400, "bad-json", f"say how many: workers, from 1 to {WORKERS_MAX}, or forget, true"
-                )
+                raise RequestRefused(400, "bad-json", f"give workers, from 1 to {WORKERS_MAX}, or forget, true")
             workers = None if body.forget else body.workers
             await sink.set_queue_workers(body.queue, body.node, workers, by, reason)
             return await self.sink(request)
@@ -234,7 +232,7 @@ def _link_of(body: RemoveSinkPeerRequest) -> LinkName:
     try:
         return LinkName(check_name(body.queue or ""), check_peer_url(body.url or ""))
     except ValueError as error:
-        raise RequestRefused(400, "bad-json", f"say which: queue and url ({error})") from None
+        raise RequestRefused(400, "bad-json", f"name the link: queue and url ({error})") from None
 
 
 def _peer_of(body: SinkPeerRequest) -> tuple[LinkName, PeerSettings]:

@@ -124,7 +124,7 @@ def create(
         body["props"] = parse_assignments(props)
     if path is not None:
         if (partitions, replication_factor, placement) != (None, None, None):
-            raise BadInput("--file says all of --partitions, --replication-factor and --placement")
+            raise BadInput("--file already gives --partitions, --replication-factor and --placement")
         body |= replica_map_document(read_map(path))
     elif partitions is None or replication_factor is None:
         raise BadInput("--partitions and --replication-factor are needed, or --file")

@@ -283,7 +283,7 @@ def gap_facts(answer: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
     ]
     unknown = answer.get("unknown_partitions")
     if not isinstance(unknown, dict):
-        facts.append(Fact(ProbeState.UNKNOWN, "of which partitions no gaps are known is not told"))
+        facts.append(Fact(ProbeState.UNKNOWN, "the node does not report which partitions have unknown gaps"))
     else:
         facts += [
             Fact(ProbeState.UNKNOWN, f"queue {cell(name)}: gaps of {_some(partitions)} are not known")
@@ -416,7 +416,7 @@ def _or_unknown(ctx: click.Context | None, work: Callable[[], T]) -> T:
     try:
         return work()
     except click.exceptions.NoArgsIsHelpError:
-        sentence = f"say what to check: {', '.join(PROBES)} (`isthmus check --help`)"
+        sentence = f"name a check: {', '.join(PROBES)} (`isthmus check --help`)"
     except click.ClickException as error:
         sentence = " ".join(error.format_message().split())
     except (click.exceptions.Exit, click.Abort, BrokenPipeError):

@@ -338,7 +338,7 @@ def _resumed(text: str | None, partitions: int) -> tuple[int, dict[str, Any] | N
     found = _PLACE.fullmatch(text)
     if found is None or int(found[1]) >= partitions or int(found[2]) > SEGMENTS:
         of = f"of one of {quantity(partitions, 'partition')}, "
-        raise BadInput(f"--from {text!r}: write what the fold said when it ended, {of}such as 3:4711:")
+        raise BadInput(f"--from {text!r}: give the position that the fold printed when it ended, {of}such as 3:4711:")
     return int(found[1]), {"segment": int(found[2]), "name": found[3]}
 
 

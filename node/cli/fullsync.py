@@ -244,7 +244,7 @@ def run(kind: str, peer: str | None, wait: bool, act: AdminCommand) -> None:
     without = [one.peer for one in found if not one.results]
     if without:
         auto = "auto leaves it out, since what differs cannot be repaired from here; `run all` looks at everything"
-        why = auto if kind == "auto" else "the node's log says why"
+        why = auto if kind == "auto" else "the node's log has the reason"
         raise CommandFailed(Exit.UNAVAILABLE, "no-result", f"{', '.join(without)}: the check has no result: {why}")
     codes = [VERDICTS.get(str(result.get("verdict")), Exit.USAGE) for result in results]
     worst = max(codes, default=Exit.UNAVAILABLE, key=RANK.index)
@@ -400,7 +400,7 @@ def set_(peer: str, wants: dict[str, int], default: bool, act: AdminCommand, **g
     day's plan is made again from now on. With --default its config files count again."""
     values = _values_of(wants, given)
     if default == bool(values):
-        raise BadInput("say what to set, such as --wants all=24,auto=0; or --default alone")
+        raise BadInput("give a setting, such as --wants all=24,auto=0; or --default alone")
     answer = act.post("/admin/fullsync/set", peer=peer, values=values, default=default)
     _echo_by_node(act, answer, "as the files have them" if default else "changed")
 

@@ -208,7 +208,7 @@ def _process_rows(found: Row) -> Iterator[Row]:
 
 
 def _reason(process: Row) -> str:
-    last = f"; last said: {process['last_words']}" if process["last_words"] else ""
+    last = f"; last output: {process['last_words']}" if process["last_words"] else ""
     return f"{process['reason']}{last}"
 
 

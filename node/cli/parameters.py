@@ -96,7 +96,7 @@ def confirm(yes: bool, question: str, output: str = "table") -> None:
         )
     if not sys.stdin.isatty():
         raise CommandFailed(
-            Exit.USAGE, "not-confirmed", "nothing was done: this cannot ask here; --yes says so instead"
+            Exit.USAGE, "not-confirmed", "nothing was done: confirmation needs a terminal and no -o json; or use --yes"
         )
     click.confirm(question, abort=True, err=True)
 

@@ -210,7 +210,7 @@ def _held(objects: int) -> str:
 
 def _owner(owner: Mapping[str, Any] | None) -> str:
     if owner is None:
-        return "nobody: no sink cluster has fetched yet, or it was released"
+        return "none: no sink cluster has fetched yet, or it was released"
     since, by = moment(owner["since_ms"]), owner["by"]
     return f"{owner['cluster']} ({owner['uuid']}) since {since}, by {by}, version {owner['version']}"
 
@@ -339,7 +339,7 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], act: AdminCommand) ->
     """
     if ids:
         if name is None:
-            raise click.UsageError("say of which queue the gaps are: isthmus queue gaps NAME --close ID")
+            raise click.UsageError("name the queue of the gaps: isthmus queue gaps NAME --close ID")
         _close(act, name, list(dict.fromkeys(ids)))
         return
     answer = act.get("/admin/gaps" + (f"?queue={quote(name, safe='')}" if name else ""))
@@ -505,7 +505,7 @@ def set_queue(
     settings |= {"lease_ms": _duration(lease, "--lease")}
     body = {key: value for key, value in settings.items() if value is not None}
     if default == bool(body or start):
-        raise click.UsageError("say what: --filter, --cascade, limits, --riak-fetch, --from 0; or --default alone")
+        raise click.UsageError("give --filter, --cascade, limits, --riak-fetch, --from 0; or --default alone")
     offers_other = default or start is not None or "filter" in body or "cascade" in body
     body |= ({"default": True} if default else {}) | ({} if start is None else {"from": start})
     _change(act, name, "set", "set", body, asks=offers_other or act.dry_run)
@@ -542,7 +542,7 @@ def throttle(name: str, size: str | None, objects: int | None, default: bool, ac
     """Limit what each node gives out of queue NAME in a second. The limit that is not named, of bytes or of objects,
     stays."""
     if default != (size is None and objects is None):
-        raise click.UsageError("say how much: --bytes, --objects, or both; or --default alone")
+        raise click.UsageError("give --bytes, --objects, or both; or --default alone")
     body = {"bytes_per_second": _size(size, "--bytes"), "objects_per_second": objects, "default": default}
     _change(act, name, "throttle", "limits set", body, asks=False)
 

@@ -180,7 +180,7 @@ def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
     seed's progress and the positions of its queue."""
     if run_id is None:
         if keys:
-            raise CommandFailed(Exit.USAGE, "usage", "--keys names the findings of one run: say which, RUN_ID")
+            raise CommandFailed(Exit.USAGE, "usage", "--keys lists the findings of one run: give its RUN_ID")
         rows = [_shown(_listed, one, "run", RUN_COLUMNS) for one in known_runs(output)]
         seeds = [_shown(seed_row, one, "seed", SEED_COLUMNS) for one in known_runs(output, SEED)]
         if format_ == "json":
@@ -286,7 +286,7 @@ class AdminQueue:
     def _clock_ms(answer: dict[str, Any]) -> int:
         at_ms = answer.get("at_ms")
         if type(at_ms) is not int:
-            raise CommandFailed(Exit.UNAVAILABLE, "unavailable", "the node does not say what time it is there")
+            raise CommandFailed(Exit.UNAVAILABLE, "unavailable", "the node does not report its time")
         return at_ms
 
     def push(self, bucket_type: bytes, names: list[tuple[bytes, bytes]]) -> int:
@@ -304,7 +304,9 @@ class AdminQueue:
         taken = self._admin.post(self._path, wish).get("queued")
         if type(taken) is not int or not 0 <= taken <= len(keys):
             raise CommandFailed(
-                Exit.UNAVAILABLE, "unavailable", f"the node does not say how many of {len(keys)} it took"
+                Exit.UNAVAILABLE,
+                "unavailable",
+                f"the node does not report how many of {len(keys)} references it accepted",
             )
         return taken
 
@@ -324,7 +326,7 @@ class AdminQueue:
 )
 @click.option("--rate", type=click.IntRange(1), default=1_000, show_default=True, help="References a second (plan).")
 @click.option("--plan", "plan_id", help="Which plan to apply; without it the only one.")
-@click.option("--again", is_flag=True, help="Queue all of it once more, whatever was queued before (apply).")
+@click.option("--again", is_flag=True, help="Queue everything again, also what was queued before (apply).")
 @BY
 @admin_option
 @FORMAT
@@ -348,7 +350,7 @@ def repair(
     directory = _known(output, run_id)
     if act == "plan":
         if not queue:
-            raise BadInput("say which queue sends it: --queue NAME")
+            raise BadInput("name the queue that sends the objects: --queue NAME")
         direction = repairs.LEFT_TO_RIGHT if to == "right" else repairs.RIGHT_TO_LEFT
         found = repairs.plan(directory, queue, direction, rate)
     else:

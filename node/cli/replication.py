@@ -33,7 +33,7 @@ from isthmus.repl.model.vclock import decode_clock
 
 def _cluster(row: Row) -> Any:
     """The other cluster; a queue may belong to none yet."""
-    return "nobody yet" if "uuid" in row and row["uuid"] is None else row.get("cluster")
+    return "none yet" if "uuid" in row and row["uuid"] is None else row.get("cluster")
 
 
 LAGS: Final = TableSpec(
@@ -163,7 +163,7 @@ def _echo_explanation(answer: dict[str, Any], bucket_type: str, bucket: str, obj
         ahead = f", {row['ahead']} before it" if row.get("ahead") is not None else ""
         why = f": {row['reason']}" if row.get("reason") else ""
         facts.append(
-            (f"queue {row['queue']}", f"{row['state']}{ahead}{why} (to {row['owner'] or 'nobody yet'}; {row['rule']})")
+            (f"queue {row['queue']}", f"{row['state']}{ahead}{why} (to {row['owner'] or 'none yet'}; {row['rule']})")
         )
     for row in answer.get("lower") or ():
         why = f": {row['reason']}" if row.get("reason") else ""

@@ -241,7 +241,7 @@ def _set_by(value: Any) -> str:
 
 def _letter_counts(letters: Row) -> str:
     if letters.get("kept") is None:
-        return "unknown: their file cannot be read (the node's log says why)"
+        return "unknown: their file cannot be read (the node's log has the reason)"
     return f"{letters['kept']} kept, {letters.get('given_up')} given up"
 
 
@@ -377,7 +377,7 @@ def set_workers(count: int | None, per_peer: int | None, queue: str | None, forg
     answer = act.post("/admin/sink/limits", **limits)
     workers = object_in(answer, "workers")
     numbers = f"{workers.get('count')} workers, {workers.get('peer_limit')} per peer"
-    act.echo(answer, f"sink{_at(act)}: {'as the config says' if forget else 'set'}; {answer.get('node')}: {numbers}")
+    act.echo(answer, f"sink{_at(act)}: {'as configured' if forget else 'set'}; {answer.get('node')}: {numbers}")
 
 
 @sink_group.command("throttle")

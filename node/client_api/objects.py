@@ -150,7 +150,7 @@ class ObjectRoutes:
             raise RequestRefused(
                 400,
                 "bad-request-id",
-                "each POST to .../keys makes a key of its own, so an id cannot tell a repeated one: PUT to a key",
+                "each POST to .../keys creates a new key, so an id cannot identify a repeat: use PUT with a key",
             )
         key = secrets.token_urlsafe(GENERATED_KEY_BYTES).encode()
         place = Key(request.params.get("type", DEFAULT_BUCKET_TYPE), bucket, key)

@@ -71,7 +71,7 @@ def demo_command(
     if verdict.difference_count > len(verdict.differences):
         view.note(f"  and {verdict.difference_count - len(verdict.differences):,} more")
     if outcome.equal:
-        view.note("equal: both clusters hold exactly what the history says, and nothing else")
+        view.note("equal: both clusters hold exactly the content of the history")
     else:
         outstanding = outcome.outstanding or "nothing outstanding"
         view.note(f"NOT EQUAL: {verdict.difference_count:,} differences; {outstanding}")

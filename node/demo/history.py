@@ -81,7 +81,7 @@ class GitHistory:
         self._environment = {k: v for k, v in os.environ.items() if k not in _REDIRECTING}
         self._environment |= {"LC_ALL": "C", "GIT_NO_REPLACE_OBJECTS": "1", "GIT_OPTIONAL_LOCKS": "0"}
         if not path.is_dir():
-            raise HistoryFault(f"{path} is not a folder; --git wants the path of a git repository")
+            raise HistoryFault(f"{path} is not a folder; --git needs the path of a git repository")
         self.head = self._git("rev-parse", "--verify", "--quiet", "HEAD^{commit}").decode().strip()
         self.shallow = self._git("rev-parse", "--is-shallow-repository").strip() == b"true"
         self._blobs: subprocess.Popen[bytes] | None = None

@@ -345,7 +345,9 @@ class HttpApplication:
             full = self.budget.overloaded()
             if scope["method"] in ("GET", "HEAD") or scope["raw_path"] in READING_POSTS:
                 raise full
-            raise OutcomeUnknown(f"no room for the answer: {full}")  # a plain refusal would mean that nothing was done
+            raise OutcomeUnknown(
+                f"no memory for the answer: {full}"
+            )  # a plain refusal would mean that nothing was done
         await send({"type": "http.response.start", "status": status, "headers": headers})
         if size <= SMALL_BODY_BYTES:
             await send({"type": "http.response.body", "body": b"" if head else body})

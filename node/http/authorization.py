@@ -110,7 +110,7 @@ CREDENTIAL_BYTES_MAX: Final = 1024
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_http_unauthorized_total": Family(
-        "Requests refused for want of a token or a role, by listener and status.",
+        "Requests refused because of a missing token or role, by listener and status.",
         "requests",
         "security",
         ("listener", "status"),

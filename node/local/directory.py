@@ -290,7 +290,7 @@ def _timeout_message(
     log = node_log(directory, first)
     lacking = ", ".join(f"{node.name}: {seen[node.name].text}" for node in waiting)
     words = supervisor_client.last_line(log)
-    return f"not online within {timeout_s:g} s: {lacking}; {first} last said: {words} (its log: {log})"
+    return f"not online within {timeout_s:g} s: {lacking}; last output of {first}: {words} (its log: {log})"
 
 
 def _check_children(directory: Path, waiting: Sequence[LocalNode]) -> None:

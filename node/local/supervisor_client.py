@@ -231,7 +231,7 @@ def ensure_embedded(
     child = zookeeper_child("zookeeper", home, chosen, find_java())
 
     def failure() -> str | None:
-        return child_failure(directory, "zookeeper") if wanted() else "the node is told to stop"
+        return child_failure(directory, "zookeeper") if wanted() else "the node is stopping"
 
     if not _adopted(directory, child, owner, linger_ms):
         if not ours:

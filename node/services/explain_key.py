@@ -177,7 +177,7 @@ def joined(answers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, An
         "segment": first["segment"],
         "leader": led_by or first["leader"],
         "known": led_by is not None,
-        "reason": "" if led_by is not None else f"the leader, {first['leader'] or 'nobody'}, does not answer",
+        "reason": "" if led_by is not None else f"the leader, {first['leader'] or 'none'}, does not answer",
         "object": found,
         "queues": queues,
         "lower": bulk,

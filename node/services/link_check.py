@@ -181,7 +181,7 @@ def _judge_cluster(row: Row, expected: str, told: object, about: object, here: H
     if uuid == here.uuid:
         row("cluster", FAIL, f"{name} is this cluster itself", "a node of another cluster")
     elif expected and name != expected:
-        row("cluster", FAIL, f"{name} ({uuid})", f"{expected}, as --cluster says")
+        row("cluster", FAIL, f"{name} ({uuid})", f"{expected}, as given with --cluster")
     else:
         row("cluster", OK, f"{name} ({uuid})")
 

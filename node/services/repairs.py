@@ -76,7 +76,7 @@ class RepairQueue(Repairs):
         fitting = [key for key in keys if self._fits(served, key)]
         taken = await served.push(fitting, priority, self._time.now_ms() + ROOM_WAIT_MS)
         if taken < len(fitting):
-            raise QueueFull(f"queue {queue} took {taken} of {len(fitting)} references and has no room for more", taken)
+            raise QueueFull(f"queue {queue} took {taken} of {len(fitting)} references and is full", taken)
         return taken
 
     @staticmethod

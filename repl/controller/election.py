@@ -217,7 +217,7 @@ class _Look:
         if record.epoch >= MAX_EPOCH:
             return f"all {MAX_EPOCH} epochs are used up; the partition's data must be moved to a new one"
         members = "; ".join(f"{m.node} ({self._lack(m)})" for m in sorted(guard(record)))
-        return f"waits for {members or 'nobody: the record has no member'}"
+        return f"waits for {members or 'no node: the record has no member'}"
 
     def _lack(self, member: Member) -> str:
         found = self._registrations.get(member.node)

@@ -420,7 +420,7 @@ def _order_of(placement: Placement, number: int | None) -> ReassignmentOrder:
         return placement.orders[0]
     found = None if number is None else placement.order(number)
     if found is None:
-        what = "say which order is meant" if number is None else f"there is no order {number}"
+        what = "name the order" if number is None else f"there is no order {number}"
         raise NoSuch(f"{what}: under way are {numbers}" if numbers else "nothing is ordered")
     return found
 

@@ -79,7 +79,7 @@ def data_loss(chosen: ReplicaReport, copies: Collection[ReplicaReport], silent: 
                 f"{chosen.log_epoch}: what lies beyond would be lost, acknowledged or not"
             )
     if silent:
-        said.append(f"{', '.join(sorted(silent))} did not answer: whatever only they hold would be lost")
+        said.append(f"{', '.join(sorted(silent))} did not answer: entries that only they hold would be lost")
     return said
 
 

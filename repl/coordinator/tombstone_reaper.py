@@ -423,7 +423,9 @@ class Reaper:
         if not reaps.batch.entries:
             return Reaped("waits", "a write of the key is under way")
         if reaps.batch.entries[0].kind == _LEAVING and found.ours:
-            return Reaped("waits", "the queues tell other clusters first (repl_reap); then it goes by itself")
+            return Reaped(
+                "waits", "the queues notify other clusters first (repl_reap); then it is removed automatically"
+            )
         if reaps.batch.entries[0].kind != _REAP:
             return Reaped("waits", "the tombstone is another cluster's and is now offered to our queues: ask again")
         return Reaped("reaped", "")

@@ -210,7 +210,9 @@ class Follower:
         transfer = state.transfer
         match message.refusal:
             case FollowRejection.REGRESSED:
-                self.waits = f"regressed: {self.leader} was told of more than this log holds; it takes another gen"
+                self.waits = (
+                    f"regressed: {self.leader} has acknowledgements for more than this log holds; it takes another gen"
+                )
                 self.request_at_ms = now_ms + REJECTED_REPEAT_MS
                 state.log_regressed = True
                 effects.append(NewLogIdentity(f"{self.leader} was acknowledged more than this log holds"))

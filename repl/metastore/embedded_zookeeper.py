@@ -200,7 +200,7 @@ def wait_until_serving(directory: Path, port: int, timeout_s: float, trouble: Ca
             complaint = last_complaint(directory)
             raise LocalFault(
                 f"the embedded ZooKeeper does not serve: {why}"
-                + f"; it says: {complaint}" * bool(complaint)
+                + f"; its output: {complaint}" * bool(complaint)
                 + f" (its log: {log_file(directory)})"
             )
         time.sleep(0.02)  # a probe costs a connection; its start takes 0.5 s

@@ -46,7 +46,7 @@ def find_java(environ: Mapping[str, str] | None = None, bundled: Callable[[], Pa
             continue
         major = java_major(path)
         if major is None:
-            seen.append(f"{origin} ({path}) cannot say its version")
+            seen.append(f"{origin} ({path}) does not report its version")
         elif major < JAVA_MAJOR_MIN:
             seen.append(f"{origin} ({path}) is version {major}")
         else:

@@ -179,7 +179,7 @@ def decoded(partition: int, epoch: int, offset: int, wire: bytes) -> Entry:
         raise Corruption(f"the entry at offset {offset} of partition {partition} cannot be read: {error}") from error
     if entry.offset != offset or entry.epoch != epoch:
         raise Corruption(
-            f"the entry at offset {offset} of partition {partition}, epoch {epoch}, says that it is "
+            f"the entry at offset {offset} of partition {partition}, epoch {epoch}, is encoded as "
             f"{entry.offset} of epoch {entry.epoch}"
         )
     return entry

@@ -103,7 +103,7 @@ class _LogScan:
         try:
             header = reader.file_header()
             if header.sequence != file.sequence:
-                raise Corruption(f"its header says that it is file {header.sequence}")
+                raise Corruption(f"its header names file {header.sequence}")
         except Corruption as error:
             self._bad_place(f"{file.path.name} at byte 0: {error}")
             return

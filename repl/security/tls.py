@@ -59,7 +59,7 @@ def shown_names(certificate: Mapping[str, Any] | None) -> str:
     if names:
         return ", ".join(names[:4])
     others = [f"{kind} {value}" for kind, value in (certificate or {}).get("subjectAltName", ())]
-    return (", ".join(others[:4]) or "nobody").replace("IP Address", "IP")
+    return (", ".join(others[:4]) or "nothing").replace("IP Address", "IP")
 
 
 def shown_address(name: object) -> str:
@@ -194,11 +194,13 @@ _TROUBLES: Final[Mapping[str, TlsFailure]] = {
     "WRONG_VERSION_NUMBER": TlsFailure("plaintext", "the other end does not speak TLS"),
     "HTTP_REQUEST": TlsFailure("plaintext", "the other end does not speak TLS"),
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": TlsFailure("no-certificate", "the other end shows no certificate"),
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": TlsFailure("no-certificate", "the other end wants a certificate of this one"),
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": TlsFailure(
+        "no-certificate", "the other end requires a certificate of this one"
+    ),
     "TLSV1_ALERT_UNKNOWN_CA": TlsFailure(
         "unknown-authority", "the other end does not know the authority of what we show"
     ),
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": TlsFailure("expired", "the other end says that our certificate has expired"),
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": TlsFailure("expired", "the other end reports that our certificate has expired"),
     "SSLV3_ALERT_BAD_CERTIFICATE": TlsFailure("refused", "the other end does not take our certificate"),
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": TlsFailure("refused", "the other end does not take our certificate"),
     "SSLV3_ALERT_HANDSHAKE_FAILURE": TlsFailure("refused", "the other end agrees to no version or cipher"),

@@ -99,7 +99,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError:
         raise BadConfig(f"{path} holds something else than tokens; {FORM}") from None
     if not raw:
-        raise BadConfig(f"{path} is empty, as one that is being written; a comment line (#) lets nobody in")
+        raise BadConfig(f"{path} is empty, perhaps still being written; to allow no token, write a comment line (#)")
     if PEM in raw:
         raise BadConfig(f"{path} holds a key or a certificate, which is no token and is not shown as one; {FORM}")
     for number, line in enumerate(text.splitlines(), 1):

@@ -35,7 +35,7 @@ def check_private(path: Path) -> None:
     if not stat.S_ISREG(mode):
         raise BadConfig(f"{path} is not a file")
     if mode & 0o006:
-        raise BadConfig(f"{path} holds a secret, and everybody on this machine may read or write it: chmod o-rw it")
+        raise BadConfig(f"{path} holds a secret, and every user of this machine may read or write it: chmod o-rw it")
 
 
 class ReloadingFile(Generic[T]):

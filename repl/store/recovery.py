@@ -38,7 +38,7 @@ def check_identity(
     value = source.get(rows.FORMAT_KEY)
     if value is None:
         if floors is not None and floors.positions:
-            raise damaged("its rows are gone, though its floors say that there were some", directory)
+            raise damaged("its rows are gone, although its floors are above 0", directory)
         if not is_empty:
             raise WrongIdentity(f"the database in {directory} is not a store: give the node a directory of its own")
         return False

@@ -115,6 +115,6 @@ class Dialler:
             return False, str(error)
         finally:
             for each in begun:
-                each.close("not wanted any more")
+                each.close("no longer needed")
                 if each is not connection:
                     each.abandoned()

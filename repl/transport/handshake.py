@@ -92,7 +92,7 @@ def check_handshake(theirs: Handshake, ours: Handshake, expected: str | None) ->
         )
     if theirs.to != ours.node:
         raise ConnectionRefused(
-            HandshakeRefusal.WRONG_NODE, f"this is node {ours.node}, node {theirs.node} wants node {theirs.to}"
+            HandshakeRefusal.WRONG_NODE, f"this is node {ours.node}, node {theirs.node} expects node {theirs.to}"
         )
     if expected is not None and theirs.node != expected:
         raise ConnectionRefused(

@@ -264,7 +264,7 @@ class RpcServer:
         if self._connection.waiting_bytes(Lane.CALLS) <= self._bytes_max:
             return
         if self._held_bytes and self._held_bytes + length > self._bytes_max:
-            raise OutcomeUnknown(f"{self._held_bytes} bytes of answers wait for room to node {self._node}")
+            raise OutcomeUnknown(f"{self._held_bytes} bytes of answers are already queued for node {self._node}")
         self._held_bytes += length
         try:
             # Polled, since an answer rarely waits.

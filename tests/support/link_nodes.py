@@ -144,7 +144,7 @@ class LinkCluster:
         self.proxies: list[Proxy] = []
 
     async def node(self, name: str, **numbers: Any) -> Node:
-        """A node that listens and dials nobody yet."""
+        """A node that listens and has dialled no other yet."""
         node = Node(name, **numbers)
         self.nodes.append(node)
         await node.links.start(node.socket)

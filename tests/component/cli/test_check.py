@@ -238,7 +238,7 @@ def test_gaps_are_judged_by_the_age_of_what_was_given_up(
 @pytest.mark.parametrize(
     ("words", "start"),
     [
-        ([], "CHECK UNKNOWN: say what to check: lag, isr, sync, gaps, sink"),
+        ([], "CHECK UNKNOWN: name a check: lag, isr, sync, gaps, sink"),
         (["lgg"], "CHECK UNKNOWN: No such command 'lgg'"),
         (["--bogus", "lag"], "CHECK UNKNOWN: No such option"),
         (["lag", "-w", "3x"], "LAG UNKNOWN: Invalid value for '-w'"),

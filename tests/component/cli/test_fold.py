@@ -72,7 +72,7 @@ def test_a_fold_that_changes_something_does_not_ask_without_a_terminal(
 ) -> None:
     """Without a terminal it says what to give, and nothing is done; it does not end as if it had been interrupted."""
     assert cli.main(["fold", "erase-keys"]) == Exit.USAGE
-    assert "--yes says so instead" in capsys.readouterr().err
+    assert "use --yes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("output", ["table", "json"])

@@ -123,7 +123,7 @@ def test_the_exit_code_of_a_run_is_that_of_the_result_that_proves_least(
         assert ("west: missing@sink: default/b k%20" if output == "table" else '"key": "k%20"') in shown
 
 
-@pytest.mark.parametrize(("kind", "words"), [("auto", "auto leaves it out"), ("all", "the node's log says why")])
+@pytest.mark.parametrize(("kind", "words"), [("auto", "auto leaves it out"), ("all", "the node's log has the reason")])
 def test_a_run_without_a_result_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], kind: str, words: str
 ) -> None:

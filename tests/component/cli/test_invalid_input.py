@@ -77,11 +77,11 @@ def test_a_queue_without_owner_is_not_unknown(listener: FakeAdminListener, capsy
     listener.respond("/admin/lag", {"lag": [lag]})
     listener.respond("/admin/gaps", {"gaps": []})
     assert cli.main(["lag"]) == Exit.OK
-    assert capsys.readouterr().out.splitlines()[-1].startswith("nobody yet")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("none yet")
     sent = {"direction": "sent", "queue": "q", "cluster": None, "uuid": None, "state": "closed", "reason": ""}
     listener.respond("/admin/ledger", {"ledger": [sent]})
     assert cli.main(["ledger"]) == Exit.OK
-    assert capsys.readouterr().out.splitlines()[-1].startswith("nobody yet")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("none yet")
 
 
 def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:

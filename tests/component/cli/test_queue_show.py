@@ -39,7 +39,7 @@ async def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
         shown.append(capsys.readouterr().out)
     fresh, busy = shown
     lines = dict(line.split(": ", 1) for line in fresh.splitlines() if ": " in line)
-    assert lines["owner"].startswith("nobody")
+    assert lines["owner"].startswith("none")
     assert (lines["last decree"], lines["oldest"], lines["properties differ at"]) == ("none", "-", "-")
     assert lines["limits"] == "300,000 references, 1,000 whole objects, 200000 bytes an object"
     assert lines["throttle"].startswith("none; 0 bytes/s")

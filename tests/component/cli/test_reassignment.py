@@ -100,7 +100,7 @@ def test_nothing_is_ordered_without_a_word(monkeypatch: pytest.MonkeyPatch, caps
     assert cli.main(["bucket-type", "set-replication-factor", "t", "3", "--dry-run", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == PLAN
     assert cli.main(["partition", "reassign", "--replace", "n1", "n4"]) == Exit.USAGE
-    assert "--yes says so" in capsys.readouterr().err
+    assert "use --yes" in capsys.readouterr().err
     assert [path for path, _ in node.posted] == ["/admin/bucket-types/t/replication-factor", "/admin/moves"]
     assert node.posted[1][1]["nodes"] == ["n1", "n4"]
     assert cli.main(["partition", "reassign", "--replace", "n1", "n4", "-o", "json"]) == Exit.USAGE

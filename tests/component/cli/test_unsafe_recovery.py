@@ -39,7 +39,7 @@ def test_a_leader_is_forced_only_after_the_plan_was_shown_and_confirmed(
     out, err = capsys.readouterr()
     assert "note: n1 did not answer" in out
     assert "unknown" in out
-    assert err == "isthmus: nothing was done: this cannot ask here; --yes says so instead\n"
+    assert err == "isthmus: nothing was done: confirmation needs a terminal and no -o json; or use --yes\n"
     assert cli.main(["partition", "force-leader", "3", "n2", "--by", "ann", "--dry-run"]) == Exit.OK
     assert [body.get("dry_run") for _, body in listener.posted] == [True, True]
     assert cli.main(["partition", "force-leader", "3", "n2", "--by", "ann", "--yes"]) == Exit.OK

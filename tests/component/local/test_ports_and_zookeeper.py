@@ -151,7 +151,7 @@ def test_a_zookeeper_that_never_serves_is_reported_with_its_log_and_stopped(
     (data_dir / "metastore" / "zookeeper").mkdir(parents=True)
     (data_dir / "metastore" / "zookeeper" / "data").mkdir()
     (data_dir / "metastore" / "zookeeper" / "data" / "version-2").write_text("a file where a folder should be")
-    with pytest.raises(LocalFault, match=r"does not serve: .*exit code 1; it says: .*zookeeper\.log") as caught:
+    with pytest.raises(LocalFault, match=r"does not serve: .*exit code 1; its output: .*zookeeper\.log") as caught:
         supervisor_client.ensure_embedded(data_dir, 0, 1000, os.getpid())
     assert "\n" not in str(caught.value)
     assert supervisor_client.running_state(data_dir / "metastore") is None

@@ -283,7 +283,7 @@ def test_the_embedded_server_names_its_log_when_it_cannot_serve(tmp_path: Path, 
     process.wait(20)
     assert "BindException" in embedded_zookeeper.log_file(tmp_path / "zk").read_text()
     with pytest.raises(
-        LocalFault, match=rf"it ended; it says: .*BindException.*{embedded_zookeeper.log_file(tmp_path / 'zk')}"
+        LocalFault, match=rf"it ended; its output: .*BindException.*{embedded_zookeeper.log_file(tmp_path / 'zk')}"
     ):
         embedded_zookeeper.wait_until_serving(tmp_path / "zk", 1, 5, lambda: "it ended")
     with pytest.raises(LocalFault, match="no answer on 127"):

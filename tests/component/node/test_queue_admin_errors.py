@@ -47,7 +47,7 @@ def test_wrong_queue_requests_are_refused_with_a_remedy(tmp_path: Path) -> None:
             ),
             ("to-west/push", {"bucket": "m", "keys": ["a%20", "b%"], "encoding": "percent"}, "'%' in 'b%' is not"),
             ("to-west/suspend", {"a": 1, "b": 2}, "'a', 'b' in the body are unknown"),
-            ("to-west/throttle", {}, "say how much: bytes_per_second, objects_per_second, or both"),
+            ("to-west/throttle", {}, "give bytes_per_second, objects_per_second, or both"),
             ("to-west/throttle", {"default": True, "objects_per_second": 5}, "or default alone"),
             ("to-west/push", {"bucket_type": "nots", "bucket": "b", "keys": ["k"]}, "'nots' does not exist"),
         ):

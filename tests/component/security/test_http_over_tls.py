@@ -167,7 +167,7 @@ def test_a_listener_that_requires_certificates_refuses_clients_without(folder: C
     ("pair", "cluster", "words"),
     [
         ("a", "west", "must name isthmus://west/NODE; it names isthmus://c/a"),
-        ("client", "c", "it names nobody"),
+        ("client", "c", "it names nothing"),
         ("stranger", "c", "of no authority that we know"),
         ("expired", "c", "has expired"),
     ],

@@ -62,7 +62,7 @@ def test_messages_of_any_size_pass_through_tls(folder: CertificateFolder, loop: 
         ("expired", "has expired", "expired"),
         ("a", "must name isthmus://c/b; it names isthmus://c/a", ""),
         ("west-1", "must name isthmus://c/b; it names isthmus://west/west-1", ""),
-        ("client", "must name isthmus://c/b; it names nobody", ""),
+        ("client", "must name isthmus://c/b; it names nothing", ""),
     ],
 )
 def test_a_wrong_certificate_is_refused_both_ways(

@@ -594,7 +594,7 @@ async def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
         key = Key(b"default", b"bucket", b"a")
         pair.source.put(b"a")
         asked = ObjectRequest(SINK, "west", key)
-        with pytest.raises(OwnedByOther, match="belongs to nobody"):
+        with pytest.raises(OwnedByOther, match="belongs to no cluster"):
             await pair.source.acts.object_of("q", asked)
         sink = await pair.sink()
         await eventually(lambda: len(pair.cluster.objects) == 1)

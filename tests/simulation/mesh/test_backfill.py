@@ -20,7 +20,7 @@ KEY, FOREIGN = b"a", b"b"
 
 
 def clusters() -> tuple[MeshSimulation, Cluster, Cluster, Cluster]:
-    """A simulation without random faults: its two clusters, and a third one that is linked to nobody yet."""
+    """A simulation without random faults: its two clusters, and a third one that has no link yet."""
     simulation = MeshSimulation(1, both_ways(("a", "c")), faults=False)
     return simulation, simulation.clusters["a"], simulation.clusters["c"], Cluster("d", 9, [], simulation.look_at)
 

@@ -98,7 +98,7 @@ def test_a_damaged_row_is_named_and_never_in_sync_once_it_was_read(directory: Pa
         )
         return sorted((one["key"], one["note"]) for page in pages for one in page["found"])
 
-    note = "the object is not what its key row says: its hash differs"
+    note = "the object does not match its key row: its hash differs"
     assert named() == [(keys[7], note), (keys[9], note)]
     clusters.suspend_sinks(True)
     nears = [neighbour_of("b", key) for key in (keys[7], keys[9])]

@@ -73,7 +73,8 @@ def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
             clusters.resume_sink("west")
             eventually("the tombstones are there", lambda: not clusters.contents("west").keys() & set(KEYS))
             eventually(
-                "all is on its way", lambda: all("by itself" in r or o != "waits" for o, r in reap_outcomes(clusters))
+                "all is on its way",
+                lambda: all("removed automatically" in r or o != "waits" for o, r in reap_outcomes(clusters)),
             )
             clusters.crash(clusters.node("west"), "west")
             clusters.by_name["west"].wait_until_healthy(90)

@@ -226,7 +226,7 @@ async def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue()
                 lambda name=name: queue_node.queues.named(name).machine.windows[P].state.command_version
             )
             await queue_node.drain(queue=name)
-        for name, why in (("now", "told to begin, by ann"), ("placed", "registered by ann: a seed brought")):
+        for name, why in (("now", "begins, set by ann"), ("placed", "registered by ann: a seed brought")):
             found = explained(queue_node, b"old", name)
             assert (found["state"], why in found["reason"]) == ("before", True)
             assert "isthmus queue push" in found["next"]

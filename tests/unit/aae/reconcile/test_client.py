@@ -38,7 +38,7 @@ def test_a_file_of_tokens_is_read_as_by_all_others(tmp_path: Path) -> None:
         (SECRET, 0o600, "holds a key"),
         ("two words\n", 0o600, "holds no plain-text token"),
         ("", 0o600, "is empty"),
-        (f"{TOKEN}\n", 0o644, "everybody on this machine may read"),
+        (f"{TOKEN}\n", 0o644, "every user of this machine may read"),
     ],
 )
 def test_a_file_that_is_none_of_tokens_is_refused_and_not_repeated(

@@ -167,7 +167,7 @@ async def test_an_unproven_row_is_left_unchanged(pair: tuple[Replica, Replica]) 
     mine.damage(KEY_ROWS, lambda data: data[:-1] + b"\x05")
     other.damage(OBJECTS, lambda data: data[:-4] + b"nope")
     before = mine.all_rows()
-    assert "not what its object says either" in (await repair_of_key_7(mine)).reason
+    assert "does not match its object either" in (await repair_of_key_7(mine)).reason
     other.in_sync = False
     assert "not in sync there" in (await repair_of_key_7(mine)).reason
     mine.in_sync = False
@@ -195,7 +195,7 @@ async def test_an_unrepairable_key_blocks_no_other(pair: tuple[Replica, Replica]
         whose.driver.put(OBJECTS + rows.bucket_head(b"b") + key, b"damaged")
     found = await mine.mending.repair_segment(PARTITION, segment)
     assert (found.keys, found.by) == (((b"b", max(first, second)),), "node other")
-    assert "not what its object says either" in found.reason
+    assert "does not match its object either" in found.reason
     assert (mine.invalidated, mine.mending.repaired_total) == ([PARTITION], 1)
     assert mine.all_rows() == other.all_rows() != right
     done, refused = await mine.mending.repair_keys(PARTITION, [(b"b", first), (b"b", second)])

@@ -181,7 +181,7 @@ def test_a_fault_in_an_inline_table_has_its_line() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "1: node: section [node] is missing; it must say name, cluster, data_dir"),
+        ("", "1: node: section [node] is missing; it must set name, cluster, data_dir"),
         ("[node\n", "1: not TOML: Expected ']' at the end of a table declaration, at column 6"),
         ("a = 1\na = 2\nb = 3", "2: not TOML: a key is set twice, at column 6"),
         ("x = 'a\n'", None),

@@ -194,7 +194,7 @@ def test_a_filter_that_no_node_would_take_is_reported_before_one_runs(text: str,
     "text", ["any", "block_rtq", "any,!bucketname:a%25b", "bucketprefix:x, !buckettype:t", "!bucketname:b"]
 )
 def test_filters_that_a_start_takes_pass_the_check(text: str) -> None:
-    """The two modules agree on which addresses are right."""
+    """The check of a file and the parser of a node accept the same filters."""
     assert check_filter(text) == text
     parse_filter(text)
 

@@ -232,7 +232,7 @@ async def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
         await settled(queue_node)
         (row,) = await queue_node.acts.listing()
         assert (row["serving"], row["publishing"]) == ("running", "running")
-        with pytest.raises(BadInput, match="say what"):
+        with pytest.raises(BadInput, match="give 'serving'"):
             await queue_node.acts.suspend("q", [], None, audit_info(queue_node))
 
 
@@ -297,7 +297,7 @@ async def test_a_released_queue_goes_to_another_cluster_from_the_given_position(
         await queue_node.acts.release("q", 0, audit_info(queue_node))
         with pytest.raises(OwnedByOther, match="released"):
             await queue_node.fetch()
-        with pytest.raises(BadInput, match="nobody"):
+        with pytest.raises(BadInput, match="has no owner"):
             await queue_node.acts.release("q", 0, audit_info(queue_node))
         await settled(queue_node)
         assert await queue_node.drain(cluster=THIRD) == [b"a"]

@@ -204,7 +204,7 @@ def test_a_node_of_another_cluster_or_name_is_refused_with_a_sentence(loop: str)
                 b.links.set_nodes({"z": a.address})
                 for sentence in (
                     f"node a is of cluster c ({UUID.hex()}), node x of cluster other ({(b'o' * 16).hex()})",
-                    "this is node a, node b wants node z",
+                    "this is node a, node b expects node z",
                 ):
                     await eventually(
                         lambda sentence=sentence: any(

@@ -349,7 +349,7 @@ def test_answers_that_wait_for_buffer_space_are_bounded_and_end_with_their_reque
             serving.asked((asked, "sixsix", 10_000, b""))
         await eventually(lambda: put)
         (told,) = unpacked(b"\x91" + b"".join(put.pop()))
-        assert (told[0], told[2], told[3]) == (2, "outcome-unknown", "6 bytes of answers wait for room to node a")
+        assert (told[0], told[2], told[3]) == (2, "outcome-unknown", "6 bytes of answers are already queued for node a")
         serving.asked((3, "x", 100, b""))
         await eventually(lambda: len(tasks) == 1)
         assert put == []

@@ -284,7 +284,7 @@ def test_a_lost_candidate_without_successor_means_offline() -> None:
 def test_a_record_without_members_is_offline_rather_than_an_error() -> None:
     """Nothing can be elected from nobody; the reason says what is wrong with the record."""
     record = written(elect(in_election(isr=frozenset()), ALL, 900, 0, ()))
-    assert (record.status, record.reason) == (PartitionStatus.OFFLINE, "waits for nobody: the record has no member")
+    assert (record.status, record.reason) == (PartitionStatus.OFFLINE, "waits for no node: the record has no member")
 
 
 def test_epochs_are_not_used_beyond_the_last() -> None:

@@ -283,7 +283,7 @@ def test_files_under_each_others_names_are_damage() -> None:
     )
     log = open_log(disk)
     assert [found.damage != "" for found in log.recovered().values()] == [True, True]
-    assert "its header says that it is file" in log.recovered()[0].damage
+    assert "its header names file" in log.recovered()[0].damage
     log.close()
 
 
