@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST_TESTS := $(addprefix tests/unit/,config queues sink aae/scheduling repl/model repl/isr repl/controller repl/coordinator) \
 	tests/contract tests/project --ignore=tests/project/test_conftest.py --ignore=tests/project/test_environment_script.py
 
-.PHONY: help venv demo test test-fast test-all lint docs bench sim mesh faults endurance wheel clean
+.PHONY: help venv demo test test-fast test-all lint byte-code docs bench sim mesh faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
@@ -48,7 +48,12 @@ lint: venv
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
-test: lint
+# In a new checkout one process compiles all tests, during lint; without it each worker would compile all of them.
+byte-code: venv
+	@[ -d tests/__pycache__ ] || $(BIN)/pytest -q -n 0 --collect-only >/dev/null
+
+test: venv
+	@$(MAKE) --no-print-directory -j 2 lint byte-code
 	@$(BIN)/pytest -q -n $(WORKERS) $(SPREAD) -m "$(ISTHMUS_TEST_MARKS)" $(ARGS)
 
 test-fast: venv

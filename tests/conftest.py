@@ -194,6 +194,17 @@ def timing_tests(path: Path) -> frozenset[str]:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave out of garbage collections all that is collected: modules and tests live as long as the process."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests that need what this machine lacks, with the reason."""
     for item in items:
@@ -220,12 +231,6 @@ def _strace_works() -> bool:
         return False
     traced = subprocess.run([strace, "-o", os.devnull, "true"], capture_output=True, timeout=30, check=False)
     return traced.returncode == 0
-
-
-def pytest_collection_finish() -> None:
-    """Leave out of later garbage collections all that was collected: modules and tests live as long as the process."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
