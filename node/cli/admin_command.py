@@ -14,7 +14,16 @@ from typing import Any
 import click
 
 from isthmus.node.cli.admin_client import AdminClient, admin_option
-from isthmus.node.cli.output import Row, TableSpec, echo_json, echo_result, objects_in, output_option, printable
+from isthmus.node.cli.output import (
+    Row,
+    TableSpec,
+    echo_json,
+    echo_result,
+    echo_rows,
+    objects_in,
+    output_option,
+    printable,
+)
 from isthmus.node.cli.parameters import BY, DRY_RUN, REASON, YES, confirm, node_options, with_options
 
 
@@ -74,8 +83,7 @@ class AdminCommand:
 
     def echo_rows(self, answer: Row, key: str, table: TableSpec) -> None:
         """Print the answer: as JSON, or the objects under `key` as a table."""
-        if not self.echo_json(answer):
-            table.echo(objects_in(answer, key))
+        echo_rows(answer, self.output, table, objects_in(answer, key))
 
 
 def admin_query(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -466,14 +466,14 @@ QUEUE: Final = click.option("--queue", metavar="NAME", callback=_name, help="Onl
 def lag(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:
     """How far other clusters are behind, by queue and bucket type, as in `isthmus lag`."""
     limits = _checked(warning, critical)
-    cluster, rows = query.get("/admin/cluster"), objects_in(query.get("/admin/lag"), "lag")
+    rows = objects_in(query.get("/admin/lag"), "lag")
     known = sorted({str(row.get("queue")) for row in rows})
     wanted = [row for row in rows if queue in (None, row.get("queue"))]
     _known_queue(queue, known)
-    facts = [*staleness_facts(cluster), *lag_facts(wanted, limits)]
+    facts = lag_facts(wanted, limits)
     if not wanted:
         facts.append(Fact(ProbeState.UNKNOWN, "no queue is registered: no change is sent in real time"))
-    _end("lag", facts, "", query.output, limits, quiet=quiet)
+    _finish(query, "lag", facts, "", limits, quiet=quiet)
 
 
 @check_group.command("isr")
@@ -483,14 +483,8 @@ def isr(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
     """Replicas out of sync and nodes that are down (warning); partitions without leader or below min-ISR (critical)."""
     cluster = query.get("/admin/cluster")
     limits = ProbeThresholds(warning, critical)
-    _end(
-        "isr",
-        [*staleness_facts(cluster), *isr_facts(cluster, limits)],
-        isr_fine(cluster),
-        query.output,
-        limits,
-        quiet=quiet,
-    )
+    facts = [*staleness_facts(cluster), *isr_facts(cluster, limits)]
+    _end("isr", facts, isr_fine(cluster), query.output, limits, quiet=quiet)
 
 
 @check_group.command("sync")
@@ -501,7 +495,7 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: Adm
     """When full-sync last proved both sides equal, and the newest result of any node. Differing keys that are queued
     are a warning, those that are not are critical."""
     limits = _checked(warning, critical)
-    cluster, answer = query.get("/admin/cluster"), query.get("/admin/fullsync/nodes")
+    answer = query.get("/admin/fullsync/nodes")
     nodes, at_ms = answer.get("nodes"), answer.get("at_ms")
     if not isinstance(nodes, dict) or not isinstance(at_ms, int):
         raise CommandFailed(Exit.UNAVAILABLE, "unknown", "the node does not report the results of all nodes' checks")
@@ -510,7 +504,7 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: Adm
         facts.append(Fact(ProbeState.UNKNOWN, "no node that answers has a [[fullsync]]: nothing is compared"))
     else:
         _known_queue(queue, known)
-    _end("sync", [*staleness_facts(cluster), *facts], "", query.output, limits, quiet=quiet)
+    _finish(query, "sync", facts, "", limits, quiet=quiet)
 
 
 @check_group.command("gaps")
@@ -520,10 +514,9 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: Adm
 def gaps(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:
     """Gaps: changes that queues gave up and no full-sync has proven yet, as in `isthmus gaps`."""
     limits = _checked(warning, critical)
-    cluster = query.get("/admin/cluster")
     answer = query.get("/admin/gaps" + (f"?queue={quote(queue, safe='')}" if queue else ""))
-    facts = [*staleness_facts(cluster), *gap_facts(answer, limits)]
-    _end("gaps", facts, "nothing was given up that is not proven yet", query.output, limits, quiet=quiet)
+    fine = "nothing was given up that is not proven yet"
+    _finish(query, "gaps", gap_facts(answer, limits), fine, limits, quiet=quiet)
 
 
 @check_group.command("sink")
@@ -535,10 +528,10 @@ def sink(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
     if critical < warning:
         raise click.UsageError(f"--critical {critical} is below --warning {warning}: nothing would be a warning")
     limits = ProbeThresholds(warning, critical)
-    cluster, rows = query.get("/admin/cluster"), objects_in(query.get("/admin/sink/nodes"), "nodes")
+    rows = objects_in(query.get("/admin/sink/nodes"), "nodes")
     nodes = {str(row.get("node")): row.get("sink") for row in rows}
-    facts = [*staleness_facts(cluster), *sink_facts(nodes, limits)]
-    _end("sink", facts, "no dead letters, no bucket type is lacking, no link fails", query.output, limits, quiet=quiet)
+    fine = "no dead letters, no bucket type is lacking, no link fails"
+    _finish(query, "sink", sink_facts(nodes, limits), fine, limits, quiet=quiet)
 
 
 PROBES: Final = tuple(check_group.commands)
@@ -554,6 +547,14 @@ def _checked(warning: int, critical: int) -> ProbeThresholds:
 def _known_queue(queue: str | None, known: Sequence[str]) -> None:
     if queue is not None and queue not in known:
         raise CommandFailed(Exit.REFUSED, "unknown-queue", no_such("queue", queue, known))
+
+
+def _finish(
+    query: AdminCommand, probe: str, facts: Sequence[Fact], fine: str, limits: ProbeThresholds, *, quiet: bool
+) -> None:
+    """End a probe of the node that answers, whose view of its cluster may be stale."""
+    stale = staleness_facts(query.get("/admin/cluster"))
+    _end(probe, [*stale, *facts], fine, query.output, limits, quiet=quiet)
 
 
 def _end(

@@ -16,7 +16,7 @@ from isthmus.config.loader import ConfigError, Fault, effective, load_file
 from isthmus.config.settings import QueueSettings, Settings
 from isthmus.config.warnings import warnings_of
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import echo_json, echo_table, output_option, printable
+from isthmus.node.cli.output import TableSpec, echo_json, echo_rows, output_option, printable
 from isthmus.node.local.topology import load_topology
 from isthmus.node.services.fullsync_query import sharing, warning
 
@@ -26,6 +26,9 @@ FILES = click.argument("files", metavar="FILE...", nargs=-1, required=True, type
 
 OFFERS: Final = ("filter", "cascade", "overflow", "riak_fetch")
 """Settings of a queue that decide what it offers; limits and rates may differ between nodes."""
+
+
+VALUES: Final = TableSpec("key", "value", "origin")
 
 
 class Checked(NamedTuple):
@@ -200,11 +203,8 @@ def show(file: Path, output: str) -> None:
             raise
         sentence = f"{file} is a topology; show takes a node's own file, which `isthmus local up` writes for each node"
         raise CommandFailed(Exit.USAGE, "bad-config", sentence) from None
-    if output == "json":
-        values = [{"key": row.path, "value": row.text, "origin": row.origin} for row in rows]
-        echo_json({"file": str(file), "values": values})
-    else:
-        echo_table(["key", "value", "origin"], rows)
+    values = [{"key": row.path, "value": row.text, "origin": row.origin} for row in rows]
+    echo_rows({"file": str(file), "values": values}, output, VALUES, values)
 
 
 def _checked(file: Path) -> Checked:

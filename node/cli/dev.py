@@ -12,7 +12,7 @@ import click
 
 from isthmus.config.validation import check_name
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import TableSpec, echo_json, echo_table, moment_of, output_option
+from isthmus.node.cli.output import TableSpec, echo_rows, moment_of, output_option
 from isthmus.node.cli.parameters import FiniteFloat
 from isthmus.node.local import dev_certificates
 from isthmus.node.local.topology import load_topology
@@ -24,6 +24,7 @@ directory_argument = click.argument("directory", metavar="DIR", type=click.Path(
 
 
 CERTIFICATES: Final = TableSpec("name", "certificate", "key", ("expires", moment_of("expires_ms")))
+TOKENS: Final = TableSpec("role", "file")
 
 
 @click.group("dev")
@@ -78,10 +79,7 @@ def certs(
         }
         for name, path in zip(wanted, paths, strict=True)
     ]
-    if output == "json":
-        echo_json({"authority": str(directory / "ca.crt"), "certificates": rows})
-        return
-    CERTIFICATES.echo(rows)
+    echo_rows({"authority": str(directory / "ca.crt"), "certificates": rows}, output, CERTIFICATES, rows)
 
 
 @dev_group.command("tokens")
@@ -89,11 +87,8 @@ def certs(
 @output_option
 def tokens(directory: Path, output: str) -> None:
     """Make a token for each role in DIR, in files that only you can read. Existing tokens stay."""
-    paths = dev_certificates.make_tokens(directory)
-    if output == "json":
-        echo_json({"tokens": {path.stem: str(path) for path in paths}})
-        return
-    echo_table(("role", "file"), ([path.stem, str(path)] for path in paths))
+    paths = {path.stem: str(path) for path in dev_certificates.make_tokens(directory)}
+    echo_rows({"tokens": paths}, output, TOKENS, ({"role": role, "file": path} for role, path in paths.items()))
 
 
 def _named(cluster: str | None, nodes: tuple[str, ...]) -> list[NodeName]:

@@ -9,21 +9,20 @@ import json
 import os
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import quote, unquote_to_bytes
 
 import click
 
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
-from isthmus.node.cli.credentials import access_from, credential_options
+from isthmus.node.cli.credentials import credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.object_client import ObjectClient
+from isthmus.node.cli.object_client import HTTP, ObjectClient
 from isthmus.node.cli.output import cell, echo_json, moment, output_option, printable
-from isthmus.node.cli.parameters import split_bucket
+from isthmus.node.cli.parameters import split_bucket, with_options
 from isthmus.repl.model.errors import BadInput
 
 
@@ -46,13 +45,8 @@ def reap(where: str, name: str, query: AdminCommand) -> None:
         raise CommandFailed(Exit.REFUSED, outcome, reason)
 
 
-DEFAULT_HTTP: Final = "http://127.0.0.1:8098"
-"""The default client listener."""
-
 OBJECT_BYTES_MAX: Final = 1_000_000_000
 """Largest value that `put` reads: the maximum of `limits.object_size`. Bounds endless input."""
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Name(click.ParamType[bytes]):
@@ -76,29 +70,15 @@ def _is_hex(pair: bytes) -> bool:
     return all(byte in b"0123456789abcdefABCDEF" for byte in pair)
 
 
-def _http_option(command: Command) -> Command:
-    """Add `--http URL`, `--bucket-type T`, `--percent` and the credential options."""
-
-    def client(context: click.Context, _parameter: click.Parameter, value: str) -> ObjectClient:
-        return ObjectClient(value, access_from(context))
-
-    command = click.option(
-        "--http",
-        "client",
-        metavar="URL",
-        envvar="ISTHMUS_HTTP",
-        default=DEFAULT_HTTP,
-        show_default=True,
-        show_envvar=True,
-        callback=client,
-        help="Client listener of any node of the cluster.",
-    )(command)
-    names = ("--bucket-type", "--type", "bucket_type")
-    command = click.option(*names, default="default", show_default=True, help="Bucket type.")(command)
-    command = click.option(
+http_options: Final = with_options(
+    credential_options,
+    click.option(
         "--percent", is_flag=True, is_eager=True, help="Names are percent-encoded, here and in what is printed."
-    )(command)
-    return credential_options(command)
+    ),
+    click.option("--bucket-type", "--type", "bucket_type", default="default", show_default=True, help="Bucket type."),
+    HTTP.add_option("client", ObjectClient, "Client listener of any node of the cluster."),
+)
+"""Options of every command at a client listener."""
 
 
 def _clock(_context: click.Context, _parameter: click.Parameter, value: str | None) -> bytes | None:
@@ -128,7 +108,7 @@ kv_group.add_command(reap)
 @BUCKET
 @KEY
 @click.option("--vtag", help="One of several siblings.")
-@_http_option
+@http_options
 @output_option
 def get(
     bucket: bytes, kv_key: bytes, vtag: str | None, client: ObjectClient, bucket_type: str, percent: bool, output: str
@@ -171,7 +151,7 @@ def get(
 @click.option("--meta", multiple=True, metavar="NAME=VALUE", help="Metadata; may be given several times.")
 @CLOCK
 @click.option("--replace", is_flag=True, help="Read the clock first: replaces the current value with all siblings.")
-@_http_option
+@http_options
 @output_option
 def put(
     bucket: bytes,
@@ -208,7 +188,7 @@ def put(
 @BUCKET
 @KEY
 @CLOCK
-@_http_option
+@http_options
 @output_option
 def delete(
     bucket: bytes,
@@ -234,7 +214,7 @@ def delete(
 @kv_group.command("list")
 @click.argument("bucket", type=Name(), required=False)
 @click.option("--limit", type=click.IntRange(1, 1 << 31), help="Stop after so many names.")
-@_http_option
+@http_options
 @output_option
 def list_names(
     bucket: bytes | None, limit: int | None, client: ObjectClient, bucket_type: str, percent: bool, output: str

@@ -13,8 +13,8 @@ import click
 
 from isthmus.config.text import no_such
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.cli.output import Row, TableSpec, echo_json, echo_result, output_option, value_or_nothing
-from isthmus.node.cli.parameters import FiniteFloat
+from isthmus.node.cli.output import Row, TableSpec, echo_result, echo_rows, output_option, value_or_nothing
+from isthmus.node.cli.parameters import FiniteFloat, with_options
 from isthmus.node.local import directory as local_directory
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.supervisor_client import stop
@@ -42,6 +42,10 @@ no_wait_option = click.option("--no-wait", is_flag=True, help="Return at once in
 kill_option = click.option(
     "--kill9", "--kill", "kill", is_flag=True, help="SIGKILL at once, as a crash would, instead of a graceful stop."
 )
+directory_options = with_options(
+    click.argument("topology", type=click.Path(path_type=Path), required=False), directory_option, output_option
+)
+node_options = with_options(topology_argument, click.argument("node"), directory_option)
 
 PROGRESS_INTERVAL_S: Final = 5.0
 """Between two lines of progress where standard error is no terminal: a start of 30 s leaves few lines in a log."""
@@ -63,16 +67,11 @@ def up(topology: Path, directory: Path, auto_ports: bool, timeout_s: float, outp
     clusters = LocalClusters(load_topology(topology), directory, auto_ports=auto_ports)
     with StartProgress() as progress:
         result = clusters.up(timeout_s, progress.show)
-    if output == "json":
-        echo_json(result)
-        return
-    NODES.echo(_node_rows(result))
+    echo_rows(result, output, NODES, _node_rows(result))
 
 
 @local_group.command("down")
-@click.argument("topology", type=click.Path(path_type=Path), required=False)
-@directory_option
-@output_option
+@directory_options
 def down(topology: Path | None, directory: Path, output: str) -> None:
     """Stop all that runs in the directory; data and ports are kept. TOPOLOGY is not needed."""
     if topology is not None:
@@ -82,18 +81,13 @@ def down(topology: Path | None, directory: Path, output: str) -> None:
 
 
 @local_group.command("status")
-@click.argument("topology", type=click.Path(path_type=Path), required=False)
-@directory_option
-@output_option
+@directory_options
 def status(topology: Path | None, directory: Path, output: str) -> int:
     """Processes of the directory and their addresses. Exit code 1 unless everything runs. TOPOLOGY is not needed."""
     if topology is not None:
         load_topology(topology)
     found = local_directory.status_of(directory)
-    if output == "json":
-        echo_json(found)
-    else:
-        PROCESSES.echo(_process_rows(found))
+    echo_rows(found, output, PROCESSES, _process_rows(found))
     states = [
         each["state"] for cluster in found["clusters"].values() for each in [*cluster["zookeepers"], *cluster["nodes"]]
     ]
@@ -101,9 +95,7 @@ def status(topology: Path | None, directory: Path, output: str) -> int:
 
 
 @local_group.command("restart-node")
-@topology_argument
-@click.argument("node")
-@directory_option
+@node_options
 @kill_option
 @no_wait_option
 @timeout_option
@@ -121,9 +113,7 @@ def restart(
 
 
 @local_group.command("stop-node")
-@topology_argument
-@click.argument("node")
-@directory_option
+@node_options
 @kill_option
 @output_option
 def stop_one(topology: Path, node: str, directory: Path, kill: bool, output: str) -> None:
@@ -134,9 +124,7 @@ def stop_one(topology: Path, node: str, directory: Path, kill: bool, output: str
 
 
 @local_group.command("start-node")
-@topology_argument
-@click.argument("node")
-@directory_option
+@node_options
 @no_wait_option
 @timeout_option
 @output_option
@@ -189,10 +177,7 @@ def _node_names(topology: Topology) -> list[str]:
 
 def _show_nodes(directory: Path, output: str) -> None:
     result = local_directory.describe(directory.absolute())
-    if output == "json":
-        echo_json(result)
-    else:
-        NODES.echo(_node_rows(result))
+    echo_rows(result, output, NODES, _node_rows(result))
 
 
 def _node_rows(result: Row) -> Iterator[Row]:

@@ -112,6 +112,14 @@ class TableSpec:
         echo_table(self.headings, map(self.cells, rows))
 
 
+def echo_rows(document: Any, output: str, table: TableSpec, rows: Iterable[Row]) -> None:
+    """Print a document: as JSON, or its rows as a table."""
+    if output == "json":
+        echo_json(document)
+    else:
+        table.echo(rows)
+
+
 def objects_in(answer: Row, key: str) -> list[dict[str, Any]]:
     """The objects of the list under `key`; none where a node, of another version maybe, does not have it."""
     found = answer.get(key)

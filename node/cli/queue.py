@@ -28,13 +28,18 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
-from isthmus.node.cli.parameters import time_of
+from isthmus.node.cli.parameters import time_of, with_options
 from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
 POSITIONS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 SERVING = click.option("--serving", is_flag=True, help="Stop giving out changes; they wait (the default).")
 PUBLISHING = click.option("--publishing", is_flag=True, help="Stop making references; new changes become a gap.")
+LIMITS = with_options(
+    click.option("--queue-limit", type=click.IntRange(1), help="References in memory."),
+    click.option("--object-limit", type=click.IntRange(0), help="Whole objects in memory."),
+    click.option("--object-size-limit", metavar="SIZE", help='Largest object that is kept whole, such as "200KB".'),
+)
 
 
 @click.group("queue")
@@ -452,9 +457,7 @@ def release(name: str, start: str, act: AdminCommand) -> None:
 )
 @click.option("--cascade", is_flag=True, help="Offer also what came from another cluster.")
 @click.option("--overflow", type=click.Choice(["replay", "discard"]), default="replay", show_default=True)
-@click.option("--queue-limit", type=click.IntRange(1), help="References in memory.")
-@click.option("--object-limit", type=click.IntRange(0), help="Whole objects in memory.")
-@click.option("--object-size-limit", metavar="SIZE", help='Largest object that is kept whole, such as "200KB".')
+@LIMITS
 @click.option("--riak-fetch", is_flag=True, help="For a Riak as sink, which takes each change at most once.")
 @admin_act(reason=True)
 def register(
@@ -481,9 +484,7 @@ def register(
 @click.option("--filter", metavar="RULES", help="Which changes the queue offers from now on.")
 @click.option("--cascade/--no-cascade", default=None, help="Offer also what came from another cluster, or not.")
 @click.option("--overflow", type=click.Choice(["replay", "discard"]), help="Action on changes above the limit.")
-@click.option("--queue-limit", type=click.IntRange(1), help="References in memory.")
-@click.option("--object-limit", type=click.IntRange(0), help="Whole objects in memory.")
-@click.option("--object-size-limit", metavar="SIZE", help='Largest object that is kept whole, such as "200KB".')
+@LIMITS
 @click.option("--lease", metavar="TIME", help='How long a sink may take to acknowledge a batch, such as "30s".')
 @click.option("--riak-fetch/--no-riak-fetch", default=None, help="For a Riak as sink, or for a sink of Isthmus.")
 @click.option("--from", "start", type=click.Choice(["0"]), help="Offer everything once more, instead of a gap.")
@@ -616,7 +617,7 @@ def _start(text: str) -> str | int:
         return text
     try:
         return time_of(text, "--from")
-    except CommandFailed as error:
+    except BadInput as error:
         raise BadInput(f"{error}; or 0, or now") from None
 
 

@@ -35,6 +35,17 @@ def test_a_queue_that_is_not_there_is_reported_with_those_that_are(
     assert "known here: to-west, to-north" in capsys.readouterr().err
 
 
+def test_where_a_queue_begins_is_a_time_or_one_of_two_words(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence about a wrong time names the two words, too; nothing is sent."""
+    assert cli.main(["queue", "release", "q", "--from", "soon", "--yes"]) == Exit.USAGE
+    shown = capsys.readouterr().err
+    assert "--from: 'soon' is no time" in shown
+    assert shown.endswith("; or 0, or now\n")
+    assert listener.posted == []
+
+
 @pytest.mark.parametrize(
     ("answer", "code", "sentence"),
     [

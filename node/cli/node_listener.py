@@ -1,0 +1,155 @@
+"""One listener of a node, as commands use it over HTTP: its option, its connections, and its failures in a sentence."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import unquote
+
+import click
+
+from isthmus.config.validation import check_peer_url
+from isthmus.node.cli.credentials import access_from
+from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
+from isthmus.repl.security.tls import trouble_of
+
+CONNECT_TIMEOUT_S: Final = 5.0
+"""A node on a reachable machine accepts in milliseconds; a guess with a margin for slow links."""
+
+ANSWER_TIMEOUT_S: Final = 20.0
+"""How long one answer may take; a suspension waits for the metastore, for which a start allows 20 s as well."""
+
+TLS_WANTED: Final = "tls"
+"""The reason that a listener with TLS gives to a plain connection."""
+
+UNAUTHORIZED: Final = 401
+TOKEN_HINT: Final = "; --token-file FILE or ISTHMUS_TOKEN gives one"  # noqa: S105 - a sentence
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class ListenerKind(NamedTuple):
+    """The option that names a listener, its environment variable, and its default."""
+
+    option: str
+    variable: str
+    default: str
+
+    def add_option(
+        self, parameter: str, client: Callable[[str, PeerCredentials], Any], help_text: str
+    ) -> Callable[[Command], Command]:
+        """A decorator that adds the option to a command, which gets the client of the listener as `parameter`."""
+
+        def made(context: click.Context, _parameter: click.Parameter, value: str) -> Any:
+            return client(value, access_from(context))
+
+        return click.option(
+            self.option,
+            parameter,
+            metavar="URL",
+            envvar=self.variable,
+            default=self.default,
+            show_default=True,
+            show_envvar=True,
+            callback=made,
+            help=help_text,
+        )
+
+
+class NodeListener:
+    """A listener at `url`, http(s)://HOST:PORT; raises CommandFailed (usage) when it is not."""
+
+    def __init__(
+        self, kind: ListenerKind, url: str, access: PeerCredentials = OPEN, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> None:
+        self._kind = kind
+        self._timeout_s = timeout_s
+        try:
+            self.url = check_peer_url(url)
+        except ValueError as error:
+            raise CommandFailed(Exit.USAGE, "bad-input", f"{kind.option}: {error}") from None
+        self._session = session(access=access)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    @contextmanager
+    def request(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[Any]:
+        """The answer to a request (requests' Response), not read yet. Raises CommandFailed (UNAVAILABLE), also from
+        what reads it."""
+        check_path(path)
+        timeouts_s = (min(CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s)
+        try:
+            with self._session.request(
+                method,
+                self.url + path,
+                data=body,
+                headers=headers,
+                timeout=timeouts_s,
+                allow_redirects=False,
+                stream=True,
+            ) as response:
+                if reason_of(response) == TLS_WANTED:
+                    raise self.unavailable("speaks TLS: write https://")
+                yield response
+        except OSError as error:  # everything that requests raises is one
+            raise self.unavailable(f"does not answer: {cause(error)}") from error
+
+    def pieces(self, response: Any, limit_bytes: int | None) -> Iterator[bytes]:
+        """The body of an answer as it comes. Raises CommandFailed (UNAVAILABLE) above the limit."""
+        size = 0
+        for piece in response.iter_content(65_536):
+            size += len(piece)
+            if limit_bytes is not None and size > limit_bytes:
+                raise self.unavailable(f"answers with more than {limit_bytes} bytes")
+            yield piece
+
+    def unavailable(self, what: str) -> CommandFailed:
+        """The failure of a listener that does not answer as it should."""
+        hint = f" ({self._kind.option} URL or {self._kind.variable} names another node)"
+        return CommandFailed(Exit.UNAVAILABLE, "unavailable", f"{self.url} {what}{hint}")
+
+    @staticmethod
+    def refused(status: int, reason: str, sentence: str) -> CommandFailed:
+        """The failure of a request that was answered with an error status."""
+        hint = TOKEN_HINT if status == UNAUTHORIZED else ""
+        return CommandFailed(Exit.REFUSED if status < 500 else Exit.UNAVAILABLE, reason, sentence + hint)
+
+
+def reason_of(response: Any) -> str:
+    """The stable reason code of an answer, "" for none."""
+    found: str = response.headers.get("X-Isthmus-Reason", "")
+    return found
+
+
+def check_path(path: str) -> None:
+    """Raise CommandFailed for a path with a "." or ".." segment, percent-encoded or not: an HTTP client removes these
+    and would request another path."""
+    for part in path.partition("?")[0].split("/"):
+        if (name := unquote(part)) in (".", ".."):
+            sentence = f"the name {name!r} cannot stand in the path of a request: to HTTP it is a step to another path"
+            raise CommandFailed(Exit.USAGE, "bad-input", sentence)
+
+
+def cause(error: BaseException) -> str:
+    """The cause at the root of a chain of exceptions, as text."""
+    words = "no valid answer"
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ssl.SSLError):
+            failure = trouble_of(seen)
+            return f"{failure.words}{'; write http://' if failure.code == 'plaintext' else ''}"
+        if isinstance(seen, WrongPeer):
+            return str(seen)
+        if isinstance(seen, TimeoutError):
+            return f"no answer within {ANSWER_TIMEOUT_S:.0f} s"
+        if isinstance(seen, OSError) and seen.strerror:
+            words = seen.strerror.lower()
+        seen = seen.__cause__ or seen.__context__
+    return words
