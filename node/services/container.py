@@ -182,6 +182,7 @@ class NodeServices:
             positions=self.runtime,
             default_type=default_type_of(settings),
             observer=self,
+            registration=self.registrar,
         )
         self.membership = ClusterMembership(self.controller, settings, self.cluster_uuid)
         self.query = ClusterQuery(name, self.links)
@@ -195,7 +196,6 @@ class NodeServices:
         self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
         self.registrar.on_registered = self._registered
         self.registrar.on_lost = self.runtime.session_expired
-        self.controller.registered = lambda: self.registrar.inc != 0
         self.runtime.record_watcher = self.controller
         self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
         facts = ReplicationFacts(

@@ -43,12 +43,21 @@ class EffectiveOption(NamedTuple):
     origin: str
 
 
+class _Components(NamedTuple):
+    """The components that options are applied to."""
+
+    runtime: Runtime
+    coordinator: Coordinator
+    links: ClusterLinks
+
+
 class EffectiveOptions:
     """The options in force on one node; before the first reading those of its file."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._chosen = OptionSettings()
+        self._components: _Components | None = None
 
     def effective(
         self, name: str, bucket_type: str | None = None, chosen: OptionSettings | None = None
@@ -98,21 +107,24 @@ class EffectiveOptions:
 
     def attach(self, controller: Controller, runtime: Runtime, coordinator: Coordinator, links: ClusterLinks) -> None:
         """Apply the options that the controller reads to these components, from now on."""
+        self._components = _Components(runtime, coordinator, links)
+        controller.options_listener = self
 
-        def learn(chosen: OptionSettings) -> None:
-            self._chosen = chosen
-            numbers: dict[bytes, ReplicaOptions] = {}
-            now_ms = runtime.time.now_ms()
-            for partition in runtime.partitions.values():
-                kind = partition.bucket_type
-                wanted = numbers.get(kind) or numbers.setdefault(kind, self.core(kind.decode()))
-                if partition.replica.options != wanted:
-                    partition.replica.reconfigure(wanted, now_ms)
-            runtime.dispatch_all(ev.Tick())
-            coordinator.set_read_isolation(
-                Isolation(str(self.effective(READ_ISOLATION).value)),
-                {kind.encode(): Isolation(str(self.effective(READ_ISOLATION, kind).value)) for kind in chosen.types},
-            )
-            links.cap.set_rate(int(self.effective(CATCH_UP_RATE).value))
-
-        controller.on_options = learn
+    def on_options(self, options: OptionSettings) -> None:
+        """See `repl.controller.controller.OptionsListener`."""
+        assert self._components is not None
+        runtime, coordinator, links = self._components
+        self._chosen = options
+        numbers: dict[bytes, ReplicaOptions] = {}
+        now_ms = runtime.time.now_ms()
+        for partition in runtime.partitions.values():
+            kind = partition.bucket_type
+            wanted = numbers.get(kind) or numbers.setdefault(kind, self.core(kind.decode()))
+            if partition.replica.options != wanted:
+                partition.replica.reconfigure(wanted, now_ms)
+        runtime.dispatch_all(ev.Tick())
+        coordinator.set_read_isolation(
+            Isolation(str(self.effective(READ_ISOLATION).value)),
+            {kind.encode(): Isolation(str(self.effective(READ_ISOLATION, kind).value)) for kind in options.types},
+        )
+        links.cap.set_rate(int(self.effective(CATCH_UP_RATE).value))

@@ -83,6 +83,21 @@ class ClusterObserver(Protocol):
         """All readable partition records, by partition."""
 
 
+class OptionsListener(Protocol):
+    """Applies dynamic options (`node.services.live_options.EffectiveOptions`)."""
+
+    def on_options(self, options: OptionSettings, /) -> None:
+        """The options after a read or change of them, before the records that are read after it."""
+
+
+class OwnRegistration(Protocol):
+    """The registration of this process (`repl.runtime.registration.Registrar`)."""
+
+    @property
+    def registered(self) -> bool:
+        """Whether this process is registered under its node's name."""
+
+
 class Controller:
     """One node's controller."""
 
@@ -96,13 +111,16 @@ class Controller:
         positions: LocalPositions,
         default_type: DefaultType,
         observer: ClusterObserver,
+        registration: OwnRegistration,
     ) -> None:
-        """`links` are never asked to reach `node` itself. `positions` are those of this node's replicas."""
+        """`links` are never asked to reach `node` itself. `positions` are those of this node's replicas. A node without
+        a `registration` decides nothing, since other nodes address the deciding node by its name."""
         self.metastore = metastore
         self._node = node
         self._time = time
         self._default_type = default_type
         self._observer = observer
+        self._registration = registration
         self._wake = asyncio.Event()
         self._unavailable = LogLimit()
         self._timers: dict[int, ElectionTimer] = {}
@@ -115,16 +133,12 @@ class Controller:
         self._claiming = asyncio.Lock()
         self._claim_known = False
         self._options = WatchedDocument(
-            metastore, OPTIONS_DOCUMENT, OptionSettings(), DOCUMENT_EVENTS, lambda found: self.on_options(found)
+            metastore, OPTIONS_DOCUMENT, OptionSettings(), DOCUMENT_EVENTS, self._pass_on_options
         )
         self._placement = WatchedDocument(metastore, ORDERS_DOCUMENT, Placement(), DOCUMENT_EVENTS)
         self.unread = UnreadableDocuments()
         self.moving = Reassigner(metastore, self.unread)
-        self.on_options: Callable[[OptionSettings], None] = lambda _options: None
-        """Gets the dynamic options after every read of them, before the records that are read after it."""
-        self.registered: Callable[[], bool] = lambda: True
-        """Whether this process is registered under its node's name. An unregistered one decides nothing, since other
-        nodes address the deciding node by its name."""
+        self.options_listener: OptionsListener | None = None
         self.balancing: LeaderBalancer | None = None
         """Spreads leaderships while this node decides; None: no balancing. Set before `start`."""
         self.decides = False
@@ -195,6 +209,10 @@ class Controller:
         """Report that the barrier of a candidate on this node is durable."""
         self._promotions.announce(partition, effect)
 
+    def _pass_on_options(self, options: OptionSettings) -> None:
+        if self.options_listener is not None:
+            self.options_listener.on_options(options)
+
     def _on_hint(self, path: str) -> None:
         if path == CLAIM_PATH:
             self._claim_known = False
@@ -234,7 +252,7 @@ class Controller:
     async def _look(self) -> int:
         """Read, decide and write once; returns the milliseconds until the next read is due."""
         await self._read()
-        if self.decides and not self.registered():
+        if self.decides and not self._registration.registered:
             async with self._claiming:
                 await self._give_up_claim()
             self._claim_known = False
@@ -288,7 +306,7 @@ class Controller:
         """Take the claim if it is free, and read who has it; valid until a watch event."""
         self._claim_known = True
         try:
-            may = not self._resigned and self.registered()
+            may = not self._resigned and self._registration.registered
             won = may and await self.metastore.claim(CLAIM_PATH, self._node.encode())
             found = await self.metastore.get(CLAIM_PATH)
         except (Unavailable, Ambiguous, VersionConflict):

@@ -86,6 +86,11 @@ class Registrar:
         self.on_lost: Callable[[], None] = lambda: None
         """Called when another process has the name."""
 
+    @property
+    def registered(self) -> bool:
+        """Whether this process is registered under its node's name."""
+        return self.inc != 0
+
     # -- keep registered ----------------------------------------------------------------------------------
 
     def start(self) -> None:

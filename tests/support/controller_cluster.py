@@ -50,6 +50,7 @@ class FakeNode:
             positions=self,
             default_type=cluster.default,
             observer=self,
+            registration=self,
         )
         if cluster.balance is not None:
             self.controller.balancing = LeaderBalancer(
@@ -59,6 +60,9 @@ class FakeNode:
                 options=cluster.balance,
                 wake=self.controller.wake,
             )
+
+    registered = True
+    """See OwnRegistration."""
 
     def position_of(self, partition: int) -> tuple[int, int] | None:
         """See LocalPositions."""

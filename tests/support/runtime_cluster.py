@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -183,6 +184,7 @@ async def run_node(
         positions=runtime,
         default_type=default_type or DefaultType(PARTITIONS, 1, settle_ms=0),
         observer=Observer(),
+        registration=SimpleNamespace(registered=True),
     )
     handlers |= {**coordinator.request_handlers(), **controller.request_handlers()}
     if balance is not None:
