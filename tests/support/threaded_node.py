@@ -6,12 +6,18 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from isthmus.config.loader import load_file
+from isthmus.config.settings import Settings
 from isthmus.node.daemon import Node
 from isthmus.node.local.ports import free_port
+from isthmus.node.services import container
 from isthmus.node.services.container import READ_THREADS
+from isthmus.node.services.wiring import default_type_of
+from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.metastore.port import Metastore
 from tests.support.memory_metastore import MemoryMetastore
 
@@ -33,7 +39,16 @@ factor = 1
 
 
 class NodeInMemory(Node):
-    """A node but for ZooKeeper."""
+    """A node but for ZooKeeper. It is alone, and places the default bucket type without waiting for other nodes."""
+
+    async def start(self) -> None:
+        """See `Node`."""
+
+        def without_waiting(settings: Settings) -> DefaultType:
+            return replace(default_type_of(settings), settle_ms=0)
+
+        with patch.object(container, "default_type_of", without_waiting):
+            await super().start()
 
     async def _connect_metastore(self) -> Metastore:
         metastore = MemoryMetastore()

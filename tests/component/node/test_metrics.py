@@ -10,14 +10,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from isthmus.config.loader import load_file
-from isthmus.node.daemon import METRICS, Node
+from isthmus.node.daemon import METRICS
 from isthmus.node.local.ports import free_port
 from isthmus.node.observability.metrics import kind_of
-from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
-from tests.support.memory_metastore import MemoryMetastore
+from tests.support.threaded_node import NodeInMemory
 
 SETTINGS: Final = """\
 [node]
@@ -40,16 +39,6 @@ name = "to-west"
 url = "http://127.0.0.1:9"
 queue = "to-east"
 """
-
-
-class NodeInMemory(Node):
-    """A whole node in this process, but for ZooKeeper."""
-
-    async def _connect_metastore(self) -> Metastore:
-        metastore = MemoryMetastore()
-        self._metastore = metastore
-        await metastore.start(self._on_session)
-        return metastore
 
 
 async def read_exposition(directory: Path) -> str:
