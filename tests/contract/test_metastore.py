@@ -200,7 +200,7 @@ async def test_an_expired_session_is_reported_and_followed_by_a_new_one(clients:
         assert await client.register(a_registration()) > inc
 
 
-async def test_what_was_read_before_a_disconnection_is_hinted_after_it(clients: MetastoreClients) -> None:
+async def test_documents_read_before_a_disconnection_are_hinted_after_it(clients: MetastoreClients) -> None:
     """Watches do not survive a broken connection, so the client is told to read again."""
 
     async with started(clients) as (client, events):

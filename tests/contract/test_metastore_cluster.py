@@ -194,7 +194,9 @@ async def test_a_write_that_names_a_member_checks_its_registration_and_log_id(cl
 
 
 @pytest.mark.parametrize("change", ["gen", "leaving", "session-ended", "left-and-back", "record"])
-async def test_what_changes_between_the_checks_and_the_write_refuses_it(change: str, clients: MetastoreClients) -> None:
+async def test_a_change_between_the_checks_and_the_write_refuses_the_write(
+    change: str, clients: MetastoreClients
+) -> None:
     """The checks hold at the moment of the write: a new gen, a leave, an ended session, a new session that is leaving
     (whose znode begins at version 0 again), or another writer, all in the last moment, refuse it."""
 

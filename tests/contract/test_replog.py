@@ -109,7 +109,7 @@ def test_partitions_have_their_own_offsets_and_epochs(subject: Subject) -> None:
     assert [entry.epoch for entry in log.read(2, 0, 9, 1 << 20)] == [3, 3, 3, 7, 7, 7, 8, 8, 9]
 
 
-def test_what_is_queued_together_is_committed_together(subject: Subject) -> None:
+def test_entries_queued_together_are_committed_together(subject: Subject) -> None:
     """Inside `grouped` nothing is reported; then all of it, of all partitions, is durable by one group commit."""
     log = subject.log
     listener = Listener(log)

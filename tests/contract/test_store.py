@@ -348,7 +348,7 @@ def test_requests_of_the_last_offsets_are_known_by_key_and_id(store: Store) -> N
     assert store.request_offset(3, entries[2].key_hash, entries[2].request_id) == 2
 
 
-def test_what_was_read_is_below_the_reach(store: Store) -> None:
+def test_read_rows_are_below_the_reach(store: Store) -> None:
     """`reach` is at least what is applied, also while a batch is written that readers may see already."""
     history = History()
     history.put(b"b", b"k", b"x")

@@ -180,7 +180,7 @@ def state_of(store: Store) -> list[tuple[bytes, bytes]]:
 
 
 @pytest.mark.parametrize("boot_id", ["boot", "another"])
-def test_what_was_reaped_is_remembered_over_a_restart(memory_directory, boot_id, monkeypatch):
+def test_clocks_of_reaped_keys_survive_a_restart(memory_directory, boot_id, monkeypatch):
     """Of the process, and of the machine, where what is not yet on disk comes again by a replay: to the same rows."""
     monkeypatch.setattr(reaped, "REMEMBERED_MAX", 3)
     store, entries = level(memory_directory / "store"), reaped_keys(1, 2, 3, 4, 5)

@@ -84,7 +84,7 @@ def test_a_damaged_row_is_what_it_was(pair: Any, damaged: Any) -> None:
     assert same(giver, taker)
 
 
-def test_what_has_changed_since_is_left(pair: Any) -> None:
+def test_a_row_changed_since_is_not_repaired(pair: Any) -> None:
     """A row that is not the one that was seen, a row of an offset that is not applied here yet, and, where there was
     no row, one of a copy that is less far than this one: nothing is written."""
     (giver, taker), history = pair

@@ -84,7 +84,7 @@ def spark() -> Iterator[Any]:
     made.stop()
 
 
-def test_what_is_read_is_what_the_cluster_has(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
+def test_rows_read_match_the_cluster(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
     """Keys, hashes, filters, consistency and splits: all counts are those of the cluster, and the manifest of the
     latest read is of that read alone."""
 
@@ -241,7 +241,7 @@ def test_tables_in_the_catalog_are_refused_or_take_their_options_where_they_are_
         spark.sql("DROP TABLE IF EXISTS kept")
 
 
-def test_what_is_written_keeps_its_clocks_or_is_new(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
+def test_written_rows_keep_their_clocks_or_get_new_ones(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
     """A push of what was read changes nothing, not even clocks; a table of values becomes new objects."""
     read = spark.read.format("isthmus").options(urls=live.urls, bucket="w")
     read.options(view="objects", columns="bucket,key,object,clock").load().write.parquet(str(tmp_path / "x"))

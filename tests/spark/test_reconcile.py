@@ -106,7 +106,7 @@ def test_findings_are_a_table_of_spark(spark: Any, pair: ClusterPair, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_cannot_be_read_is_never_equal(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
+def test_unreadable_rows_are_never_equal(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
     """A cluster that gives garbage, is not there, or takes questions and never answers ends in 2, with all segments
     open."""
     with garbage_server() as wrong, silent_server() as silent:

@@ -305,7 +305,7 @@ def test_a_refusal_is_the_nodes_own_sentence(
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"[" * 100_000, b"\xff", b'{"a": 1'])
 @pytest.mark.parametrize("status", [200, 302, 500])
-def test_what_is_no_admin_listener_is_reported(
+def test_a_wrong_admin_listener_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], answer: bytes, status: int
 ) -> None:
     """Whatever else listens there, the command ends in one line that asks if this is the admin listener."""

@@ -25,7 +25,7 @@ PLAIN = {**ROW, "property": "r", "value": "quorum", "origin": "default", "by": N
 ANSWER = {"outcome": "set", "bucket_type": "notes", "bucket": "a%2Fb", "properties": [ROW, PLAIN]}
 
 
-def test_a_buckets_properties_are_shown_for_people_and_for_programs(
+def test_properties_of_a_bucket_are_shown_as_table_and_json(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A row each with where it comes from; without a type the bucket is of the default one; JSON is the node's."""

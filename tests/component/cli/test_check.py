@@ -283,7 +283,7 @@ def test_programs_get_all_facts_and_cron_gets_no_good_news(
     assert printed(capsys)
 
 
-def test_what_goes_out_and_is_compared_by_no_full_sync_is_a_warning(
+def test_a_queue_without_full_sync_is_a_warning(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A real-time queue whose repairs go by another one is compared by that one's checks; a bucket type that a queue

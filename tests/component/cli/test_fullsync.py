@@ -196,7 +196,7 @@ def test_a_suspension_is_reported_by_node_and_a_silent_node_is_code_3(
     assert capsys.readouterr().out == "e1: checks of west are due again\n"
 
 
-def test_what_is_set_of_a_peer_is_asked_for_by_the_keys_of_a_file(
+def test_settings_of_a_peer_have_the_keys_of_a_file(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is not named is not sent; --default stands alone; kinds and counts are read before anybody is asked."""

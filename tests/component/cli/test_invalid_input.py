@@ -167,7 +167,7 @@ def answering_404(reason: str, *headers: tuple[str, str]) -> Iterator[str]:
         server.server_close()
 
 
-def test_what_is_not_known_here_is_not_behind_there() -> None:
+def test_an_unknown_local_state_does_not_count_as_behind() -> None:
     """Where nobody can say what this cluster has of a key, no other one is ahead of it: how they stand is unknown, and
     what the other has seen is told. Where the key is known not to be here, the other is ahead."""
     clock = encode_clock(((b"a" * 20, 1, 0),))

@@ -87,7 +87,7 @@ def test_nothing_to_move_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert node.posted == []
 
 
-def test_what_is_in_the_way_is_reported_and_not_called_even(
+def test_an_obstacle_is_reported_and_not_called_even(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While partitions are being elected nobody knows what is even: code 3 with the reason, in a dry run, too. Moves

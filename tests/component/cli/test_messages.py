@@ -215,9 +215,7 @@ def test_an_endless_value_is_refused(
     "arguments",
     [["delete", "b", "k", "--clock", "ü"], ["put", "b", "k", "v", "--clock", "²"], ["list", "--limit", "9" * 30]],
 )
-def test_what_no_clock_and_no_limit_can_be_is_a_usage_error(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
+def test_an_impossible_time_or_limit_is_a_usage_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     """Beyond ASCII, and beyond all numbers that are counted to: a line, and no request is sent."""
     assert cli.main(["kv", *arguments, "--http", "http://127.0.0.1:1"]) == Exit.USAGE
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -235,7 +233,7 @@ def test_plain_http_to_a_tls_listener_is_unavailable_for_every_command(
     assert all("speaks TLS: write https://" in line for line in said)
 
 
-def test_what_a_node_shows_of_full_sync_is_text(
+def test_full_sync_status_of_a_node_is_printed_as_plain_text(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing of it acts upon a terminal, whatever the other cluster called itself or answered."""

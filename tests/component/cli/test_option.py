@@ -27,9 +27,7 @@ ROW = {
 }
 
 
-def test_options_are_listed_for_people_and_for_programs(
-    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_are_listed_as_table_and_json(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """A row each, with who and when; what is not in force yet is said; JSON is the node's answer."""
     listener.respond("/admin/options?bucket_type=no%2Ftes", {"options": [ROW]})
     assert cli.main(["option", "list", "--bucket-type", "no/tes"]) == Exit.OK
@@ -63,7 +61,7 @@ def test_options_are_set_and_unset(listener: FakeAdminListener, capsys: pytest.C
     ]
 
 
-def test_what_waits_is_shown_once_and_not_for_a_dry_run(
+def test_a_pending_option_is_shown_once_and_not_in_a_dry_run(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The cluster's row and that of a bucket type wait for the same partitions: one line names them. A dry run has set

@@ -57,7 +57,7 @@ def test_a_zone_that_is_named_counts() -> None:
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "20260203", "0", "1969-12-31", "0001-01-01", "0001-01-01T00:00+05:00"]
 )
-def test_what_is_no_time_is_a_usage_error(listener: FakeAdminListener, text: str) -> None:
+def test_an_invalid_time_is_a_usage_error(listener: FakeAdminListener, text: str) -> None:
     """Nobody is asked. A date without dashes is none: elsewhere a number is milliseconds."""
     with pytest.raises(BadInput):
         time_of(text)

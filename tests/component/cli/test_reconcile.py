@@ -47,7 +47,7 @@ def test_times_are_the_same_everywhere(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1" * 10, "1" * 19, "1" * 10 + "\u0661", "20260203", "soon", "", "1969-12-31"])
-def test_what_is_no_time_is_none_anywhere(text: str) -> None:
+def test_an_invalid_time_is_invalid_in_every_command(text: str) -> None:
     """Too few or too many digits, digits of another script, words, and times before 1970 are refused by both."""
     with pytest.raises(ValueError, match="is needed"):
         options.parse_time_ms(text)

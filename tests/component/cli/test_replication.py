@@ -280,7 +280,7 @@ def test_a_key_refused_by_a_local_sink_is_reported_with_its_dead_letter(
         assert joined({"e1": explanation(leads=True, object=found), "e2": refused}, {})["next"] == step
 
 
-def test_what_comes_next_goes_by_the_other_side() -> None:
+def test_the_next_step_depends_on_the_other_side() -> None:
     """Where this cluster has sent all: nothing if both are equal, unless a check found other content under the same
     clock; who is ahead sends; what waits here goes first, whatever the other side has."""
     sent = {"queue": "q", "state": "acknowledged", "next": ""}
@@ -354,7 +354,7 @@ def test_explain_prints_what_a_node_answers(listener: FakeAdminListener, capsys:
         ("queue q: run a full-sync", "ahead", "queue q: run a full-sync"),
     ],
 )
-def test_what_another_cluster_has_decides_what_is_next(
+def test_the_state_of_the_other_cluster_decides_the_next_step(
     listener: FakeAdminListener,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

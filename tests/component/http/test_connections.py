@@ -87,7 +87,7 @@ def test_requests_sent_ahead_are_answered_in_order(client_api, server):
         b"GET /ping HTTP/1.0\r\nhost: x\r\nhost: y\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_answered_400_and_closed(client_api, server, garbage):
+def test_invalid_http_is_answered_400_and_closed(client_api, server, garbage):
     """Bytes that cannot be parsed get one 400 with a reason; nothing is written, the connection ends."""
     raw = server.exchange(garbage)
     assert statuses(raw) == [400], raw

@@ -25,7 +25,7 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize("header", ELSEWHERE)
 @pytest.mark.parametrize("cut", [0, 20])
-def test_what_a_page_elsewhere_sends_changes_nothing(client_api, server, header, cut):
+def test_requests_of_a_foreign_web_page_change_nothing(client_api, server, header, cut):
     """A write that a page of another place makes a browser send is 403, whether it comes in one piece or in two."""
     raw = PUT % header
     with server.connect() as sock:

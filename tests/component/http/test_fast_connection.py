@@ -191,7 +191,7 @@ def test_the_guard_is_asked_once_for_each_request(client_api_with, serve):
     assert [head[9:12] for _, head, _ in answers[0]] == [b"401", b"204", b"401"]
 
 
-def test_what_is_sent_behind_a_running_request_waits_for_it(client_api, server, monkeypatch):
+def test_a_pipelined_request_waits_for_the_running_one(client_api, server, monkeypatch):
     """Requests that arrive while one is answered at once get their answers behind it, in order, in pieces or whole."""
     asked = prompted(client_api, monkeypatch)
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
@@ -243,7 +243,7 @@ def test_a_large_answer_waits_for_its_reader_and_the_next_request_for_it(client_
     server.wait(lambda: client_api.app.budget.used_bytes == 0)
 
 
-def test_what_is_sent_behind_a_large_answer_keeps_its_body_and_its_turn(client_api, server, monkeypatch):
+def test_a_request_pipelined_behind_a_large_answer_keeps_its_body_and_order(client_api, server, monkeypatch):
     """A large answer that takes the long way out is not taken for the request that arrives behind it: the rest of that
     one's body reaches it, and nothing is answered before it."""
     reading, get = asyncio.Event(), client_api.kv.get

@@ -186,7 +186,7 @@ def test_the_client_finds_out_what_is_there(client: Any, riak: Any) -> None:
         lambda c: c.bucket_type("default").bucket("b").get_counter("k"),
     ],
 )
-def test_what_is_not_there_is_an_error_of_the_client(client: Any, riak: Any, act: Callable[[Any], Any]) -> None:
+def test_an_absent_feature_is_an_error_of_the_client(client: Any, riak: Any, act: Callable[[Any], Any]) -> None:
     """Queries, MapReduce and counters fail with the client's own error, and the connection goes on."""
     with pytest.raises(riak.RiakError):
         act(client)

@@ -70,7 +70,7 @@ def test_two_ups_at_once_start_one_of_each(directory: Path) -> None:
     assert supervisor_client.running_state(directory) is None
 
 
-def test_who_sets_up_for_ever_is_not_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_setup_is_not_awaited(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound, and a sentence."""
     monkeypatch.setattr(clusters, "SET_UP_TIMEOUT_S", 0.1)
     directory.mkdir()

@@ -177,7 +177,7 @@ def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "state 5\nstate 10\n"
 
 
-def test_what_a_node_lacks_is_cut_between_words() -> None:
+def test_the_reason_of_a_node_is_cut_between_words() -> None:
     """A long reason is shortened where a word ends, and shows that it was."""
     place = places.LocalNode("east", "e1", "http://h:1", "http://h:2")
     text = "not ready: no partitions are known yet: waits for 2 more nodes: replication.factor is 3, and one is here"

@@ -87,9 +87,7 @@ def test_differing_properties_are_named_as_far_as_the_source_sends_them() -> Non
         ({"bucket_types": {"default": {"digest": "00", "offered": True}}}, "properties", "warn", "default"),
     ],
 )
-def test_what_is_wrong_of_a_queue_is_one_line_with_what_would_be_right(
-    change: dict[str, Any], what: str, state: str, right: str
-) -> None:
+def test_a_queue_fault_is_one_line_with_a_remedy(change: dict[str, Any], what: str, state: str, right: str) -> None:
     """One fault changes one line, and no other."""
     rows = judged(URL, "q", "east", of({**ABOUT, **change}), HERE)
     (row,) = [row for row in rows if row["what"] == what]

@@ -76,7 +76,7 @@ async def test_a_new_bucket_type_is_used_at_once_at_every_node(tmp_path: Path, s
         assert (status, again["outcome"]) == (200, "exists")
 
 
-async def test_what_cannot_be_made_is_refused_over_http(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_an_impossible_bucket_type_is_refused_over_http(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """With the status of its kind, and a sentence that says what would be right."""
 
     async with start_cluster(tmp_path) as t:

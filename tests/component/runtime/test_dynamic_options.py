@@ -67,7 +67,7 @@ def test_the_nearer_setting_counts() -> None:
     assert options.effective("election.response.max.millis", None, settings) == (20_000, "default")
 
 
-async def test_what_is_set_reaches_replicas_reads_and_connections_of_every_node(
+async def test_options_reach_replicas_reads_and_connections_of_every_node(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """One change at one node; all nodes go by it without a restart, and back when it is unset."""

@@ -50,7 +50,7 @@ def test_buckets_hold_everything_once(added: list[tuple[int, int]]) -> None:
         assert (float(bound), count) == (bound_ms / 1000, sum(n for took_ms, n in added if took_ms <= bound_ms))
 
 
-def test_the_recent_past_forgets_what_is_older_than_two_windows() -> None:
+def test_the_rate_window_drops_values_older_than_two_windows() -> None:
     """Rate and maximum are of the last one or two windows; after a silence of two there is nothing recent."""
     durations = Histogram(0)
     durations.add(900, 10, 1_000)
@@ -99,7 +99,7 @@ def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> No
     assert not partition.timestamps._committed
 
 
-def test_what_a_leadership_loses_is_a_failure_and_what_was_committed_is_none() -> None:
+def test_entries_lost_with_a_leadership_are_failures_and_committed_ones_are_not() -> None:
     """When leadership ends, entries beyond hw fail as lost; those below it are still timed when they are applied;
     refused entries fail under the reason that their client gets."""
     times, partition = ReplicationLatency(), a_partition(leo=2, hw=2)

@@ -69,7 +69,7 @@ async def test_a_followers_slow_store_costs_no_memory(
         assert slow.runtime._storage.window.held_bytes == 0
 
 
-async def test_what_a_follower_holds_uncommitted_is_bounded_by_its_own_window(
+async def test_uncommitted_entries_of_a_follower_are_bounded_by_its_own_window(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Where commits wait for somebody else, a follower with a smaller window leaves what is durable to its log."""

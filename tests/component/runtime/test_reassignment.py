@@ -191,7 +191,9 @@ async def test_an_order_that_is_cancelled_goes_back(tmp_path: Path, start_cluste
         await member.coordinator.write(WriteRequest(key(b"b"), Content(b"v")))
 
 
-async def test_what_cannot_be_ordered_is_refused_with_a_sentence(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+async def test_an_impossible_reassignment_is_refused_with_a_reason(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
     """Too few nodes, unknown nodes and bucket types, files that place what is not there: each says what is right."""
 
     async with start_cluster(tmp_path) as t:

@@ -129,7 +129,7 @@ async def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, 
         assert log_of(t.members[away]) == log_of(leader)
 
 
-async def test_what_a_lost_leader_did_not_commit_is_cut_from_its_log(
+async def test_uncommitted_entries_of_a_lost_leader_are_truncated(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """A leader that was cut off appended what nobody else has: its clients get UNKNOWN, the next leader's entries take

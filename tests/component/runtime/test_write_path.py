@@ -49,7 +49,7 @@ def foreign(current: Object | None, context: Clock, value: bytes, counter: int) 
     return write(current, context, Content(value), (actor_of(OTHER, 1), counter), 1_700_000_000_000)
 
 
-async def test_what_was_answered_is_there_after_a_restart(tmp_path: Path, start_node: NodeFactory) -> None:
+async def test_acknowledged_writes_are_there_after_a_restart(tmp_path: Path, start_node: NodeFactory) -> None:
     """Written, read back, and read back again after a clean stop and after a kill, with the clock unchanged."""
 
     ensemble = MemoryEnsemble()

@@ -137,7 +137,7 @@ async def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None
         await pair.equal(1)
 
 
-async def test_what_is_stored_is_acknowledged_though_its_slot_has_no_turn() -> None:
+async def test_stored_changes_are_acknowledged_although_their_slot_has_no_turn() -> None:
     """After a burst of full batches one slot waits at the source for all; what the others have stored is told within
     seconds all the same, not when their polls come, one after the other."""
 
@@ -359,7 +359,7 @@ async def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resume
         assert again.status() == {"actor": "sink", "state": "running", "reason": ""}
 
 
-async def test_what_is_no_more_can_be_resumed_by_its_name() -> None:
+async def test_a_removed_link_can_be_resumed_by_its_name() -> None:
     """A suspension of a queue, peer or node that this node knows no more is not there for ever."""
 
     async with SinkPair() as pair:
@@ -432,7 +432,7 @@ async def test_damaged_suspensions_hide_no_limits() -> None:
 
 
 @pytest.mark.parametrize("damaged", [True, False])
-async def test_what_may_be_suspended_is_not_fetched_from(damaged: bool) -> None:
+async def test_a_link_with_an_unknown_suspension_is_not_fetched(damaged: bool) -> None:
     """A sink that cannot read at its start what operators have suspended holds all links and says why, until it can, or
     an operator resumes all."""
 

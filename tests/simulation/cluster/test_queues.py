@@ -54,9 +54,7 @@ def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: object) -> 
         (last_resorts(gap_ms=3_000, write_gap_ms=30, last_resort_ms=4_000), (4, 5, 74)),
     ],
 )
-def test_what_comes_back_after_a_forced_leader_reaches_every_owner(
-    plan: Callable[[], Plan], seeds: tuple[int, ...]
-) -> None:
+def test_changes_after_a_forced_election_reach_every_owner(plan: Callable[[], Plan], seeds: tuple[int, ...]) -> None:
     """Seeds in which a write that a forced leader had lost came back from another cluster and went to no third one,
     over a key that was gone or replaced; and in which a queue was cleared before it stood anywhere, without a gap."""
     for seed in seeds:

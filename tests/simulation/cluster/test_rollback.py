@@ -29,7 +29,7 @@ def ran(simulation_class: type[RollbackSimulation], seeds: range | tuple[int, ..
 
 
 @pytest.mark.parametrize("simulation_class", [RollbackSimulation, CalmAfterwards])
-def test_what_was_acknowledged_survives_a_metastore_that_went_back(simulation_class: type[RollbackSimulation]) -> None:
+def test_acknowledged_writes_survive_a_metastore_rollback(simulation_class: type[RollbackSimulation]) -> None:
     """Where the partition went on, all in sync have it; where it says `metastore-rollback`, the copy that a re-seed
     chooses has it. Of these seeds that holds for all; docs/protocol.md names the cases that are noticed too late."""
     total = ran(simulation_class, SEEDS)

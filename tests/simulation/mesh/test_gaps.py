@@ -21,7 +21,7 @@ ROADS = {"one way": [Link("a", "b")], "two-way": TOPOLOGIES["two-way"], "mesh": 
 @pytest.mark.parametrize("faults", [False, True])
 @pytest.mark.parametrize("discard", [False, True])
 @pytest.mark.parametrize("name", ROADS)
-def test_what_is_missing_lies_in_a_gap(name: str, discard: bool, faults: bool, seed: int) -> None:
+def test_every_missing_change_lies_in_a_gap(name: str, discard: bool, faults: bool, seed: int) -> None:
     """R-GAP: overflows, suspended publishing and clears, with cuts, lost leases, restarts and new leaderships between a
     decision and its CURSOR entry: whatever a sink has not seen in the end lies in a gap, by offset and by time."""
     simulation = DiscardingSimulation(seed, ROADS[name], discard=discard, acts=True, faults=faults)

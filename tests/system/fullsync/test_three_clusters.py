@@ -19,7 +19,7 @@ def everywhere(clusters: Clusters, names: list[tuple[str, str]]) -> dict[tuple[s
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_was_made_in_one_of_three_is_in_all(directory: Path) -> None:
+def test_writes_of_one_of_three_clusters_reach_all(directory: Path) -> None:
     """With replication off: keys that only one cluster has, newer and concurrent versions, deletions, and a key that
     was deleted in one and written again from its old clock in another. Checks of each pair, both ways, until all three
     are proven in sync: every key is the same in all, concurrent ones with all of their values (a deletion among them),

@@ -49,7 +49,7 @@ def push_late_batch(clusters: Clusters, cluster: str, source: FaultySource, item
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_what_was_reaped_on_both_sides_stays_gone(tmp_path: Path) -> None:
+def test_keys_reaped_on_both_sides_stay_removed(tmp_path: Path) -> None:
     """I-NO-RESURRECT: keys are deleted at east while west's sink rests, and no reap overtakes it; a node of east is
     killed with the tombstones on their way, one of west while the reaps cross. Then all nodes are killed, so that no
     memory is left, and old pushes come to both; one key is written anew first. Full-sync finds nothing to do."""

@@ -113,7 +113,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
         yield Clusters(directory, local.up())
 
 
-def test_what_is_written_in_one_arrives_in_the_other(clusters: Clusters) -> None:
+def test_writes_of_one_cluster_arrive_in_the_other(clusters: Clusters) -> None:
     """Small and large objects, over TLS and with tokens all the way; nothing is said in vain."""
     for number, size in enumerate((10, 1000, 3_000_000)):
         path = f"/buckets/b/keys/k{number}"

@@ -55,7 +55,7 @@ def test_values_are_read_as_people_type_them(name: str, raw: object, value: obje
         (MIN_ISR, "two", "1 to the replication factor"),
     ],
 )
-def test_what_is_no_value_is_refused_in_one_sentence(name: str, raw: object, says: str) -> None:
+def test_an_invalid_value_is_refused_in_one_sentence(name: str, raw: object, says: str) -> None:
     """Out of range, of another kind, or nonsense: the sentence names what would be right."""
     with pytest.raises(ValueError, match=re.escape(says)):
         OPTIONS[name].parse(raw)

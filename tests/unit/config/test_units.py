@@ -29,7 +29,7 @@ def test_durations_are_read_exactly(text: str, duration_ms: int) -> None:
 
 
 @given(st.integers(min_value=0, max_value=(1 << 63) - 1))
-def test_what_is_written_reads_back_the_same(value: int) -> None:
+def test_written_units_round_trip(value: int) -> None:
     """A number written as size or duration is read back as that number."""
     assert parse_size(format_size(value)) == value
     assert parse_duration(format_duration(value)) == value

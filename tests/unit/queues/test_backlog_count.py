@@ -54,7 +54,7 @@ async def count_served(queue_node: QueueNode) -> int:
     return len(await queue_node.drain(count=1_000))
 
 
-async def test_what_waits_in_memory_and_was_written_over_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_overwritten_changes_in_memory_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty references fill the memory, the rest waits in the store; keys of both are written again: each still counts
     once, as it goes once."""
 

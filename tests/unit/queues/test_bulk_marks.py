@@ -60,7 +60,7 @@ async def ticked(queue_node: QueueNode, later_ms: int = 0) -> None:
     await asyncio.sleep(0.01)
 
 
-async def test_what_a_crash_takes_is_a_gap_with_its_bounds_and_times() -> None:
+async def test_references_lost_in_a_crash_are_a_gap_with_bounds_and_times() -> None:
     """A node that dies with references and begins again puts on record how many there were at most, at which priority
     and since when; once, and the mark is gone. The next crash with nothing held leaves nothing."""
 
@@ -175,7 +175,7 @@ async def test_a_stop_and_a_mark_are_one_record() -> None:
         assert [gap["what"] for gap in queue_node.acts.gaps("q")] == ["stopped", CRASHED]
 
 
-async def test_what_a_node_lost_that_stays_away_is_written_down_by_another() -> None:
+async def test_references_lost_with_an_absent_node_are_recorded_by_another() -> None:
     """The first of the live nodes does it, after a while and not for one that lives; a node that was taken for dead and
     still holds its references marks them again."""
 
@@ -380,7 +380,7 @@ def test_bounds_rise_in_steps_up_to_the_limit() -> None:
     [b"", b"[]", b"{}", b'{"held": 7}', b'{"held": [{"node": "e1"}]}', b'{"held": ["x"]}',
      b'{"held": [{"node": "e1", "priority": "2", "at_most": 1, "since_ms": 2}]}'],
 )  # fmt: skip
-def test_what_is_no_list_of_marks_is_refused(value: bytes) -> None:
+def test_malformed_marks_are_refused(value: bytes) -> None:
     """A strange value is told as such; none at all is an empty list."""
     assert QueuePaths("q").held.decode(None) == ()
     some = (BulkMark("e1", 2, 256, 7),)

@@ -149,7 +149,7 @@ async def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(m
         assert (found["seconds"], found["objects"], found["bytes"]) == (0, 0, 0)
 
 
-async def test_what_is_acknowledged_while_lag_is_read_is_neither_an_object_nor_lag(
+async def test_changes_acknowledged_during_a_lag_read_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Objects, bytes and seconds are of one moment: one that goes while the rows are read is in none of them, and an

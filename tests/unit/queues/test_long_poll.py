@@ -42,7 +42,7 @@ async def test_an_acknowledgement_wakes_the_fetches_that_wait_for_a_free_lease()
         await timely(second, b"k")
 
 
-async def test_what_was_for_a_fetch_that_is_broken_off_goes_to_the_next() -> None:
+async def test_changes_of_an_aborted_fetch_go_to_the_next_one() -> None:
     """The sink whose fetch was woken has gone before it got anything: who waits behind it is woken instead."""
 
     async with QueueNode() as queue_node:

@@ -54,7 +54,7 @@ def test_a_queue_waits_until_its_cursor_has_passed() -> None:
     assert wait_reason(CursorState(11)) == ""
 
 
-def test_what_was_acknowledged_before_a_leader_was_forced_settles_nothing() -> None:
+def test_acknowledgements_before_a_forced_election_do_not_count() -> None:
     """A soft cursor of another lineage than the partition's speaks of other entries (R-SOFT)."""
     assert wait_reason(CursorState(0), soft=11, lineage=1).startswith("queue to-west: acknowledged below offset 0")
 

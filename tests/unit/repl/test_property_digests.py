@@ -123,7 +123,7 @@ def test_each_property_has_its_place_in_the_digest(name: str) -> None:
     assert len({digest[:at] + digest[at + VALUE_BYTES :] for digest in [PLAIN_SCOPE, *digests]}) == 1
 
 
-def test_what_is_shown_names_place_and_properties_and_stays_a_line() -> None:
+def test_a_difference_is_shown_with_its_place_and_properties_in_one_line() -> None:
     """What differs at several nodes is named once; a bucket type alone goes where another node says more of it."""
     order, kind = (
         PropertyDifference(b"default", b"a b", ("allow_mult",)),

@@ -153,7 +153,7 @@ def test_workers_of_a_queue_are_counted_over_all_its_peers() -> None:
     assert again.name.queue == "q"
 
 
-def test_what_is_set_of_peers_reads_back_as_it_was_written() -> None:
+def test_settings_of_peers_round_trip() -> None:
     """Encoding is exact; what is no list of peers is refused."""
     entry = PeerEntry("q", "http://10.0.0.7:8098", "east", "/t", False, "ann", 5, "why")
     found = SetPeers((entry,), (QueueWorkers("q", None, 3, "ann", 5, ""),))

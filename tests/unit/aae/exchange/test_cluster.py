@@ -209,7 +209,7 @@ async def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
     assert {(row.bucket, row.key) for row in told.rows} == set(cluster.names)
 
 
-async def test_what_is_not_whole_is_no_answer(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_incomplete_answer_is_refused(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A partition without a leader, with two, on an unreachable node, or without a tree makes the response Incomplete;
     the reason names it."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)

@@ -205,7 +205,7 @@ def test_a_change_on_its_way_is_transient() -> None:
     assert run.findings.transient == 1
 
 
-def test_what_a_filter_leaves_out_is_never_a_difference() -> None:
+def test_filtered_keys_are_never_a_difference() -> None:
     """Keys that are not wanted differ and are not handed over."""
     source, sink = two_clusters(50)
     del sink.rows[b"b", b"1"], sink.rows[b"b", b"2"]
@@ -237,7 +237,7 @@ def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
     assert Run(source, sink).verdict() is ExchangeVerdict.REPAIRED
 
 
-def test_what_a_filter_leaves_out_explains_leaves_that_differ_outside_the_range() -> None:
+def test_filtered_keys_explain_leaves_that_differ_outside_the_range() -> None:
     """Old keys that a filter leaves out differ for ever: a range's run reads them whole and is in sync, however many
     they are; one old key that counts makes it incomplete, unless that was only on its way."""
     source, sink = two_clusters(600)
@@ -259,7 +259,7 @@ def test_what_a_filter_leaves_out_explains_leaves_that_differ_outside_the_range(
     assert lacking.findings.segments_unexplained == 1
 
 
-def test_what_is_ahead_on_a_side_by_a_change_outside_the_range_is_not_in_sync() -> None:
+def test_a_side_ahead_by_a_change_outside_the_range_is_not_in_sync() -> None:
     """A key that was changed here within the range, and there as well, later than the range: the sink lacks nothing
     of what was looked at, and still both differ, so the run is incomplete; and the other way round."""
     for ahead in (0, 1):
@@ -373,7 +373,7 @@ def test_a_check_compares_no_more_segments_than_its_limit_and_the_next_ones_go_o
     assert 6 <= turn <= 7, "600 keys are in nearly as many segments"
 
 
-def test_what_lasts_in_some_segments_does_not_keep_others_from_their_turn() -> None:
+def test_lasting_differences_in_some_segments_do_not_starve_others() -> None:
     """Keys that are ahead on the other side differ for ever from here; runs that begin elsewhere find the one that can
     be repaired."""
     source, sink = two_clusters(10)

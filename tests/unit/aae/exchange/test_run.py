@@ -110,7 +110,7 @@ async def test_a_range_without_the_differing_keys_is_not_in_sync() -> None:
     assert [difference.key for difference in repaired] == [b"old"]
 
 
-async def test_what_hides_behind_another_key_of_its_segment_is_not_in_sync() -> None:
+async def test_a_difference_masked_by_another_key_of_its_segment_is_not_in_sync() -> None:
     """In a range's run a segment may have one key that a filter leaves out and one of another time that differs: the
     first does not explain the second."""
     segment = key_hash(b"b", b"0") >> (64 - 12)
@@ -230,7 +230,7 @@ class FullRepairs(FakeRepairs):
         return taken
 
 
-async def test_what_was_queued_before_a_run_ended_early_is_counted() -> None:
+async def test_references_queued_before_an_early_end_are_counted() -> None:
     """A queue without room, or the end of the time: what lies in the queue by then is told, so that it is followed
     until it is proven, and not called a failure beyond this side."""
     source, sink = FakeEnd(*(row(b"b", b"%d" % n, 5_000) for n in range(1_500))), FakeEnd()

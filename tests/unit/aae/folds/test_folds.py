@@ -188,7 +188,7 @@ async def test_one_segment_with_more_rows_than_a_page(fixture: FoldFixture, monk
     assert sum(page.scanned for page in pages) == 300
 
 
-async def test_what_each_kind_makes_of_the_rows(fixture: FoldFixture) -> None:
+async def test_each_kind_of_fold_returns_its_result(fixture: FoldFixture) -> None:
     """Buckets with a live key, large keys, tombstones, and sums."""
     buckets: Counter[bytes] = Counter()
     for page in await fixture.all_pages(FoldRequest(FoldKind.LIST_BUCKETS, FoldScope())):

@@ -59,7 +59,7 @@ def test_arguments_become_options(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.parametrize("error", [BadInput("so not"), RuntimeError("a bug")])
-def test_what_fails_is_an_error_and_no_difference(
+def test_a_failure_is_an_error_and_no_difference(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An exception would end an interpreter with 1, which says that clusters differ: it is 2 here, and is told."""

@@ -53,7 +53,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> dict[str, Any]:
     return found
 
 
-def test_what_arrives_slowly_is_not_called_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slowly_arriving_changes_are_not_reported_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as each look finds that something arrived, what has not is looked at again, after a rest."""
     rows = Rows(2, 4, 6)
     found = looked(monkeypatch, rows)

@@ -100,7 +100,7 @@ def test_columns_of_other_types_are_refused_before_anything_is_written() -> None
             writer(without)
 
 
-def test_what_failed_is_sent_again_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rows_are_resent_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what failed is sent again; what fails for ever ends as an error with the last reason."""
     monkeypatch.setattr(row_writer, "RETRY_S", 0.001)
     outcomes: Counter[str] = Counter()

@@ -140,7 +140,7 @@ def test_a_partition_whose_offsets_may_be_used_again_is_read_again(
     assert (part.first, part.end) == (40, 80)
 
 
-def test_what_is_read_again_waits_for_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_read_waits_for_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy of before the election would tell what is no more; nobody else knows where the new log ends."""
     stream = reader(monkeypatch, forced(None, 1, stale=100), forced(90, 1, stale=100))
     assert stream.latestOffset(at(100, 0), stream.getDefaultReadLimit()) == at(90, 1)

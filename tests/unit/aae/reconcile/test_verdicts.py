@@ -112,7 +112,7 @@ def test_lag_is_never_called_loss() -> None:
     assert second_look(candidate, seen(9), seen(4)).verdict is VerdictKind.DIVERGED
 
 
-def test_what_a_filter_leaves_out_is_filtered_and_never_missing() -> None:
+def test_filtered_keys_are_reported_as_filtered_and_never_as_missing() -> None:
     """A key of a bucket that is not wanted is no candidate; its verdict is `filtered`."""
     found = first_look({(b"in", b"k"): seen(1), (b"out", b"k"): seen(1)}, {}, wanted=lambda bucket: bucket == b"in")
     assert [one.bucket for one in found.candidates] == [b"in"]

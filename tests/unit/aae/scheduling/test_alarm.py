@@ -9,7 +9,7 @@ import time
 from isthmus.aae.scheduling.alarm import SchedulerAlarm
 
 
-async def test_it_rings_once_on_the_loop_and_a_new_date_replaces_the_old() -> None:
+async def test_an_alarm_fires_once_on_the_loop_and_a_new_time_replaces_the_old() -> None:
     """Also for a date that has gone; and not at all once it is stopped."""
 
     rung: list[tuple[str, int]] = []

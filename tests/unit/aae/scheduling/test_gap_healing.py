@@ -264,7 +264,7 @@ async def test_gaps_of_a_real_time_queue_close_though_repairs_go_by_another(tmp_
     await scheduler.stop()
 
 
-async def test_what_was_proven_of_another_cluster_closes_nothing(tmp_path: Path) -> None:
+async def test_a_proof_for_another_cluster_closes_no_gap(tmp_path: Path) -> None:
     """The other cluster was made anew behind the same address: its first answer ends what was proven of the old one,
     also after a restart."""
 
@@ -281,7 +281,7 @@ async def test_what_was_proven_of_another_cluster_closes_nothing(tmp_path: Path)
     await scheduler.stop()
 
 
-async def test_it_stops_at_whatever_moment_a_check_ends(tmp_path: Path) -> None:
+async def test_gap_healing_stops_at_any_moment_of_a_check(tmp_path: Path) -> None:
     """A node that stops just when a check has ended does not wait for anything more."""
 
     scheduler = scheduler_of(tmp_path, FakeChecker([]), Clock())

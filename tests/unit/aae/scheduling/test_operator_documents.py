@@ -178,7 +178,7 @@ def test_a_token_goes_where_a_file_sends_it_and_nowhere_else() -> None:
         assert (north.settings.token_file, north.settings.auto_count, north.added_ms) == (token, 12, 5)
 
 
-def test_what_is_removed_is_gone_on_its_nodes_and_one_node_may_have_it_again() -> None:
+def test_a_removed_peer_is_gone_on_its_nodes_and_may_be_added_on_one() -> None:
     """Removed on all, also where a file has it; a node that adds it again has it."""
     gone = PeerOverride(removed=True, by="ann")
     for entries, names in (

@@ -175,7 +175,7 @@ async def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
     leader.pool.shutdown()
 
 
-async def test_what_cannot_be_compared_is_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replicas_that_cannot_be_compared_raise_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that is away, ahead, without a tree, or too slow: nothing is known, and nothing is said."""
     monkeypatch.setattr(replica_agreement, "TIMEOUT_MS", 30)
 

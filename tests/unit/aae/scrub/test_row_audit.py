@@ -145,7 +145,7 @@ async def test_a_refused_read_reports_no_row_as_damaged(tmp_path: Path, monkeypa
         await ended(audit)
 
 
-async def test_what_an_exchange_reads_is_looked_at_soon_and_within_a_limit(tmp_path: Path) -> None:
+async def test_segments_read_by_an_exchange_are_audited_soon_up_to_a_limit(tmp_path: Path) -> None:
     """A segment that was asked for is held against its tree without waiting for its turn; what changes meanwhile is no
     alarm, and more than the limit are left to the rounds."""
 

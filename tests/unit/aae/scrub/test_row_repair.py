@@ -135,7 +135,7 @@ KEY_ROWS, OBJECTS = rows.prefixes(PARTITION).key, rows.prefixes(PARTITION).objec
     ],
     ids=["another hash", "unreadable", "another offset", "damaged object", "no object"],
 )
-async def test_what_contradicts_itself_is_taken_from_the_other_replica(
+async def test_an_inconsistent_row_is_taken_from_the_other_replica(
     pair: tuple[Replica, Replica], prefix: bytes, change: Any
 ) -> None:
     """Without any tree: afterwards every row of the store is the other replica's, and the key is named."""
@@ -280,7 +280,7 @@ async def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_t
     assert mine.all_rows() == other.all_rows()
 
 
-async def test_what_an_exchange_reads_is_looked_through(
+async def test_segments_read_by_an_exchange_are_repaired_up_to_a_limit(
     pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the segments that are asked for those with damage are mended, the others left alone, up to a limit of rows."""

@@ -80,7 +80,7 @@ def test_smaller_trees_are_folds_with_the_same_branches(found: list[tuple[int, i
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(changes, changes)
-def test_what_differs_is_where_the_changes_were(common: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+def test_trees_differ_exactly_where_rows_changed(common: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
     """Two trees differ in the segments, and in the branches, in which one had a change that does not cancel out."""
     here, there = tree_of(common), tree_of(common + more)
     net: dict[int, int] = {}

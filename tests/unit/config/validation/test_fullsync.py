@@ -50,7 +50,7 @@ def test_a_full_sync_needs_a_name_urls_and_a_queue(tmp_path: Path) -> None:
         ("alll = 3", "all"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, line: str, message: str) -> None:
+def test_each_fault_is_named(tmp_path: Path, line: str, message: str) -> None:
     """One fault, at its key, with a sentence."""
     key = line.partition(" ")[0]
     kept = [row for row in BASE.splitlines() if not row.startswith(key + " ")]

@@ -50,7 +50,7 @@ def test_addresses_are_read_and_written_alike(text: str, address: Address) -> No
         *["a b:1", "http://a:1", "a/b:1", "h:00000000000000080", "[]:1", "host:" + "9" * 5000],
     ],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     """Each refusal shows how an address is written, in one line."""
     with pytest.raises(ValueError, match="HOST:PORT") as caught:
         validation.parse_address(text)
@@ -58,7 +58,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ".", "..", "-a", "a/b", "a b", "ä", "a" * 65, "a\n"])
-def test_what_is_no_name_is_refused(text: str) -> None:
+def test_an_invalid_name_is_refused(text: str) -> None:
     """Names become paths and URLs, so nothing that means something there is let in."""
     with pytest.raises(ValueError, match="is not a name"):
         validation.check_name(text)

@@ -76,7 +76,7 @@ def manager_in(directory: Path) -> CheckScheduler:
         ("?results=" + 5_000 * "9", None),
     ],
 )
-async def test_what_is_mistyped_is_refused_and_nothing_is_kept(
+async def test_a_mistyped_value_is_refused_and_nothing_is_stored(
     path: str, body: dict[str, Any] | None, client_api: Any, send_request: Any, tmp_path: Path
 ) -> None:
     """Times beyond every clock, text that is none, a check of nothing: 400, and what is remembered stays as it was and

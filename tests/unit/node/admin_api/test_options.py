@@ -199,7 +199,7 @@ async def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.Mo
         ("election.ask.millis/set", {"value": 9, "bucket_type": "notes"}, 400, "bad-option", "the cluster's"),
     ],
 )
-async def test_what_cannot_be_set_is_refused(path: str, body: Any, status: int, reason: str, says: str) -> None:
+async def test_an_invalid_option_is_refused(path: str, body: Any, status: int, reason: str, says: str) -> None:
     """With what would be right."""
     ((got, answered),) = await answers_to(("POST", f"/admin/options/{path}", body))
     assert (got, answered["reason"]) == (status, reason)

@@ -85,7 +85,9 @@ def test_a_directory_that_holds_anything_is_refused(tmp_path: Path) -> None:
         run_demo(options, RecordingView())
 
 
-def test_what_was_started_is_stopped_though_the_reader_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_started_clusters_are_stopped_although_the_output_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C at `isthmus demo | tee log` ends tee, too: clusters and their directory go all the same."""
     done: list[str] = []
 

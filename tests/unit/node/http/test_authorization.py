@@ -103,7 +103,9 @@ def test_requests_of_clients_need_the_least_role_that_does(method: str, path: st
         ("DELETE", "/something/new", {A}),
     ],
 )
-def test_what_operators_do_needs_operate_only_where_it_is_named(method: str, path: str, needed: set[TokenRole]) -> None:
+def test_operator_requests_need_operate_only_where_it_is_required(
+    method: str, path: str, needed: set[TokenRole]
+) -> None:
     """What can be taken back needs `operate`; all else that changes something, known or not, needs `admin`."""
     assert admin_roles(method, path.encode()) == needed
 

@@ -130,7 +130,7 @@ def test_usual_requests_are_taken() -> None:
         GET.replace(b"x", b"x\r\nA: " + b"b" * LIMIT),
     ],
 )
-def test_what_could_be_doubted_is_the_parsers(raw: bytes) -> None:
+def test_ambiguous_requests_are_left_to_the_parser(raw: bytes) -> None:
     """Framing, versions, odd bytes, parts of a request and more than one are not taken, right or wrong."""
     assert read_whole(raw, LIMIT) is None
 
@@ -188,7 +188,7 @@ def requests(draw: Any) -> bytes:
 @given(requests())
 @example(PUT)
 @example(GET)
-def test_what_is_taken_is_what_the_parser_reads(raw: bytes) -> None:
+def test_accepted_requests_are_read_as_by_the_parser(raw: bytes) -> None:
     """Of nearly right requests, changed byte by byte: whatever is taken, the parser takes as one whole request that
     keeps the connection, with the same method, path, query, headers and body."""
     compare(raw)

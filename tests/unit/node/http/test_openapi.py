@@ -28,7 +28,7 @@ def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]
     return {(m.upper(), path): op for path, methods in document["paths"].items() for m, op in methods.items()}
 
 
-def test_what_is_routed_is_described_and_nothing_else(client_api: Any, described: dict[str, Any]) -> None:
+def test_the_description_matches_the_routes(client_api: Any, described: dict[str, Any]) -> None:
     """Every method of every route stands in the document, objects among them, each in words of its own."""
     routed = {(method, pattern) for pattern, method, _ in client_api.app.router.routes()}
     objects = {(method, pattern) for pattern in OBJECT_PATHS for method in METHODS if method != "HEAD"}

@@ -111,7 +111,7 @@ async def test_a_queue_registered_at_run_time_begins_at_the_given_position_on_al
     await other.close()
 
 
-async def test_what_was_published_while_suspended_is_exactly_the_gap() -> None:
+async def test_the_gap_is_exactly_the_changes_published_while_suspended() -> None:
     """What waited before goes, what came meanwhile is left out, counted and in a gap that survives a crash, what comes
     after goes; a full-sync closes the gap, and nothing else does."""
 
@@ -437,7 +437,7 @@ async def test_bulk_references_go_last_and_are_bounded() -> None:
             await queue_node.acts.push("q", keys(b"a"), REAL_TIME, 0)
 
 
-async def test_what_a_stop_takes_with_it_is_counted_and_kept() -> None:
+async def test_references_lost_in_a_stop_are_counted_and_recorded() -> None:
     """Bulk references that wait when a node stops are on record when it is back."""
 
     queue_node = QueueNode()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.virtual_time
 LIMIT = 10
 
 
-def test_what_is_given_up_while_an_entry_is_under_way_is_counted_once() -> None:
+def test_changes_dropped_while_an_entry_is_pending_are_counted_once() -> None:
     """Changes are given up between the claim of a gap and the CURSOR entry that records it: the next entry adds only
     those, and both together are one gap that counts each change once."""
     fixture = QueueFixture(reference_limit=LIMIT)
@@ -91,7 +91,7 @@ async def test_the_entry_that_closes_a_gap_records_all_changes_dropped_since(mon
     await queue_node.close()
 
 
-def test_what_is_acknowledged_above_an_overflow_that_is_not_on_record_yet_is_not_lost() -> None:
+def test_acknowledgements_above_an_unrecorded_overflow_are_not_lost() -> None:
     """The CURSOR entry of a gap is late: what was acknowledged above it is neither lost to the ledger, nor pending to
     the lag, nor a riddle to explain; what was given up is nobody's either."""
     fixture = QueueFixture(reference_limit=LIMIT)

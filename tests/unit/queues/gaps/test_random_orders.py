@@ -162,7 +162,7 @@ class OperatedSchedule(Schedule):
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("cascade", [False, True])
-def test_what_a_cursor_has_passed_is_acknowledged_or_in_a_gap(cascade: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_below_a_cursor_are_acknowledged_or_in_a_gap(cascade: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """R-GAP holds after every step of any schedule, for the queue as for whoever begins from the store."""
     monkeypatch.setattr(window_room, "REFILL_ROWS", ROWS)
     monkeypatch.setattr(window_room, "TAIL_MAX", 5)

@@ -95,7 +95,7 @@ async def test_missed_notifications_are_read_from_the_change_index() -> None:
 
 
 @pytest.mark.virtual_time(False)  # a thread waits for the loop
-async def test_what_another_leader_decided_while_this_one_read_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_decision_of_another_leader_during_a_read_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leadership goes and comes back while the read of where the queue stands is under way: what counts is the CURSOR
     entry that came between, not what that read brings."""
 

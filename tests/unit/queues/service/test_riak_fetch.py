@@ -71,7 +71,7 @@ async def test_a_stop_keeps_what_was_handed_out_away() -> None:
         assert await drained(queue_node) == [b"c"]
 
 
-async def test_what_could_not_be_sent_comes_again() -> None:
+async def test_a_change_that_could_not_be_sent_is_served_again() -> None:
     """A change whose answer there is no room for goes back, and is the next one; nothing is acknowledged."""
 
     async with audited_node(RIAK) as queue_node:

@@ -41,7 +41,7 @@ async def test_a_new_queue_begins_at_the_beginning_of_every_led_partition() -> N
             assert decode_state(rows.entry).cursor == 0
 
 
-async def test_what_was_written_before_the_queue_existed_is_offered() -> None:
+async def test_writes_before_the_registration_of_a_queue_are_offered() -> None:
     """A queue registered later starts at 0 and gets what is there, each key once."""
 
     queue_node = QueueNode()
@@ -385,7 +385,7 @@ async def test_without_the_metastore_owned_queues_serve_and_others_wait() -> Non
     await queue_node.close()
 
 
-async def test_what_was_changed_during_an_outage_is_learned_after_it() -> None:
+async def test_changes_of_an_outage_are_read_after_it() -> None:
     """A hint that came while the metastore was away is followed once it is back."""
 
     ensemble = MemoryEnsemble()

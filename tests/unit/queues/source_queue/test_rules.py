@@ -455,7 +455,7 @@ def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
     assert fixture.queue.due_in_ms(fixture.now) == 0
 
 
-def test_what_comes_at_once_after_a_hiccup_does_not_wait_like_a_flood() -> None:
+def test_a_burst_after_a_pause_is_not_delayed_like_a_flood() -> None:
     """At 1,000 changes a second, forty that come together behind a pause of the source leave no later than others."""
     pace = BatchPacing()
     for now in range(1_000, 1_300):

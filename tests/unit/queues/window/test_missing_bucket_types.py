@@ -128,7 +128,7 @@ async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
         assert [item[5] for item in (await queue_node.fetch(types=BOTH)).items] == [b"o1", b"o2", b"o3"]
 
 
-async def test_what_the_sink_refuses_and_cannot_keep_is_a_gap() -> None:
+async def test_changes_refused_and_not_stored_by_the_sink_are_a_gap() -> None:
     """Of a batch some changes are refused for good and have no room among the dead letters there: they lie in a gap of
     their partition, with the times of the changes, over restarts; the others are acknowledged, and the ledger closes.
     The record of bulk references is in the metastore."""

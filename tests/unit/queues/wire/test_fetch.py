@@ -133,7 +133,7 @@ def test_another_version_is_refused_with_a_reason() -> None:
             decode(msgpack.packb(msgpack.unpackb(body) | {"v": 2}))
 
 
-def test_what_is_asked_for_is_cut_to_the_limits() -> None:
+def test_requested_amounts_are_cut_to_the_limits() -> None:
     """However much a sink wants, a batch and a wait stay bounded."""
     wanted = FetchRequest(SESSION, "west", max_count=1 << 60, max_bytes=1 << 60, wait_ms=1 << 60)
     got = decode_request(encode_request(wanted))

@@ -80,7 +80,7 @@ async def test_a_bucket_types_own_setting_comes_before_the_clusters() -> None:
         await eventually(lambda: min_isrs(cluster) == [{3}] * 3)
 
 
-async def test_what_a_controller_did_not_finish_the_next_one_does() -> None:
+async def test_the_next_controller_finishes_an_unfinished_change() -> None:
     """The option is set while nobody decides; whoever takes over brings it into the records."""
 
     async with running(SMALL, 1, 2, 3) as cluster:

@@ -93,7 +93,7 @@ async def test_leaderships_return_to_a_node_that_came_back() -> None:
         assert samples["isthmus_leader_imbalance", ""] == 0
 
 
-async def test_what_is_even_in_the_sum_alone_is_made_even_for_each_bucket_type() -> None:
+async def test_leaderships_are_balanced_for_each_bucket_type() -> None:
     """Three partitions of one bucket type are led by two nodes, three of another by others so that all lead two: each
     type is spread by itself, and the status and the metrics tell both."""
 

@@ -43,7 +43,7 @@ def placements(draw: st.DrawFn) -> Placement:
 
 
 @given(placements())
-def test_what_is_written_is_read_again_and_equal_ones_have_equal_bytes(placement: Placement) -> None:
+def test_orders_round_trip_and_equal_ones_have_equal_bytes(placement: Placement) -> None:
     """Orders, history and drained nodes survive their bytes."""
     encoded = encode_placement(placement)
     found = decode_placement(Versioned(encoded, 3))

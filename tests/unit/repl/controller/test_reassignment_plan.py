@@ -190,7 +190,7 @@ def test_one_node_replaces_another_place_by_place() -> None:
         AssignmentDraft(found, {**racked, "n3": PlanningNode("", True)})
 
 
-def test_what_was_ordered_before_counts_as_done() -> None:
+def test_earlier_orders_count_as_done() -> None:
     """A partition that is on its way to another node is not counted where it comes from."""
     found = [a_record(0, ("n0",)), a_record(1, ("n0",))]
     board = AssignmentDraft(found, sites(nodes(2)), pending={0: ("n1",)})

@@ -178,7 +178,7 @@ async def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
 
 
 @pytest.mark.usefixtures("short_leader_wait")
-async def test_what_was_forwarded_is_never_forwarded_again() -> None:
+async def test_a_forwarded_request_is_never_forwarded_again() -> None:
     """Two nodes that each take the other for the leader refuse by name; the request ends, and nothing is written."""
 
     async with cluster() as c:

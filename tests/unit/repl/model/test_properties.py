@@ -84,7 +84,7 @@ def test_a_value_that_cannot_be_is_refused_with_what_would_be_right(name, raw, t
         parse_property(name, raw, 3)
 
 
-def test_what_is_shown_can_be_set_back_unchanged():
+def test_shown_properties_can_be_set_back_unchanged():
     """A program that writes back the properties it read is refused nothing, and changes nothing."""
     shown = shown_properties({"allow_mult": False}, 3)
     kept = {name: parse_property(name, raw, 3) for name, raw in shown.items()}

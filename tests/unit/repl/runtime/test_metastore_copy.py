@@ -76,7 +76,7 @@ async def filled(metastore: MemoryMetastore) -> None:
     assert await metastore.allocate_gen() == 1
 
 
-async def test_a_copy_holds_every_document_and_nothing_that_nodes_register() -> None:
+async def test_a_metastore_copy_holds_every_document_and_no_registration() -> None:
     """Records and whatever was put at any depth; not the uuid, not ephemerals, not what registrations leave."""
 
     async with started_metastore() as metastore:
@@ -93,7 +93,7 @@ async def test_a_copy_holds_every_document_and_nothing_that_nodes_register() -> 
         }
 
 
-async def test_the_copy_follows_the_metastore_and_stays_when_that_forgets_records(tmp_path: Path) -> None:
+async def test_the_copy_follows_the_metastore_and_stays_when_records_disappear(tmp_path: Path) -> None:
     """A change is in the next copy; a metastore that has fewer records than the copy does not replace it."""
 
     async with started_metastore() as metastore:

@@ -175,7 +175,7 @@ def test_a_frame_that_has_begun_has_a_deadline(monkeypatch: pytest.MonkeyPatch, 
     run(scenario())
 
 
-def test_pings_whose_answers_nobody_reads_are_bounded() -> None:
+def test_unread_ping_answers_are_bounded() -> None:
     """Who pings without end and never reads loses the connection."""
 
     async def scenario() -> None:

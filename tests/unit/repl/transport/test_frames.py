@@ -127,7 +127,7 @@ def test_bytes_that_drip_in_cost_no_more_than_their_number() -> None:
     assert len(frames_of(reader, stream[-1:])) == 1
 
 
-def test_what_has_begun_is_waited_for_by_the_clock() -> None:
+def test_a_partial_frame_has_a_deadline() -> None:
     """A frame that has begun and a body of which a piece came age until they go on; a quiet stream does not."""
     reader = FrameReader(PIECE_BYTES_MAX, 1 << 20)
     whole = framed(FrameKind.MESSAGES, b"x" * 100, Lane.LIVE)

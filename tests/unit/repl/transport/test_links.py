@@ -127,7 +127,7 @@ def test_a_message_that_the_other_side_would_not_take_is_not_sent(loop: str) -> 
     run(scenario(), loop)
 
 
-def test_a_broken_connection_is_told_and_dialled_again(loop: str) -> None:
+def test_a_broken_connection_is_reported_and_dialled_again(loop: str) -> None:
     """Both ends hear of the break, the dialler comes back, and messages flow again."""
 
     async def scenario() -> None:

@@ -168,7 +168,7 @@ def test_a_break_leaves_the_outcome_unknown(loop: str) -> None:
     run(scenario(), loop)
 
 
-def test_what_is_under_way_is_bounded_in_number_and_bytes(loop: str) -> None:
+def test_pending_requests_are_bounded_in_number_and_bytes(loop: str) -> None:
     """One request too many, or too many bytes, is refused with Overloaded before it is sent; places come back."""
 
     async def scenario() -> None:

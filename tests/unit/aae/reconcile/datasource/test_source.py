@@ -466,7 +466,7 @@ def test_a_batch_of_changes_is_shared_out_and_never_too_large() -> None:
         assert 0 < taken_now <= limit
 
 
-def test_what_is_there_now_comes_in_batches_and_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_changes_come_in_batches_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """With availableNow a query goes in steps of rows_per_batch to what was applied when it began, and not beyond; what
     is applied meanwhile is for the next one, which goes on from there."""
     applied = {0: 25, 1: 3}

@@ -59,7 +59,7 @@ def test_the_order_is_shuffled_by_node_peer_and_date() -> None:
     assert plan_day(wanted, START, "a") == plans[0]
 
 
-def test_what_is_late_is_left_out_and_what_is_just_due_is_not() -> None:
+def test_a_late_check_is_skipped_and_a_due_one_is_not() -> None:
     """A check half a slot behind its moment is skipped and named; the next one is taken; then the day is over."""
     plan = plan_day({CheckKind.HOUR: 24}, START, "")
     assert plan is not None
@@ -172,7 +172,7 @@ def test_an_operator_leaves_out_checks_of_kind_auto() -> None:
     )
 
 
-def test_what_a_check_looks_at() -> None:
+def test_each_kind_of_check_covers_its_times() -> None:
     """All times, the last day, the last hour."""
     standing = PeerScheduleState(START)
     assert compared_times(CheckKind.ALL, standing, START) is None

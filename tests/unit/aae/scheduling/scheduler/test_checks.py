@@ -314,7 +314,7 @@ async def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_pa
     assert [one.reason for one in fixture.scheduler.peers["east"].skipped] == ["late", "late"]
 
 
-async def test_what_is_late_is_left_out_and_shown(tmp_path: Path) -> None:
+async def test_a_late_check_is_skipped_and_shown(tmp_path: Path) -> None:
     """After hours asleep only the next check runs."""
 
     fixture = SchedulerFixture(tmp_path, WEST)
@@ -394,7 +394,7 @@ async def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
     ]
 
 
-async def test_what_is_remembered_of_keys_is_bounded(tmp_path: Path) -> None:
+async def test_the_history_of_keys_is_bounded(tmp_path: Path) -> None:
     """The first ones of many, of long ones fewer, of several bucket types their share; and what is left out is said."""
 
     fixture = SchedulerFixture(tmp_path, replace(WEST, bucket_types="default,other"))
@@ -462,7 +462,7 @@ class FakePeerTrees:
 
 
 @pytest.mark.parametrize("both_ways", [False, True])
-async def test_what_is_repaired_and_what_is_left(both_ways: bool) -> None:
+async def test_rows_ahead_here_are_repaired_and_corrupt_ones_never(both_ways: bool) -> None:
     """What is ahead here or changed on both sides is queued; what is ahead there is left alone unless both ways are
     wanted; what is corrupt is never queued."""
 
@@ -557,7 +557,7 @@ async def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(
     await fixture.scheduler.stop()
 
 
-async def test_what_a_check_named_is_kept_within_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_keys_named_by_a_check_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of its differences by name; a check that did not come to its end forgets none of one before it."""
 
     for limit, named in ((5, [b"1", b"2", b"3"]), (2, [b"1", b"2"])):

@@ -78,7 +78,7 @@ def test_no_node_takes_the_place_of_the_authority(
 
 
 @pytest.mark.parametrize("more", [["--host", "ü.example"], ["--host", ""], ["--host", "a b"], ["--days", "nan"]])
-def test_what_no_certificate_can_say_is_a_usage_error(
+def test_an_invalid_certificate_name_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     """A host that is none, a number of days that is none: a line, no traceback, no certificate."""

@@ -204,7 +204,7 @@ async def test_an_operators_placement_is_waited_for_and_then_used() -> None:
         assert await counter(cluster.nodes["n1"].metastore, CHAIN_COUNTER.path) is None
 
 
-async def test_what_exists_is_not_placed_again() -> None:
+async def test_an_existing_bucket_type_is_not_placed_again() -> None:
     """The same placement is said to exist; another one is refused; another bucket type gets ids of its own."""
 
     async with running(FILE, 0, 1, 2) as cluster:

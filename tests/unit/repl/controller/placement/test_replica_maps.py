@@ -139,7 +139,7 @@ def test_all_faults_are_reported_together_up_to_a_limit() -> None:
         (" " * (MAP_BYTES_MAX + 1), "the map has 512001 bytes"),
     ],
 )
-def test_what_is_no_map_is_refused(text: str | bytes, fault: str) -> None:
+def test_a_malformed_map_is_refused(text: str | bytes, fault: str) -> None:
     """Hostile or broken text is one sentence."""
     with pytest.raises(BadReplicaMap) as refused:
         parse_replica_map(text)

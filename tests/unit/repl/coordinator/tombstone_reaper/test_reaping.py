@@ -192,7 +192,7 @@ async def test_an_answer_that_depends_on_a_pending_reap_waits_for_it(applied: bo
         assert result.outcome is (PushOutcome.SUPERSEDED if applied else PushOutcome.FAILED)
 
 
-async def test_what_is_remembered_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_memory_of_reaped_keys_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn reaps no more than REAPS_AT_ONCE of a partition, and at that rate the memory of reaped keys is longer than
     a lease and a write's time-out together, as they are by default: no sink pushes what is older."""
     per_s = tombstone_reaper.REAPS_AT_ONCE / DEFAULT_TICK_S
@@ -242,7 +242,7 @@ async def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> 
         await w.wait_until_removed()
 
 
-async def test_what_was_deleted_before_is_found_by_a_walk() -> None:
+async def test_older_tombstones_are_found_by_a_scan() -> None:
     """Properties that change, and a new leader, find tombstones that apply told nobody of."""
 
     async with reaping_cluster() as w:

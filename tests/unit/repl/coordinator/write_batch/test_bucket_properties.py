@@ -117,7 +117,7 @@ async def test_a_bucket_has_its_own_number_of_siblings():
         await put(made, b"4")
 
 
-async def test_what_is_above_a_warning_is_taken_and_counted():
+async def test_objects_above_a_warning_threshold_are_accepted_and_counted():
     """A value and a sibling above their warnings are written, counted by kind, and at the bound they are not."""
 
     async with cluster() as made:

@@ -28,7 +28,7 @@ def new_batch(uuid: bytes, store: MemoryStore, *, epoch: int, offset: int) -> Wr
 
 @pytest.mark.parametrize("fast_write", [False, True])
 @pytest.mark.parametrize("fast_push", [False, True])
-def test_what_one_side_takes_its_equal_never_refuses(fast_write: bool, fast_push: bool) -> None:
+def test_an_object_accepted_by_one_cluster_is_accepted_by_its_equal(fast_write: bool, fast_push: bool) -> None:
     """Concurrent writes of one key, of values up to the limit: whatever their siblings come to, what the source takes
     the sink takes, though its log stands where integers are longest; what is too much is refused where it is made, and
     says which limit binds."""

@@ -94,7 +94,7 @@ def test_a_refusal_that_comes_late_is_no_rollback() -> None:
     assert replica.reason.startswith("election:")
 
 
-def test_who_is_not_registered_does_not_keep_another_from_joining() -> None:
+def test_an_unregistered_member_does_not_block_another_from_joining() -> None:
     """Below min-ISR, n2 is heard and caught up and not registered: while it waits its pause out, n3 is proposed."""
     replica = a_leader_of_three()
     proposed = written(caught_up(replica, TWO, 0))

@@ -217,7 +217,7 @@ _BARE = siblings.map(lambda s: Object(((*s.dot, 9),), (s._replace(metadata=(), l
 
 @given(st.one_of(_BARE, objects()), st.data())
 @settings(max_examples=300)
-def test_what_is_taken_is_canonical(obj: Object, data: st.DataObject) -> None:
+def test_accepted_bytes_are_canonical(obj: Object, data: st.DataObject) -> None:
     """Whatever stands in the place of some part of an object: it is refused, or its bytes are those that this program
     would write for it."""
     version, clock, (first, *others) = msgpack.unpackb(encode_object(obj), use_list=False)

@@ -233,7 +233,7 @@ def test_async_reports_after_the_write_and_syncs_in_the_background(monkeypatch: 
     again.close()
 
 
-def test_what_an_async_log_reported_is_on_disk_once_it_was_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_reported_by_an_async_log_are_on_disk_after_its_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is about to note that entries are not needed from the log any more can have them on disk first, from any
     thread; a disk that refuses ends the log."""
     monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 30.0)
