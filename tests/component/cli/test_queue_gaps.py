@@ -15,7 +15,7 @@ GAP = {
 }  # fmt: skip
 
 
-def test_gaps_of_partitions_and_of_lower_priorities_show_what_they_cover(
+def test_gaps_of_partitions_and_of_bulk_references_show_what_they_cover(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A gap of a partition has offsets, one that grows says so, and what died with a node is of any partition, with its

@@ -145,7 +145,7 @@ def test_publishing_suspended_is_a_gap_that_full_sync_heals(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_real_time_resumes_by_cursor_and_lower_priorities_are_healed(tmp_path: Path) -> None:
+def test_real_time_resumes_by_cursor_and_bulk_references_are_healed(tmp_path: Path) -> None:
     """A source node that is stopped with real-time and pushed references waiting: the first are there again after the
     restart, the second are a gap on record, after kill -9 too, and full-sync closes both."""
     with Clusters(tmp_path, ONE_WAY) as clusters:

@@ -47,7 +47,7 @@ LOWER = GapToHeal("n2:2:9", "to-west", BOTH, START - 70_000, START - 65_000)
 
 def test_which_times_prove_a_gap_and_which_checks_do() -> None:
     """Gaps that have ended, of compared bucket types, make one range; a check that began before a gap had ended, or of
-    another bucket type, proves nothing; references of a lower priority may be of every type that their queue takes, and
+    another bucket type, proves nothing; bulk references may be of every type that their queue accepts, and
     need a comparison of each of them."""
     assert range_to_check([GROWING, FOREIGN, LOWER], ["default"], START) is None
     assert range_to_check([ENDED, GROWING, FOREIGN], ["default"], START) == TimeRange(

@@ -529,7 +529,7 @@ async def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatc
     assert await counted() == (None, 101)
 
 
-def test_while_changes_come_a_sink_holds_one_small_batch_of_lower_priorities() -> None:
+def test_while_changes_come_a_sink_holds_one_small_batch_of_bulk_references() -> None:
     """So its other fetches wait for what comes in real time. Another node's sink gets its own after a rest; when no
     change came for a while, batches are as large and as many as asked for."""
     fixture = QueueFixture()
