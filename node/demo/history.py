@@ -60,10 +60,8 @@ class Expectation(NamedTuple):
 
 def blob_id(value: bytes, like: str) -> str:
     """Git's id of a blob of these bytes, by the hash that the id `like` was made with (SHA-1 or SHA-256)."""
-    hasher = hashlib.sha256() if len(like) == 64 else hashlib.sha1(usedforsecurity=False)
-    hasher.update(b"blob %d\0" % len(value))
-    hasher.update(value)
-    return hasher.hexdigest()
+    name = "sha256" if len(like) == 64 else "sha1"
+    return hashlib.new(name, b"blob %d\0" % len(value) + value, usedforsecurity=False).hexdigest()
 
 
 class GitHistory:

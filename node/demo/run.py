@@ -108,13 +108,11 @@ def run_demo(options: DemoOptions, view: DemoView) -> Demo:
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
-                with suppress(
-                    OSError
-                ):  # Ctrl-C may have ended the reader of the output: the clusters stop all the same
+                # Ctrl-C may have ended the reader of the output: the clusters stop all the same.
+                with suppress(OSError):
                     view.close()
-                    view.note(
-                        "interrupted: stopping everything that was started" if interrupted else "stopping the clusters"
-                    )
+                    everything = "interrupted: stopping everything that was started"
+                    view.note(everything if interrupted else "stopping the clusters")
                 clusters.down()
                 with suppress(OSError):
                     view.note("stopped")
