@@ -56,13 +56,15 @@ def bare(directory: Path) -> Path:
     return path
 
 
-def worker_zip(directory: Path, packages: Sequence[str] = ("repl", "aae", "queues")) -> Path:
-    """What workers need, and no more."""
+def worker_zip(directory: Path) -> Path:
+    """The package in an archive for --py-files, laid out as in the wheel. Spark puts the archive before PYTHONPATH, so
+    the driver, too, imports all of Isthmus from it."""
     path = directory / "workers.zip"
     with zipfile.ZipFile(path, "w") as file:
-        for package in packages:
-            for source in sorted((REPOSITORY / package).rglob("*.py")):
-                file.write(source, source.relative_to(REPOSITORY))
+        file.write(REPOSITORY / "isthmus" / "__init__.py", "isthmus/__init__.py")
+        for package in sorted(entry for entry in (REPOSITORY / "isthmus").iterdir() if entry.is_dir()):
+            for source in sorted(package.resolve().rglob("*.py")):
+                file.write(source, Path("isthmus", package.name) / source.relative_to(package.resolve()))
     return path
 
 
@@ -177,10 +179,14 @@ def program(path: Path, text: str, *arguments: str, timeout_s: float = 600, **en
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def wait_until(what: str, holds: Any, timeout_s: float = PATIENCE_S) -> Any:
-    """Wait until `holds()`, and give what it gave."""
+def wait_until(
+    what: str, holds: Any, timeout_s: float = PATIENCE_S, process: subprocess.Popen[str] | None = None
+) -> Any:
+    """Wait until `holds()`, and return its result. Raises AssertionError at once when `process`, which is to bring it
+    about, has ended."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := holds()):
+        assert process is None or process.poll() is None, f"ended too early: {what}"
         assert time.monotonic() < deadline_s, f"never: {what}"
         time.sleep(0.1)
     return found

@@ -104,7 +104,7 @@ def test_an_executor_that_is_killed_changes_nothing(runs: SubmittedRuns) -> None
     process = runs.begun("killed", "--full", "--rate-limit", "4000")
     work = RunDirectory(str(runs.output), "killed").path / "work"
     try:
-        wait_until("an executor works", lambda: work.exists() and any(work.glob("00000/_temporary")))
+        wait_until("an executor works", lambda: any(work.glob("00000/_temporary")), process=process)
         time.sleep(1)
         victims = runs.engine.executors()
         assert victims
@@ -119,7 +119,8 @@ def test_a_driver_that_is_killed_goes_on_under_its_run_id(runs: SubmittedRuns) -
     runs.application.write_text(SMALL_CHUNKS, encoding="utf-8")
     process = runs.begun("resumed", "--full", "--rate-limit", "3000")
     try:
-        wait_until("a wave is done", lambda: (directory.path / "work" / "00000.json").exists())
+        first = directory.path / "work" / "00000.json"
+        wait_until("a wave is done", first.exists, process=process)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

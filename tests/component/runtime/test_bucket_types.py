@@ -89,7 +89,7 @@ async def test_an_impossible_bucket_type_is_refused_over_http(tmp_path: Path, st
             ("x", {"partition_count": 1, "replication_factor": 5}, 400, "needs as many nodes"),
             ("x", {"partition_count": 1, "replication_factor": 1, "placement": "any"}, 400, "placement is one of"),
             ("x", {"partition_count": 1, "replication_factor": 1, "min_isr": "two"}, 400, "replication.min.isr"),
-            ("x", both, 400, "no count or factor besides"),
+            ("x", both, 400, "give no count or factor"),
             ("x", {"partitions": [{"id": 1, "replicas": [1]}]}, 400, "ids start at 0"),
             ("x", {"partitions": [{"id": 0, "replicas": [77]}]}, 400, "node id 77"),
             ("default", {"partition_count": 2, "replication_factor": 3}, 409, "neither can be changed"),

@@ -17,7 +17,7 @@ import pytest
 from isthmus.repl.model.keys import key_hash, partition_index
 from isthmus.repl.replog.log import RESERVE_BYTES
 from isthmus.repl.runtime.transfer_sender import PIN_MS
-from tests.system.faults.campaign import SHORT_LOG, fault_context
+from tests.system.faults.campaign import SHORT_LOG, WELL_TIMEOUT_S, fault_context
 from tests.system.faults.cluster import PARTITIONS, SESSION_MS, FaultCluster, cluster_address
 from tests.system.faults.linearizability import check
 from tests.system.faults.load import BUCKET, Connection, History, Load, Reply, path_of, read_all
@@ -83,10 +83,11 @@ def test_a_one_way_cut_that_is_never_healed_costs_a_member_and_nothing_else(tmp_
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.network
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_leader_cut_off_from_its_followers_gives_way_though_its_clients_are_cut_off_too(tmp_path: Path) -> None:
     """It reaches ZooKeeper alone. No write reaches it, so nobody lags; still all of its partitions have another leader
-    and take writes at the other nodes within 30 s, and when the cut ends all replicas are in sync."""
+    and take writes at the other nodes (after some 10 s on an idle machine), and when the cut ends all replicas are in
+    sync."""
     with fault_context(tmp_path, ["cut"]) as context:
         cluster, network = context.cluster, context.network
         assert network is not None
@@ -103,10 +104,10 @@ def test_a_leader_cut_off_from_its_followers_gives_way_though_its_clients_are_cu
             )
             return not refused
 
-        eventually("another node leads", all_written, 30)
+        eventually("another node leads", all_written, 90)
         assert "n1" not in {row["leader"] for row in (cluster.nodes["n2"].ask("/admin/partitions") or {})["partitions"]}
         network.heal()
-        cluster.wait_until_healthy(30)
+        cluster.wait_until_healthy(WELL_TIMEOUT_S)
 
 
 @pytest.mark.root

@@ -53,7 +53,7 @@ def test_bad_peers_neither_delay_nor_damage_other_links(tmp_path: Path) -> None:
 
 def lies(clusters: Clusters) -> list[Item]:
     """Changes of the liar: a clock that has seen what west never wrote, bytes that are no object, one that is larger
-    than west takes, and an honest one."""
+    than west takes (twice `limits.object_size` and 1 MB), and an honest one."""
     west = clusters.node("west").place
     put(west, "mine", b"true")
     connection = Connection(west)
@@ -62,7 +62,7 @@ def lies(clusters: Clusters) -> list[Item]:
     ((actor, counter, at_s),) = decode_clock(base64.b64decode(reply.headers["X-Riak-Vclock"]))
     dot = (actor_of(LIAR, 0), 1)
     forged = write(None, ((actor, counter + 1_000_000, at_s),), Content(b"forged"), dot, 5)
-    large = write(None, (), Content(b"x" * 2_000_000), (actor_of(LIAR, 0), 2), 5)
+    large = write(None, (), Content(b"x" * 4_000_000), (actor_of(LIAR, 0), 2), 5)
     honest = write(None, (), Content(b"said"), (actor_of(LIAR, 0), 3), 5)
     made = {
         b"mine": encode_object(forged),
