@@ -26,6 +26,10 @@ REPOSITORY: Final = Path(__file__).resolve().parents[2]
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 PATIENCE_S: Final = 180.0
 
+PATIENCE: Final = "spark.python.authenticate.socketTimeout"
+"""Setting of Spark: how long a Python worker may take to connect, by default 15 s. A local session gives a job up when
+one worker takes longer."""
+
 CONF: Final = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -33,14 +37,20 @@ CONF: Final = {
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
-    "spark.python.authenticate.socketTimeout": "120s",
+    PATIENCE: "120s",
 }
 """Small, and patient: a machine that is busy with others lets Python's workers wait."""
 
 
 def environment(**more: str) -> dict[str, str]:
     """For Spark's scripts: this interpreter, this Spark, loopback."""
-    env = {**os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    env = {
+        **os.environ,
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": f"--conf {PATIENCE}={CONF[PATIENCE]} pyspark-shell",  # without spark-submit
+    }
     env.pop("PYSPARK_GATEWAY_PORT", None)
     return {**env, **more}
 

@@ -44,6 +44,9 @@ queue = "to-west"
 
 KEYS = 4_000
 
+PATIENCE_S = 900.0
+"""For a command whose Spark runs at a low priority: beside other tests it gets a tenth of a processor."""
+
 
 def put(url: str, keys: list[bytes], values: list[bytes | None]) -> int:
     """Write or delete as a client does; how many were taken."""
@@ -93,17 +96,46 @@ def clusters(tmp_path: Path) -> Iterator[dict[str, Any]]:
         yield described["clusters"]
 
 
-def command(tmp_path: Path, *words: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
-    """`isthmus reconcile ...`, in a group of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "isthmus.node.cli.main", "reconcile", *words, "--master", "local[2]", "-o", "json"],
-        env=environment(), cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, stderr=stderr,
-    )  # fmt: skip
+class Commands:
+    """`isthmus reconcile ...` commands, each in a group of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *words: str, stderr: int | None = None) -> subprocess.Popen[bytes]:
+        """A command, under way."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "isthmus.node.cli.main", "reconcile", *words, "--master", "local[2]", "-o", "json"],
+            env=environment(), cwd=self._directory, start_new_session=True, stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    def kill(self) -> None:
+        """Kill all that still run."""
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    """Commands in this test's directory; none outlives the test."""
+    made = Commands(tmp_path)
+    yield made
+    made.kill()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1_200)
-def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(clusters: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.timeout(3_000)
+def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(
+    clusters: dict[str, Any], commands: Commands, tmp_path: Path
+) -> None:
     """The driver is killed with SIGKILL amid the copy; meanwhile clients write and delete; the same run id does the
     rest, hands over and finds both equal; and so does a full comparison once nobody writes. Called again it does
     nothing, and another seed into what is not empty any more is refused before Spark is started."""
@@ -116,8 +148,8 @@ def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(clusters: dict[s
     writer = Writer(east["http"])
     writer.start()
     try:
-        first = command(tmp_path, *words, "--run-id", "fill", "--rate", "200")
-        deadline = time.monotonic() + 400
+        first = commands.start(*words, "--run-id", "fill", "--rate", "200")
+        deadline = time.monotonic() + PATIENCE_S
         while not list((directory.path / "work").glob("*.json")):
             assert first.poll() is None
             assert time.monotonic() < deadline, "never: a wave is done"
@@ -128,8 +160,8 @@ def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(clusters: dict[s
         held = AdminClient(east["admin"]).get("/admin/queues")["queues"]
         assert [(one["name"], one["serving"]) for one in held] == [("to-west", "suspended")]
         done_before = {one["chunk"] for one in (directory.read("work/00000.json") or {})["done"]}
-        second = command(tmp_path, *words, "--run-id", "fill")
-        told = json.loads(second.communicate(timeout=600)[0])
+        second = commands.start(*words, "--run-id", "fill")
+        told = json.loads(second.communicate(timeout=PATIENCE_S)[0])
         assert (second.returncode, told["outcome"], told["queue_state"]) == (0, "equal", "handed over"), told
     finally:
         writer.end()
@@ -137,15 +169,15 @@ def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(clusters: dict[s
     assert done_before.isdisjoint(one["chunk"] for wave in later for one in wave)
     assert told["objects"] >= KEYS
     assert writer.written > 0
-    full = command(
-        tmp_path, "run", "--left", east["http"], "--right", west["http"], "--output", str(tmp_path / "runs"),
+    full = commands.start(
+        "run", "--left", east["http"], "--right", west["http"], "--output", str(tmp_path / "runs"),
         "--run-id", "proof", "--full", "--settle", "5s",
     )  # fmt: skip
-    found = json.loads(full.communicate(timeout=600)[0])
+    found = json.loads(full.communicate(timeout=PATIENCE_S)[0])
     assert (full.returncode, found["outcome"]) == (0, "equal"), found
     assert found["keys"] >= KEYS
-    again = command(tmp_path, *words, "--run-id", "fill")
-    assert json.loads(again.communicate(timeout=300)[0])["at_ms"] == told["at_ms"]
-    refused = command(tmp_path, *words, "--run-id", "other", stderr=subprocess.PIPE)
+    again = commands.start(*words, "--run-id", "fill")
+    assert json.loads(again.communicate(timeout=PATIENCE_S)[0])["at_ms"] == told["at_ms"]
+    refused = commands.start(*words, "--run-id", "other", stderr=subprocess.PIPE)
     assert "--into-nonempty" in json.loads(refused.communicate(timeout=100)[1])["error"]
     assert refused.returncode == 2
