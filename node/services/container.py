@@ -141,6 +141,7 @@ class NodeServices:
             settings,
             cluster_uuid=self.cluster_uuid,
             on_request=rpc.answer,
+            direct=rpc.direct,
             tls=self.credentials.links,
         )
         self.runtime = Runtime(
@@ -297,6 +298,7 @@ class NodeServices:
             self.query,
         ):
             rpc.add(component.request_handlers())
+        rpc.add_direct(self.coordinator.direct_handlers())
 
     @property
     def session(self) -> SessionState:

@@ -21,6 +21,7 @@ from isthmus.repl.replog.log import FileLog
 from isthmus.repl.security.tls import LinkTls
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.transport.links import ClusterLinks
+from isthmus.repl.transport.rpc import DirectHandler
 
 FACTOR_OF_ENSEMBLE: Final = 3
 """replication.factor when it is not set and an ensemble is configured, which means a cluster of several nodes."""
@@ -147,6 +148,7 @@ def links_of(
     *,
     cluster_uuid: bytes,
     on_request: Callable[[str, str, bytes], Awaitable[bytes]],
+    direct: Mapping[str, DirectHandler],
     tls: LinkTls | None = None,
 ) -> ClusterLinks:
     """The connections with the other nodes, not yet started."""
@@ -164,6 +166,7 @@ def links_of(
         catch_up_rate_bytes=settings.replication.catch_up_rate_limit_bytes,
         message_limit_bytes=message_limit_bytes(settings),
         on_request=on_request,
+        direct=direct,
         tls=tls,
     )
 
@@ -173,11 +176,18 @@ class RpcRegistry:
 
     def __init__(self) -> None:
         self._handlers: dict[str, Handler] = {}
+        self.direct: dict[str, DirectHandler] = {}
+        """Handlers of methods that are served without a task."""
 
     def add(self, handlers: Mapping[str, Handler]) -> None:
         """Add a component's handlers; each method has one handler."""
-        assert not self._handlers.keys() & handlers.keys()
+        assert not (self._handlers.keys() | self.direct.keys()) & handlers.keys()
         self._handlers.update(handlers)
+
+    def add_direct(self, handlers: Mapping[str, DirectHandler]) -> None:
+        """Add a component's direct handlers, before the links start."""
+        assert not (self._handlers.keys() | self.direct.keys()) & handlers.keys()
+        self.direct.update(handlers)
 
     async def answer(self, node: str, method: str, body: bytes) -> bytes:
         """Answer one request. Raises BadInput for an unknown method, and the errors of the handler."""

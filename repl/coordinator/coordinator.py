@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, cast
 
 import structlog
 
-from isthmus.repl.coordinator.forwarded_requests import ForwardedRequests, Handler
+from isthmus.repl.coordinator.forwarded_requests import DirectHandler, ForwardedRequests, Handler
 from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.listing import Listing
 from isthmus.repl.coordinator.reads import Reads, answer_bytes, confirm_refusals, not_led
@@ -39,7 +39,6 @@ from isthmus.repl.model.errors import (
     BadInput,
     Corruption,
     IsthmusError,
-    NotLeader,
     OutcomeUnknown,
     Retryable,
     clear_traceback,
@@ -170,6 +169,7 @@ class Coordinator:
             runtime, self.routes, self._forwarder, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
         )
         self._listing = Listing(runtime, self.routes, self._forwarder, read_pool)
+        self._forwarded = ForwardedRequests(self, self._reads, self._listing, answer_bytes(limits.entry_bytes))
         self._inbox: dict[int, list[_LocalPart]] = {}
         self._timeouts = RequestTimeouts(request_timeout_ms, self._drop_answered)
         self._pending_requests: dict[int, dict[bytes, int]] = {}
@@ -207,8 +207,11 @@ class Coordinator:
 
     def request_handlers(self) -> dict[str, Handler]:
         """Handlers of requests from other nodes, by method: they serve partitions led here, and forward nothing."""
-        answer_limit = answer_bytes(self._limits.entry_bytes)
-        return ForwardedRequests(self, self._reads, self._listing, answer_limit).handlers()
+        return self._forwarded.handlers()
+
+    def direct_handlers(self) -> dict[str, DirectHandler]:
+        """As `request_handlers`, of the methods that are served without a task."""
+        return self._forwarded.direct_handlers()
 
     # -- reads ----------------------------------------------------------------------------------------
 
@@ -248,7 +251,8 @@ class Coordinator:
             (result,) = results
             if isinstance(result, IsthmusError):
                 raise result
-        return cast(WriteResult, result)
+            assert isinstance(result, WriteResult)
+        return result
 
     async def write_batch(self, requests: Sequence[WriteRequest]) -> list[WriteResult | IsthmusError]:
         """See KeyValue.write_batch."""
@@ -379,10 +383,11 @@ class Coordinator:
 
     def _target_elsewhere(self, partition: int, away: dict[str, _RemotePart] | None) -> _RemotePart | IsthmusError:
         """The target of items whose partition is not led here: its leader, or a refusal."""
+        leader = self.routes.leader(partition)
+        if away is not None and leader is not None and leader != self._runtime.node:
+            return away.setdefault(leader, _RemotePart([], []))
         refused = not_led(self._runtime, self.routes, partition)
         assert refused is not None
-        if away is not None and isinstance(refused, NotLeader) and refused.leader is not None:
-            return away.setdefault(refused.leader, _RemotePart([], []))
         return refused
 
     def _forward(self, node: str, part: _RemotePart, waiter: BatchResult) -> None:

@@ -6,23 +6,37 @@ Only partitions led here are served; nothing is forwarded again, so that no requ
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
 
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.coordinator.listing import Listing
 from isthmus.repl.coordinator.reads import Reads
+from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown
 from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
+
+log = structlog.get_logger(__name__)
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
 """(node that asks, body) -> answer. Raises CodecError for a body that is not one, and Retryable."""
+
+DirectHandler = Callable[[str, bytes, Callable[[bytes | IsthmusError], None]], None]
+"""(node that asks, body, answered): see `repl.transport.rpc.DirectHandler`. Raises CodecError as a Handler does."""
+
+_new: Final = tuple.__new__
+"""Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
 
 
 class LocalWrites(Protocol):
     """Writes and pushes of the partitions that this node leads (`repl.coordinator.coordinator.Coordinator`)."""
 
-    def submit_here(self, requests: Sequence[WriteRequest | PushItem]) -> Awaitable[list[object]]:
-        """One answer per item, in order; an item of a partition that is led elsewhere is refused."""
+    def submit_here(self, requests: Sequence[WriteRequest | PushItem]) -> asyncio.Future[list[object]]:
+        """One answer per item, in order, within the time limit of requests; an item of a partition that is led
+        elsewhere is refused."""
 
 
 class ForwardedRequests:
@@ -37,28 +51,30 @@ class ForwardedRequests:
 
     def handlers(self) -> dict[str, Handler]:
         """Method -> handler."""
-        return {
-            kv_rpc.WRITE: self._writes,
-            kv_rpc.PUSH: self._pushes,
-            kv_rpc.GET: self._reads,
-            kv_rpc.LIST: self._page,
-        }
+        return {kv_rpc.GET: self._reads, kv_rpc.LIST: self._page}
 
-    async def _writes(self, _node: str, body: bytes) -> bytes:
+    def direct_handlers(self) -> dict[str, DirectHandler]:
+        """Method -> handler, of the methods that are served without a task."""
+        return {kv_rpc.WRITE: self._writes, kv_rpc.PUSH: self._pushes}
+
+    def _writes(self, _node: str, body: bytes, answered: Callable[[bytes | IsthmusError], None]) -> None:
         _, requests = kv_rpc.decode_body(body, kv_rpc.decode_write)
-        results = await self._local_writes.submit_here(requests)
+        encode = partial(self._written, requests)
+        self._local_writes.submit_here(requests).add_done_callback(partial(_answer, encode, answered))
+
+    def _written(self, requests: Sequence[WriteRequest], results: list[object]) -> bytes:
         room_bytes = self._answer_bytes
         for slot, (request, result) in enumerate(zip(requests, results, strict=True)):
             if isinstance(result, WriteResult) and result.payload:
                 if request.payload_wanted:
                     room_bytes -= len(result.payload)
                 if not request.payload_wanted or room_bytes < 0:
-                    results[slot] = result._replace(payload=b"")
+                    results[slot] = _new(WriteResult, (b"", *result[1:]))
         return kv_rpc.encode_answers(results, kv_rpc.written_row)
 
-    async def _pushes(self, _node: str, body: bytes) -> bytes:
+    def _pushes(self, _node: str, body: bytes, answered: Callable[[bytes | IsthmusError], None]) -> None:
         _, items = kv_rpc.decode_body(body, kv_rpc.decode_push)
-        return kv_rpc.encode_answers(await self._local_writes.submit_here(items), kv_rpc.pushed_row)
+        self._local_writes.submit_here(items).add_done_callback(partial(_answer, _pushed, answered))
 
     async def _reads(self, _node: str, body: bytes) -> bytes:
         head, keys = kv_rpc.decode_body(body, kv_rpc.decode_key)
@@ -67,3 +83,21 @@ class ForwardedRequests:
 
     async def _page(self, _node: str, body: bytes) -> bytes:
         return kv_rpc.encode_list_page(await self._listing.serve(kv_rpc.decode_list_ask(body)))
+
+
+def _pushed(results: list[object]) -> bytes:
+    return kv_rpc.encode_answers(results, kv_rpc.pushed_row)
+
+
+def _answer(
+    encode: Callable[[list[object]], bytes],
+    answered: Callable[[bytes | IsthmusError], None],
+    submitted: asyncio.Future[list[object]],
+) -> None:
+    """Answer a request whose items are all decided."""
+    try:
+        answer: bytes | IsthmusError = encode(submitted.result())
+    except Exception as error:
+        log.exception("forwarded.request.failed")
+        answer = OutcomeUnknown(f"the answer could not be made: {type(error).__name__}")
+    answered(answer)

@@ -1,9 +1,10 @@
 """Forwarding: sends items to the leaders of their partitions on other nodes, and returns the answers.
 
-All items that are posted for one node in one turn of the event loop go in one request. An item is forwarded once: the
-receiver serves what it leads and refuses the rest (`repl.coordinator.forwarded_requests`). If a request gets no answer,
-its writes and pushes may have taken effect (OutcomeUnknown), and its reads are NotReady. The codec is
-`repl.coordinator.kv_rpc`.
+All items that are posted for one node in one turn of the event loop go in one request, without a task: the connection
+calls back with the answer, and ends overdue requests by one timer (`repl.transport.rpc.RpcClient`). An item is
+forwarded once: the receiver serves what it leads and refuses the rest (`repl.coordinator.forwarded_requests`). If a
+request gets no answer, its writes and pushes may have taken effect (OutcomeUnknown), and its reads are NotReady. The
+codec is `repl.coordinator.kv_rpc`.
 
 Nothing here bounds the items in flight: the request that brought them holds them, and requests are bounded where they
 come in (bodies of a listener, batches of a sink).
@@ -12,8 +13,11 @@ come in (bodies of a listener, batches of a sink).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
+
+import structlog
 
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.coordinator.kv_rpc import GET, LATER, LIST, PUSH, WRITE, ListAsk, ListPage
@@ -22,6 +26,8 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation, PushItem, WriteRequest
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
+
+log = structlog.get_logger(__name__)
 
 REQUEST_BYTES: Final = 4 * 1024 * 1024
 """Bytes of items after which a request is full; a larger item goes alone. This is many times what one turn of the loop
@@ -67,11 +73,7 @@ class ForwardedBatch:
 _Waiting = list[tuple[ForwardedBatch, int]]
 """Items without an answer: (batch, slot)."""
 
-_DECODERS: Final[dict[str, Callable[[tuple[Any, ...]], object]]] = {
-    WRITE: kv_rpc.decode_written,
-    PUSH: kv_rpc.decode_pushed,
-    GET: kv_rpc.decode_read,
-}
+_DecodeValue = Callable[[tuple[Any, ...]], object]
 
 
 class LeaderForwarder:
@@ -85,7 +87,8 @@ class LeaderForwarder:
         self._loop = asyncio.get_running_loop()
         self._outbox: dict[tuple[str, str, Isolation | None], list[ForwardedBatch]] = {}
         self._scheduled = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._written_at: dict[str, _DecodeValue] = {}
+        """Node -> decoder of its answers to writes."""
         self.counts = dict.fromkeys((WRITE, PUSH, GET, LIST), 0)
 
     def write(self, node: str, requests: Sequence[WriteRequest], done: Done) -> None:
@@ -133,50 +136,112 @@ class LeaderForwarder:
         self._scheduled = False
         outbox, self._outbox = self._outbox, {}
         for (node, method, isolation), batches in outbox.items():
-            self._spawn(self._deliver(node, method, isolation, batches))
+            delivery = _Delivery(
+                self._links, node, method, isolation, batches, self._decoder(node, method), self._request_bytes,
+                self._timeout_ms,
+            )  # fmt: skip
+            self.counts[method] += delivery.item_count
+            delivery.resume()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _decoder(self, node: str, method: str) -> _DecodeValue:
+        if method == PUSH:
+            return kv_rpc.decode_pushed
+        if method == GET:
+            return kv_rpc.decode_read
+        decode = self._written_at.get(node)
+        if decode is None:
+            decode = self._written_at[node] = partial(kv_rpc.decode_written, leader=node)
+        return decode
 
-    async def _deliver(
-        self, node: str, method: str, isolation: Isolation | None, batches: list[ForwardedBatch]
+
+class _Delivery:
+    """Items for one node, sent request by request, so that items of one key do not overtake each other."""
+
+    __slots__ = (
+        "_batches", "_decode_value", "_isolation", "_links", "_method", "_node", "_request_bytes", "_sent",
+        "_timeout_ms", "_waiting", "item_count",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        links: Links,
+        node: str,
+        method: str,
+        isolation: Isolation | None,
+        batches: list[ForwardedBatch],
+        decode_value: _DecodeValue,
+        request_bytes: int,
+        timeout_ms: int,
     ) -> None:
-        """Send the items, request by request, so that items of one key do not overtake each other."""
-        waiting = [(batch, slot) for batch in batches for slot in range(len(batch.items))]
-        self.counts[method] += len(waiting)
-        try:
-            while waiting:
-                count = _fitting(waiting, self._request_bytes)
-                sent, rest = waiting[:count], waiting[count:]
-                later: _Waiting = []
-                for (batch, slot), answer in zip(sent, await self._ask(node, method, isolation, sent), strict=True):
-                    if answer is LATER:
-                        later.append((batch, slot))
-                    else:
-                        batch.put(slot, answer)
-                waiting = later + rest
-                if method == GET:
-                    waiting = _with_room(waiting)
-        finally:
-            # Items are left only after a cancellation or a bug: their callers must not wait for ever.
-            for batch in batches:
-                batch.give_up(_unanswered(method, f"asking node {node} was broken off"))
+        self._links = links
+        self._node = node
+        self._method = method
+        self._isolation = isolation
+        self._batches = batches
+        self._decode_value = decode_value
+        self._request_bytes = request_bytes
+        self._timeout_ms = timeout_ms
+        self._waiting: _Waiting = [(batch, slot) for batch in batches for slot in range(len(batch.items))]
+        self._sent: _Waiting = []
+        self.item_count = len(self._waiting)
 
-    async def _ask(self, node: str, method: str, isolation: Isolation | None, sent: _Waiting) -> Sequence[object]:
-        """Send one request; returns one answer per item, or an error for all."""
-        body = kv_rpc.encode_body(isolation, [batch.items[slot] for batch, slot in sent])
+    def resume(self, answer: bytes | IsthmusError | None = None) -> None:
+        """Take the answer to the request that was sent, if any, and send the next one."""
         try:
-            answer = await self._links.request(node, method, body, self._timeout_ms)
-            answers = kv_rpc.decode_answers(answer, len(sent), _DECODERS[method])
-            if LATER not in (answers[:1] if method == GET else answers):
-                return answers
-            return [_unanswered(method, f"node {node} has answered without an answer")] * len(sent)
-        except (OutcomeUnknown, CodecError) as error:
-            return [_unanswered(method, f"node {node} has not answered: {clear_traceback(error)}")] * len(sent)
-        except IsthmusError as error:
-            return [clear_traceback(error)] * len(sent)
+            if answer is not None:
+                self._settle(self._decoded(answer))
+            if self._waiting:
+                self._send_next()
+        except Exception:
+            # Callers must not wait for ever because of a bug.
+            log.exception("forwarding.failed", peer=self._node, method=self._method)
+            for batch in self._batches:
+                batch.give_up(_unanswered(self._method, f"asking node {self._node} was broken off"))
+
+    def _send_next(self) -> None:
+        """Send the next request. Items of one that cannot be sent are answered at once."""
+        while self._waiting:
+            count = _fitting(self._waiting, self._request_bytes)
+            self._sent, self._waiting = self._waiting[:count], self._waiting[count:]
+            body = kv_rpc.encode_body(self._isolation, [batch.items[slot] for batch, slot in self._sent])
+            try:
+                self._links.send_request(self._node, self._method, body, self._timeout_ms, self.resume)
+                return
+            except IsthmusError as error:
+                self._settle([self._failed(error)] * count)
+
+    def _decoded(self, answer: bytes | IsthmusError) -> Sequence[object]:
+        """One answer per item of the request, or an error for all."""
+        count = len(self._sent)
+        if isinstance(answer, IsthmusError):
+            return [self._failed(answer)] * count
+        try:
+            answers = kv_rpc.decode_answers(answer, count, self._decode_value)
+        except CodecError as error:
+            return [self._failed(error)] * count
+        if LATER not in (answers[:1] if self._method == GET else answers):
+            return answers
+        return [_unanswered(self._method, f"node {self._node} has answered without an answer")] * count
+
+    def _failed(self, error: IsthmusError) -> IsthmusError:
+        clear_traceback(error)
+        if isinstance(error, OutcomeUnknown | CodecError):
+            return _unanswered(self._method, f"node {self._node} has not answered: {error}")
+        return error
+
+    def _settle(self, answers: Sequence[object]) -> None:
+        """Pass the answers of the request on; items without one go first in the next request."""
+        later: _Waiting = []
+        for (batch, slot), answer in zip(self._sent, answers, strict=True):
+            if answer is LATER:
+                later.append((batch, slot))
+            else:
+                batch.put(slot, answer)
+        self._sent = []
+        if later:
+            self._waiting = later + self._waiting
+        if self._method == GET and self._waiting:
+            self._waiting = _with_room(self._waiting)
 
 
 def _unanswered(method: str, text: str) -> IsthmusError:

@@ -129,7 +129,7 @@ def _add_writes(
             batch.add(entry)
             end = offset + 1
             puts += 1
-            results[slot] = _new(WriteResult, (payload, clock, 1, True, False))
+            results[slot] = _new(WriteResult, (payload, clock, 1, True, False, ""))
         except IsthmusError as error:
             results[slot] = clear_traceback(error)
     batch.put_count += puts

@@ -53,7 +53,7 @@ class WriteResult(NamedTuple):
     `created` is False for a delete of an absent key (nothing was written, `payload` is empty). `repeated`: the request
     id was known, nothing was written, and the object is the current one; for a key reaped since, `payload` is empty and
     `clock` is its tombstone's (empty once that is forgotten). `payload` is also empty when it was not wanted, or is too
-    large to come from another node.
+    large to come from another node. `leader`: the node that the write was forwarded to; empty for none.
     """
 
     payload: bytes
@@ -61,6 +61,7 @@ class WriteResult(NamedTuple):
     sibling_count: int
     created: bool = True
     repeated: bool = False
+    leader: str = ""
 
 
 class PushItem(NamedTuple):

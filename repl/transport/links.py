@@ -27,7 +27,7 @@ from isthmus.repl.transport.frames import Lane
 from isthmus.repl.transport.handshake import ConnectionRefused, Handshake, HandshakeRefusal
 from isthmus.repl.transport.lanes import RateCap, Traffic
 from isthmus.repl.transport.port import NO_CURSORS, LinkListener
-from isthmus.repl.transport.rpc import Handler, RpcServer
+from isthmus.repl.transport.rpc import NO_DIRECT, Answered, DirectHandler, Handler, RpcClient, RpcServer
 
 TURNS: Final = 4
 """Turns of the loop in which data received during a pause is read: a loop may run due timers before it reads, and an
@@ -73,7 +73,8 @@ FRAME_OVERHEAD_BYTES: Final = 8
 class ClusterLinks:
     """See `repl.transport.port.Links`.
 
-    `on_request(node, method, body)` answers a request or raises. Sizes are in bytes, `catch_up_rate_bytes` is per
+    `on_request(node, method, body)` answers a request or raises; `direct` has the handlers of methods that are served
+    without a task, and may grow until the first connection. Sizes are in bytes, `catch_up_rate_bytes` is per
     second over all nodes (0: no limit).
     """
 
@@ -92,6 +93,7 @@ class ClusterLinks:
         catch_up_rate_bytes: int,
         message_limit_bytes: int,
         on_request: Handler,
+        direct: Mapping[str, DirectHandler] = NO_DIRECT,
         tls: LinkTls | None = None,
     ) -> None:
         assert len(cluster_uuid) == 16
@@ -112,6 +114,7 @@ class ClusterLinks:
         self._cluster_uuid = cluster_uuid
         self.listener: LinkListener | None = None
         self._on_request = on_request
+        self._direct = direct
         self._tls = tls
         self._encoder = Encoder()
         self._random = Random()  # noqa: S311 - jitter
@@ -247,10 +250,19 @@ class ClusterLinks:
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """See the port. Also raises Overloaded and TooLarge, without sending anything."""
+        connection, client = self._client_of(node)
+        return await client.ask(method, body, timeout_ms, connection.waiting_bytes(Lane.CALLS))
+
+    def send_request(self, node: str, method: str, body: bytes, timeout_ms: int, answered: Answered) -> None:
+        """See the port. Also raises Overloaded and TooLarge, without sending anything."""
+        connection, client = self._client_of(node)
+        client.send(method, body, timeout_ms, connection.waiting_bytes(Lane.CALLS), answered)
+
+    def _client_of(self, node: str) -> tuple[PeerConnection, RpcClient]:
         connection = self._dialled.get(node)
         if connection is None or connection.asking is None:
             raise NotReady(f"no connection to node {node}")
-        return await connection.asking.ask(method, body, timeout_ms, connection.waiting_bytes(Lane.CALLS))
+        return connection, connection.asking
 
     def to_flush(self, connection: PeerConnection) -> None:
         """Write what was queued for `connection` when this turn of the loop is over."""
@@ -310,6 +322,7 @@ class ClusterLinks:
             body_limit=connection.body_limit,
             bytes_max=self.limits.live_limit_bytes,
             tasks=self._served,
+            direct=self._direct,
         )
         return serving
 

@@ -8,11 +8,12 @@ The side that dialled checks its health and dials again. Everything belongs to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from isthmus.repl.isr.messages import Message
+from isthmus.repl.model.errors import IsthmusError
 
 NO_CURSORS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
@@ -65,3 +66,9 @@ class Links(Protocol):
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         """Send a request; returns the answer's body. Raises NotReady when nothing was sent (no connection), Retryable
         or BadInput as the other side raised them, OutcomeUnknown when the connection broke or no answer came."""
+
+    def send_request(
+        self, node: str, method: str, body: bytes, timeout_ms: int, answered: Callable[[bytes | IsthmusError], None]
+    ) -> None:
+        """Send a request without a task: `answered` is called once, in a later turn of the loop, with the answer's body
+        or an error as in `request`. Raises Retryable or BadInput when nothing was sent; then it is not called."""

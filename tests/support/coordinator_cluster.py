@@ -26,6 +26,7 @@ from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
 from isthmus.repl.runtime.waiters import Waiters
 from isthmus.repl.store.port import PartitionStep, Store
 from isthmus.repl.store.reaped_pushes import ReapedPushes
+from tests.support.memory_links import as_handler, call_back
 from tests.support.memory_log import MemoryLog
 from tests.support.memory_store import MemoryStore
 
@@ -164,6 +165,7 @@ class _LinksOf:
     def __init__(self, wire: FakeNetwork, node: str) -> None:
         self._wire = wire
         self._node = node
+        self._calls: set[asyncio.Task[bytes]] = set()
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
         wire = self._wire
@@ -179,6 +181,13 @@ class _LinksOf:
         if node in wire.breaking:
             raise OutcomeUnknown("the connection broke")
         return answer
+
+    def send_request(
+        self, node: str, method: str, body: bytes, timeout_ms: int, answered: Callable[[bytes | IsthmusError], None]
+    ) -> None:
+        if node in self._wire.down:
+            raise NotReady(f"no connection to {node}")
+        call_back(self._calls, self.request(node, method, body, timeout_ms), answered)
 
 
 @dataclass
@@ -220,6 +229,12 @@ class Cluster:
             self.publish_records()
 
 
+def handlers_of(coordinator: Coordinator) -> dict[str, Callable[[str, bytes], Awaitable[bytes]]]:
+    """All handlers of requests from other nodes, by method."""
+    direct = coordinator.direct_handlers().items()
+    return {**coordinator.request_handlers(), **{method: as_handler(handler) for method, handler in direct}}
+
+
 @asynccontextmanager
 async def cluster(
     leaders: Sequence[str | None] = ("n1", "n2", "n1", "n2"),
@@ -245,7 +260,7 @@ async def cluster(
                 request_timeout_ms=request_timeout_ms,
                 read_isolation=read_isolation,
             )
-            wire.handlers[node] = coordinators[node].request_handlers()
+            wire.handlers[node] = handlers_of(coordinators[node])
         made = Cluster(store, wire, runtimes, coordinators, dict(enumerate(leaders)))
         for partition, node in made.leaders.items():
             if node is not None:

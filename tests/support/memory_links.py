@@ -7,12 +7,13 @@ makes one frame, and a frame arrives a turn later, in order, unless the wire was
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
 
 import msgpack
 
 from isthmus.repl.isr.messages import AppendEntries, Message, StaleEpoch
-from isthmus.repl.model.errors import NotReady, OutcomeUnknown
+from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.transport.codec import FROM_FOLLOWER, Encoder, decode_item
 from isthmus.repl.transport.port import NO_CURSORS, LinkListener
 
@@ -72,6 +73,7 @@ class MemoryLinks:
         self.on_request = on_request
         self._loop = asyncio.get_running_loop()
         self._nodes: set[str] = set()
+        self._calls: set[asyncio.Task[bytes]] = set()
         self.dialled: set[str] = set()
         self._out: dict[str, list[bytes]] = {}
         self._encoder = Encoder()
@@ -172,6 +174,49 @@ class MemoryLinks:
         if node not in self.dialled:
             raise OutcomeUnknown(f"the connection to node {node} broke")
         return answer
+
+    def send_request(
+        self, node: str, method: str, body: bytes, timeout_ms: int, answered: Callable[[bytes | IsthmusError], None]
+    ) -> None:
+        if node not in self.dialled:
+            raise NotReady(f"no connection to node {node}")
+        call_back(self._calls, self.request(node, method, body, timeout_ms), answered)
+
+
+def call_back(
+    calls: set[asyncio.Task[bytes]],
+    request: Coroutine[Any, Any, bytes],
+    answered: Callable[[bytes | IsthmusError], None],
+) -> None:
+    """Run a request in a task of `calls`, and call `answered` with its answer or error."""
+
+    def done(task: asyncio.Task[bytes]) -> None:
+        calls.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        assert error is None or isinstance(error, IsthmusError)
+        answered(task.result() if error is None else error)
+
+    task = asyncio.get_running_loop().create_task(request)
+    calls.add(task)
+    task.add_done_callback(done)
+
+
+def as_handler(
+    direct: Callable[[str, bytes, Callable[[bytes | IsthmusError], None]], None],
+) -> Callable[[str, bytes], Awaitable[bytes]]:
+    """A direct handler (`repl.transport.rpc.DirectHandler`) as one that is awaited."""
+
+    async def handler(node: str, body: bytes) -> bytes:
+        future: asyncio.Future[bytes | IsthmusError] = asyncio.get_running_loop().create_future()
+        direct(node, body, future.set_result)
+        answer = await future
+        if isinstance(answer, IsthmusError):
+            raise answer
+        return answer
+
+    return handler
 
 
 def is_entries(message: Message) -> bool:

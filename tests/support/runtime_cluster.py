@@ -30,6 +30,7 @@ from isthmus.repl.runtime.registration import Registrar, verify_local_replicas
 from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
+from tests.support.coordinator_cluster import handlers_of
 from tests.support.memory_links import MemoryLinks, MemoryNetwork
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
@@ -186,7 +187,7 @@ async def run_node(
         observer=Observer(),
         registration=SimpleNamespace(registered=True),
     )
-    handlers |= {**coordinator.request_handlers(), **controller.request_handlers()}
+    handlers |= {**handlers_of(coordinator), **controller.request_handlers()}
     if balance is not None:
         handlers |= LeaderBalanceApi(controller, runtime, balance).request_handlers()
     runtime.record_watcher = controller

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
 from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import actor_of, decode_clock
-from tests.support.coordinator_cluster import OTHER, cluster, key_of, keys_of
+from tests.support.coordinator_cluster import OTHER, cluster, handlers_of, key_of, keys_of
 
 pytestmark = pytest.mark.virtual_time
 
@@ -87,6 +88,36 @@ async def test_requests_of_one_turn_share_a_message() -> None:
         read = await asyncio.gather(*(c.coordinators["n1"].get(key) for key in keys))
         assert [values(data) for data in read] == [[b"v"]] * 20
         assert len(c.wire.requests) == 2
+
+
+async def test_forwarded_writes_and_pushes_take_no_task() -> None:
+    """Neither at the node that forwards nor at the leader, whatever the links themselves do."""
+
+    async with cluster() as c:
+        made: list[str] = []
+        loop = asyncio.get_running_loop()
+
+        def factory(of: asyncio.AbstractEventLoop, work: Any, **more: Any) -> asyncio.Task[Any]:
+            made.append(work.__qualname__)
+            return asyncio.Task(work, loop=of, **more)
+
+        loop.set_task_factory(factory)
+        try:
+            await c.coordinators["n1"].write_batch([WriteRequest(key, content(b"v")) for key in keys_of(1, 3)])
+            await c.coordinators["n1"].push([PushItem(key_of(3), OTHER, foreign(b"1"))])
+        finally:
+            loop.set_task_factory(None)
+        assert [request[:3] for request in c.wire.requests] == [("n1", "n2", "kv.write"), ("n1", "n2", "kv.push")]
+        assert made == ["_LinksOf.request"] * 2
+
+
+async def test_a_write_names_the_leader_that_it_was_forwarded_to() -> None:
+    """The result of a forwarded write has the leader's name, one that was decided here has none."""
+
+    async with cluster() as c:
+        results = await c.coordinators["n1"].write_batch([WriteRequest(key_of(p), content(b"v")) for p in (0, 1)])
+        assert [r.leader for r in results if isinstance(r, WriteResult)] == ["", "n2"]
+        assert (await c.coordinators["n2"].write(WriteRequest(key_of(0), content(b"w")))).leader == "n1"
 
 
 async def test_large_parts_are_cut_into_messages_in_order() -> None:
@@ -285,7 +316,7 @@ async def test_malformed_bodies_are_refused_whole() -> None:
     """A handler raises BadInput for bytes that no coordinator of this release sends."""
 
     async with cluster() as c:
-        for handler in c.coordinators["n2"].request_handlers().values():
+        for handler in handlers_of(c.coordinators["n2"]).values():
             for body in (
                 b"",
                 b"\xc1",

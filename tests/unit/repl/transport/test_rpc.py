@@ -24,7 +24,7 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.transport import links
 from isthmus.repl.transport.frames import Lane, Parts, unpacked
-from isthmus.repl.transport.rpc import IN_FLIGHT_MAX, RpcServer
+from isthmus.repl.transport.rpc import IN_FLIGHT_MAX, Answered, RpcClient, RpcServer
 from tests.support.link_nodes import LOOPS, MB, Node, eventually, run, run_cluster
 
 pytestmark = pytest.mark.parametrize("loop", LOOPS)
@@ -362,5 +362,153 @@ def test_answers_that_wait_for_buffer_space_are_bounded_and_end_with_their_reque
         await asyncio.sleep(0)
         serving.left.set()
         await eventually(lambda: not tasks)
+
+    run(scenario(), loop)
+
+
+class FakeConnection:
+    """Keeps what is put; full while `full`."""
+
+    def __init__(self, put: list[Parts]) -> None:
+        self.put = put
+        self.full = False
+
+    def put_call(self, item: Parts) -> bool:
+        self.put.append(item)
+        return True
+
+    def waiting_bytes(self, _lane: Lane) -> int:
+        return 11 if self.full else 10
+
+
+def client_of(sent: list[Parts], *, bytes_max: int = 100) -> RpcClient:
+    return RpcClient("b", FakeConnection(sent), body_limit=MB, bytes_max=bytes_max)
+
+
+def test_requests_without_a_task_end_by_one_timer_each_at_its_own_time(loop: str) -> None:
+    """Requests with different timeouts are answered OutcomeUnknown when theirs is over, in whatever order they were
+    sent; an answered one is not, and its late answer is dropped."""
+
+    async def scenario() -> None:
+        sent: list[Parts] = []
+        found: list[tuple[str, float, object]] = []
+        now = asyncio.get_running_loop().time
+        began = now()
+        client = client_of(sent)
+        for name, timeout_ms in (("slow", 300), ("fast", 100), ("answered", 50)):
+            client.send(name, b"", timeout_ms, 0, lambda answer, name=name: found.append((name, now() - began, answer)))  # type: ignore[misc]
+        client.answered((3, b"done"))
+        assert [(name, answer) for name, _, answer in found] == [("answered", b"done")]
+        await eventually(lambda: len(found) == 3)
+        client.answered((1, b"late"))
+        assert [name for name, *_ in found] == ["answered", "fast", "slow"]
+        assert 0.09 < found[1][1] < 0.28
+        assert found[2][1] > 0.29
+        for _, _, answer in found[1:]:
+            assert isinstance(answer, OutcomeUnknown)
+        assert "did not answer fast within 100 ms" in str(found[1][2])
+
+    run(scenario(), loop)
+
+
+def test_a_request_makes_room_when_it_ends_in_any_way(loop: str) -> None:
+    """Answered, overdue, cancelled or broken: its bytes count no more, and what was refused for them is accepted."""
+
+    async def scenario() -> None:
+        sent: list[Parts] = []
+        client = client_of(sent)
+        ignore: Answered = lambda _answer: None  # noqa: E731
+        for end in ("answered", "overdue", "cancelled", "broken"):
+            if end == "cancelled":
+                task = asyncio.create_task(client.ask("m", b"x" * 100, 10_000, 0))
+                await asyncio.sleep(0)
+            else:
+                asked = client.send("m", b"x" * 100, 50 if end == "overdue" else 10_000, 0, ignore)
+            with pytest.raises(Overloaded):
+                client.send("m", b"x", 10_000, 0, ignore)
+            match end:
+                case "answered":
+                    client.answered((asked, b""))
+                case "overdue":
+                    await asyncio.sleep(0.1)
+                case "cancelled":
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                case "broken":
+                    client.broke("test")
+            client.answered((client.send("m", b"x", 10_000, 0, ignore), b""))
+            assert client._bytes == 0, end
+        assert len(sent) == 8
+
+    run(scenario(), loop)
+
+
+def test_a_bug_in_a_callback_costs_no_other_answer(loop: str) -> None:
+    """A callback that raises is logged; the requests beside it are answered, also when the connection breaks."""
+
+    async def scenario() -> None:
+        client = client_of([])
+        found: list[object] = []
+
+        def fails(_answer: bytes | IsthmusError) -> None:
+            raise ZeroDivisionError
+
+        client.send("m", b"", 10_000, 0, fails)
+        client.answered((1, b""))
+        client.send("m", b"", 10_000, 0, fails)
+        client.send("m", b"", 10_000, 0, found.append)
+        client.broke("test")
+        (error,) = found
+        assert isinstance(error, OutcomeUnknown)
+
+    run(scenario(), loop)
+
+
+def test_a_direct_handler_answers_without_a_task(loop: str) -> None:
+    """Now or later, a body or an error, also one that it raises; a task is made only while the connection is full."""
+
+    async def scenario() -> None:
+        put: list[Parts] = []
+        later: list[Answered] = []
+        tasks: set[asyncio.Task[None]] = set()
+
+        def direct(node: str, body: bytes, answered: Answered) -> None:
+            if body == b"now":
+                answered(node.encode())
+            elif body == b"refused":
+                raise TooFewInSync("1 of 2")
+            elif body == b"bug":
+                raise ZeroDivisionError
+            else:
+                later.append(answered)
+
+        async def unused(_node: str, _method: str, _body: bytes) -> bytes:
+            raise AssertionError
+
+        connection = FakeConnection(put)
+        serving = RpcServer("a", unused, connection, body_limit=2_000, bytes_max=10, tasks=tasks, direct={"m": direct})
+
+        def answers() -> list[object]:
+            found = [item for parts in put for item in unpacked(b"\x91" + b"".join(parts))]
+            put.clear()
+            return [item[1:3] for item in found]
+
+        for asked, body in enumerate((b"now", b"refused", b"bug", b"later"), 1):
+            serving.asked((asked, "m", 10_000, body))
+        assert answers() == [(b"a",), ("not-enough-replicas", "not-enough-replicas"), ("", "outcome-unknown")]
+        later.pop()(b"x" * 1_900)
+        await eventually(lambda: put)
+        ((code, _),) = answers()
+        assert code == ""
+        serving.asked((5, "m", 10_000, b"later"))
+        connection.full = True
+        later.pop()(b"y")
+        assert tasks
+        await asyncio.sleep(0.05)
+        assert put == []
+        connection.full = False
+        await eventually(lambda: not tasks)
+        assert answers() == [(b"y",)]
+        assert (serving._in_flight, serving._bytes) == (0, 0)
 
     run(scenario(), loop)
