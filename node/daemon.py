@@ -43,6 +43,7 @@ from isthmus.config.text import quantity
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.client_api import application
 from isthmus.node.client_api.application import ClientApi
+from isthmus.node.client_api.cluster_routes import add_cluster_routes
 from isthmus.node.client_api.members import add_members
 from isthmus.node.client_api.properties import PropertyRoutes
 from isthmus.node.client_api.riak_info import RiakView
@@ -325,8 +326,10 @@ class Node:
             riak_info=RiakView(services),
             status=self,
             certified_sinks=self._credentials.certified_sinks,
+            addresses=services.client_routes,
         )
         add_members(self.client_api, services.membership)
+        add_cluster_routes(self.client_api, services.client_routes)
         PropertyRoutes(services.properties, self.client_api)
         cluster, cluster_name = services.cluster_uuid, settings.node.cluster
         TreeRoutes(

@@ -13,6 +13,7 @@ import structlog
 
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.batch import BatchRoutes
+from isthmus.node.client_api.cluster_routes import NO_ADDRESSES, ClientAddresses, leader_headers
 from isthmus.node.client_api.legacy_paths import LegacyPaths
 from isthmus.node.client_api.listings import ListingRoutes
 from isthmus.node.client_api.objects import ROUTE, Named, ObjectRoutes
@@ -64,7 +65,7 @@ class QueueOperations(ReferencePushes, QueueObjects, Protocol):
 
 class ClientApi(HttpApplication):
     """The application behind the `http` listener. `certified_sinks` as in
-    `queue_fetch.QueueRoutes`."""
+    `queue_fetch.QueueRoutes`; `addresses` of the nodes that answers name as leaders."""
 
     def __init__(
         self,
@@ -77,17 +78,26 @@ class ClientApi(HttpApplication):
         riak_info: RiakInfo,
         status: NodeStatus,
         certified_sinks: bool = False,
+        addresses: ClientAddresses = NO_ADDRESSES,
     ) -> None:
         super().__init__()
-        self._objects = ObjectRoutes(kv, limits, time, self)
+        self._addresses = addresses
+        self._objects = ObjectRoutes(kv, limits, time, self, addresses)
         self._listings = ListingRoutes(kv, limits.listings, self)
         LegacyPaths(self._listings, self)
         RiakInfoRoutes(riak_info, self, key_limit_bytes=limits.key_bytes)
-        self._batch = BatchRoutes(kv, limits, self)
+        self._batch = BatchRoutes(kv, limits, self, addresses)
         self._queues = QueueRoutes(queues, acts, self, certified=certified_sinks)
         QueuePushes(acts, riak_info, self, key_limit_bytes=limits.key_bytes)
         add_health(self.router, status)
         add_openapi(self, "Isthmus: keys and values", program_version(), objects=True)
+
+    def refusal(self, error: IsthmusError) -> Reply:
+        """See HttpApplication.refusal; with the leader if another node leads the partition."""
+        reply = super().refusal(error)
+        if error.leader:
+            reply.headers.extend(leader_headers(self._addresses, error.leader))
+        return reply
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See HttpApplication.answer: the object paths first, the router for all others."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgpack
 
 from isthmus.config.settings import LimitSettings
+from isthmus.node.client_api.cluster_routes import ClientAddresses, leader_headers
 from isthmus.node.client_api.object_decoding import read_stored
 from isthmus.node.client_api.object_headers import is_header_name, is_header_value, parse_request_id
 from isthmus.node.http.application import MSGPACK, HttpApplication, Request
@@ -22,7 +23,7 @@ from isthmus.repl.model.errors import BadInput, IsthmusError, TooLarge, clear_tr
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content
 from isthmus.repl.model.ports import KeyValue
-from isthmus.repl.model.requests import Isolation, WriteRequest
+from isthmus.repl.model.requests import Isolation, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, decode_clock
 
 ELEMENTS_PER_ITEM_MAX: Final = 64
@@ -46,8 +47,9 @@ _HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
 class BatchRoutes:
     """The batch routes."""
 
-    def __init__(self, kv: KeyValue, limits: LimitSettings, api: HttpApplication) -> None:
+    def __init__(self, kv: KeyValue, limits: LimitSettings, api: HttpApplication, addresses: ClientAddresses) -> None:
         self._kv = kv
+        self._addresses = addresses
         self._limits = limits
         api.router.add("POST", "/batch/put", self._put)
         api.router.add("POST", "/batch/get", self._get)
@@ -55,6 +57,7 @@ class BatchRoutes:
     async def _put(self, request: Request) -> Reply:
         """Write or delete many objects."""
         items = await self._items(request)
+        headers = _HEADERS
         answers: list[Any] = [None] * len(items)
         writes: list[WriteRequest] = []
         slots: list[int] = []
@@ -71,6 +74,7 @@ class BatchRoutes:
                 slots.append(slot)
         if writes:
             results = await self._kv.write_batch(writes)
+            headers = self._headers(results)
             for slot, result in zip(slots, results, strict=True):
                 if isinstance(result, IsthmusError):
                     answers[slot] = _failed(result)
@@ -78,7 +82,14 @@ class BatchRoutes:
                     answers[slot] = (204, result.clock or None, "repeated" if result.repeated else None)
                 else:
                     answers[slot] = (404, result.clock or None, "not-found")
-        return Reply(200, _HEADERS, msgpack.packb(answers))
+        return Reply(200, headers, msgpack.packb(answers))
+
+    def _headers(self, results: Sequence[WriteResult | IsthmusError]) -> Headers:
+        """The headers of an answer: with the leader if one other node answered all items."""
+        leader = results[0].leader
+        if not leader or any(result.leader != leader for result in results):
+            return _HEADERS
+        return [*_HEADERS, *leader_headers(self._addresses, leader)]
 
     async def _get(self, request: Request) -> Reply:
         """Read many objects."""

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar, cast
 
 from isthmus.config.settings import LimitSettings
+from isthmus.node.client_api.cluster_routes import ClientAddresses, leader_headers
 from isthmus.node.client_api.conditional import read_condition
 from isthmus.node.client_api.object_headers import ObjectHeaders, parse_headers, vclock_header
 from isthmus.node.client_api.object_rendering import NOT_FOUND, render_object, render_tombstone, show_if
@@ -19,7 +20,7 @@ from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Retryable, T
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.objects import TOMBSTONE, Content
 from isthmus.repl.model.ports import KeyValue, TimeSource
-from isthmus.repl.model.requests import Isolation, WriteRequest, WriteResult
+from isthmus.repl.model.requests import ForwardedRead, Isolation, WriteRequest, WriteResult
 
 METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
 ROUTE: Final = "object"
@@ -41,8 +42,16 @@ Named = tuple[bytes, bytes, bytes]
 class ObjectRoutes:
     """The object routes."""
 
-    def __init__(self, kv: KeyValue, limits: LimitSettings, time: TimeSource, api: HttpApplication) -> None:
+    def __init__(
+        self,
+        kv: KeyValue,
+        limits: LimitSettings,
+        time: TimeSource,
+        api: HttpApplication,
+        addresses: ClientAddresses,
+    ) -> None:
         self._kv = kv
+        self._addresses = addresses
         self._time = time
         self._object_limit = limits.object_bytes
         self._key_limit = limits.key_bytes
@@ -120,23 +129,32 @@ class ObjectRoutes:
             written = await self._within(timeout_s, write, OutcomeUnknown, len(value))
         if query.returnbody:
             return await self._returned(place, written, raw_headers)
-        return _new(Reply, (204, _written_headers(written), b""))
+        headers = _written_headers(written)
+        if written.leader:
+            headers += leader_headers(self._addresses, written.leader)
+        return _new(Reply, (204, headers, b""))
 
     async def _get(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
         condition = read_condition(raw_headers)
-        get = self._kv.get(place, query.isolation)
-        payload = await (get if query.timeout_s is None else self._within(query.timeout_s, get, TimedOut))
+        read = self._kv.read(place, query.isolation)
+        payload = await (read if query.timeout_s is None else self._within(query.timeout_s, read, TimedOut))
+        leader = ""
+        if isinstance(payload, ForwardedRead):
+            payload, leader = payload
         if payload is None:
-            return NOT_FOUND
-        if condition is None:
-            return render_object(payload, query.vtag, raw_headers)
-        return show_if(condition, payload, query.vtag, raw_headers, self._time.wall_ms() // 1000)
+            reply = NOT_FOUND
+        elif condition is None:
+            reply = render_object(payload, query.vtag, raw_headers)
+        else:
+            reply = show_if(condition, payload, query.vtag, raw_headers, self._time.wall_ms() // 1000)
+        return self._from_leader(reply, leader) if leader else reply
 
     async def _delete(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
         headers = parse_headers(raw_headers)
         request = WriteRequest(place, TOMBSTONE, headers.context, headers.request_id, False, headers.condition)
         written = await self._write(request, query.timeout_s)
-        return Reply(204, _written_headers(written)) if written.created else render_tombstone(written.clock)
+        reply = Reply(204, _written_headers(written)) if written.created else render_tombstone(written.clock)
+        return self._from_leader(reply, written.leader) if written.leader else reply
 
     async def _create(self, request: Request) -> Reply:
         """POST to .../keys: a write under a generated key; 201 and its Location."""
@@ -162,7 +180,8 @@ class ObjectRoutes:
         )
         location = (b"location", request.raw_path.rstrip(b"/") + b"/" + encode_segment(key))
         if not query.returnbody:
-            return Reply(201, [*_written_headers(written), location])
+            made = Reply(201, [*_written_headers(written), location])
+            return self._from_leader(made, written.leader) if written.leader else made
         shown = await self._returned(place, written, request.headers)
         return Reply(201, [*shown.headers, location], shown.body)
 
@@ -200,7 +219,13 @@ class ObjectRoutes:
             # As a refusal it would say that nothing was written.
             raise OutcomeUnknown(f"written, but what the key holds now cannot be read: {error}") from error
         reply = NOT_FOUND if payload is None else render_object(payload, None, request_headers)
+        if written.leader:
+            reply = self._from_leader(reply, written.leader)
         return Reply(reply.status, [*reply.headers, _REPEATED], reply.body) if written.repeated else reply
+
+    def _from_leader(self, reply: Reply, leader: str) -> Reply:
+        """`reply`, which node `leader` gave, with the address at which it serves clients."""
+        return Reply(reply.status, [*reply.headers, *leader_headers(self._addresses, leader)], reply.body)
 
     def _bad_key(self) -> RequestRefused:
         return RequestRefused(

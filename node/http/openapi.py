@@ -139,6 +139,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ),
     ("POST", "/batch/put"): OperationSpec((200, 413), body=_PACKED, answer=_PACKED),
     ("POST", "/batch/get"): OperationSpec((200, 413), body=_PACKED, answer=_PACKED),
+    ("GET", "/cluster/routes"): OperationSpec((200, 304), headers={"If-None-Match": TAGS}),
     ("POST", "/queues/{queue}/fetch"): OperationSpec((200, 404, 409, 413), body=_PACKED, answer=_PACKED),
     ("GET", "/queues/{queue}/link"): OperationSpec((200, 404)),
     ("POST", "/queues/{queue}/object"): OperationSpec((200, 404, 409, 413), body=_PACKED, answer=_PACKED),

@@ -13,7 +13,6 @@ from isthmus.repl.model.errors import (
     BadInput,
     IsthmusError,
     LocalFault,
-    NotLeader,
     OutcomeUnknown,
     PeerFault,
     Retryable,
@@ -103,6 +102,4 @@ def refusal(error: IsthmusError) -> Reply:
         headers += error.headers
     if status == 503:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
-    if isinstance(error, NotLeader) and error.leader:
-        headers.append((b"x-isthmus-leader", error.leader.encode("ascii", "replace")))
     return Reply(status, headers, f"{explanation(error)}\n".encode(errors="backslashreplace"))

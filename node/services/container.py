@@ -23,6 +23,7 @@ from isthmus.node.http.listener import Listeners, published
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.node.services.cluster_routes import ClusterRoutes
 from isthmus.node.services.downtimes import Downtimes
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_ports import NodeLayout, NodePeerAccess, NodeReplicas
@@ -186,6 +187,7 @@ class NodeServices:
             registration=self.registrar,
         )
         self.membership = ClusterMembership(self.controller, settings, self.cluster_uuid)
+        self.client_routes = ClusterRoutes(self.controller, settings, self.cluster_uuid)
         self.query = ClusterQuery(name, self.links)
         self.properties = PropertyService(
             self.property_cache,
@@ -348,6 +350,7 @@ class NodeServices:
         """See ClusterObserver."""
         self.runtime.records_seen(records)
         self.coordinator.learn_records(records, self.controller.unread.partitions - records.keys())
+        self.client_routes.records_changed()
 
     def _registered(self, inc: int) -> None:
         """The node is registered in session `inc` from now on."""
@@ -358,5 +361,6 @@ class NodeServices:
         """See ClusterObserver."""
         self.downtimes.learn(registrations, self.time.wall_ms())
         self.registrar.seen(registrations)
+        self.client_routes.registrations_changed(registrations)
         others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
         self.links.set_nodes({r.node: r.cluster_address for r in others})

@@ -46,7 +46,15 @@ from isthmus.repl.model.errors import (
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.properties import NO_SETTINGS, PropertySource
 from isthmus.repl.model.record import PartitionRecord
-from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
+from isthmus.repl.model.requests import (
+    ForwardedRead,
+    Isolation,
+    PushItem,
+    PushOutcome,
+    PushResult,
+    WriteRequest,
+    WriteResult,
+)
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.runtime.waiters import BatchResult, PendingBatch, RequestTimeouts
@@ -217,9 +225,14 @@ class Coordinator:
 
     async def get(self, key: Key, isolation: Isolation | None = None) -> bytes | None:
         """See KeyValue.get."""
+        found = await self.read(key, isolation)
+        return found.payload if isinstance(found, ForwardedRead) else found
+
+    async def read(self, key: Key, isolation: Isolation | None = None) -> bytes | ForwardedRead | None:
+        """See KeyValue.read."""
         self._metrics.kinds["get"] += 1
         try:
-            return await self._reads.get(key, isolation)
+            return await self._reads.read(key, isolation)
         except IsthmusError as error:
             self._metrics.failed(error)
             raise

@@ -21,7 +21,16 @@ import structlog
 
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.coordinator.kv_rpc import GET, LATER, LIST, PUSH, WRITE, ListAsk, ListPage
-from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Overloaded, clear_traceback
+from isthmus.repl.model.errors import (
+    CodecError,
+    Fenced,
+    IsthmusError,
+    NotLeader,
+    NotReady,
+    OutcomeUnknown,
+    Overloaded,
+    clear_traceback,
+)
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.requests import Isolation, PushItem, WriteRequest
 from isthmus.repl.telemetry import Sample
@@ -72,6 +81,9 @@ class ForwardedBatch:
 
 _Waiting = list[tuple[ForwardedBatch, int]]
 """Items without an answer: (batch, slot)."""
+
+_MAY_NOT_LEAD: Final = (NotLeader, NotReady, Fenced, OutcomeUnknown)
+"""Errors of items that a node which does not lead the partition may answer, too."""
 
 _DecodeValue = Callable[[tuple[Any, ...]], object]
 
@@ -219,6 +231,9 @@ class _Delivery:
             answers = kv_rpc.decode_answers(answer, count, self._decode_value)
         except CodecError as error:
             return [self._failed(error)] * count
+        for each in answers:
+            if isinstance(each, IsthmusError) and not isinstance(each, _MAY_NOT_LEAD):
+                each.leader = self._node
         if LATER not in (answers[:1] if self._method == GET else answers):
             return answers
         return [_unanswered(self._method, f"node {self._node} has answered without an answer")] * count

@@ -16,7 +16,7 @@ from isthmus.repl.coordinator.kv_rpc import LATER
 from isthmus.repl.coordinator.routing import MOVING, UNREAD, RoutingTable, unread_refusal
 from isthmus.repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded
 from isthmus.repl.model.keys import Key, key_hash
-from isthmus.repl.model.requests import Isolation
+from isthmus.repl.model.requests import ForwardedRead, Isolation
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.runtime.waiters import BatchResult
@@ -98,8 +98,8 @@ class Reads:
         """Set the isolation of reads that name none: by bucket type, `default` for all others."""
         self._default, self._defaults = default, of_types
 
-    async def get(self, key: Key, isolation: Isolation | None) -> bytes | None:
-        """See KeyValue.get."""
+    async def read(self, key: Key, isolation: Isolation | None) -> bytes | ForwardedRead | None:
+        """See KeyValue.read."""
         isolation = isolation or self._defaults.get(key.bucket_type, self._default)
         self.counts[isolation] += 1
         hash64 = key_hash(key.bucket, key.key)
@@ -115,10 +115,12 @@ class Reads:
                 return self._read(partition, key, isolation)
         except MOVING:
             pass
-        (result,) = await self._ask_until_led((key,), isolation, 1)
+        asked: dict[int, str] = {}
+        (result,) = await self._ask_until_led((key,), isolation, 1, asked)
         if isinstance(result, IsthmusError):
             raise result
-        return cast("bytes | None", result)
+        payload = cast("bytes | None", result)
+        return ForwardedRead(payload, asked[0]) if asked else payload
 
     async def get_batch(
         self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, waits: bool
@@ -146,18 +148,24 @@ class Reads:
         for isolation, count in self.counts.items():
             yield "isthmus_reads_total", {"isolation": isolation.value}, count
 
-    async def _ask_until_led(self, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
-        results = await self._ask(keys, isolation, room_bytes)
+    async def _ask_until_led(
+        self, keys: Sequence[Key], isolation: Isolation, room_bytes: int, asked: dict[int, str] | None = None
+    ) -> list[object]:
+        """As `_ask`, for a bounded time until each key has a leader. `asked` is right for a single key only."""
+        results = await self._ask(keys, isolation, room_bytes, asked)
 
         async def ask_again(slots: Sequence[int]) -> list[object]:
             left = room_bytes - sum(len(r) for r in results if type(r) is bytes)
-            return await self._ask([keys[slot] for slot in slots], isolation, left)
+            return await self._ask([keys[slot] for slot in slots], isolation, left, asked)
 
         await self._routes.retry_moving(results, ask_again)
         return results
 
-    async def _ask(self, keys: Sequence[Key], isolation: Isolation, room_bytes: int) -> list[object]:
-        """Read each key from its leader: the payload, None, an error, or LATER if the answer is full."""
+    async def _ask(
+        self, keys: Sequence[Key], isolation: Isolation, room_bytes: int, asked: dict[int, str] | None = None
+    ) -> list[object]:
+        """Read each key from its leader: the payload, None, an error, or LATER if the answer is full. Sets `asked`:
+        slot -> the other node that was asked."""
         results: list[object] = [None] * len(keys)
         here: list[tuple[int, int]] = []
         away: dict[str, list[int]] = {}
@@ -176,12 +184,15 @@ class Reads:
                 here.append((slot, partition_id))
             else:
                 away.setdefault(node, []).append(slot)
+        if asked is not None:
+            asked.clear()
+            asked.update((slot, node) for node, slots in away.items() for slot in slots)
         share = room_bytes // max(1, len(away))
-        asked = [
+        forwarded = [
             self._forwarder.get(node, [keys[slot] for slot in slots], isolation, max(1, share))
             for node, slots in away.items()
         ]
-        found = await asyncio.gather(self._local(keys, here, isolation, room_bytes, results), *asked)
+        found = await asyncio.gather(self._local(keys, here, isolation, room_bytes, results), *forwarded)
         for slots, answers in zip(away.values(), found[1:], strict=True):
             for slot, answer in zip(slots, answers, strict=True):
                 results[slot] = answer

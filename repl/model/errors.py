@@ -43,6 +43,9 @@ class IsthmusError(Exception):
     """The refusal is right only while the process that made it leads. It is answered after a committed read would be
     (docs/protocol.md R-READ), and replaced by that read's error otherwise."""
 
+    leader: str | None = None
+    """The node that leads the partition of the refused item, if it is another one and known."""
+
 
 class BadInput(IsthmusError):
     """The request is wrong; repeating it cannot help."""

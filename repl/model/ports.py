@@ -11,7 +11,7 @@ from typing import Protocol
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.requests import Isolation, PushItem, PushResult, WriteRequest, WriteResult
+from isthmus.repl.model.requests import ForwardedRead, Isolation, PushItem, PushResult, WriteRequest, WriteResult
 
 
 class TimeSource(Protocol):
@@ -46,6 +46,9 @@ class KeyValue(Protocol):
 
         `isolation` None means the node's default. Raises BadInput, Retryable.
         """
+
+    async def read(self, key: Key, isolation: Isolation | None = None) -> bytes | ForwardedRead | None:
+        """As `get`; an answer that another node gave comes with its name."""
 
     async def get_batch(
         self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int, *, waits: bool = True

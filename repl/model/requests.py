@@ -64,6 +64,13 @@ class WriteResult(NamedTuple):
     leader: str = ""
 
 
+class ForwardedRead(NamedTuple):
+    """The answer to a read that was forwarded to node `leader`: as KeyValue.get returns it."""
+
+    payload: bytes | None
+    leader: str
+
+
 class PushItem(NamedTuple):
     """A change of another cluster: `payload` is canonical object bytes, stored unchanged.
 

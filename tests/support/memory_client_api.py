@@ -22,12 +22,27 @@ from isthmus.repl.model.conditions import ConditionState, judge_write, object_ta
 from isthmus.repl.model.errors import BadInput, IsthmusError, Overloaded
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Object, decode_object, encode_object, merge, write
-from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
+from isthmus.repl.model.requests import (
+    ForwardedRead,
+    Isolation,
+    PushItem,
+    PushOutcome,
+    PushResult,
+    WriteRequest,
+    WriteResult,
+)
 from isthmus.repl.model.vclock import actor_of, encode_clock, pack_counter
 from tests.support.node_status import FakeNodeStatus
 
 ACTOR = actor_of(b"\x01" * 16, 0)
 NOW_MS = 1_700_000_000_000
+
+
+class FakeAddresses:
+    """Nodes serve clients at NAME.example:8098, except `hidden`."""
+
+    def address(self, node: str) -> str:
+        return "" if node == "hidden" else f"{node}.example:8098"
 
 
 class NoSuchType(BadInput):
@@ -50,6 +65,8 @@ class MemoryCluster:
         self.isolations: list[Isolation | None] = []
         self.unapplied: dict[Key, bytes] = {}
         self.returns = True
+        self.leader = ""
+        """The node that all requests are forwarded to."""
         self.listing_batch = 2
         self.listing_fails_after: int | None = None
         self.listings_open = 0
@@ -72,6 +89,10 @@ class MemoryCluster:
             return self.unapplied[key]
         return self.objects.get(key)
 
+    async def read(self, key: Key, isolation: Isolation | None = None) -> bytes | ForwardedRead | None:
+        payload = await self.get(key, isolation)
+        return ForwardedRead(payload, self.leader) if self.leader else payload
+
     async def get_batch(
         self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int
     ) -> list[bytes | IsthmusError | None]:
@@ -88,6 +109,10 @@ class MemoryCluster:
         return answers
 
     async def write(self, request: WriteRequest) -> WriteResult:
+        written = await self._write(request)
+        return written._replace(leader=self.leader)
+
+    async def _write(self, request: WriteRequest) -> WriteResult:
         self._check(request.key.bucket_type)
         if self.gate is not None:
             await self.gate.wait()
@@ -323,6 +348,7 @@ def make_client_api(limits: LimitSettings | None = None) -> ClientApiFixture:
         time=FixedTime(),
         riak_info=FakeRiakInfo(),
         status=status,
+        addresses=FakeAddresses(),
     )
     return ClientApiFixture(kv, queue, app, status)
 

@@ -157,6 +157,7 @@ class Client(threading.Thread):
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._places = {place.name: Connection(place) for place in places}
+        self._names = {f"{place.host}:{place.port}": place.name for place in places}
         self._keys = keys
         self._history = history
         self._chance = chance
@@ -276,8 +277,8 @@ class Client(threading.Thread):
         self._history.counts[f"{method} {reply.reason}"] += 1
         if reply.status not in (422, 503, 504):
             self._history.surprises.append(f"{self.name} {method} at {self._at}: {reply.reason} {reply.body[:200]!r}")
-        leader = reply.headers.get("X-Isthmus-Leader")
-        self._at = leader if leader in self._places else self._chance.choice(list(self._places))
+        leader = self._names.get(reply.headers.get("X-Isthmus-Leader", ""))
+        self._at = leader or self._chance.choice(list(self._places))
         self._stopping.wait(self._chance.uniform(0, 2 * PAUSE_S))
 
 

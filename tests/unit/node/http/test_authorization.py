@@ -69,6 +69,7 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
         ("POST", "/batch/push", {P}),
         ("POST", "/batch/push/", {P}),
         ("GET", "/cluster/nodes", set(TokenRole)),
+        ("GET", "/cluster/routes", {R}),
     ],
 )
 def test_requests_of_clients_need_the_least_role_that_does(method: str, path: str, needed: set[TokenRole]) -> None:

@@ -20,7 +20,7 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
-from isthmus.repl.model.requests import Isolation, PushItem, PushOutcome, WriteRequest, WriteResult
+from isthmus.repl.model.requests import ForwardedRead, Isolation, PushItem, PushOutcome, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import actor_of, decode_clock
 from tests.support.coordinator_cluster import OTHER, cluster, handlers_of, key_of, keys_of
 
@@ -118,6 +118,31 @@ async def test_a_write_names_the_leader_that_it_was_forwarded_to() -> None:
         results = await c.coordinators["n1"].write_batch([WriteRequest(key_of(p), content(b"v")) for p in (0, 1)])
         assert [r.leader for r in results if isinstance(r, WriteResult)] == ["", "n2"]
         assert (await c.coordinators["n2"].write(WriteRequest(key_of(0), content(b"w")))).leader == "n1"
+
+
+@pytest.mark.usefixtures("short_leader_wait")
+async def test_a_read_and_a_refusal_name_the_leader_that_decided() -> None:
+    """A read that was forwarded comes with the node that answered, found or not, and one that was answered here does
+    not, also after the leadership moved here; a refusal has the leader only where a leader decided it."""
+
+    async with cluster() as c:
+        n1 = c.coordinators["n1"]
+        assert await n1.read(key_of(1)) == ForwardedRead(None, "n2")
+        await n1.write(WriteRequest(key_of(1), content(b"v")))
+        found = await n1.read(key_of(1))
+        assert isinstance(found, ForwardedRead)
+        assert (values(found.payload), found.leader) == ([b"v"], "n2")
+        assert values(await n1.get(key_of(1))) == [b"v"]
+        assert await n1.read(key_of(0)) is None
+        (refused,) = await n1.write_batch([WriteRequest(key_of(1), content(bytes(1_000_001)))])
+        assert isinstance(refused, BadInput)
+        assert refused.leader == "n2"
+        c.runtimes["n2"].step_down(1)
+        (refused,) = await n1.write_batch([WriteRequest(key_of(1), content(b"w"))])
+        assert isinstance(refused, NotReady)
+        assert refused.leader is None
+        asyncio.get_running_loop().call_later(0.05, c.move, 1, "n1")
+        assert values(await n1.read(key_of(1))) == [b"v"]
 
 
 async def test_large_parts_are_cut_into_messages_in_order() -> None:

@@ -304,7 +304,7 @@ def test_refusals_and_unknown_outcomes_have_different_statuses(client_api):
             assert (answer.status, answer.reason) == (503, error.reason)
             assert int(answer.headers["retry-after"]) > 0
             assert b"outcome=unknown" not in answer.body
-            assert answer.headers.get("x-isthmus-leader") == ("n2" if isinstance(error, NotLeader) else None)
+            assert answer.headers.get("x-isthmus-leader") == ("n2.example:8098" if error.leader else None)
     client_api.kv.fail = OutcomeUnknown("the connection broke")
     answer = client_api.put(K, b"v")
     assert (answer.status, answer.reason) == (504, "outcome-unknown")
@@ -391,7 +391,7 @@ def test_a_large_value_is_sent_in_pieces_and_counted(client_api):
     ("error", "status", "reason", "headers"),
     [
         (Overloaded("full"), 503, "overloaded", {"retry-after": "1"}),
-        (NotLeader("elsewhere", "n2"), 503, "not-leader", {"retry-after": "1", "x-isthmus-leader": "n2"}),
+        (NotLeader("elsewhere", "n2"), 503, "not-leader", {"retry-after": "1", "x-isthmus-leader": "n2.example:8098"}),
         (OutcomeUnknown("no answer\nin time"), 504, "outcome-unknown", {}),
         (ValueError("a bug"), 500, "internal", {}),
     ],
