@@ -1,4 +1,4 @@
-"""`isthmus kv`: single values, for people and scripts, at the client listener of any node.
+"""`isthmus kv`: single values, for people and scripts. Any node is enough; requests go to the leader of their key.
 
 `isthmus kv reap` removes a tombstone; the node decides whether it may (`repl.coordinator.tombstone_reaper`).
 """
@@ -20,7 +20,7 @@ import click
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.credentials import credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.object_client import HTTP, ObjectClient
+from isthmus.node.cli.object_client import HTTP, ClusterClient
 from isthmus.node.cli.output import cell, echo_json, moment, output_option, printable
 from isthmus.node.cli.parameters import split_bucket, with_options
 from isthmus.repl.model.errors import BadInput
@@ -76,7 +76,9 @@ http_options: Final = with_options(
         "--percent", is_flag=True, is_eager=True, help="Names are percent-encoded, here and in what is printed."
     ),
     click.option("--bucket-type", "--type", "bucket_type", default="default", show_default=True, help="Bucket type."),
-    HTTP.add_option("client", ObjectClient, "Client listener of any node of the cluster."),
+    HTTP.add_option(
+        "client", ClusterClient, "Client listener of any node of the cluster; requests about a key go on to its leader."
+    ),
 )
 """Options of every command at a client listener."""
 
@@ -111,14 +113,14 @@ kv_group.add_command(reap)
 @http_options
 @output_option
 def get(
-    bucket: bytes, kv_key: bytes, vtag: str | None, client: ObjectClient, bucket_type: str, percent: bool, output: str
+    bucket: bytes, kv_key: bytes, vtag: str | None, client: ClusterClient, bucket_type: str, percent: bool, output: str
 ) -> int:
     """Write the value of KEY in BUCKET to standard output, byte by byte.
 
     Several siblings without --vtag: a table of them on standard error, code 1; an absent or deleted key is code 1, too.
     -o json prints all siblings with their metadata.
     """
-    status, clock, found = client.batch("/batch/get", [(bucket_type, bucket, kv_key)])[0]
+    status, clock, found = client.item("/batch/get", (bucket_type, bucket, kv_key), reads=True)
     siblings = [_sibling(row) for row in found] if isinstance(found, list) else []
     known = [sibling["vtag"] for sibling in siblings]
     siblings = [sibling for sibling in siblings if vtag in (None, sibling["vtag"])]
@@ -162,7 +164,7 @@ def put(
     meta: tuple[str, ...],
     clock: bytes | None,
     replace: bool,
-    client: ObjectClient,
+    client: ClusterClient,
     bucket_type: str,
     percent: bool,
     output: str,
@@ -178,9 +180,9 @@ def put(
     metadata = [_pair(pair) for pair in meta]
     body = os.fsencode(value) if value is not None else _read(file)
     if replace:
-        _, clock, _ = client.batch("/batch/get", [(bucket_type, bucket, kv_key)])[0]
+        _, clock, _ = client.item("/batch/get", (bucket_type, bucket, kv_key), reads=True)
     item = (bucket_type, bucket, kv_key, body, content_type, clock, ["", metadata, [], []] if metadata else None)
-    _, written, _ = client.batch("/batch/put", [item])[0]
+    _, written, _ = client.item("/batch/put", item, reads=False)
     _echo_clock(output, bucket_type, bucket, kv_key, percent, written)
 
 
@@ -194,13 +196,13 @@ def delete(
     bucket: bytes,
     kv_key: bytes,
     clock: bytes | None,
-    client: ObjectClient,
+    client: ClusterClient,
     bucket_type: str,
     percent: bool,
     output: str,
 ) -> int:
     """Delete KEY in BUCKET: the values that --clock has seen, or all. Code 1 when there was none."""
-    status, written, _ = client.batch("/batch/put", [(bucket_type, bucket, kv_key, None, None, clock)])[0]
+    status, written, _ = client.item("/batch/put", (bucket_type, bucket, kv_key, None, None, clock), reads=False)
     if status == 404:
         if output == "json":
             echo_json({"deleted": False, "clock": None if written is None else b64encode(written).decode()})
@@ -217,7 +219,7 @@ def delete(
 @http_options
 @output_option
 def list_names(
-    bucket: bytes | None, limit: int | None, client: ObjectClient, bucket_type: str, percent: bool, output: str
+    bucket: bytes | None, limit: int | None, client: ClusterClient, bucket_type: str, percent: bool, output: str
 ) -> None:
     """The keys of BUCKET, or all buckets, a line each as they are read; a listing of buckets reads every key.
 

@@ -59,6 +59,10 @@ class ListenerKind(NamedTuple):
         )
 
 
+class NoAnswer(CommandFailed):
+    """The node did not answer, or the connection broke before its whole answer came."""
+
+
 class NodeListener:
     """A listener at `url`, http(s)://HOST:PORT; raises CommandFailed (usage) when it is not."""
 
@@ -79,12 +83,18 @@ class NodeListener:
 
     @contextmanager
     def request(
-        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> Iterator[Any]:
-        """The answer to a request (requests' Response), not read yet. Raises CommandFailed (UNAVAILABLE), also from
-        what reads it."""
+        """The answer to a request (requests' Response), not read yet. `timeout_s`: instead of the listener's. Raises
+        CommandFailed (UNAVAILABLE), NoAnswer among them, also from what reads it."""
         check_path(path)
-        timeouts_s = (min(CONNECT_TIMEOUT_S, self._timeout_s), self._timeout_s)
+        wait_s = self._timeout_s if timeout_s is None else timeout_s
+        timeouts_s = (min(CONNECT_TIMEOUT_S, wait_s), wait_s)
         try:
             with self._session.request(
                 method,
@@ -99,7 +109,9 @@ class NodeListener:
                     raise self.unavailable("speaks TLS: write https://")
                 yield response
         except OSError as error:  # everything that requests raises is one
-            raise self.unavailable(f"does not answer: {cause(error)}") from error
+            raise NoAnswer(
+                Exit.UNAVAILABLE, "unavailable", self._sentence(f"does not answer: {cause(error)}")
+            ) from error
 
     def pieces(self, response: Any, limit_bytes: int | None) -> Iterator[bytes]:
         """The body of an answer as it comes. Raises CommandFailed (UNAVAILABLE) above the limit."""
@@ -112,8 +124,10 @@ class NodeListener:
 
     def unavailable(self, what: str) -> CommandFailed:
         """The failure of a listener that does not answer as it should."""
-        hint = f" ({self._kind.option} URL or {self._kind.variable} names another node)"
-        return CommandFailed(Exit.UNAVAILABLE, "unavailable", f"{self.url} {what}{hint}")
+        return CommandFailed(Exit.UNAVAILABLE, "unavailable", self._sentence(what))
+
+    def _sentence(self, what: str) -> str:
+        return f"{self.url} {what} ({self._kind.option} URL or {self._kind.variable} names another node)"
 
     @staticmethod
     def refused(status: int, reason: str, sentence: str) -> CommandFailed:

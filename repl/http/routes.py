@@ -32,9 +32,14 @@ class Routes:
     """The routes of one cluster. Addresses are HOST:PORT."""
 
     def __init__(
-        self, version: int = 0, types: dict[bytes, list[str | None]] | None = None, nodes: tuple[str, ...] = ()
+        self,
+        version: int = 0,
+        types: dict[bytes, list[str | None]] | None = None,
+        nodes: tuple[str, ...] = (),
+        cluster_uuid: str = "",
     ) -> None:
         self.version = version
+        self.cluster_uuid = cluster_uuid
         self.nodes = nodes
         """The addresses of all live nodes."""
         self._types = types or {}
@@ -69,6 +74,6 @@ def parse_routes(document: bytes) -> Routes:
         }
         if any(not 0 < len(leaders) <= PARTITIONS_MAX for leaders in types.values()):
             raise CodecError(f"a bucket type with no partition, or more than {PARTITIONS_MAX}")
-        return Routes(int(raw["version"]), types, tuple(nodes.values()))
+        return Routes(int(raw["version"]), types, tuple(nodes.values()), str(raw["cluster_uuid"]))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CodecError(f"not the answer of {PATH}: {type(error).__name__}: {error}") from error

@@ -22,6 +22,7 @@ def document(**changes: Any) -> bytes:
     base = {
         "v": 1,
         "cluster": "east",
+        "cluster_uuid": "00ff",
         "version": 57,
         "hash": HASH,
         "nodes": {"n1": "h:1", "n2": "h:2"},
@@ -52,7 +53,7 @@ def test_the_documented_example_is_that_of_the_program() -> None:
 def test_a_key_has_the_leader_of_its_partition_or_none() -> None:
     """By bucket type; a partition without leader, a leader without address and an unknown type have none."""
     routes = parse_routes(document())
-    assert routes.version == 57
+    assert (routes.version, routes.cluster_uuid) == (57, "00ff")
     assert set(routes.nodes) == {"h:1", "h:2"}
     found = {routes.leader(b"default", b"b", b"%d" % n) for n in range(50)}
     assert found == {"h:1", "h:2", None}
