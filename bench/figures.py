@@ -13,11 +13,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import psutil
 from rich.console import Console
 from rich.table import Table
+
+NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 PIPE_COLUMNS = 220
 """Width of the table when it goes to a file: no column is folded."""
@@ -125,10 +128,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def report(name: str, where: Mapping[str, Any], figures: list[Figure], as_json: bool, profile: list[str]) -> None:
-    """Print all figures of one benchmark."""
+def report(
+    name: str,
+    where: Mapping[str, Any],
+    figures: list[Figure],
+    as_json: bool,
+    profile: list[str],
+    options: Mapping[str, Any] = NO_OPTIONS,
+) -> None:
+    """Print all figures of one benchmark, and the options on which they depend."""
     if as_json:
-        document = {"bench": name, "machine": dict(where), "figures": [f.to_json() for f in figures]}
+        document = {"bench": name, "machine": dict(where), **options, "figures": [f.to_json() for f in figures]}
         if profile:
             document["profile"] = profile
         print(json.dumps(document, ensure_ascii=False))
@@ -136,7 +146,8 @@ def report(name: str, where: Mapping[str, Any], figures: list[Figure], as_json: 
     console = Console()
     if not console.is_terminal:
         console = Console(width=PIPE_COLUMNS)
-    table = Table(title=f"{name} on {where['cores']} × {where['processor']}, Python {where['python']}")
+    chosen = "".join(f", {option} {value}" for option, value in options.items())
+    table = Table(title=f"{name}{chosen} on {where['cores']} × {where['processor']}, Python {where['python']}")
     for column in ("work", "key space", "objects", "objects/s", "CPU s per 100k", "measured", "target", "result"):
         table.add_column(column, overflow="fold")
     for figure in figures:

@@ -1,9 +1,10 @@
 """Load generator with a low cost per request: a process that speaks HTTP on asyncio protocols.
 
-Run as `python -m bench.loadgen URL [CA TOKEN_FILE]`; the last two are for clusters with TLS and tokens. The process
-reads one `Phase` as JSON per line of standard input, and prints its `Result` as JSON. It keeps the causal context of
-every key that it wrote, so that later phases overwrite without creating siblings. It measures rates and latencies of
-the client; `bench.nodes` measures the cost of the servers. It depends on the HTTP formats of the product only.
+Run as `python -m bench.loadgen URL[,URL...] [CA TOKEN_FILE]`; the last two are for clusters with TLS and tokens. The
+process reads one `Phase` as JSON per line of standard input, and prints its `Result` as JSON. It keeps the causal
+context of every key that it wrote, so that later phases overwrite without creating siblings. It measures rates and
+latencies of the client; `bench.nodes` measures the cost of the servers. It depends on the HTTP formats of the product,
+and on the routes as clients read them (`repl.http.routes`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from urllib.parse import urlsplit
 import msgpack
 import uvloop
 
+from isthmus.repl.http.routes import PATH, ROUTES_BYTES_MAX, Routes, parse_routes
+from isthmus.repl.model.errors import CodecError
+
 VALUE_BYTES: Final = 1_000
 """1 KB, the object size of all figures. The bytes are random, so that compression has no effect."""
 
@@ -34,6 +38,15 @@ VALUE_POOL_COUNT: Final = 512
 
 TICK_S: Final = 0.001
 """Interval at which a paced load sends the due requests; it adds at most this to a latency."""
+
+SPREAD: Final = "spread"
+"""Each client has one connection, to one node in turn, and sends all its requests there."""
+LEADER: Final = "leader"
+"""Each client has a connection to every node, and sends each request to the leader of its key by the routes."""
+
+ROUTES_TIMEOUT_S: Final = 5.0
+REFRESH_S: Final = 1.0
+"""Shortest time between two requests for the routes, after a node has refused a request or closed a connection."""
 
 BUCKET: Final = b"bench"
 BUCKET_TYPE: Final = b"default"
@@ -60,6 +73,8 @@ class Phase:
     limit_s: float = 120.0
     """Seconds after which no request is started."""
     seed: int = 1
+    clients: str = SPREAD
+    """SPREAD or LEADER."""
 
 
 @dataclass
@@ -73,43 +88,84 @@ class Result:
     p999_ms: float
     max_ms: float
     failed: dict[str, int]
-    """Objects that were not written or read, by HTTP status."""
+    """Objects that were not written or read, by HTTP status; `lost`: the connection broke before the response."""
+    forwarded: int = 0
+    """Requests whose response named another node as the leader."""
 
 
 class Load:
-    """Load against one node; keeps the causal context of each key over all phases."""
+    """Load against the nodes at `urls`, separated by commas; keeps the causal context of each key over all phases."""
 
-    def __init__(self, url: str, authority: str = "", token_file: str = "") -> None:
-        self._address = urlsplit(url)
+    def __init__(self, urls: str, authority: str = "", token_file: str = "") -> None:
+        self._addresses = [urlsplit(url).netloc for url in urls.split(",")]
+        self.routes = Routes()
         self._tls = ssl.create_default_context(cafile=authority) if authority else None
         self._clocks: dict[int, bytes] = {}
         pool = random.Random(0)
         self._values = [pool.randbytes(VALUE_BYTES) for _ in range(VALUE_POOL_COUNT)]
-        host = self._address.netloc.encode()
+        host = self._addresses[0].encode()
         if token_file:
             host += b"\r\nAuthorization: Bearer " + Path(token_file).read_bytes().strip()
         self._put_head = b" HTTP/1.1\r\nHost: %b\r\nContent-Type: application/octet-stream\r\n" % host
         self._put_head += b"Content-Length: %d\r\n" % VALUE_BYTES
+        self._routes_request = b"GET %b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % (PATH.encode(), host)
         self._get_head = b" HTTP/1.1\r\nHost: %b\r\n\r\n" % host
         self._batch_head = b"POST /batch/put HTTP/1.1\r\nHost: %b\r\nContent-Type: application/msgpack\r\n" % host
 
     async def run(self, phase: Phase) -> Result:
-        """Run a phase and return its result. Raises ConnectionError when the node closes a connection."""
+        """Run a phase and return its result. Raises ConnectionError when a node closes a connection, and its client has
+        no other."""
         runner = _Runner(self, phase)
-        loop = asyncio.get_running_loop()
-        assert self._address.hostname is not None
-        connections = []
-        for _ in range(phase.connections):
-            _, connection = await loop.create_connection(
-                lambda: _Connection(runner), self._address.hostname, self._address.port or 80, ssl=self._tls
-            )
-            connections.append(connection)
+        addresses = self._addresses
+        if phase.clients == LEADER:
+            await self.read_routes()
+            addresses = sorted({*addresses, *self.routes.nodes})
+        clients = [_Client(runner) for _ in range(phase.connections)]
         try:
-            await runner.run(connections)
+            for number, client in enumerate(clients):
+                own = addresses if phase.clients == LEADER else [addresses[number % len(addresses)]]
+                for address in own:
+                    await self._connect(client, address)
+            await runner.run(clients)
         finally:
-            for connection in connections:
-                connection.close()
+            runner.close()
+            for client in clients:
+                client.close()
         return runner.result()
+
+    async def _connect(self, client: _Client, address: str) -> None:
+        host, port = _host_and_port(address)
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(lambda: _Connection(client, address), host, port, ssl=self._tls)
+        client.connections[address] = connection
+
+    async def read_routes(self) -> None:
+        """Read the routes from the first node that has them. Raises ConnectionError when none has."""
+        why: Exception = ConnectionError("no address")
+        for address in self._addresses:
+            try:
+                async with asyncio.timeout(ROUTES_TIMEOUT_S):
+                    reader, writer = await asyncio.open_connection(*_host_and_port(address), ssl=self._tls)
+                    try:
+                        writer.write(self._routes_request)
+                        raw = bytearray()
+                        while (piece := await reader.read(65_536)) and len(raw) < ROUTES_BYTES_MAX:
+                            raw += piece
+                    finally:
+                        writer.close()
+                self.routes = parse_routes(bytes(raw.partition(b"\r\n\r\n")[2]))
+                return
+            except (OSError, CodecError) as error:  # a timeout is an OSError
+                why = error
+        raise ConnectionError(f"no node has routes: {why}")
+
+    def leader(self, number: int) -> str | None:
+        """The address of the leader of a key, by the routes."""
+        return self.routes.leader(BUCKET_TYPE, BUCKET, b"%016d" % number)
+
+    def learn(self, number: int, address: str) -> None:
+        """Correct the routes by the leader that a response named."""
+        self.routes.learn(BUCKET_TYPE, BUCKET, b"%016d" % number, address)
 
     def request(self, phase: Phase, numbers: list[int]) -> bytes:
         """The bytes of one request for the keys with these numbers."""
@@ -153,20 +209,25 @@ class _Runner:
     def __init__(self, load: Load, phase: Phase) -> None:
         self._load = load
         self._phase = phase
-        self._groups = _groups(phase)
+        self._routed = phase.clients == LEADER
+        groups = _groups(phase)
+        self._groups = _by_leader(groups, phase.batch, load) if self._routed and phase.kind == "batch" else groups
+        self._forwarded = 0
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._refreshed_s = 0.0
         self._latencies_ms = array("d")
         self._failed: Counter[str] = Counter()
         self._done_count = 0
         self._running = 0
         self._exhausted = False
-        self._idle: deque[_Connection] = deque()
+        self._idle: deque[_Client] = deque()
         self._due: deque[float] = deque()
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started_s = 0.0
         self._ended_s = 0.0
 
-    async def run(self, connections: list[_Connection]) -> None:
-        self._idle.extend(connections)
+    async def run(self, clients: list[_Client]) -> None:
+        self._idle.extend(clients)
         self._started_s = time.perf_counter()
         if self._phase.rate:
             await asyncio.gather(self._pace(), self._done)
@@ -193,8 +254,9 @@ class _Runner:
             if numbers is None or time.perf_counter() - self._started_s > self._phase.limit_s:
                 self._exhausted = True
                 break
-            connection = self._idle.popleft()
+            client = self._idle.popleft()
             self._running += 1
+            connection = client.connection_to(self._load.leader(numbers[0]) if self._routed else None)
             data = self._load.request(self._phase, numbers)
             connection.send(data, numbers, self._due.popleft() if paced else time.perf_counter())
         if self._exhausted and not self._running and not self._done.done():
@@ -206,13 +268,59 @@ class _Runner:
         failed = self._load.on_response(self._phase, connection.numbers, status, head, body)
         self._failed += failed
         self._done_count += len(connection.numbers) - failed.total()
+        self._take_leader(connection.numbers[0], status, head)
+        connection.numbers = []
         self._running -= 1
-        self._idle.append(connection)
+        self._idle.append(connection.client)
         self._send()
 
-    def on_lost(self, error: Exception) -> None:
-        if not self._done.done():
+    def _take_leader(self, number: int, status: int, head: bytes) -> None:
+        """Correct the routes if a response names the leader of the key, and read them again after a refusal."""
+        start = head.find(_LEADER_HEADER)
+        if start > 0:
+            self._forwarded += 1
+            if self._routed:
+                start += len(_LEADER_HEADER)
+                self._load.learn(number, head[start : head.index(b"\r\n", start)].decode("ascii"))
+        elif self._routed and status == 503:
+            self._refresh()
+
+    def on_lost(self, connection: _Connection, error: Exception) -> None:
+        """A connection is closed. A client with connections to other nodes goes on without it."""
+        if self._done.done():
+            return
+        client = connection.client
+        client.connections.pop(connection.address, None)
+        if not self._routed or not client.connections:
             self._done.set_exception(error)
+            return
+        self._refresh()
+        if connection.numbers:
+            self._failed["lost"] += len(connection.numbers)
+            self._running -= 1
+            self._idle.append(client)
+            self._send()
+
+    def _refresh(self) -> None:
+        """Read the routes again, at most every REFRESH_S."""
+        now_s = time.perf_counter()
+        if self._refresh_task is None and now_s - self._refreshed_s >= REFRESH_S:
+            self._refreshed_s = now_s
+            self._refresh_task = asyncio.get_running_loop().create_task(self._read_routes())
+
+    async def _read_routes(self) -> None:
+        try:
+            await self._load.read_routes()
+        except ConnectionError:
+            pass  # the old routes stay; any node forwards
+        finally:
+            self._refresh_task = None
+
+    def close(self) -> None:
+        if not self._done.done():
+            self._done.cancel()
+        if self._refresh_task is not None:
+            self._refresh_task.cancel()
 
     def result(self) -> Result:
         ordered = sorted(self._latencies_ms)
@@ -221,14 +329,45 @@ class _Runner:
             return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else 0.0
 
         seconds = self._ended_s - self._started_s
-        return Result(self._done_count, round(seconds, 3), at(0.5), at(0.99), at(0.999), at(1.0), dict(self._failed))
+        return Result(
+            self._done_count, round(seconds, 3), at(0.5), at(0.99), at(0.999), at(1.0), dict(self._failed),
+            self._forwarded,
+        )  # fmt: skip
+
+
+class _Client:
+    """A client with at most one request in progress, and a connection to one node or several, by address."""
+
+    def __init__(self, runner: _Runner) -> None:
+        self.runner = runner
+        self.connections: dict[str, _Connection] = {}
+
+    def connection_to(self, address: str | None) -> _Connection:
+        """The connection to `address`; any other if there is none."""
+        found = None if address is None else self.connections.get(address)
+        return found or next(iter(self.connections.values()))
+
+    def close(self) -> None:
+        for connection in self.connections.values():
+            connection.close()
+
+
+_LEADER_HEADER: Final = b"x-isthmus-leader: "
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{address}")
+    assert parts.hostname is not None, address
+    return parts.hostname, parts.port or 80
 
 
 class _Connection(asyncio.Protocol):
     """One keep-alive connection with at most one request in progress."""
 
-    def __init__(self, runner: _Runner) -> None:
-        self._runner = runner
+    def __init__(self, client: _Client, address: str) -> None:
+        self.client = client
+        self.address = address
+        self._runner = client.runner
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._body_at = 0
@@ -240,7 +379,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._runner.on_lost(exc or ConnectionError("the node closed a connection"))
+        self._runner.on_lost(self, exc or ConnectionError("the node closed a connection"))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -296,8 +435,21 @@ def _groups(phase: Phase) -> Iterator[list[int]]:
         left -= taken
 
 
-async def _serve(url: str, *access: str) -> None:
-    load = Load(url, *access)
+def _by_leader(groups: Iterator[list[int]], size: int, load: Load) -> Iterator[list[int]]:
+    """The same key numbers in batches whose keys have one leader, by the routes when a number comes up."""
+    waiting: dict[str | None, list[int]] = {}
+    for numbers in groups:
+        for number in numbers:
+            batch = waiting.setdefault(load.leader(number), [])
+            batch.append(number)
+            if len(batch) == size:
+                yield batch.copy()
+                batch.clear()
+    yield from filter(None, waiting.values())
+
+
+async def _serve(urls: str, *access: str) -> None:
+    load = Load(urls, *access)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         try:

@@ -194,11 +194,11 @@ class Nodes:
 
 
 class LoadProcess:
-    """A `bench.loadgen` child process with one node as its target."""
+    """A `bench.loadgen` child process with the nodes at `urls` as its targets."""
 
-    def __init__(self, url: str, access: tuple[str, ...] = ()) -> None:
+    def __init__(self, *urls: str, access: tuple[str, ...] = ()) -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "bench.loadgen", url, *access],
+            [sys.executable, "-m", "bench.loadgen", ",".join(urls), *access],
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             stdin=subprocess.PIPE,

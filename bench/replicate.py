@@ -1,12 +1,13 @@
 """The cost of replication from cluster A to cluster B, and its lag.
 
     python -m bench.replicate [--json] [--profile] [--keys 100000] [--rate 1000] [--paced-seconds 20]
-                              [--overwrite 1000000] [--three]
+                              [--overwrite 1000000] [--three] [--clients spread|leader]
 
 Two clusters of one node each, fsync on both sides, fresh keys, objects of 1 KB. `--overwrite` adds keys that are
-overwritten in random order; `--three` adds clusters of three nodes. A measurement ends when A's queue is empty, and
-counts the CPU seconds of all nodes, including A's ingest. Lag is the time from the append at A to the apply at B, as
-B's sink reports it (wall clock of one machine).
+overwritten in random order; `--three` adds clusters of three nodes. Each client is bound to one node of A in turn; with
+`--clients leader` it sends each request to the leader of its key, by the routes. A measurement ends when A's queue is
+empty, and counts the CPU seconds of all nodes, including A's ingest. Lag is the time from the append at A to the apply
+at B, as B's sink reports it (wall clock of one machine).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 import click
 
 from bench.figures import CpuTime, Figure, Target, machine, report
-from bench.loadgen import VALUE_BYTES, Phase, Result
+from bench.loadgen import LEADER, SPREAD, VALUE_BYTES, Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
 from isthmus.repl.model.errors import IsthmusError
@@ -108,6 +109,13 @@ CHECKPOINTS_SECONDS: Final = 65.0
 )
 @click.option("--three", is_flag=True, help="Also measure clusters of three nodes.")
 @click.option(
+    "--clients",
+    type=click.Choice([SPREAD, LEADER]),
+    default=SPREAD,
+    show_default=True,
+    help="Send to the nodes of A in turn, or to the leader of each key.",
+)
+@click.option(
     "--dir",
     "directory",
     type=click.Path(path_type=Path),
@@ -123,6 +131,7 @@ def main(
     overwritten: int,
     references: int,
     three: bool,
+    clients: str,
     directory: Path | None,
 ) -> None:
     """Measure cost, lag and catch-up of replication from A to B."""
@@ -131,9 +140,9 @@ def main(
 
     def run_on(topology: str, part: str, measure: Callable[[_Runs], None]) -> None:
         with Nodes(topology, None if directory is None else directory / part) as nodes:
-            first = next(url for name, url in nodes.http.items() if name.startswith("a"))
-            with LoadProcess(first) as load:
-                runs = _Runs(nodes, load, profile, limit_s)
+            urls = (url for name, url in nodes.http.items() if name.startswith("a"))
+            with LoadProcess(*urls) as load:
+                runs = _Runs(nodes, load, profile, limit_s, clients)
                 measure(runs)
         figures.extend(runs.figures)
         profiled.extend(runs.profile)
@@ -168,14 +177,15 @@ def main(
         )
         if three:
             run_on(SIX_NODES, "six", three_nodes_each)
-        report("replicate", where, figures, as_json, profiled)
+        report("replicate", where, figures, as_json, profiled, {"clients": clients})
     except (BenchFailed, IsthmusError) as error:
         print(f"bench: {error}", file=sys.stderr)
         raise SystemExit(1) from error
 
 
 class _Runs:
-    def __init__(self, nodes: Nodes, load: LoadProcess, profile: bool, limit_s: float) -> None:
+    def __init__(self, nodes: Nodes, load: LoadProcess, profile: bool, limit_s: float, clients: str) -> None:
+        self._clients = clients
         self._nodes = nodes
         self._load = load
         self._profile = profile
@@ -225,7 +235,9 @@ class _Runs:
         first = self._first
         self._load.run(self._phase("batch", count, BATCH_CONNECTIONS, 0.0))
         self._wait_drained()
-        phase = Phase("batch", first, count, count, BATCH_CONNECTIONS, BATCH_OBJECTS, 0.0, self._limit_s)
+        phase = Phase(
+            "batch", first, count, count, BATCH_CONNECTIONS, BATCH_OBJECTS, 0.0, self._limit_s, clients=self._clients
+        )
         figure = self._measure("overwrite, batches of 100", count, phase, f"{count:,} keys, each once, in random order")
         self._set_target(figure, OVERWRITE_COST, sum(figure.per_100k(name).total for name in self._names))
 
@@ -237,7 +249,9 @@ class _Runs:
         self._suspend()
         time.sleep(SETTLE_SECONDS)
         before_mb = self._nodes.resident_mb("a")
-        self._load.run(Phase("batch", first, count, 0, BATCH_CONNECTIONS, BATCH_OBJECTS, 0.0, self._limit_s))
+        self._load.run(
+            Phase("batch", first, count, 0, BATCH_CONNECTIONS, BATCH_OBJECTS, 0.0, self._limit_s, clients=self._clients)
+        )
         (queue,) = self._nodes.admin["a"].get("/admin/queues")["queues"]
         more_mb = self._nodes.resident_mb("a") - before_mb
         held = int(queue["references_in_memory"])
@@ -326,6 +340,7 @@ class _Runs:
                 "seconds_behind_at_the_end": drained[0],
                 "request_p50_ms": result.p50_ms,
                 "request_p99_ms": result.p99_ms,
+                "requests_forwarded": float(result.forwarded),
                 **{f"{name}_resident_MB": self._nodes.resident_mb(name) for name in self._names},
             },
             failed=result.failed,
@@ -342,7 +357,7 @@ class _Runs:
 
     def _phase(self, kind: str, count: int, connections: int, rate: float) -> Phase:
         first, self._first = self._first, self._first + count
-        return Phase(kind, first, count, 0, connections, BATCH_OBJECTS, rate, self._limit_s)
+        return Phase(kind, first, count, 0, connections, BATCH_OBJECTS, rate, self._limit_s, clients=self._clients)
 
     @staticmethod
     def _set_target(figure: Figure, target: Target, measured: float) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgpack
 import pytest
 
 from bench.figures import CpuTime, Figure, Target
-from bench.loadgen import Load, Phase, _groups
+from bench.loadgen import BUCKET, LEADER, Load, Phase, Result, _groups
+from isthmus.repl.http.routes import HASH
+from isthmus.repl.model.keys import key_hash, partition_index
 
 
 class Server:
@@ -123,3 +127,160 @@ def test_a_figure_states_cost_and_verdict() -> None:
     assert shown["reached"]
     assert not Target(6, "s", at_least=False).reached(6.1)
     assert not Target(6, "s").reached(5.9)
+
+
+PARTITIONS = 6
+
+
+class RoutedCluster:
+    """Servers that share clocks and routes; `leaders[index]` is the server of a partition. A server that does not lead
+    a key names the one that does, as a node that forwarded. `cut`: server -> the number of keys after which it closes
+    all its connections."""
+
+    def __init__(self, count: int) -> None:
+        self.servers = [Server() for _ in range(count)]
+        self.addresses: list[str] = []
+        self.leaders = [index % count for index in range(PARTITIONS)]
+        self.shown = list(self.leaders)
+        self.received: list[list[bytes]] = [[] for _ in range(count)]
+        self.route_reads = 0
+        self.cut: dict[int, int] = {}
+        self.connections = [0] * count
+        self.writers: list[list[asyncio.StreamWriter]] = [[] for _ in range(count)]
+        for server in self.servers[1:]:
+            server.clocks = self.servers[0].clocks
+
+    def leader_of(self, key: bytes) -> int:
+        return self.leaders[partition_index(key_hash(BUCKET, key), PARTITIONS)]
+
+    def document(self) -> bytes:
+        self.route_reads += 1
+        nodes = {f"n{n}": address for n, address in enumerate(self.addresses)}
+        types = {"default": [f"n{n}" for n in self.shown]}
+        raw = {"v": 1, "version": 1, "hash": HASH, "cluster_uuid": "aa", "nodes": nodes, "bucket_types": types}
+        return json.dumps(raw).encode()
+
+    def answer(self, number: int, method: bytes, path: bytes, headers: dict[bytes, bytes], body: bytes) -> bytes:
+        if path == b"/cluster/routes":
+            found = self.document()
+            return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(found), found)
+        if len(self.received[number]) >= self.cut.get(number, 1_000_000):
+            for writer in self.writers[number]:
+                writer.close()
+            raise ConnectionError
+        keys = [path.rpartition(b"/")[2]] if path != b"/batch/put" else [item[2] for item in msgpack.unpackb(body)]
+        self.received[number] += keys
+        answer = Server.answer(self.servers[number], method, path, headers, body)
+        leaders = {self.leader_of(key) for key in keys}
+        if leaders == {number} or len(leaders) > 1:
+            return answer
+        named = b"\r\nx-isthmus-leader: %b\r\n" % self.addresses[leaders.pop()].encode()
+        return answer.replace(b"\r\n", named, 1)
+
+
+def run_routed(
+    count: int, urls: int, work: Callable[[RoutedCluster, Load], Awaitable[list[Result]]]
+) -> tuple[RoutedCluster, list[Result]]:
+    """A load at the first `urls` of `count` servers."""
+
+    async def main() -> tuple[RoutedCluster, list[Result]]:
+        cluster = RoutedCluster(count)
+        listeners = []
+        for number, server in enumerate(cluster.servers):
+            server.answer = partial(cluster.answer, number)  # type: ignore[method-assign]
+
+            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int = number) -> None:
+                cluster.connections[number] += 1
+                cluster.writers[number].append(writer)
+                await Server.serve(cluster.servers[number], OneAnswer(reader), writer)  # type: ignore[arg-type]
+
+            listeners.append(await asyncio.start_server(serve, "127.0.0.1", 0))
+            cluster.addresses.append(f"127.0.0.1:{listeners[-1].sockets[0].getsockname()[1]}")
+        try:
+            load = Load(",".join(f"http://{address}" for address in cluster.addresses[:urls]))
+            return cluster, await work(cluster, load)
+        finally:
+            for listener in listeners:
+                listener.close()
+
+    return asyncio.run(main())
+
+
+class OneAnswer:
+    """A reader that ends after a request for routes, which asks the server to close."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._last = False
+
+    async def readuntil(self, separator: bytes) -> bytes:
+        if self._last:
+            return b""
+        head = await self._reader.readuntil(separator)
+        self._last = b"Connection: close" in head
+        return head
+
+    async def readexactly(self, count: int) -> bytes:
+        return await self._reader.readexactly(count)
+
+
+def test_spread_clients_are_bound_to_the_nodes_in_turn() -> None:
+    """Each client has one connection; every node gets its share of the clients, and most requests are forwarded."""
+
+    async def work(cluster: RoutedCluster, load: Load) -> list[Result]:
+        return [await load.run(Phase("put", 0, 300, connections=6))]
+
+    cluster, (result,) = run_routed(3, 3, work)
+    assert cluster.connections == [2, 2, 2]
+    assert cluster.route_reads == 0
+    assert result.objects == 300
+    assert all(len(keys) > 50 for keys in cluster.received)
+    elsewhere = sum(cluster.leader_of(key) != n for n, keys in enumerate(cluster.received) for key in keys)
+    assert result.forwarded == elsewhere > 150
+
+
+@pytest.mark.parametrize("kind", ["put", "get", "batch"])
+def test_clients_that_know_leaders_send_each_key_to_its_leader(kind: str) -> None:
+    """From one address they learn all nodes; nothing is forwarded, and batches have the keys of one leader each."""
+
+    async def work(cluster: RoutedCluster, load: Load) -> list[Result]:
+        return [await load.run(Phase(kind, 0, 300, space=300, connections=4, batch=40, clients=LEADER))]
+
+    cluster, (result,) = run_routed(3, 1, work)
+    assert (result.objects, result.forwarded, result.failed) == (300, 0, {})
+    assert all(cluster.leader_of(key) == n for n, keys in enumerate(cluster.received) for key in keys)
+    assert sorted(key for keys in cluster.received for key in keys) == [b"%016d" % number for number in range(300)]
+    assert cluster.route_reads == 1
+
+
+def test_an_answer_corrects_the_leader() -> None:
+    """With routes that name the wrong leader of every partition, one request of each is forwarded and no other."""
+
+    async def work(cluster: RoutedCluster, load: Load) -> list[Result]:
+        cluster.shown = [(leader + 1) % 3 for leader in cluster.leaders]
+        return [await load.run(Phase("put", 0, 300, connections=1, clients=LEADER))]
+
+    cluster, (result,) = run_routed(3, 1, work)
+    assert (result.objects, result.forwarded, result.failed) == (300, PARTITIONS, {})
+    assert cluster.route_reads == 1
+
+
+def test_a_node_that_hangs_up_is_done_without() -> None:
+    """Clients that know leaders lose the request under way, go on at the other nodes, and read the routes again, once
+    a second at most; without any other node, and for spread clients, the phase fails."""
+
+    async def work(cluster: RoutedCluster, load: Load) -> list[Result]:
+        cluster.cut[1] = 20
+        results = [await load.run(Phase("put", 0, 300, connections=4, clients=LEADER))]
+        with pytest.raises(ConnectionError):
+            await load.run(Phase("put", 300, 10, connections=2))
+        cluster.cut = dict.fromkeys(range(3), 0)
+        with pytest.raises(ConnectionError):
+            await load.run(Phase("put", 300, 10, connections=2, clients=LEADER))
+        return results
+
+    cluster, (result,) = run_routed(3, 2, work)
+    assert set(result.failed) == {"lost"}
+    assert 1 <= result.failed["lost"] <= 4
+    assert result.objects == 300 - result.failed["lost"]
+    assert cluster.route_reads <= 4
