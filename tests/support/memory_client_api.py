@@ -15,6 +15,7 @@ import uvloop
 
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
 from isthmus.node.client_api.application import ClientApi
+from isthmus.node.client_api.cluster_routes import add_cluster_routes
 from isthmus.node.http.listener import Listener
 from isthmus.queues.long_poll import Until
 from isthmus.queues.wire import FetchReply, FetchRequest, ObjectReply, ObjectRequest, UnknownQueue
@@ -43,6 +44,16 @@ class FakeAddresses:
 
     def address(self, node: str) -> str:
         return "" if node == "hidden" else f"{node}.example:8098"
+
+
+class FakeRoutes:
+    """The answer to GET /cluster/routes; a client takes the first one for that of another version."""
+
+    def __init__(self) -> None:
+        self.tag, self.body = "one", b'{"v":0}'
+
+    def current(self) -> tuple[str, bytes]:
+        return self.tag, self.body
 
 
 class NoSuchType(BadInput):
@@ -325,6 +336,7 @@ class ClientApiFixture:
     queue: MemoryQueue
     app: ClientApi
     status: FakeNodeStatus
+    routes: FakeRoutes
 
     def call(self, method: str, target: str, body: Any = b"", headers: dict[str, str] | None = None) -> Answer:
         answer = asyncio.run(ask(self.app, method, target, body, headers))
@@ -350,7 +362,9 @@ def make_client_api(limits: LimitSettings | None = None) -> ClientApiFixture:
         status=status,
         addresses=FakeAddresses(),
     )
-    return ClientApiFixture(kv, queue, app, status)
+    routes = FakeRoutes()
+    add_cluster_routes(app, routes)
+    return ClientApiFixture(kv, queue, app, status, routes)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ import pytest
 from isthmus.config.settings import Address, ListenSettings
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.client_api.cluster_routes import add_cluster_routes
 from isthmus.repl.http.routes import HASH
 from isthmus.repl.model.errors import NotReady
 from tests.support.memory_client_api import ServedApp, make_client_api
@@ -28,9 +27,9 @@ class RoutedNode:
     def __init__(self) -> None:
         made = make_client_api()
         self.kv = made.kv
+        made.routes.current = self.current  # type: ignore[method-assign]
         self.document: dict[str, Any] = {}
         self.route_reads = 0
-        add_cluster_routes(made.app, self)
         self._served = ServedApp(made.app, ListenSettings(http=Address("127.0.0.1", 0)))
         self.address = f"127.0.0.1:{self._served.port}"
 
