@@ -151,6 +151,12 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_replicate_dropped_messages_total": Family(
         "Messages to other nodes dropped for lack of a connection or of buffer space.", "messages", "replication"
     ),
+    "isthmus_stream_groups_total": Family(
+        "Groups of the replication streams between this node and others.", "groups", "replication", ("direction",)
+    ),
+    "isthmus_stream_restarts_total": Family(
+        "Replication streams that were ended and begun again while their connection stood.", "streams", "replication"
+    ),
     "isthmus_replicate_strange_messages_total": Family(
         "Messages of other nodes for partitions without a replica on this node.", "messages", "replication"
     ),

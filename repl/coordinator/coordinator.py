@@ -64,6 +64,10 @@ from isthmus.repl.transport.port import Links
 
 log = structlog.get_logger(__name__)
 
+ROUND_WAIT_S: Final = 0.05
+"""Longest time for which requests wait until the node's followers have acknowledged the round before: a slow follower
+must not hold up partitions that are not its own."""
+
 WARN_INTERVAL_S: Final = 10.0
 """Writes above a warning are all counted, and one of each kind is logged in this time."""
 
@@ -184,6 +188,8 @@ class Coordinator:
         """Partition -> name of a request (`repl.store.request_dedup`) -> offset of its entry: proposed here, not
         applied."""
         self._scheduled = False
+        self._held: asyncio.TimerHandle | None = None
+        """Requests wait for a round to end, at most so long."""
         self.unreplicated: UnreplicatedCheck = never_unreplicated
         """Set by the node once its source queues exist."""
         self._metrics = CoordinatorMetrics()
@@ -420,7 +426,24 @@ class Coordinator:
         return BadInput(f"bucket or key is longer than limits.key_size ({self._key_limit_bytes} bytes)")
 
     def _drain(self) -> None:
-        """Take the requests of this turn of the event loop, partition by partition."""
+        """Take the requests of this turn of the event loop, unless a round is under way: then they make the next one,
+        together with all that come until it is over."""
+        rounds = self._runtime.rounds
+        if not rounds.open:
+            self._take()
+        elif self._held is None:
+            self._held = self._loop.call_later(ROUND_WAIT_S, self._take)
+            rounds.when_over(self._round_over)
+
+    def _round_over(self) -> None:
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+            self._loop.call_soon(self._drain)
+
+    def _take(self) -> None:
+        """Take what arrived, partition by partition."""
+        self._held = None
         self._scheduled = False
         inbox, self._inbox = self._inbox, {}
         with self._runtime.replog.grouped():

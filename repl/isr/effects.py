@@ -102,6 +102,18 @@ class Replicate:
     live: bool
 
 
+class StreamEntries(NamedTuple):
+    """Put the log entries [start, end), just appended, into the open groups of the streams to these followers.
+
+    `to`: (node, join) of each. All entries are of `epoch`, as is the entry below `start` (docs/protocol.md R-STREAM).
+    """
+
+    to: tuple[tuple[str, int], ...]
+    epoch: int
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Truncate:
     """Truncate the log at `to_offset` to match the leader of `epoch`, in order with Persist.
@@ -256,6 +268,7 @@ Effect = (
     | WriteRecord
     | Send
     | Replicate
+    | StreamEntries
     | Truncate
     | ReadReady
     | ReadRefused

@@ -135,6 +135,20 @@ class LinkDown:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamOpened:
+    """A stream to `node` is open: followers there may join it."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClosed:
+    """The stream to `node` is over: what it carried may be lost."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Truncated:
     """The log ends at `to_offset`, durably. Every Persisted for entries appended before came before this event."""
 
@@ -217,6 +231,8 @@ Event = (
     | Received
     | LinkUp
     | LinkDown
+    | StreamOpened
+    | StreamClosed
     | Truncated
     | Trimmed
     | ReadRequested

@@ -74,6 +74,9 @@ class Follower:
     waits: str = ""
     rows_unfounded: bool = False
     """The store has rows of entries that neither this log nor the leader's holds."""
+    stream_from: int | None = None
+    """Entries from this offset to the log's end came by the stream, which acknowledges them; None: the last ones came
+    by AppendEntries."""
     diverged: str = ""
     """Why this copy must not be changed any more: it holds committed entries that its leader lacks."""
 
@@ -83,6 +86,7 @@ class Follower:
         A copy under transfer, or one whose log ends below what is applied, requests rows instead."""
         progress = state.progress
         self.following = False
+        self.stream_from = None
         self.nonce = state.next_nonce()
         self.request_at_ms = now_ms + REQUEST_REPEAT_MS
         self.contact_ms = now_ms
@@ -168,6 +172,7 @@ class Follower:
         """Stop following, and ask again in a while: messages in flight may be lost."""
         if self.following:
             self.following = False
+            self.stream_from = None
             self.nonce = state.next_nonce()  # invalidates late copies of the answer
             self.request_at_ms = now_ms + REQUEST_REPEAT_MS
             self.waits = f"reconnecting: the connection to {self.leader} broke"
@@ -267,7 +272,30 @@ class Follower:
                 return
             state.epoch_table = with_entries(state.epoch_table, fresh)
         progress.leo += len(fresh)
+        self.stream_from = None
         effects.append(Persist(fresh))
+        self._advance(state, effects)
+
+    def on_stream_run(self, epoch: int, start: int, count: int, state: ReplicaState, now_ms: int) -> bool:
+        """Take a run of the stream at the log's end; False when it does not fit, or something else comes first
+        (R-STREAM)."""
+        progress = state.progress
+        if not self.following or epoch != self.epoch or start != progress.leo or not count:
+            return False
+        if epoch != last_epoch(state.epoch_table) or state.store_end is not None or state.transfer is not None:
+            return False
+        self.contact_ms = now_ms
+        if self.stream_from is None:
+            self.stream_from = start
+        progress.leo += count
+        if progress.leo > self.leader_leo:
+            self.leader_leo = progress.leo
+        return True
+
+    def learn_commit(self, end: int, state: ReplicaState, effects: Effects) -> None:
+        """All below `end` is committed, as the stream announced."""
+        if end > self.leader_hw:
+            self.leader_hw = end
         self._advance(state, effects)
 
     def reason(self, state: ReplicaState) -> str:
@@ -287,10 +315,11 @@ class Follower:
             return f"catches-up: {behind} entries behind {self.leader}, not in sync yet"
         return f"follows: {self.leader} in epoch {self.epoch}"
 
-    def persisted(self, state: ReplicaState, effects: Effects) -> None:
-        """Apply newly durable entries that the leader reported as committed, and acknowledge."""
+    def persisted(self, before: int, state: ReplicaState, effects: Effects) -> None:
+        """Apply newly durable entries that the leader reported as committed, and acknowledge them, unless the stream
+        does. `before`: the durable end until now."""
         self._advance(state, effects)
-        if self.following:
+        if self.following and (self.stream_from is None or before < self.stream_from):
             self.acknowledge(state, effects)
 
     def acknowledge(self, state: ReplicaState, effects: Effects) -> None:

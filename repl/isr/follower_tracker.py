@@ -72,6 +72,12 @@ class FollowerProgress:
     linked: bool = True
     resend_at_ms: int | None = None
     """When to send something that no event triggers."""
+    join: int = 0
+    """Under this id the follower takes the stream to its node; 0: it does not, and gets AppendEntries."""
+    join_from: int = 0
+    """It may join (again) once it has all entries below this offset."""
+    held: bool = False
+    """The stream does not announce commits of this partition: AppendEntries do."""
 
     def on_append_ack(self, ack: AppendAck, state: ReplicaState, now_ms: int) -> None:
         """Record an AppendAck; of several out of order, the one with the greatest `seq` counts."""
@@ -80,6 +86,9 @@ class FollowerProgress:
         if ack.seq < self.acked_seq:
             return
         self.acked_seq = ack.seq
+        if self.join:
+            self.leo = max(self.leo, ack.leo)
+            return
         self.leo = ack.leo
         self.next = max(self.next, ack.leo)
         if ack.seq >= self.seq and ack.leo < self.next:
@@ -102,6 +111,35 @@ class FollowerProgress:
             self.rewound_seq = self.seq
             self.next = self.leo = min(self.next, rejected.leo)
 
+    # -- the stream -----------------------------------------------------------------------------
+
+    def joins(self, state: ReplicaState, start: int, first: int) -> bool:
+        """True when new entries from `start` on may go into the stream: the follower joins it, or has joined.
+
+        It was sent everything below, and has acknowledged `first` (the barrier) and what it lacked when it left."""
+        if self.join:
+            return self.next == start and start - self.leo < LIVE_AHEAD
+        if not self.linked or self.next != start or self.leo < self.join_from or self.leo <= first:
+            return False
+        self.join = state.next_nonce()
+        self.held = False
+        self.resend_at_ms = None
+        return True
+
+    def leave(self, leo: int, now_ms: int) -> None:
+        """Leave the stream: what was not acknowledged is sent again by AppendEntries."""
+        if self.join:
+            self.join = 0
+            self.join_from = leo
+            self.next = min(self.next, self.leo)
+            self.resend_at_ms = now_ms
+
+    def stream_durable(self, end: int) -> None:
+        """The follower has all entries below `end`, which came by the stream."""
+        self.linked = True
+        if end > self.leo:
+            self.leo = end
+
     def schedule_hw(self, now_ms: int) -> None:
         """Schedule the moved high watermark, in case no entries carry it before."""
         soon = now_ms + ANNOUNCE_MS
@@ -123,6 +161,11 @@ class FollowerProgress:
 
         Without any acknowledgement, or with the log trimmed beyond the reported end, only the high watermark is
         sent until the follower answers."""
+        if self.join:
+            # Entries of the stream may be on their way: the message is about those that were acknowledged.
+            effects.send(self.member.node, self._head(state, epoch, self.leo, self.leo))
+            self.resend_at_ms = None
+            return
         if self.linked and self.next > self.leo and self.acked_seq < self.seq:
             self.next = self.leo
         before = self.seq
@@ -131,18 +174,22 @@ class FollowerProgress:
             self._send(state, effects, epoch, self.next, True, now_ms)
 
     def _send(self, state: ReplicaState, effects: Effects, epoch: int, end: int, live: bool, now_ms: int) -> None:
-        progress, record = state.progress, state.known_record
-        self.seq += 1
-        before = epoch_at(state.epoch_table, self.next - 1) if self.next else 0
-        isr = tuple(sorted(member.node for member in record.isr))
-        head = AppendEntries(epoch, self.seq, self.next, before, progress.hw, progress.leo, record.version, isr)
+        head = self._head(state, epoch, self.next, state.progress.leo)
         if end > self.next:
             effects.append(Replicate(self.member.node, head, end, live))
         else:
             effects.send(self.member.node, head)
         self.next = end
-        self.sent_hw = progress.hw
         self.resend_at_ms = now_ms + RESEND_MS
+
+    def _head(self, state: ReplicaState, epoch: int, start: int, leo: int) -> AppendEntries:
+        """The next AppendEntries from `start` on, of a log that ends at `leo`; without entries."""
+        record, hw = state.known_record, state.progress.hw
+        self.seq += 1
+        self.sent_hw = hw
+        before = epoch_at(state.epoch_table, start - 1) if start else 0
+        isr = tuple(sorted(member.node for member in record.isr))
+        return AppendEntries(epoch, self.seq, start, before, hw, leo, record.version, isr)
 
 
 def follower_statuses(

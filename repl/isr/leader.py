@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from isthmus.repl.isr import state_transfer
-from isthmus.repl.isr.effects import Effects, ReplicaRole, WriteRecord
+from isthmus.repl.isr.effects import Effects, ReplicaRole, StreamEntries, WriteRecord
 from isthmus.repl.isr.epochs import common_prefix
 from isthmus.repl.isr.events import Append
 from isthmus.repl.isr.follower_tracker import RESEND_MS, FollowerProgress
@@ -40,6 +40,7 @@ from isthmus.repl.isr.messages import (
     FollowRequest,
     TransferRequest,
 )
+from isthmus.repl.isr.pair_stream import SentRun
 from isthmus.repl.isr.read_index import ReadIndex
 from isthmus.repl.isr.reassignment import LeaderHandOver, Reassignment, ReassignmentFinished
 from isthmus.repl.isr.replica_state import ReplicaState
@@ -100,9 +101,18 @@ class Leader:
     def appended(self, leo_before: int, state: ReplicaState, effects: Effects, now_ms: int) -> None:
         """Send newly appended entries to the followers that keep up."""
         self.ack_lag.appended(leo_before, state.options.max_time_lag_ms, now_ms)
-        isr = state.known_record.isr
-        for follower in self.followers.values():
-            follower.send_entries(state, effects, self.epoch, follower.member in isr, now_ms)
+        isr, leo = state.known_record.isr, state.progress.leo
+        streamed: list[tuple[str, int]] = []
+        for node, follower in self.followers.items():
+            in_sync = follower.member in isr
+            if in_sync and node in state.stream_nodes and follower.joins(state, leo_before, self.barrier):
+                streamed.append((node, follower.join))
+                follower.next = leo
+            else:
+                follower.leave(leo_before, now_ms)
+                follower.send_entries(state, effects, self.epoch, in_sync, now_ms)
+        if streamed:
+            effects.append(StreamEntries(tuple(streamed), self.epoch, leo_before, leo))
 
     def committed_end(self, record: PartitionRecord, durable: int) -> int | None:
         """Return the offset below which entries are committed under the confirmed `record`; None for no change.
@@ -136,7 +146,8 @@ class Leader:
             state.commit(end, effects)
             self.ack_lag.acknowledged_by_all(end)
             for follower in self.followers.values():
-                follower.schedule_hw(now_ms)
+                if not follower.join or follower.held:
+                    follower.schedule_hw(now_ms)
 
     # -- followers ------------------------------------------------------------------------------
 
@@ -216,24 +227,61 @@ class Leader:
         """Resend from the end of a follower's log: it lacks entries before an AppendEntries."""
         follower = self.followers.get(node)
         if follower is not None and follower.member.log_id == rejected.log_id:
+            follower.leave(state.progress.leo, now_ms)
             follower.on_append_rejected(rejected)
             self.unlinked = False
             in_sync = follower.member in state.known_record.isr
             follower.send_entries(state, effects, self.epoch, in_sync, now_ms)
 
-    def link_down(self, node: str) -> None:
+    # -- streams --------------------------------------------------------------------------------
+
+    def joined(self, node: str, join: int) -> FollowerProgress | None:
+        """The follower on `node` if it takes the stream under `join`."""
+        follower = self.followers.get(node)
+        return follower if follower is not None and follower.join == join else None
+
+    def on_stream_ack(self, node: str, run: SentRun) -> bool:
+        """Record that a run is durable at `node`; False when its join is over."""
+        follower = self.followers.get(node)
+        if follower is None or follower.join != run.join:
+            return False
+        self.isolation.contacted()
+        self.unlinked = False
+        end = run.end
+        follower.stream_durable(end)
+        if end > self.acked.get(follower.member, 0):
+            self.acked[follower.member] = end
+        return True
+
+    def stream_closed(self, node: str, state: ReplicaState, effects: Effects, now_ms: int) -> None:
+        """The stream to `node` is over: send what it has not acknowledged by AppendEntries."""
+        follower = self.followers.get(node)
+        if follower is not None and follower.join:
+            follower.leave(state.progress.leo, now_ms)
+            follower.send_entries(state, effects, self.epoch, follower.member in state.known_record.isr, now_ms)
+
+    def link_down(self, node: str, state: ReplicaState, now_ms: int) -> None:
         """Stop sending to `node` until its next FollowRequest: messages in flight may be lost."""
         follower = self.followers.get(node)
         if follower is not None:
+            follower.leave(state.progress.leo, now_ms)
             follower.linked = False
         self.unlinked = not any(each.linked for each in self.followers.values())
 
-    def record_changed(self, record: PartitionRecord) -> None:
-        """The record has another version: the pending write is decided, and removed replicas receive no more."""
+    def record_changed(self, record: PartitionRecord, leo: int, now_ms: int) -> None:
+        """The record has another version: the pending write is decided, and removed replicas receive no more.
+
+        Followers outside the ISR leave their streams; the others learn the version from an AppendEntries."""
         self.pending_write = None
         self.rejoin_backoff.confirmed({member.node for member in record.isr})
         for node in [node for node in self.followers if node not in record.replicas]:
             del self.followers[node]
+        for follower in self.followers.values():
+            if follower.join:
+                if follower.member in record.isr:
+                    follower.schedule_hw(now_ms)
+                else:
+                    follower.leave(leo, now_ms)
 
     def lag_texts(self, leo: int) -> dict[str, str]:
         """How far each known follower is behind, for people."""

@@ -44,6 +44,7 @@ from isthmus.repl.isr.follower_tracker import FollowerStatus, follower_statuses
 from isthmus.repl.isr.lag_detector import CHECKS, AckLagTracker
 from isthmus.repl.isr.leader import Leader, ResigningLeader
 from isthmus.repl.isr.membership import guard
+from isthmus.repl.isr.pair_stream import Commit, SentRun
 from isthmus.repl.isr.reasons import (
     another_leader,
     older_version,
@@ -338,6 +339,12 @@ class Replica:
                     self._role_state.send_request(state, effects, now_ms)
             case ev.LinkDown(node):
                 self._link_down(node, effects, now_ms)
+            case ev.StreamOpened(node):
+                state.stream_nodes.add(node)
+            case ev.StreamClosed(node):
+                state.stream_nodes.discard(node)
+                if self._leader is not None:
+                    self._leader.stream_closed(node, state, effects, now_ms)
             case ev.Truncated(to_offset):
                 state.pending_truncations -= 1
                 self._persisted(to_offset, effects, now_ms)
@@ -407,7 +414,7 @@ class Replica:
             state.highest_epoch, state.epoch_owner = record.epoch, owner
             effects.append(fx.PersistEpoch(record.epoch, owner))
         if self._leader is not None:
-            self._leader.record_changed(record)
+            self._leader.record_changed(record, state.progress.leo, now_ms)
         self._follow_record(effects, now_ms)
 
     def _check_rollback(self, newest: PartitionRecord, effects: Effects, now_ms: int) -> None:
@@ -661,12 +668,111 @@ class Replica:
     def _link_down(self, node: str, effects: Effects, now_ms: int) -> None:
         role_state = self._role_state
         if self._leader is not None:
-            self._leader.link_down(node)
+            self._leader.link_down(node, self._state, now_ms)
             self._request_write(effects, now_ms)
         elif isinstance(role_state, Candidate):
             role_state.link_down(node)
         elif isinstance(role_state, Follower) and role_state.leader == node:
             role_state.link_down(self._state, now_ms)
+
+    # -- the stream to a follower node (pair_stream.py) -----------------------------------------
+
+    def stream_acknowledged(self, node: str, run: SentRun, now_ms: int) -> Effects:
+        """Count a run that is durable at `node`, and commit; no effect when its join is over."""
+        effects = Effects()
+        leader = self._leader
+        if leader is not None and leader.on_stream_ack(node, run):
+            self._advance(effects, now_ms)
+        return effects
+
+    def stream_left(self, node: str, run: SentRun, now_ms: int) -> Effects:
+        """The follower on `node` refused the run, or gave up what it accepted: send by AppendEntries."""
+        effects = Effects()
+        leader, state = self._leader, self._state
+        follower = None if leader is None else leader.joined(node, run.join)
+        if leader is not None and follower is not None:
+            follower.leave(state.progress.leo, now_ms)
+            in_sync = follower.member in state.known_record.isr
+            follower.send_entries(state, effects, leader.epoch, in_sync, now_ms)
+        return effects
+
+    def stream_commit(self, node: str, run: SentRun) -> Commit:
+        """See `pair_stream.StreamLeader`."""
+        leader = self._leader
+        if leader is None or leader.joined(node, run.join) is None:
+            return Commit.LEFT
+        return Commit.YES if self._state.progress.hw >= run.end else Commit.NOT_YET
+
+    def stream_held(self, node: str, run: SentRun, now_ms: int) -> None:
+        """See `pair_stream.StreamLeader`."""
+        follower = None if self._leader is None else self._leader.joined(node, run.join)
+        if follower is not None:
+            follower.held = True
+            follower.schedule_hw(now_ms)
+
+    def stream_announced(self, node: str, run: SentRun) -> None:
+        """See `pair_stream.StreamLeader`."""
+        follower = None if self._leader is None else self._leader.joined(node, run.join)
+        if follower is not None:
+            follower.hw = max(follower.hw, run.end)
+
+    # -- the stream from a leader node ----------------------------------------------------------
+
+    def persisted_from_stream(self, end: int) -> bool:
+        """True when all below `end` is durable, and the event Persisted would have no effect: a follower whose newest
+        entries came by the stream, which acknowledges them. False without any change otherwise."""
+        follower, state = self._role_state, self._state
+        if (
+            not isinstance(follower, Follower)
+            or follower.stream_from is None
+            or state.pending_truncations
+            or state.progress.durable < follower.stream_from
+            or follower.leader_hw > state.progress.hw
+        ):
+            return False
+        state.progress.persisted(end)
+        return True
+
+    def applied_quietly(self, end: int) -> bool:
+        """True when all below `end` is applied, and the event AppliedTo would have no effect. False without any change
+        otherwise."""
+        role_state, state = self._role_state, self._state
+        if state.store_end is not None:
+            return False
+        if isinstance(role_state, Leader):
+            if not role_state.ready or role_state.reads.confirmed:
+                return False
+        elif not isinstance(role_state, Follower):
+            return False
+        state.progress.applied_to(end)
+        return True
+
+    def stream_accept(self, node: str, epoch: int, start: int, count: int, now_ms: int) -> int:
+        """See `pair_stream.StreamFollower`."""
+        follower, state = self._role_state, self._state
+        if (
+            not isinstance(follower, Follower)
+            or follower.leader != node
+            or epoch != state.highest_epoch
+            or not follower.on_stream_run(epoch, start, count, state, now_ms)
+        ):
+            return 0
+        return follower.nonce
+
+    def stream_durable(self, nonce: int) -> int:
+        """See `pair_stream.StreamFollower`."""
+        follower = self._role_state
+        if isinstance(follower, Follower) and follower.following and follower.nonce == nonce:
+            return self._state.progress.durable
+        return -1
+
+    def stream_committed(self, nonce: int, end: int) -> Effects:
+        """All below `end`, accepted under `nonce`, is committed: apply it as far as it is durable."""
+        effects = Effects()
+        follower = self._role_state
+        if isinstance(follower, Follower) and follower.following and follower.nonce == nonce:
+            follower.learn_commit(end, self._state, effects)
+        return effects
 
     # -- the log --------------------------------------------------------------------------------
 
@@ -692,12 +798,13 @@ class Replica:
         state, role_state = self._state, self._role_state
         if state.pending_truncations:
             return  # this report means the log before its truncation
+        before = state.progress.durable
         state.progress.persisted(end)
         if self._leader is not None:
             self._leader.acked[state.member] = state.progress.durable
             self._advance(effects, now_ms)
         elif isinstance(role_state, Follower):
-            role_state.persisted(state, effects)
+            role_state.persisted(before, state, effects)
         elif isinstance(role_state, Candidate) and role_state.announces_at(state.progress.durable):
             self._announce(role_state, effects, now_ms)
 

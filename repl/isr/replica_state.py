@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from isthmus.repl.isr.effects import Apply, Effects, RefreshRecord
@@ -125,6 +125,8 @@ class ReplicaState:
     """(epoch, end) up to which the recovered store had applied, while its rows must be replayed up to there (H36)."""
     log_regressed: bool = False
     """The log holds less than it acknowledged, according to its leader, and its new log id is not registered yet."""
+    stream_nodes: set[str] = field(default_factory=set)
+    """Nodes to which a stream is open (`pair_stream.py`)."""
     _refreshed_at_ms: int = -REFRESH_PAUSE_MS
     _reapplied: bool = False
 

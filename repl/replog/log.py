@@ -23,7 +23,15 @@ from isthmus.repl.replog.files import FileIO, SystemFiles
 from isthmus.repl.replog.frames import MAX_BODY_BYTES, RunKind, encode_entries, encode_state, encode_truncate
 from isthmus.repl.replog.index import LogIndex
 from isthmus.repl.replog.names import is_unfinished
-from isthmus.repl.replog.port import NO_PINS, EpochTable, LogStats, OnAboveLimit, OnDurable, RecoveredPartition
+from isthmus.repl.replog.port import (
+    NO_PINS,
+    EncodedRun,
+    EpochTable,
+    LogStats,
+    OnAboveLimit,
+    OnDurable,
+    RecoveredPartition,
+)
 from isthmus.repl.replog.reader import LogFileReader, decoded
 from isthmus.repl.replog.recovery import Recovery, recover
 from isthmus.repl.replog.tail import LogTail
@@ -215,10 +223,10 @@ class FileLog:
             self._writer.space_check_queued = True
             self._put(CheckSpace())
 
-    def append(self, partition: int, entries: Sequence[Entry]) -> None:
+    def append(self, partition: int, entries: Sequence[Entry]) -> list[EncodedRun]:
         self._check_usable()
         if not entries:
-            return
+            return []
         end = self._end(partition)
         base = end.leo
         leo = base + len(entries)
@@ -230,6 +238,7 @@ class FileLog:
         size_bytes = sum(lengths)
         if not self._fits(size_bytes, self._reserve_bytes // 2):
             raise OutOfStorage("the disk of the log is full: free some space, or lower replication.log_size")
+        runs: list[EncodedRun] = []
         at = 0
         for until in self._run_ends(entries, lengths, size_bytes) if leo - base > 1 else (1,):
             epoch, first = entries[at].epoch, base + at
@@ -242,9 +251,26 @@ class FileLog:
             self._queue(
                 Queued(partition, RunKind.ENTRIES, epoch, first, until - at, sum(map(len, buffers)), buffers, ())
             )
+            runs.append(EncodedRun(partition, epoch, first, until - at, buffers))
             at = until
         end.leo = leo
         self._entries_queued += len(entries)
+        return runs
+
+    def append_encoded(self, runs: Sequence[EncodedRun]) -> None:
+        self._check_usable()
+        sizes = [run.size_bytes for run in runs]
+        if not self._fits(sum(sizes), self._reserve_bytes // 2):
+            raise OutOfStorage("the disk of the log is full: free some space, or lower replication.log_size")
+        for run, size_bytes in zip(runs, sizes, strict=True):
+            partition, epoch, base, count, buffers = run
+            end = self._end(partition)
+            assert base == end.leo, f"entries from {base} on do not follow on offset {end.leo - 1}"
+            if epoch != last_epoch(end.table):
+                end.table = extended(end.table, epoch, base)
+            end.leo = base + count
+            self._entries_queued += count
+            self._queue(Queued(partition, RunKind.ENTRIES, epoch, base, count, size_bytes, buffers, ()))
 
     def _run_ends(self, entries: Sequence[Entry], lengths: list[int], size_bytes: int) -> Sequence[int]:
         """Return where to cut entries into runs: one epoch each, within a batch's size unless one entry is larger."""

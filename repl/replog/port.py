@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from isthmus.repl.model.entry import Entry
 
@@ -38,6 +38,21 @@ class RecoveredPartition:
     leo: int
     epoch_table: EpochTable
     damage: str = ""
+
+
+class EncodedRun(NamedTuple):
+    """Entries [base, base + entry_count) of one partition and `epoch`, as the log has them: header, lengths, bytes."""
+
+    partition: int
+    epoch: int
+    base: int
+    entry_count: int
+    buffers: Sequence[bytes]
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the buffers."""
+        return sum(map(len, self.buffers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +107,15 @@ class Replog(Protocol):
     def refresh_free_space(self) -> None:
         """Schedule a check of the free space, which others use, too; `has_space` reflects it a moment later."""
 
-    def append(self, partition: int, entries: Sequence[Entry]) -> None:
-        """Queue entries for the next group commit; never blocks.
+    def append(self, partition: int, entries: Sequence[Entry]) -> list[EncodedRun]:
+        """Queue entries for the next group commit; never blocks. Returns the runs as the log writes them.
 
         Their offsets follow on the partition's end, and their epochs do not fall (asserted). Raises OutOfStorage when
         the disk is known to be full, LocalFault after a failure.
         """
+
+    def append_encoded(self, runs: Sequence[EncodedRun]) -> None:
+        """Queue runs that another node's log returned from `append`, byte for byte; else as `append`."""
 
     def truncate(self, partition: int, to_offset: int, epoch: int) -> None:
         """Drop entries from `to_offset` on, by a record in the log; durable with the next group commit."""

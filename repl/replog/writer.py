@@ -52,7 +52,7 @@ class Queued(NamedTuple):
     base: int
     entry_count: int
     size_bytes: int
-    buffers: list[bytes]
+    buffers: Sequence[bytes]
     table: EpochTable = ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from isthmus.repl.isr import effects as fx
@@ -26,6 +27,16 @@ class EventSink(Protocol):
 
     def fail(self, error: Exception) -> None:
         """End the process: log or store can no longer be trusted."""
+
+
+class StreamEvents(Protocol):
+    """What the streams need of the runtime; `repl.runtime.runtime.Runtime`. Belongs to the event loop."""
+
+    def dispatch_all(self, event: ev.Event) -> None:
+        """Step every replica, carry out the effects, and flush."""
+
+    def perform(self, partition: Partition, effects: Sequence[fx.Effect]) -> None:
+        """Carry out effects of the partition's replica; `flush` must follow in the same turn of the loop."""
 
 
 class InFlightWork(Protocol):

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.messages import AppendEntries, FollowRequest, TransferRows
+from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.disk_full import DiskFullPolicy
+from isthmus.repl.runtime.pair_streams import PairStreams
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.runtime.storage import Storage
@@ -28,8 +30,10 @@ class ReplicationReceiver:
         replog: Replog,
         storage: Storage,
         disk_full: DiskFullPolicy,
+        streams: PairStreams,
         events: EventSink,
     ) -> None:
+        self._streams = streams
         self._partitions = partitions
         self._replog = replog
         self._storage = storage
@@ -46,6 +50,12 @@ class ReplicationReceiver:
 
     def _deliver(self, node: str, delivery: Delivery) -> None:
         partition_id, message, cursors = delivery
+        if isinstance(message, StreamGroup):
+            self._streams.received(node, message)
+            return
+        if isinstance(message, StreamAck):
+            self._streams.acknowledged(node, message)
+            return
         partition = self._partitions.get(partition_id)
         if partition is None:
             self._unknown_partition_count += 1

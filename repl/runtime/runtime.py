@@ -13,6 +13,7 @@ requests. Clocks and clients' answers are `repl.coordinator`'s.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, assert_never
 
@@ -28,7 +29,7 @@ from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.ports import DamageListener, TimeSource
 from isthmus.repl.model.record import PartitionRecord
-from isthmus.repl.replog.port import Replog
+from isthmus.repl.replog.port import EncodedRun, Replog
 from isthmus.repl.runtime import metrics
 from isthmus.repl.runtime.applier import SOFT_CURSOR_INTERVAL_MS
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
@@ -36,12 +37,14 @@ from isthmus.repl.runtime.disk_full import HAND_OVER_MS, DiskFullPolicy
 from isthmus.repl.runtime.isr_changes import RECORD_EVENTS, IsrChanges
 from isthmus.repl.runtime.latency import ReplicationLatency
 from isthmus.repl.runtime.metastore_effects import MetastoreEffects, RollbackAlarm
+from isthmus.repl.runtime.pair_streams import PairStreams
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.port import RecordWatcher
 from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.replica_lifecycle import ReplicaManager
 from isthmus.repl.runtime.replication_receiver import ReplicationReceiver
 from isthmus.repl.runtime.replication_sender import ReplicationSender
+from isthmus.repl.runtime.rounds import Rounds
 from isthmus.repl.runtime.storage import Storage, barrier
 from isthmus.repl.runtime.tick_timer import TickTimer
 from isthmus.repl.runtime.transfer_receiver import TransferReceiver
@@ -116,7 +119,21 @@ class Runtime:
         self._disk_full = DiskFullPolicy(replog)
         self._metastore_effects = MetastoreEffects(identity, metastore, registrar, self)
         self._sender = ReplicationSender(links, replog, time, self)
-        self._receiver = ReplicationReceiver(self.partitions, replog, self._storage, self._disk_full, self)
+        self.rounds = Rounds()
+        self._streams = PairStreams(
+            self.partitions,
+            links,
+            self._storage,
+            self._disk_full,
+            time,
+            self,
+            self._loop,
+            self.rounds,
+            secrets.randbits(62),
+        )
+        self._receiver = ReplicationReceiver(
+            self.partitions, replog, self._storage, self._disk_full, self._streams, self
+        )
         links.listener = self
         self._transfer_sender = TransferSender(links, store, time, self)
         self._transfer_receiver = TransferReceiver(store, self._storage, time, self)
@@ -175,6 +192,7 @@ class Runtime:
         self._metastore_effects.cancel()
         self._replicas.cancel()
         self._sender.stop()
+        self._streams.stop()
         for partition in self.partitions.values():
             partition.waiters.refuse_all_reads(partition.refusal(NotReady.reason))
 
@@ -223,6 +241,12 @@ class Runtime:
         if not up:
             self._sender.link_lost(self.partitions.values(), node)
         self.dispatch_all(ev.LinkUp(node) if up else ev.LinkDown(node))
+        if not up:
+            self._streams.link_lost(node)
+
+    def stream_wanted(self, node: str) -> None:
+        """`node` takes a stream over the connection that it dialled."""
+        self._streams.wanted(node)
 
     # -- requests -----------------------------------------------------------------------------------------
 
@@ -354,8 +378,10 @@ class Runtime:
                 continue
             if partition_id in truncations and not self._transfer_receiver.log_restarted(partition_id):
                 self._feed_at(partition, ev.Truncated(truncations[partition_id]), now_ms)
-            if partition.replica.far_position is None:
+            replica = partition.replica
+            if replica.far_position is None and not replica.persisted_from_stream(end):
                 self._feed_at(partition, ev.Persisted(end), now_ms)
+        self._streams.durable()
         self._ticks.arm()
         self.flush()
 
@@ -368,7 +394,8 @@ class Runtime:
             partition = partitions[partition_id]
             end = entries[-1].offset + 1
             try:
-                effects = partition.replica.step(ev.AppliedTo(end), now_ms)
+                replica = partition.replica
+                effects = () if replica.applied_quietly(end) else replica.step(ev.AppliedTo(end), now_ms)
                 self.latency.applied(partition, entries, now_ms)
                 partition.waiters.applied(end)
                 self.listeners.applied(partition_id, entries)
@@ -384,10 +411,13 @@ class Runtime:
     def _perform(self, partition: Partition, effects: Sequence[fx.Effect], now_ms: int) -> fx.AppendRefused | None:
         """Carry out effects in order; returns the refusal among them, if any."""
         refused: fx.AppendRefused | None = None
+        runs: list[EncodedRun] = []
         for effect in effects:
             match effect:
                 case fx.Persist():
-                    self._storage.persist(partition, effect.entries)
+                    runs = self._storage.persist(partition, effect.entries)
+                case fx.StreamEntries():
+                    self._streams.add(effect, runs)
                 case fx.Replicate():
                     self._sender.replicate(partition, effect)
                 case fx.Send():
@@ -428,10 +458,21 @@ class Runtime:
                     assert_never(effect)
         return refused
 
+    def perform(self, partition: Partition, effects: Sequence[fx.Effect]) -> None:
+        """See `StreamEvents`."""
+        if effects and not self._closed:
+            try:
+                self._perform(partition, effects, self.time.now_ms())
+            except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+                self._quarantine(partition, bug)
+
     def _role_changed(self, partition: Partition, effect: fx.RoleChanged) -> None:
         write = log.error if effect.role is ReplicaRole.FAILED else log.info
         write("isr.role", partition=partition.id, role=effect.role.value, epoch=effect.epoch, reason=effect.reason)
         self.latency.role_changed(partition, effect.role, self.time.now_ms())
+        if effect.role is ReplicaRole.LEADER:
+            for node in self._streams.open_nodes:
+                partition.replica.step(ev.StreamOpened(node), self.time.now_ms())
         if effect.role is ReplicaRole.RESIGNING:
             self._sender.share_cursors(partition, at_once=True)
 
@@ -467,6 +508,7 @@ class Runtime:
             self.latency,
             self._storage,
             self._sender,
+            self._streams,
             self._disk_full,
             self._receiver,
             self._transfer_sender,

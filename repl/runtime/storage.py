@@ -15,9 +15,10 @@ from typing import Protocol
 import structlog
 
 from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr.pair_stream import StreamRun
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import IsthmusError, LocalFault, OutOfStorage, Overloaded, TooLarge
-from isthmus.repl.replog.port import EpochTable, Replog
+from isthmus.repl.replog.port import EncodedRun, EpochTable, Replog
 from isthmus.repl.runtime.applier import Applier, ApplyJob, Checkpointer, call_threadsafe
 from isthmus.repl.runtime.disk_full import FREE_SPACE_ADVICE
 from isthmus.repl.runtime.partition import Partition
@@ -125,17 +126,34 @@ class Storage:
             return OutOfStorage(f"the log's disk is full: free space ({FREE_SPACE_ADVICE}); reads go on")
         return None
 
-    def persist(self, partition: Partition, entries: Sequence[Entry]) -> None:
-        """Append entries to the log's end."""
+    def persist(self, partition: Partition, entries: Sequence[Entry]) -> list[EncodedRun]:
+        """Append entries to the log's end; returns them as the log writes them."""
         try:
-            self._replog.append(partition.id, entries)
+            runs = self._replog.append(partition.id, entries)
         except (OutOfStorage, LocalFault) as error:
             # The core has counted these entries already; the process must end rather than drift from the log.
             self._events.fail(error)
-            return
+            return []
         partition.unapplied.append(entries)
         if self.window.exceeded and not partition.leads:
             partition.unapplied.release(partition.replica.durable)
+        return runs
+
+    def persist_encoded(self, runs: Sequence[StreamRun]) -> None:
+        """Append a stream's runs to the log, byte for byte; their entries are decoded when they are applied."""
+        try:
+            self._replog.append_encoded(
+                [EncodedRun(run.partition, run.epoch, run.start, run.entry_count, (run.encoded,)) for run in runs]
+            )
+        except (OutOfStorage, LocalFault) as error:
+            self._events.fail(error)
+            return
+        exceeded = self.window.exceeded
+        for run in runs:
+            partition = self._partitions[run.partition]
+            partition.unapplied.append_encoded(run.start, run.wires)
+            if exceeded:
+                partition.unapplied.release(partition.replica.durable)
 
     def truncate(self, partition: Partition, to_offset: int, epoch: int) -> None:
         """Drop the log's entries from `to_offset` on."""

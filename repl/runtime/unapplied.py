@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.entry import Entry, decode_entry
 
 _WIRE: Final = itemgetter(Entry._fields.index("wire"))
 
@@ -21,6 +21,16 @@ _WIRE: Final = itemgetter(Entry._fields.index("wire"))
 def wire_bytes(entries: Sequence[Entry]) -> int:
     """Bytes of the encoded entries."""
     return sum(map(len, map(_WIRE, entries)))
+
+
+def _held_bytes(entries: Sequence[Entry | bytes]) -> int:
+    """Bytes of entries, of which some are not decoded yet."""
+    return sum(len(each if isinstance(each, bytes) else each.wire) for each in entries)
+
+
+def _decoded(entries: Sequence[Entry | bytes]) -> list[Entry]:
+    """The entries. Raises CodecError."""
+    return [decode_entry(each) if isinstance(each, bytes) else each for each in entries]
 
 
 class EntryRange(NamedTuple):
@@ -60,7 +70,8 @@ class UnappliedBuffer:
         self.held_bytes = 0
         """Bytes of this partition's entries in memory, here or on their way into the store."""
         self._window = window
-        self._entries: list[Entry] = []
+        self._entries: list[Entry | bytes] = []
+        """Those that came by a stream are decoded when they are needed."""
         self._pending_rows: dict[tuple[bytes, bytes], Entry] = {}
         self.pending_rows: Mapping[tuple[bytes, bytes], Entry] = self._pending_rows
         """(bucket, key) -> its newest unapplied entry: a leader reads its own writes. Writes begin once the barrier is
@@ -80,12 +91,18 @@ class UnappliedBuffer:
         self._entries.extend(entries)
         self._count(wire_bytes(entries))
 
+    def append_encoded(self, start: int, wires: Sequence[bytes]) -> None:
+        """Add encoded entries at the log's end, from offset `start` on."""
+        assert start == self.first + len(self._entries), "entries do not follow on what is in memory"
+        self._entries.extend(wires)
+        self._count(sum(map(len, wires)))
+
     def held(self, start: int, end: int) -> list[Entry] | None:
         """Entries [start, end), or None when not all of them are in memory."""
         first = self.first
         if start < first or end > first + len(self._entries):
             return None
-        return self._entries[start - first : end - first]
+        return _decoded(self._entries[start - first : end - first])
 
     def hand_over(self, end: int, *, keep: bool = True) -> list[EntryRange]:
         """Return the ranges to be applied next, up to `end`. Without `keep` their entries leave memory and are read
@@ -97,12 +114,13 @@ class UnappliedBuffer:
         taken = end - self.first
         if taken <= 0:
             return [EntryRange(start, end, None)]
-        entries = self._entries[:taken]
-        assert len(entries) == taken, f"asked to apply up to {end}, beyond the log's end"
+        held = self._entries[:taken]
+        assert len(held) == taken, f"asked to apply up to {end}, beyond the log's end"
+        entries = _decoded(held) if keep else []
         del self._entries[:taken]
         first, self.first = self.first, end
         if not keep:
-            self._count(-wire_bytes(entries))
+            self._count(-_held_bytes(held))
             return [EntryRange(start, end, None)]
         if start < first:
             return [EntryRange(start, first, None), EntryRange(first, end, entries)]
@@ -123,7 +141,7 @@ class UnappliedBuffer:
         """Drop entries from `to_offset` on, where the log ends now. Committed entries are never dropped."""
         assert to_offset >= self.submitted, f"truncation to {to_offset}, but all below {self.submitted} is committed"
         keep = max(0, to_offset - self.first)
-        self._count(-wire_bytes(self._entries[keep:]))
+        self._count(-_held_bytes(self._entries[keep:]))
         del self._entries[keep:]
         self.first = min(self.first, to_offset)
 
@@ -131,7 +149,7 @@ class UnappliedBuffer:
         """Drop from memory all entries below `durable`, which the log can read back."""
         count = min(durable - self.first, len(self._entries))
         if count > 0:
-            self._count(-wire_bytes(self._entries[:count]))
+            self._count(-_held_bytes(self._entries[:count]))
             del self._entries[:count]
             self.first += count
 

@@ -26,17 +26,18 @@ from isthmus.repl.isr.messages import (
     FollowRequest,
     LeadershipCheck,
     LeadershipCheckOk,
-    Message,
     StaleEpoch,
     TransferMetadata,
     TransferRequest,
     TransferRows,
 )
+from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup, StreamRun
 from isthmus.repl.model.entry import Entry, decode_entry
-from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.errors import CodecError, Corruption
 from isthmus.repl.model.vclock import MAX_EPOCH, MAX_OFFSET
+from isthmus.repl.replog.frames import RUN_HEADER_BYTES, RunKind, decode_runs, decode_wires
 from isthmus.repl.transport.frames import Parts, bin_head, list_head
-from isthmus.repl.transport.port import NO_CURSORS, Delivery
+from isthmus.repl.transport.port import NO_CURSORS, Delivery, LinkMessage
 
 NAME_LENGTH_MAX: Final = 64
 """Longest name of a node, in characters, as in the configuration."""
@@ -45,11 +46,13 @@ PARTITION_MAX: Final = (1 << 32) - 1
 _NUMBER_MAX: Final = (1 << 64) - 1
 """Greatest gen, nonce, sequence number and record version: the greatest integer of msgpack."""
 
-FROM_FOLLOWER: Final = frozenset((FollowRequest, AppendAck, AppendRejected, LeadershipCheckOk, TransferRequest))
+FROM_FOLLOWER: Final = frozenset(
+    (FollowRequest, AppendAck, AppendRejected, LeadershipCheckOk, TransferRequest, StreamAck)
+)
 """Messages to a leader, over the connection that the follower dialled."""
 
 FROM_LEADER: Final = frozenset(
-    (FollowAccepted, FollowRejected, AppendEntries, LeadershipCheck, TransferRows, TransferMetadata)
+    (FollowAccepted, FollowRejected, AppendEntries, LeadershipCheck, TransferRows, TransferMetadata, StreamGroup)
 )
 """Messages to a follower, over the same connection. StaleEpoch may go either way."""
 
@@ -68,6 +71,8 @@ _KIND_OF: Final[Mapping[type, int]] = {
     TransferRequest: 10,
     TransferRows: 11,
     TransferMetadata: 12,
+    StreamGroup: 13,
+    StreamAck: 14,
 }
 
 _NUMBERS: Final[Mapping[int, tuple[type[Any], tuple[int, ...]]]] = {
@@ -86,6 +91,10 @@ _TRANSFER_ROWS_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_OFFSET, 
 _TRANSFER_METADATA_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET)
 _REJECTED_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX)
 _APPEND_LIMITS: Final = (MAX_EPOCH, _NUMBER_MAX, MAX_OFFSET, MAX_EPOCH, MAX_OFFSET, MAX_OFFSET, _NUMBER_MAX)
+_STREAM_LIMITS: Final = (_NUMBER_MAX, _NUMBER_MAX, _NUMBER_MAX)
+_GROUP, _STREAM_ACK = _KIND_OF[StreamGroup], _KIND_OF[StreamAck]
+_GROUP_FIELDS: Final = 8
+_GROUP_HEAD: Final = list_head(_GROUP_FIELDS)
 _FOLLOW, _REJECTED, _APPEND = _KIND_OF[FollowRequest], _KIND_OF[FollowRejected], _KIND_OF[AppendEntries]
 _TRANSFER: Final = frozenset((_KIND_OF[TransferRequest], _KIND_OF[TransferRows], _KIND_OF[TransferMetadata]))
 _APPEND_FIELDS: Final = 13
@@ -105,7 +114,7 @@ class Encoder:
         """Forget encoded entries: the turn of the loop is over."""
         self._encoded.clear()
 
-    def item(self, partition: int, message: Message, cursors: Mapping[bytes, bytes] = NO_CURSORS) -> Parts:
+    def item(self, partition: int, message: LinkMessage, cursors: Mapping[bytes, bytes] = NO_CURSORS) -> Parts:
         """`message` as an item, in parts. `cursors` travel with an AppendEntries."""
         kind = _KIND_OF[type(message)]
         if kind in _NUMBERS:
@@ -129,6 +138,13 @@ class Encoder:
                 return (list_head(10) + _pack(fields)[1:] + bin_head(len(rows)), rows)
             case FollowRejected(epoch, nonce, refusal, log_start):
                 return (_pack((partition, kind, epoch, nonce, refusal.value, log_start)),)
+            case StreamGroup(stream, number, committed, held, runs):
+                bodies = [run.encoded for run in runs]
+                packed = _pack((partition, kind, stream, number, committed, held, len(runs)))
+                head = _GROUP_HEAD + packed[1:] + bin_head(sum(map(len, bodies)))
+                return (head, *bodies)
+            case StreamAck():
+                return (_pack((partition, kind, *message)),)
             case _:
                 raise AssertionError(f"no message: {message!r}")
 
@@ -163,6 +179,10 @@ def decode_item(raw: Any) -> Delivery:
         return Delivery(partition, cls._make(fields))
     if kind == _APPEND:
         return _append_entries(partition, raw)
+    if kind == _GROUP:
+        return Delivery(partition, _stream_group(raw))
+    if kind == _STREAM_ACK:
+        return Delivery(partition, _stream_ack(raw))
     if kind == _FOLLOW:
         return Delivery(partition, _follow_request(raw))
     if kind == _REJECTED:
@@ -247,6 +267,43 @@ def _append_entries(partition: int, raw: tuple[Any, ...]) -> Delivery:
     epoch, _, start, before = numbers[:4]
     entries = _entries_of(lengths, joined, start, before, epoch) if lengths or joined else ()
     return Delivery(partition, AppendEntries._make((*numbers, isr, entries)), cursors or NO_CURSORS)
+
+
+def _stream_group(raw: tuple[Any, ...]) -> StreamGroup:
+    """A group; its runs are checked here, their entries when they are applied."""
+    if len(raw) != _GROUP_FIELDS:
+        raise CodecError("StreamGroup with a wrong number of fields")
+    held, run_count, body = raw[5:]
+    _check_numbers("StreamGroup", raw[2:5], _STREAM_LIMITS)
+    _check_numbers("StreamGroup", (run_count,), (PARTITION_MAX,))
+    if type(body) is not bytes or run_count * RUN_HEADER_BYTES > len(body):
+        raise CodecError("StreamGroup whose runs do not fit into its body")
+    runs: list[StreamRun] = []
+    try:
+        for run in decode_runs(body, run_count):
+            if run.kind is not RunKind.ENTRIES or run.epoch != run.previous_epoch or not 0 < run.epoch <= MAX_EPOCH:
+                raise CodecError("StreamGroup with a run that is no new entries of one epoch")
+            if run.base + run.item_count > MAX_OFFSET:
+                raise CodecError("StreamGroup with an offset out of range")
+            wires = decode_wires(body, run, run.base, run.base + run.item_count)
+            encoded = body[run.payload_from - RUN_HEADER_BYTES : run.payload_to]
+            runs.append(StreamRun(run.partition, run.epoch, run.base, run.item_count, encoded, wires))
+    except Corruption as error:
+        raise CodecError(f"StreamGroup: {error}") from error
+    return StreamGroup(*raw[2:5], _partitions("StreamGroup", held), tuple(runs))
+
+
+def _stream_ack(raw: tuple[Any, ...]) -> StreamAck:
+    if len(raw) != 6:
+        raise CodecError("StreamAck with a wrong number of fields")
+    _check_numbers("StreamAck", raw[2:5], _STREAM_LIMITS)
+    return StreamAck(*raw[2:5], _partitions("StreamAck", raw[5]))
+
+
+def _partitions(what: str, raw: Any) -> tuple[int, ...]:
+    if type(raw) is not tuple or not all(type(each) is int and 0 <= each <= PARTITION_MAX for each in raw):
+        raise CodecError(f"{what} with partitions that are no list of numbers")
+    return raw
 
 
 def _entries_of(lengths: bytes, joined: bytes, start: int, before: int, epoch: int) -> tuple[Entry, ...]:

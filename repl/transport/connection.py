@@ -107,6 +107,9 @@ class ConnectionOwner(Protocol):
     def fault(self, connection: PeerConnection, reason: str, sentence: str) -> None:
         """The connection is closed because of a fault of the peer."""
 
+    def stream_wanted(self, connection: PeerConnection) -> None:
+        """The node that dialled takes a stream over the connection."""
+
     def to_flush(self, connection: PeerConnection) -> None:
         """Call `pump` when this turn of the loop is over, since something was queued."""
 
@@ -125,6 +128,8 @@ class PeerConnection(asyncio.Protocol):
         self.body_limit = FIRST_BYTES_MAX
         self.round_trip_s: float | None = None
         self.why = ""
+        self.takes_stream = False
+        """The node that dialled takes a stream (repl.isr.pair_stream)."""
         self.asking: RpcClient | None = None
         self.silent_ms = 0
         self._owner = owner
@@ -317,6 +322,10 @@ class PeerConnection(asyncio.Protocol):
         self._outbox.put(lane, item, length)
         self._owner.to_flush(self)
         return True
+
+    def stream_wanted(self) -> None:
+        """The node that dialled takes a stream over this connection."""
+        self._owner.stream_wanted(self)
 
     def put_call(self, item: Parts) -> bool:
         """Queue a request or an answer, as `put`."""

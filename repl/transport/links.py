@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import structlog
 
-from isthmus.repl.isr.messages import Message, StaleEpoch
-from isthmus.repl.model.errors import CodecError, NotReady
+from isthmus.repl.isr.messages import StaleEpoch
+from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.security.tls import LinkTls, expires_s
 from isthmus.repl.security.tls_server import TlsServer
 from isthmus.repl.telemetry import Sample
@@ -26,8 +26,16 @@ from isthmus.repl.transport.dialer import Dialler
 from isthmus.repl.transport.frames import Lane
 from isthmus.repl.transport.handshake import ConnectionRefused, Handshake, HandshakeRefusal
 from isthmus.repl.transport.lanes import RateCap, Traffic
-from isthmus.repl.transport.port import NO_CURSORS, LinkListener
-from isthmus.repl.transport.rpc import NO_DIRECT, Answered, DirectHandler, Handler, RpcClient, RpcServer
+from isthmus.repl.transport.port import NO_CURSORS, LinkListener, LinkMessage
+from isthmus.repl.transport.rpc import (
+    NO_DIRECT,
+    WANT_STREAM,
+    Answered,
+    DirectHandler,
+    Handler,
+    RpcClient,
+    RpcServer,
+)
 
 TURNS: Final = 4
 """Turns of the loop in which data received during a pause is read: a loop may run due timers before it reads, and an
@@ -207,7 +215,7 @@ class ClusterLinks:
         self,
         node: str,
         partition: int,
-        message: Message,
+        message: LinkMessage,
         *,
         live: bool = True,
         cursors: Mapping[bytes, bytes] = NO_CURSORS,
@@ -229,7 +237,7 @@ class ClusterLinks:
             return connection.put(Lane.CATCH_UP, item, length)
         return connection.put(Lane.LIVE, item, length)
 
-    def _connection_for(self, node: str, message: Message) -> PeerConnection | None:
+    def _connection_for(self, node: str, message: LinkMessage) -> PeerConnection | None:
         kind = type(message)
         if kind in FROM_FOLLOWER:
             return self._dialled.get(node)
@@ -243,6 +251,11 @@ class ClusterLinks:
         if connection is None:
             return 0
         return max(0, self.limits.catch_up_limit_bytes - connection.waiting_bytes(Lane.CATCH_UP))
+
+    def takes_stream(self, node: str) -> bool:
+        """See the port."""
+        connection = self._accepted.get(node)
+        return connection is not None and connection.takes_stream
 
     def linked(self, node: str) -> bool:
         """See the port."""
@@ -339,6 +352,28 @@ class ClusterLinks:
         log.info("transport.link.up", peer=node, dialled=connection.dialled, address=connection.peer_address)
         if connection.dialled:
             self._report(node, True)
+            self._want_stream(connection)
+
+    def _want_stream(self, connection: PeerConnection) -> None:
+        """Ask the other node for a stream; a node of an older version does not know the request."""
+        asking = connection.asking
+        assert asking is not None
+
+        async def ask() -> None:
+            try:
+                await asking.ask(WANT_STREAM, b"", self.limits.dead_after_ms, 0)
+            except IsthmusError as error:
+                log.info("transport.stream.refused", peer=connection.node, reason=str(error))
+
+        task = asyncio.get_running_loop().create_task(ask())
+        self._served.add(task)
+        task.add_done_callback(self._served.discard)
+
+    def stream_wanted(self, connection: PeerConnection) -> None:
+        """The node that dialled `connection` takes a stream over it."""
+        connection.takes_stream = True
+        if not self._stopping and self.listener is not None and self._accepted.get(connection.node) is connection:
+            self.listener.stream_wanted(connection.node)
 
     def closed(self, connection: PeerConnection) -> None:
         """A connection ended, or was replaced."""

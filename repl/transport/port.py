@@ -13,16 +13,21 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from isthmus.repl.isr.messages import Message
+from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup
 from isthmus.repl.model.errors import IsthmusError
 
 NO_CURSORS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
+
+
+LinkMessage = Message | StreamGroup | StreamAck
+"""What travels between nodes; a stream's messages are of no partition, and name 0."""
 
 
 class Delivery(NamedTuple):
     """One message of a received frame. `cursors` are soft cursors (queue -> state) that came with an AppendEntries."""
 
     partition: int
-    message: Message
+    message: LinkMessage
     cursors: Mapping[bytes, bytes] = NO_CURSORS
 
 
@@ -34,6 +39,9 @@ class LinkListener(Protocol):
 
     def link_changed(self, node: str, up: bool) -> None:
         """The connection that this node dialled to `node` is up, or any connection with it broke."""
+
+    def stream_wanted(self, node: str) -> None:
+        """`node` takes a stream over the connection that it dialled."""
 
 
 class Links(Protocol):
@@ -49,7 +57,7 @@ class Links(Protocol):
         self,
         node: str,
         partition: int,
-        message: Message,
+        message: LinkMessage,
         *,
         live: bool = True,
         cursors: Mapping[bytes, bytes] = NO_CURSORS,
@@ -59,6 +67,9 @@ class Links(Protocol):
 
     def catch_up_room(self, node: str) -> int:
         """Free bytes of the catch-up lane to `node`; 0 without a connection."""
+
+    def takes_stream(self, node: str) -> bool:
+        """True while a connection stands that `node` dialled, and over which it takes a stream."""
 
     def linked(self, node: str) -> bool:
         """True while the connection that this node dialled to `node` is up."""

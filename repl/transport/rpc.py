@@ -58,6 +58,10 @@ DRAIN: Final = "leave"
 """Method of the last request over a connection, after a DRAIN_ID: the client has all its answers. This frame has no
 answer."""
 
+WANT_STREAM: Final = "pair-stream"
+"""Method by which a node asks for a stream over the connection that it dialled (repl.isr.pair_stream). A node of an
+older version answers that it does not know the method."""
+
 SPACE_POLL_S: Final = 0.02
 """Pause between checks whether a connection has space for an answer: at 100 MB/s 2 MB are sent meanwhile."""
 
@@ -100,6 +104,9 @@ class CallConnection(Protocol):
 
     def waiting_bytes(self, lane: Lane, /) -> int:
         """Bytes that wait to be written in one lane."""
+
+    def stream_wanted(self) -> None:
+        """The other node takes a stream over this connection."""
 
 
 class _Pending(NamedTuple):
@@ -299,6 +306,10 @@ class RpcServer:
             raise CodecError("a request with a field out of range")
         if method == DRAIN:
             self.left.set()
+            return
+        if method == WANT_STREAM:
+            self._connection.put_call((b"\x92" + _pack(asked) + bin_head(0),))
+            self._connection.stream_wanted()
             return
         count = self._in_flight
         if count >= IN_FLIGHT_MAX or (count and self._bytes + len(body) > self._bytes_max):

@@ -22,6 +22,7 @@ from isthmus.repl.model.record import Incarnation, PartitionRecord
 from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
 from isthmus.repl.runtime.latency import ReplicationLatency
+from isthmus.repl.runtime.rounds import Rounds
 from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
 from isthmus.repl.runtime.waiters import Waiters
 from isthmus.repl.store.port import PartitionStep, Store
@@ -85,6 +86,7 @@ class FakeRuntime:
         self.time = Clock()
         self.latency = ReplicationLatency()
         self.listeners = ApplyListeners()
+        self.rounds = Rounds()
         self.partitions = {p: FakePartition(p, actor_of(UUID, p)) for p in range(PARTITIONS)}
         self.hold = False
         self.refusal: IsthmusError | None = None

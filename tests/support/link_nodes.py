@@ -76,6 +76,7 @@ class Node:
     def __init__(self, name: str, **numbers: Any) -> None:
         self.name = name
         self.frames: list[tuple[str, list[Delivery]]] = []
+        self.streams_wanted: list[str] = []
         self.events: list[tuple[str, bool]] = []
         self.answer: Callable[[str, str, bytes], Awaitable[bytes]] = self._echo
         settings: dict[str, Any] = {
@@ -116,6 +117,10 @@ class Node:
     def link_changed(self, node: str, up: bool) -> None:
         """See LinkListener."""
         self.events.append((node, up))
+
+    def stream_wanted(self, node: str) -> None:
+        """See LinkListener."""
+        self.streams_wanted.append(node)
 
     def faults(self) -> dict[str, float]:
         """Connections closed for a fault, by reason."""

@@ -12,10 +12,11 @@ from typing import Any
 
 import msgpack
 
-from isthmus.repl.isr.messages import AppendEntries, Message, StaleEpoch
+from isthmus.repl.isr.messages import AppendEntries, StaleEpoch
+from isthmus.repl.isr.pair_stream import StreamGroup
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.transport.codec import FROM_FOLLOWER, Encoder, decode_item
-from isthmus.repl.transport.port import NO_CURSORS, LinkListener
+from isthmus.repl.transport.port import NO_CURSORS, LinkListener, LinkMessage
 
 
 class MemoryNetwork:
@@ -24,7 +25,7 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self.plugged: dict[str, MemoryLinks] = {}
         self._cut: set[frozenset[str]] = set()
-        self.lost: Callable[[str, str, Message], bool] = lambda _sender, _to, _message: False
+        self.lost: Callable[[str, str, LinkMessage], bool] = lambda _sender, _to, _message: False
         """Asked of each message: True loses it, on a connection that stands."""
 
     def passable(self, one: str, other: str) -> bool:
@@ -66,12 +67,15 @@ class MemoryLinks:
         *,
         on_request: Callable[[str, str, bytes], Awaitable[bytes]],
         catch_up_limit_bytes: int = 8_000_000,
+        takes_streams: bool = True,
     ) -> None:
         self._network = network
         self._node = node
         self.listener: LinkListener | None = None
         self.on_request = on_request
         self._loop = asyncio.get_running_loop()
+        self.takes_streams = takes_streams
+        """False: behaves as a node of a version without streams."""
         self._nodes: set[str] = set()
         self._calls: set[asyncio.Task[bytes]] = set()
         self.dialled: set[str] = set()
@@ -93,10 +97,20 @@ class MemoryLinks:
             if self._network.passable(self._node, node):
                 self.dialled.add(node)
                 self._loop.call_soon(self._report, node, True)
+                self._loop.call_soon(self._want_stream, node)
 
     def _report(self, node: str, up: bool) -> None:
         assert self.listener is not None
         self.listener.link_changed(node, up)
+
+    def _want_stream(self, node: str) -> None:
+        listener = self._network.plugged[node].listener
+        if self.takes_streams and listener is not None and node in self.dialled:
+            listener.stream_wanted(self._node)
+
+    def takes_stream(self, node: str) -> bool:
+        other = self._network.plugged.get(node)
+        return other is not None and other.takes_streams and self._node in other.dialled
 
     def broken(self, node: str) -> None:
         """Both connections with `node` are gone."""
@@ -108,7 +122,7 @@ class MemoryLinks:
             self._loop.call_soon(self._report, node, False)
             self._loop.call_soon(self.dial)
 
-    def _connected(self, node: str, message: Message) -> bool:
+    def _connected(self, node: str, message: LinkMessage) -> bool:
         if not self._network.passable(self._node, node):
             return False
         here, there = node in self.dialled, self._node in self._network.plugged[node].dialled
@@ -120,7 +134,7 @@ class MemoryLinks:
         self,
         node: str,
         partition: int,
-        message: Message,
+        message: LinkMessage,
         *,
         live: bool = True,
         cursors: Mapping[bytes, bytes] = NO_CURSORS,
@@ -219,6 +233,8 @@ def as_handler(
     return handler
 
 
-def is_entries(message: Message) -> bool:
+def is_entries(message: LinkMessage) -> bool:
     """True for a message that carries entries."""
+    if isinstance(message, StreamGroup):
+        return bool(message.runs)
     return isinstance(message, AppendEntries) and bool(message.entries)

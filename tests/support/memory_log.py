@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
 
-from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.entry import Entry, decode_entry
 from isthmus.repl.model.errors import LocalFault, OutOfStorage
 from isthmus.repl.replog.epochs import clipped, extended, last_epoch, truncated
+from isthmus.repl.replog.frames import RunKind, decode_runs, decode_wires, encode_entries
 from isthmus.repl.replog.port import (
     NO_PINS,
     PINNED_SHARE,
+    EncodedRun,
     EpochTable,
     LogStats,
     OnAboveLimit,
@@ -108,7 +112,7 @@ class MemoryLog:
     def refresh_free_space(self) -> None:
         """See the port: nobody else fills it."""
 
-    def append(self, partition: int, entries: Sequence[Entry]) -> None:
+    def append(self, partition: int, entries: Sequence[Entry]) -> list[EncodedRun]:
         self._check_usable()
         held = self._partitions.setdefault(partition, _Partition())
         assert not held.abandoned, "entries in a log that is given up"
@@ -119,14 +123,33 @@ class MemoryLog:
             offset += 1
         size = sum(len(entry.wire) for entry in entries)
         if not entries:
-            return
+            return []
         if not self.has_space(size):
             raise OutOfStorage("the memory log is full")
+        previous_epoch = last_epoch(held.table)
         held.entries.extend(entries)
         held.table = table
         self._size_bytes += size
         self._entries_queued += len(entries)
         self._queued(partition)
+        runs = []
+        for epoch, group in groupby(entries, attrgetter("epoch")):
+            of_epoch = list(group)
+            wires = [entry.wire for entry in of_epoch]
+            base = of_epoch[0].offset
+            buffers = encode_entries(
+                RunKind.ENTRIES, partition, epoch, previous_epoch, base, wires, [len(wire) for wire in wires]
+            )
+            runs.append(EncodedRun(partition, epoch, base, len(of_epoch), buffers))
+            previous_epoch = epoch
+        return runs
+
+    def append_encoded(self, runs: Sequence[EncodedRun]) -> None:
+        for run in runs:
+            body = b"".join(run.buffers)
+            (found,) = decode_runs(body, 1)
+            wires = decode_wires(body, found, run.base, run.base + run.entry_count)
+            self.append(run.partition, [decode_entry(wire) for wire in wires])
 
     def truncate(self, partition: int, to_offset: int, epoch: int) -> None:
         self._check_usable()

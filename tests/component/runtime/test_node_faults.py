@@ -15,13 +15,15 @@ from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.replica_query import facts_of
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.messages import AppendAck, AppendEntries, Message
+from isthmus.repl.isr.messages import AppendAck
+from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.isr.states import Failed
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.runtime import isr_changes
+from isthmus.repl.transport.port import LinkMessage
 from tests.component.runtime.test_several_nodes import fill, key, put, stored_values
 from tests.support.runtime_cluster import Cluster, Node, eventually
 
@@ -85,7 +87,7 @@ async def test_uncommitted_entries_of_a_follower_are_bounded_by_its_own_window(
         await t.kill(small)
         tiny = await t.open(small, window_bytes=100_000)
         await t.level()
-        t.network.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck)
+        t.network.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck | StreamAck)
         writes = [asyncio.create_task(put(leader, b"%d" % n, b"x" * 50_000)) for n in range(12)]
         await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
         await put_one_more(leader, writes)
@@ -240,9 +242,9 @@ async def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, star
         leader = await t.led()
         sizes: list[int] = []
 
-        def watch(sender: str, _to: str, message: Message) -> bool:
-            if sender == leader.node and isinstance(message, AppendEntries) and message.entries:
-                sizes.append(sum(len(entry.wire) for entry in message.entries))
+        def watch(sender: str, _to: str, message: LinkMessage) -> bool:
+            if sender == leader.node and isinstance(message, StreamGroup) and message.runs:
+                sizes.append(sum(len(run.encoded) for run in message.runs))
             return False
 
         t.network.lost = watch
@@ -250,7 +252,7 @@ async def test_forwards_are_cut_to_messages_of_bounded_size(tmp_path: Path, star
         requests.append(WriteRequest(key(b"one"), Content(b"x" * 990_000)))
         results = await leader.coordinator.write_batch(requests)
         assert not any(isinstance(result, IsthmusError) for result in results)
-        assert max(sizes) <= 1_000_000
+        assert max(sizes) <= 1_001_000
         assert len(sizes) == 8, sizes
         await t.level()
 
@@ -274,7 +276,12 @@ async def test_an_internal_error_stops_one_replica_only(
             assert not isinstance(event, kind), "made up by a test"
             return step(event, now_ms)
 
+        def bad_applied(_end: int) -> bool:
+            assert kind is not ev.AppliedTo, "made up by a test"
+            return False
+
         monkeypatch.setattr(replica, "step", bad)
+        monkeypatch.setattr(replica, "applied_quietly", bad_applied)
         await eventually(lambda: t.leader(0) is not None and t.leader(1) is not None)
         leader = t.leader(0)
         assert leader is not None

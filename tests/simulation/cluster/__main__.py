@@ -1,6 +1,6 @@
 """Run seeds of the simulator.
 
-`python -m tests.simulation.cluster --seeds A:B [--reaps | --queues] [--trace] [--go-on]`
+`python -m tests.simulation.cluster --seeds A:B [--reaps | --queues | --streams] [--trace] [--go-on]`
 
 Prints counts of events; at a violation, the seed, the trace before it, and the command that replays it.
 """
@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 
+from tests.simulation.cluster.pair_streams import StreamSimulation
 from tests.simulation.cluster.queues import QueueSimulation
 from tests.simulation.cluster.reaps import RowSimulation
 from tests.simulation.cluster.simulator import ClusterSimulation, run_seed
@@ -24,9 +25,11 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="print every seed's trace")
     parser.add_argument("--reaps", action="store_true", help="with real rows, deletes, reaps and another cluster")
     parser.add_argument("--queues", action="store_true", help="with the product's promises, source queues and sinks")
+    parser.add_argument("--streams", action="store_true", help="with replication streams between pairs of nodes")
     parser.add_argument("--go-on", action="store_true", help="one line for each seed that fails, and on to the next")
     options = parser.parse_args()
-    simulation_class = QueueSimulation if options.queues else RowSimulation if options.reaps else ClusterSimulation
+    chosen = ((options.queues, QueueSimulation), (options.reaps, RowSimulation), (options.streams, StreamSimulation))
+    simulation_class = next((each for wanted, each in chosen if wanted), ClusterSimulation)
     first, last = (int(part) for part in options.seeds.split(":"))
     total: Counter[str] = Counter()
     failed = 0

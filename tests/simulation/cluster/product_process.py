@@ -31,6 +31,7 @@ from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
 from isthmus.repl.runtime.latency import ReplicationLatency
 from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.rounds import Rounds
 from isthmus.repl.runtime.unapplied import MemoryWindow
 from isthmus.repl.store.port import PartitionStep
 from isthmus.repl.transport.port import NO_CURSORS
@@ -421,6 +422,7 @@ class Runtime:
         self.time = process.time
         self.latency = process.latency
         self.listeners = process.listeners
+        self.rounds = Rounds()
         self.confirmed: asyncio.Future[None] = process.loop.create_future()
         self.confirmed.set_result(None)
         self.soft_cursor = process.soft_cursor

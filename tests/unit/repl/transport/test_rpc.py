@@ -343,6 +343,9 @@ def test_answers_that_wait_for_buffer_space_are_bounded_and_end_with_their_reque
             def waiting_bytes(self, _lane: Lane) -> int:
                 return 11 if full else 10
 
+            def stream_wanted(self) -> None:
+                raise AssertionError("no stream was asked for")
+
         tasks: set[asyncio.Task[None]] = set()
         serving = RpcServer("a", handler, Connection(), body_limit=MB, bytes_max=10, tasks=tasks)
         for asked in (1, 2):

@@ -1,0 +1,144 @@
+"""Deliberate defects of the replication streams, each of which the simulator must catch (see `mutants.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from isthmus.repl.isr import effects as fx
+from isthmus.repl.isr.follower import Follower
+from isthmus.repl.isr.follower_tracker import FollowerProgress
+from isthmus.repl.isr.leader import Leader
+from isthmus.repl.isr.pair_stream import Commit, SentRun, StreamAck, StreamReceiver, StreamSender
+from isthmus.repl.isr.replica import Replica
+from tests.simulation.cluster.plan import Plan
+
+Patch = pytest.MonkeyPatch
+
+
+def acknowledges_what_is_not_durable(patch: Patch) -> None:
+    """A follower acknowledges what it has received."""
+
+    def durable(self: Replica, nonce: int) -> int:
+        follower = self._role_state
+        valid = isinstance(follower, Follower) and follower.following and follower.nonce == nonce
+        return self.leo if valid else -1
+
+    patch.setattr(Replica, "stream_durable", durable)
+
+
+def acknowledges_for_partitions_that_left(patch: Patch) -> None:
+    """An acknowledgement does not name the partitions that left."""
+    sound = StreamReceiver.acknowledge
+
+    def acknowledge(self: StreamReceiver, replicas: Any) -> StreamAck | None:
+        ack = sound(self, replicas)
+        return None if ack is None else ack._replace(left=())
+
+    patch.setattr(StreamReceiver, "acknowledge", acknowledge)
+
+
+def acknowledges_under_another_request(patch: Patch) -> None:
+    """A follower counts runs that it accepted before it asked again to follow."""
+
+    def durable(self: Replica, _nonce: int) -> int:
+        return self.durable if isinstance(self._role_state, Follower) else -1
+
+    patch.setattr(Replica, "stream_durable", durable)
+
+
+def counts_runs_of_an_older_join(patch: Patch) -> None:
+    """A leader counts acknowledged runs whatever became of the join under which they were sent."""
+
+    def on_ack(self: Leader, node: str, run: SentRun) -> bool:
+        follower = self.followers.get(node)
+        if follower is None:
+            return False
+        follower.stream_durable(run.end)
+        self.acked[follower.member] = max(run.end, self.acked.get(follower.member, 0))
+        return True
+
+    patch.setattr(Leader, "on_stream_ack", on_ack)
+
+
+def commits_with_one_follower(patch: Patch) -> None:
+    """A group counts as committed for a follower once it has acknowledged it."""
+    patch.setattr(Replica, "stream_commit", lambda _self, _node, _run: Commit.YES)
+
+
+def learns_commits_under_another_request(patch: Patch) -> None:
+    """A follower takes a group's commit for its log though it followed anew since."""
+
+    def committed(self: Replica, _nonce: int, end: int) -> fx.Effects:
+        effects = fx.Effects()
+        if isinstance(self._role_state, Follower):
+            self._role_state.learn_commit(min(end, self.leo), self._state, effects)
+        return effects
+
+    patch.setattr(Replica, "stream_committed", committed)
+
+
+def announces_held_partitions(patch: Patch) -> None:
+    """Partitions that are held back are not named."""
+    sound = StreamSender._advance
+
+    def advance(self: StreamSender, replicas: Any, now_ms: int) -> tuple[int, ...]:
+        sound(self, replicas, now_ms)
+        return ()
+
+    patch.setattr(StreamSender, "_advance", advance)
+
+
+def ignores_gaps(patch: Patch) -> None:
+    """The sender takes an acknowledgement though one before it is missing."""
+    sound = StreamSender.acknowledge
+
+    def acknowledge(self: StreamSender, ack: StreamAck, replicas: Any, now_ms: int) -> Any:
+        if ack.stream == self.stream and ack.ack > self._acks:
+            self._acks = ack.ack - 1
+        return sound(self, ack, replicas, now_ms)
+
+    patch.setattr(StreamSender, "acknowledge", acknowledge)
+
+
+def joins_with_entries_missing(patch: Patch) -> None:
+    """A follower joins although it was not sent everything below."""
+    sound = FollowerProgress.joins
+
+    def joins(self: FollowerProgress, state: Any, start: int, first: int) -> bool:
+        self.next = start
+        return sound(self, state, start, first)
+
+    patch.setattr(FollowerProgress, "joins", joins)
+    accept = Follower.on_stream_run
+
+    def on_run(self: Follower, epoch: int, start: int, count: int, state: Any, now_ms: int) -> bool:
+        return accept(self, epoch, state.progress.leo, count, state, now_ms)
+
+    patch.setattr(Follower, "on_stream_run", on_run)
+
+
+class Defect(NamedTuple):
+    """`put_in` patches it; `names`: how the violation may begin; `plan`: the mix, the drawn one without."""
+
+    put_in: Callable[[Patch], None]
+    names: tuple[str, ...]
+    plan: Callable[[], Plan] | None = None
+
+
+ACKS = ("I-STREAM-ACK", "I-STREAM-POSITION", "I-COMMIT-RULE")
+COMMITS = ("I-APPLY", "I-COMMIT", "I-TRUNC-SAFE", "I-GUARD-COMPLETE")
+
+DEFECTS = (
+    Defect(acknowledges_what_is_not_durable, ACKS),
+    Defect(acknowledges_for_partitions_that_left, ACKS),
+    Defect(acknowledges_under_another_request, ACKS),
+    Defect(counts_runs_of_an_older_join, ("I-COMMIT-RULE",)),
+    Defect(commits_with_one_follower, COMMITS),
+    Defect(learns_commits_under_another_request, COMMITS),
+    Defect(announces_held_partitions, COMMITS),
+    Defect(ignores_gaps, ("I-COMMIT-RULE",)),
+    Defect(joins_with_entries_missing, ("I-LOG", "I-EPOCH", "I-STREAM", "I-DOT")),
+)
