@@ -75,8 +75,9 @@ class Follower:
     rows_unfounded: bool = False
     """The store has rows of entries that neither this log nor the leader's holds."""
     stream_from: int | None = None
-    """Entries from this offset to the log's end came by the stream, which acknowledges them; None: the last ones came
-    by AppendEntries."""
+    """Entries from this offset to the log's end came by the stream after the last AppendEntries, and the stream alone
+    acknowledges them; None: there are none. After an AppendEntries the follower acknowledges by itself, too, since the
+    leader may have ended the join under which the entries came."""
     diverged: str = ""
     """Why this copy must not be changed any more: it holds committed entries that its leader lacks."""
 
@@ -255,6 +256,7 @@ class Follower:
             self.waits = f"asking: a message of {self.leader} contradicts this log"
             self.send_request(state, effects, now_ms)
             return
+        self.stream_from = None  # the leader may have ended the join
         fresh = message.entries[known:] if known else message.entries
         if message.seq >= self.seq:
             self.seq, self.in_sync = message.seq, state.member.node in message.isr
@@ -272,7 +274,6 @@ class Follower:
                 return
             state.epoch_table = with_entries(state.epoch_table, fresh)
         progress.leo += len(fresh)
-        self.stream_from = None
         effects.append(Persist(fresh))
         self._advance(state, effects)
 

@@ -243,29 +243,34 @@ class StreamSender:
         return Acknowledged(durable, left)
 
     def _advance(self, replicas: StreamLeaders, now_ms: int) -> tuple[int, ...]:
-        """Move the number up to which all is committed; returns the partitions that are held back."""
+        """Move the number up to which all is committed; returns the partitions that are held back.
+
+        The follower learns no commit of a partition that is held, so none of its runs counts as announced, though a
+        later one may be committed under another join."""
         held: set[int] = set()
+        moved: list[SentGroup] = []
         waiting = self._acknowledged
         while waiting:
             group = waiting[0]
-            behind: list[SentRun] = []
+            behind: list[int] = []
             in_time = True
             for run in group.runs:
                 replica = replicas.get(run.partition)
                 commit = Commit.LEFT if replica is None else replica.stream_commit(self.node, run)
                 if commit is not Commit.YES:
-                    behind.append(run)
+                    behind.append(run.partition)
                     in_time = in_time and commit is Commit.LEFT
-            if behind:
-                if not in_time and now_ms - group.since_ms < HOLD_MS:
-                    break
-                for run in behind:
-                    held.add(run.partition)
-                    if (replica := replicas.get(run.partition)) is not None:
-                        replica.stream_held(self.node, run, now_ms)
-                group.runs = [run for run in group.runs if run not in behind]
-            waiting.popleft()
+            if not in_time and now_ms - group.since_ms < HOLD_MS:
+                break
+            held.update(behind)
+            moved.append(waiting.popleft())
             self._committed = group.number
+        for group in moved:
+            if held:
+                for run in group.runs:
+                    if run.partition in held and (replica := replicas.get(run.partition)) is not None:
+                        replica.stream_held(self.node, run, now_ms)
+                group.runs = [run for run in group.runs if run.partition not in held]
             self._announced.append(group)
         return tuple(sorted(held))
 
