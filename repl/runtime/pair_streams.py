@@ -191,7 +191,10 @@ class PairStreams:
     # -- as a leader node -------------------------------------------------------------------------------
 
     def add(self, effect: fx.StreamEntries, runs: Sequence[EncodedRun]) -> None:
-        """Add appended entries to the open groups; `flush` sends them, at the latest when this turn is over."""
+        """Add appended entries to the open groups; `flush` sends them, at the latest when this turn is over. Without
+        `runs` the log has failed, and the process is about to end."""
+        if not runs:
+            return
         stream_runs = [
             StreamRun(run.partition, run.epoch, run.base, run.entry_count, b"".join(run.buffers)) for run in runs
         ]
@@ -205,11 +208,13 @@ class PairStreams:
             for run in stream_runs:
                 if opened and size + len(run.encoded) > GROUP_BYTES:
                     self._send_group(sender)
+                    if self._senders.get(node) is not sender:
+                        break  # the stream ended, and with it the join: the leader sends by AppendEntries
                     opened, size = self._open_runs.setdefault(node, []), 0
                 sender.add(SentRun(run.partition, join, run.start + run.entry_count))
                 opened.append(run)
                 size += len(run.encoded)
-            self._open_bytes[node] = size
+                self._open_bytes[node] = size
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self.flush)
@@ -301,7 +306,7 @@ class PairStreams:
             partition = self._partitions.get(run.partition)
             if partition is not None:
                 self._events.perform(partition, partition.replica.stream_committed(run.nonce, run.end))
-        if not group.runs:
+        if not found.accepted:  # else the log reports when it is durable
             self._acknowledge(node, receiver)
 
     def durable(self) -> None:
