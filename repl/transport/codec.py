@@ -2,8 +2,10 @@
 
 A message is one flat msgpack list: partition, kind, its fields in the order of `repl.isr.messages`. Entries travel as
 the bytes that their leader encoded (`Entry.wire`), concatenated behind their lengths, and are decoded here; an epoch
-table as pairs of 8 bytes each. Anything that `Encoder` would not have written is a CodecError: types, ranges, names, an
-entry that does not verify or does not follow the one before it. The core checks whether a message makes sense.
+table as pairs of 8 bytes each; the partitions that a stream's message names as 4 bytes each, since two nodes may share
+more partitions than a list of a frame has items. The runs of a stream are those of the log. Anything that `Encoder`
+would not have written is a CodecError: types, ranges, names, an entry that does not verify or does not follow the one
+before it. The core checks whether a message makes sense.
 """
 
 from __future__ import annotations
@@ -140,11 +142,11 @@ class Encoder:
                 return (_pack((partition, kind, epoch, nonce, refusal.value, log_start)),)
             case StreamGroup(stream, number, committed, held, runs):
                 bodies = [run.encoded for run in runs]
-                packed = _pack((partition, kind, stream, number, committed, held, len(runs)))
+                packed = _pack((partition, kind, stream, number, committed, _partition_bytes(held), len(runs)))
                 head = _GROUP_HEAD + packed[1:] + bin_head(sum(map(len, bodies)))
                 return (head, *bodies)
-            case StreamAck():
-                return (_pack((partition, kind, *message)),)
+            case StreamAck(stream, ack, number, left):
+                return (_pack((partition, kind, stream, ack, number, _partition_bytes(left))),)
             case _:
                 raise AssertionError(f"no message: {message!r}")
 
@@ -300,10 +302,14 @@ def _stream_ack(raw: tuple[Any, ...]) -> StreamAck:
     return StreamAck(*raw[2:5], _partitions("StreamAck", raw[5]))
 
 
+def _partition_bytes(partitions: tuple[int, ...]) -> bytes:
+    return struct_pack(f"<{len(partitions)}I", *partitions)
+
+
 def _partitions(what: str, raw: Any) -> tuple[int, ...]:
-    if type(raw) is not tuple or not all(type(each) is int and 0 <= each <= PARTITION_MAX for each in raw):
-        raise CodecError(f"{what} with partitions that are no list of numbers")
-    return raw
+    if type(raw) is not bytes or len(raw) % 4:
+        raise CodecError(f"{what} with partitions that are no numbers of 4 bytes each")
+    return struct_unpack(f"<{len(raw) // 4}I", raw)
 
 
 def _entries_of(lengths: bytes, joined: bytes, start: int, before: int, epoch: int) -> tuple[Entry, ...]:

@@ -20,17 +20,19 @@ from isthmus.repl.isr.messages import (
     FollowRequest,
     LeadershipCheck,
     LeadershipCheckOk,
-    Message,
     StaleEpoch,
     TransferMetadata,
     TransferRequest,
     TransferRows,
 )
+from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup, StreamRun
 from isthmus.repl.model.entry import make_entry
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.vclock import MAX_EPOCH, MAX_OFFSET
+from isthmus.repl.replog.frames import RUN_HEADER_BYTES, RunKind, encode_entries
 from isthmus.repl.transport.codec import Encoder, decode_item
-from isthmus.repl.transport.frames import LIST_ITEMS_MAX, list_head, unpacked
+from isthmus.repl.transport.frames import LIST_ITEMS_MAX, bin_head, list_head, unpacked
+from isthmus.repl.transport.port import LinkMessage
 from tests.support.link_nodes import entries_of, forward
 
 epochs = st.integers(0, MAX_EPOCH)
@@ -72,7 +74,31 @@ def forwards(draw: st.DrawFn) -> AppendEntries:
     )  # fmt: skip
 
 
+partitions = st.integers(0, (1 << 32) - 1)
+partition_lists = st.lists(partitions, max_size=5).map(tuple)
+
+
+def a_run(
+    partition: int = 3, epoch: int = 2, start: int = 5, wires: tuple[bytes, ...] = (b"one", b"", b"two"), **changes: Any
+) -> StreamRun:
+    """A run as a log has it; `changes`: its kind, and the epoch below it."""
+    kind, before = changes.get("kind", RunKind.ENTRIES), changes.get("before", epoch)
+    buffers = encode_entries(kind, partition, epoch, before, start, wires, list(map(len, wires)))
+    return StreamRun(partition, epoch, start, len(wires), b"".join(buffers), list(wires))
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> StreamGroup:
+    """Groups of a stream, with the bytes of any entries."""
+    wires = st.lists(st.binary(max_size=50), min_size=1, max_size=4).map(tuple)
+    starts = st.integers(0, MAX_OFFSET - 4)
+    runs = draw(st.lists(st.builds(a_run, partitions, st.integers(1, MAX_EPOCH), starts, wires), max_size=4))
+    return StreamGroup(draw(numbers), draw(numbers), draw(numbers), draw(partition_lists), tuple(runs))
+
+
 messages = st.one_of(
+    groups(),
+    st.builds(StreamAck, numbers, numbers, numbers, partition_lists),
     st.builds(FollowRequest, epochs, numbers, numbers, offsets, offsets, tables(), numbers),
     st.builds(
         TransferRequest, epochs, numbers, numbers, offsets, epochs, st.integers(0, 1), offsets, st.binary(max_size=9)
@@ -94,7 +120,7 @@ messages = st.one_of(
 )
 
 
-def bytes_of(partition: int, message: Message, **more: Any) -> bytes:
+def bytes_of(partition: int, message: LinkMessage, **more: Any) -> bytes:
     return b"".join(Encoder().item(partition, message, **more))
 
 
@@ -103,7 +129,7 @@ def decoded(item: bytes) -> Any:
 
 
 @given(st.integers(0, (1 << 32) - 1), messages)
-def test_every_message_arrives_as_it_was_sent(partition: int, message: Message) -> None:
+def test_every_message_arrives_as_it_was_sent(partition: int, message: LinkMessage) -> None:
     """Partition, kind, every field and every entry's bytes come back equal, of the same types."""
     delivery = decoded(bytes_of(partition, message))
     assert delivery == (partition, message, {})
@@ -131,7 +157,7 @@ def test_entries_for_several_followers_are_joined_once() -> None:
 
 
 @given(messages, st.data())
-def test_hostile_items_are_refused_and_nothing_else_happens(message: Message, data: st.DataObject) -> None:
+def test_hostile_items_are_refused_and_nothing_else_happens(message: LinkMessage, data: st.DataObject) -> None:
     """Whatever becomes of a message's bytes, they decode to a message or to a CodecError."""
     item = bytearray(bytes_of(1, message))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -187,6 +213,80 @@ def test_a_forward_whose_entries_do_not_fit_is_refused(why: str, hostile: Append
     item = bytes_of(1, hostile) if isinstance(hostile, AppendEntries) else msgpack.packb(hostile)
     with pytest.raises(CodecError, match=why):
         decoded(item)
+
+
+def group_fields(*runs: StreamRun, claimed: int | None = None) -> list[Any]:
+    """The fields of a group of such runs, as a list that a test may change."""
+    body = b"".join(run.encoded for run in runs)
+    return [0, 13, 7, 4, 2, b"\3\0\0\0", len(runs) if claimed is None else claimed, body]
+
+
+def changed(at: int, value: Any) -> list[Any]:
+    fields = group_fields(a_run())
+    fields[at] = value
+    return fields
+
+
+GOOD_RUN = a_run().encoded
+HOSTILE_STREAMS: list[tuple[str, list[Any]]] = [
+    ("number of fields", [*group_fields(a_run()), 1]),
+    ("number of fields", group_fields(a_run())[:-1]),
+    *[("within its range", changed(at, wrong)) for at in (2, 3, 4, 6) for wrong in (-1, 1.0, True, b"1", None)],
+    ("within its range", changed(6, 1 << 32)),
+    ("4 bytes each", changed(5, [3])),
+    ("4 bytes each", changed(5, b"123")),
+    ("4 bytes each", changed(5, 3)),
+    ("fit into its body", changed(7, "text")),
+    ("fit into its body", changed(7, b"")),
+    ("fit into its body", group_fields(a_run(), claimed=1_000_000)),
+    ("after its last run", group_fields(a_run(), a_run(), claimed=1)),
+    ("after its last run", changed(7, GOOD_RUN + b"x")),
+    ("a run", group_fields(a_run(wires=(b"x" * RUN_HEADER_BYTES,)), claimed=2)),
+    ("contradicts", changed(7, GOOD_RUN[:-1])),
+    ("contradicts", changed(7, GOOD_RUN[:4] + b"\x09" + GOOD_RUN[5:])),
+    ("add up", changed(7, GOOD_RUN[:RUN_HEADER_BYTES] + b"\x09" + GOOD_RUN[RUN_HEADER_BYTES + 1 :])),
+    ("one epoch", group_fields(a_run(kind=RunKind.COPIED))),
+    ("one epoch", group_fields(a_run(before=1))),
+    ("one epoch", group_fields(a_run(epoch=0))),
+    ("one epoch", group_fields(a_run(epoch=MAX_EPOCH + 1))),
+    ("out of range", group_fields(a_run(start=MAX_OFFSET - 2))),
+    ("number of fields", [0, 14, 1, 1, 1]),
+    ("number of fields", [0, 14, 1, 1, 1, b"", 0]),
+    *[("within its range", [0, 14, *([1] * at), wrong, *([1] * (2 - at)), b""])
+      for at in range(3) for wrong in (-1, "1", 1.5, False)],
+    ("4 bytes each", [0, 14, 1, 1, 1, [1]]),
+    ("4 bytes each", [0, 14, 1, 1, 1, b"1"]),
+]  # fmt: skip
+
+
+def test_the_group_that_hostile_ones_are_made_of_is_sound() -> None:
+    """Each refusal below is for the field that was changed."""
+    delivery = decoded(msgpack.packb(group_fields(a_run(), a_run(partition=9))))
+    assert delivery.message == StreamGroup(7, 4, 2, (3,), (a_run(), a_run(partition=9)))
+    last = a_run(start=MAX_OFFSET - 3)
+    assert decoded(msgpack.packb(group_fields(last))).message.runs == (last,)
+
+
+@pytest.mark.parametrize(("why", "hostile"), HOSTILE_STREAMS)
+def test_a_malformed_message_of_a_stream_is_refused(why: str, hostile: list[Any]) -> None:
+    """Wrong types, ranges and lengths, and runs that are no new entries of one epoch, each have their sentence."""
+    with pytest.raises(CodecError, match=why):
+        decoded(msgpack.packb(hostile))
+
+
+def test_more_partitions_than_a_list_may_have_are_held_or_left() -> None:
+    """A pair of nodes may share more partitions than a list of a frame has items, and all of them may leave at once."""
+    many = tuple(range(4 * LIST_ITEMS_MAX))
+    for message in (StreamAck(1, 1, 1, many), StreamGroup(1, 2, 1, many, ())):
+        assert decoded(bytes_of(0, message)).message == message
+
+
+def test_a_groups_runs_travel_as_the_log_has_them() -> None:
+    """The bytes of the runs follow the group's head unchanged, and are not copied to be encoded."""
+    runs = (a_run(), a_run(partition=9))
+    head, *bodies = Encoder().item(0, StreamGroup(7, 4, 2, (3,), runs))
+    assert all(body is run.encoded for body, run in zip(bodies, runs, strict=True))
+    assert head.endswith(bin_head(sum(map(len, bodies))))
 
 
 @pytest.mark.parametrize("table", [[(2, 5), (2, 6)], [(2, 5), (3, 5)], [(3, 5), (2, 6)], [(0, 1)], [(1, 1 << 44)]])

@@ -18,6 +18,8 @@ from isthmus.repl.isr.messages import (
     LeadershipCheckOk,
     StaleEpoch,
 )
+from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup
+from isthmus.repl.model.errors import BadInput
 from isthmus.repl.telemetry import HELP
 from isthmus.repl.transport.connection import PeerConnection
 from isthmus.repl.transport.frames import FrameKind
@@ -88,6 +90,63 @@ def test_each_kind_of_message_has_its_connection(loop: str) -> None:
             await eventually(lambda: len(a.messages) == 2 and len(b.messages) == 2)
             assert a.messages == [ack(1), StaleEpoch(3)]
             assert b.messages == [forward(1), StaleEpoch(2)]
+
+    run(scenario(), loop)
+
+
+def test_a_node_takes_a_stream_over_each_connection_that_it_dialled(loop: str) -> None:
+    """Whoever is dialled hears it once for each connection, and knows it until that connection breaks; the request is
+    no handler's."""
+
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a"), await cluster.node("b")
+            proxy = await cluster.proxy(a)
+            assert not a.links.takes_stream("b")
+            b.links.set_nodes({"a": proxy.address})
+            await eventually(lambda: a.streams_wanted == ["b"])
+            assert a.links.takes_stream("b")
+            assert not b.links.takes_stream("a")
+            assert b.streams_wanted == []
+            group = StreamGroup(9, 1, 0, (), ())
+            assert a.links.send("b", 0, group)
+            assert b.links.send("a", 0, StreamAck(9, 1, 1, (4,)))
+            assert not b.links.send("a", 0, group)
+            assert not a.links.send("b", 0, StreamAck(9, 1, 1, ()))
+            await eventually(lambda: a.messages and b.messages)
+            assert (a.messages, b.messages) == ([StreamAck(9, 1, 1, (4,))], [group])
+            proxy.cut()
+            await eventually(lambda: ("b", False) in a.events)
+            await eventually(lambda: a.streams_wanted == ["b", "b"])
+            assert a.links.takes_stream("b")
+
+    run(scenario(), loop)
+
+
+def test_a_node_of_an_older_version_goes_on_without_streams(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers that it does not know the request: nothing breaks, messages flow, and it is sent no stream; nor is a
+    node that never asks."""
+    monkeypatch.setattr("isthmus.repl.transport.rpc.WANT_STREAM", "of a later version")
+
+    async def scenario() -> None:
+        asked: list[str] = []
+
+        async def unknown(_node: str, method: str, _body: bytes) -> bytes:
+            asked.append(method)
+            raise BadInput(f"no method {method}")
+
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a"), await cluster.node("b")
+            a.answer = b.answer = unknown
+            with structlog.testing.capture_logs() as logs:
+                await cluster.connect(a, b)
+                await eventually(lambda: sum(line["event"] == "transport.stream.refused" for line in logs) == 2)
+            assert asked == ["pair-stream", "pair-stream"]
+            assert (a.streams_wanted, b.streams_wanted) == ([], [])
+            assert not a.links.takes_stream("b")
+            assert a.links.send("b", 1, forward(1))
+            await eventually(lambda: b.messages == [forward(1)])
+            assert (a.faults(), b.faults()) == ({}, {})
 
     run(scenario(), loop)
 
