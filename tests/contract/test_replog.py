@@ -123,6 +123,82 @@ def test_entries_queued_together_are_committed_together(subject: Subject) -> Non
     assert log.stats().batches_written == before + 1
 
 
+def test_what_append_returns_another_log_takes_byte_for_byte(subject: Subject) -> None:
+    """The runs of a batch tell partition, epoch and offsets without a gap, one epoch each; another log that is given
+    them has the same entries, ends and epochs, and reports them durable."""
+    log = subject.log
+    listener = Listener(log)
+    batch = entries(1, 0, 9, size=90) + entries(2, 9, 3)
+    runs = [*log.append(0, batch[:5]), *log.append(0, batch[5:]), *log.append(1, entries(4, 0, 1, tag=1))]
+    at = {0: 0, 1: 0}
+    for run in runs:
+        assert run.base == at[run.partition]
+        at[run.partition] += run.entry_count
+        assert run.size_bytes == len(b"".join(run.buffers))
+    assert at == {0: 12, 1: 1}
+    assert {run.epoch for run in runs if run.base < 9 and run.partition == 0} == {1}
+    assert log.append(0, []) == []
+    for other in (MemoryLog(size_limit_bytes=10_000, capacity_bytes=1 << 30), open_log(MemoryDisk())):
+        hearing = Listener(other)
+        other.append_encoded([run._replace(buffers=(b"".join(run.buffers),)) for run in runs])
+        assert (other.leo(0), other.leo(1), other.epoch_table(0)) == (12, 1, ((1, 0), (2, 9)))
+        assert hearing.wait({0: 12, 1: 1})
+        assert other.read(0, 0, 12, 1 << 20) == batch
+        assert other.stats().entries_written == 13
+        other.close()
+    assert listener.wait({0: 12, 1: 1})
+
+
+def test_encoded_runs_are_taken_like_entries(subject: Subject) -> None:
+    """They follow on what the log has, entries and truncations follow on them, and they are read back equal, also after
+    the lengths of several runs."""
+    donor = MemoryLog(size_limit_bytes=10_000, capacity_bytes=1 << 30)
+    Listener(donor)
+    first, second, third = entries(1, 0, 3), entries(1, 3, 4, size=200), entries(1, 7, 2)
+    runs = [donor.append(0, batch) for batch in (first, second, third)]
+    log = subject.log
+    listener = Listener(log)
+    log.append(0, first)
+    log.append_encoded([*runs[1], *runs[2]])
+    assert log.leo(0) == 9
+    log.truncate(0, 8, 2)
+    log.append(0, entries(2, 8, 2))
+    assert listener.wait({0: 10})
+    assert log.read(0, 0, 10, 1 << 20) == first + second + third[:1] + entries(2, 8, 2)
+    assert log.epoch_table(0) == ((1, 0), (2, 8))
+
+
+def test_encoded_runs_must_follow(subject: Subject) -> None:
+    """A run that begins above or below the log's end is a bug of the caller, as for entries."""
+    donor = MemoryLog(size_limit_bytes=10_000, capacity_bytes=1 << 30)
+    Listener(donor)
+    runs = [*donor.append(0, entries(1, 0, 2)), *donor.append(0, entries(1, 2, 1))]
+    log = subject.log
+    Listener(log)
+    with pytest.raises(AssertionError):
+        log.append_encoded(runs[1:])
+    log.append_encoded(runs[:1])
+    with pytest.raises(AssertionError):
+        log.append_encoded(runs[:1])
+    assert log.leo(0) == 2
+
+
+def test_a_full_disk_refuses_encoded_runs(subject: Subject) -> None:
+    """OutOfStorage, and nothing of any run is taken."""
+    donor = MemoryLog(size_limit_bytes=10_000, capacity_bytes=1 << 30)
+    Listener(donor)
+    runs = [*donor.append(0, entries(1, 0, 2, size=300)), *donor.append(1, entries(1, 0, 2, size=300))]
+    log = subject.log
+    Listener(log)
+    log.append(2, entries(1, 0, 1))
+    subject.set_free(0)
+    log.refresh_free_space()
+    wait_until(lambda: not log.has_space(1), "the disk is known to be full")
+    with pytest.raises(OutOfStorage):
+        log.append_encoded(runs)
+    assert (log.leo(0), log.leo(1)) == (0, 0)
+
+
 def test_truncation_drops_the_end_and_offsets_are_taken_again(subject: Subject) -> None:
     """After a truncation the dropped entries are gone and others stand in their place."""
     log = subject.log

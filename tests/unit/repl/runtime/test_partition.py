@@ -21,11 +21,11 @@ def entry(offset: int, epoch: int = 1, size: int = 10) -> Entry:
 @given(
     st.integers(0, 5),
     st.integers(0, 5),
-    st.lists(st.tuples(st.sampled_from(["appk", "tru", "rel"]), st.integers(1, 6))),
+    st.lists(st.tuples(st.sampled_from(["appk", "enc", "tru", "rel"]), st.integers(1, 6))),
 )
-def test_entries_are_handed_over_in_log_order(submitted: int, more: int, acts: list[tuple[str, int]]) -> None:
-    """Whatever is appended, cut, dropped and handed over: the stretches follow on each other without a gap, hold the
-    newest entries of their offsets, and the bytes counted are those that are in memory."""
+def test_what_is_handed_over_is_the_log_in_order(submitted: int, more: int, acts: list[tuple[str, int]]) -> None:
+    """Whatever is appended, decoded or not, cut, dropped and handed over: the stretches follow on each other without a
+    gap, hold the newest entries of their offsets, and the bytes counted are those that are in memory."""
     window = MemoryWindow(1_000)
     unapplied = UnappliedBuffer(submitted, submitted + more, window)
     log = {offset: entry(offset) for offset in range(submitted, submitted + more)}
@@ -37,13 +37,18 @@ def test_entries_are_handed_over_in_log_order(submitted: int, more: int, acts: l
                 unapplied.append(fresh)
                 log.update((e.offset, e) for e in fresh)
                 end += count
+            case "enc":
+                fresh = [entry(offset, epoch) for offset in range(end, end + count)]
+                unapplied.append_encoded(end, [e.wire for e in fresh])
+                log.update((e.offset, e) for e in fresh)
+                end += count
             case "tru":
                 end = max(unapplied.submitted, end - count)
                 epoch += 1
                 unapplied.truncate(end)
             case "rel":
                 unapplied.release(max(unapplied.first, end - count))
-        if act == "appk":
+        if act == "appk" or (act == "enc" and count > 2):
             before = unapplied.submitted
             stretches = unapplied.hand_over(min(end, before + count), keep=count % 2 == 0)
             at = before
