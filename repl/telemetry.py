@@ -151,12 +151,6 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_replicate_dropped_messages_total": Family(
         "Messages to other nodes dropped for lack of a connection or of buffer space.", "messages", "replication"
     ),
-    "isthmus_stream_groups_total": Family(
-        "Groups of the replication streams between this node and others.", "groups", "replication", ("direction",)
-    ),
-    "isthmus_stream_restarts_total": Family(
-        "Replication streams that were ended and begun again while their connection stood.", "streams", "replication"
-    ),
     "isthmus_replicate_strange_messages_total": Family(
         "Messages of other nodes for partitions without a replica on this node.", "messages", "replication"
     ),
@@ -241,6 +235,19 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_link_bytes_total": Family("Bytes of those frames.", "bytes", "between nodes", ("direction", "lane")),
     "isthmus_link_waiting_bytes": Family(
         "Bytes that wait to be written to other nodes of the cluster, by lane.", "bytes", "between nodes", ("lane",)
+    ),
+    "isthmus_stream_groups_total": Family(
+        "Groups of replication streams: the log runs of all partitions that a node replicates together to another "
+        "node, and announcements of commits.",
+        "groups",
+        "between nodes",
+        ("direction",),
+    ),
+    "isthmus_stream_restarts_total": Family(
+        "Replication streams that this node ended and began again on a standing connection: a group or an "
+        "acknowledgement was lost or late.",
+        "streams",
+        "between nodes",
     ),
     "isthmus_link_faults_total": Family(
         "Connections closed, and messages dropped, for a fault, by reason.", "faults", "between nodes", ("reason",)

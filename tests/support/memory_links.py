@@ -104,9 +104,11 @@ class MemoryLinks:
         self.listener.link_changed(node, up)
 
     def _want_stream(self, node: str) -> None:
-        listener = self._network.plugged[node].listener
-        if self.takes_streams and listener is not None and node in self.dialled:
-            listener.stream_wanted(self._node)
+        other = self._network.plugged.get(node)
+        if other is None or other.listener is None or node not in self.dialled:
+            return
+        if self.takes_streams and other.takes_streams:
+            other.listener.stream_wanted(self._node)
 
     def takes_stream(self, node: str) -> bool:
         other = self._network.plugged.get(node)

@@ -94,8 +94,10 @@ async def run_node(
     checkpoint_interval_ms: int = 100_000,
     removed_grace_ms: int = 600_000,
     balance: BalanceOptions | None = None,
+    takes_streams: bool = True,
 ) -> AsyncIterator[Node]:
-    """A serving node on `directory`. With `stop` False it is left as a kill would: nothing is handed over."""
+    """A serving node on `directory`. With `stop` False it is left as a kill would: nothing is handed over. With
+    `takes_streams` False it is of a version without replication streams."""
     metastore = MemoryMetastore(ensemble)
     await metastore.start(lambda _state: None)
     identity = NodeIdentity.open(directory)
@@ -143,6 +145,7 @@ async def run_node(
         network or MemoryNetwork(),
         node,
         on_request=answer,
+        takes_streams=takes_streams,
     )
     runtime = Runtime(
         RuntimeSettings(node, UUID, window_bytes, 3_000_000, checkpoint_interval_ms, removed_grace_ms),

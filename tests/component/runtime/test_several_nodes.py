@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from isthmus.repl.isr import effects as fx
-from isthmus.repl.isr.messages import Message
+from isthmus.repl.isr.messages import AppendEntries, Message
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Content, decode_object
 from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.transport.port import LinkMessage
 from tests.support.memory_links import is_entries
 from tests.support.runtime_cluster import Cluster, Node, eventually
 
@@ -312,3 +313,125 @@ async def test_an_election_does_not_wait_for_busy_threads(tmp_path: Path, start_
         finally:
             free.set()
             await asyncio.gather(*busy)
+
+
+def stream_groups(member: Node, direction: str) -> float:
+    """How many groups of streams a node has sent or received."""
+    samples = member.runtime.metrics()
+    return sum(
+        v for name, labels, v in samples if name == "isthmus_stream_groups_total" and direction in labels.values()
+    )
+
+
+def all_joined(leader: Node, partition: int = 0) -> bool:
+    """True when every follower of the partition takes the stream to its node."""
+    state = leader.partition(partition).replica._leader
+    return state is not None and len(state.followers) == 2 and all(each.join for each in state.followers.values())
+
+
+async def test_writes_of_several_partitions_travel_in_streams(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+    """Once followers have joined, concurrent writes to four partitions take fewer groups than writes, and no
+    AppendEntries with entries; commits reach idle followers; logs are equal, and idle streams become silent."""
+
+    async with start_cluster(tmp_path, partitions=4) as t:
+        client = t.members["n1"]
+        await asyncio.gather(*(put(client, b"join-%d" % n, b"v") for n in range(40)))
+        for partition in range(4):
+            await eventually(lambda p=partition: all_joined(t.leader(p) or client, p))
+        sent = sum(stream_groups(member, "sent") for member in t.members.values())
+        received = sum(stream_groups(member, "received") for member in t.members.values())
+        by_message: list[Message] = []
+
+        def watch(_sender: str, _to: str, message: LinkMessage) -> bool:
+            if isinstance(message, AppendEntries) and message.entries:
+                by_message.append(message)
+            return False
+
+        t.network.lost = watch
+        for n in range(5):
+            await asyncio.gather(*(put(client, b"k-%d-%d" % (n, i), b"v") for i in range(40)))
+        for partition in range(4):
+            await t.level(partition)
+            logs = [log_of(member, partition) for member in t.members.values()]
+            assert logs[0] == logs[1] == logs[2]
+        assert by_message == []
+        groups = sum(stream_groups(member, "sent") for member in t.members.values()) - sent
+        assert 10 <= groups < 400
+        assert sum(stream_groups(member, "received") for member in t.members.values()) - received == groups
+        assert all(member.runtime.streams.streams_ended == 0 for member in t.members.values())
+        quiet = groups + sent
+        await asyncio.sleep(0.3)
+        assert sum(stream_groups(member, "sent") for member in t.members.values()) == quiet
+
+
+async def test_a_node_of_an_older_version_takes_part_without_streams(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
+    """It follows and leads by AppendEntries beside nodes that use streams with each other, and once it runs the new
+    version it joins them."""
+
+    async with start_cluster(tmp_path) as t:
+        await t.kill("n3")
+        older = await t.open("n3", takes_streams=False)
+        await t.settled()
+        await t.level()
+        for name in ("n1", "n3"):
+            leader = await t.led()
+            if leader.node != name:
+                await eventually(lambda: t.leader() is not None)
+                leader.runtime.hand_over(leader.partition(), name, 5_000)
+                leader = await t.led_by_another(leader)
+            assert leader.node == name
+            await asyncio.gather(*(put(leader, b"%s-%d" % (name.encode(), n), b"v") for n in range(20)))
+            await t.level()
+        assert stream_groups(t.members["n1"], "sent") > 0
+        assert stream_groups(t.members["n2"], "received") > 0
+        assert stream_groups(older, "sent") == stream_groups(older, "received") == 0
+        logs = [log_of(member) for member in t.members.values()]
+        assert logs[0] == logs[1] == logs[2]
+        await t.kill("n3")
+        newer = await t.open("n3")
+        await t.settled()
+        leader = await t.led()
+        await t.level()
+        await put(leader, b"after", b"v")
+        await eventually(lambda: stream_groups(newer, "received") + stream_groups(newer, "sent") > 0)
+        await t.level()
+
+
+async def test_a_follower_restarted_under_load_joins_its_streams_again(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
+    """Writes go on while it is away and when it is back; it gets what it missed by AppendEntries, joins its stream, and
+    every write that was answered is in its store."""
+
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        away = t.followers()[0].node
+        acked: list[bytes] = []
+        stop = asyncio.Event()
+
+        async def client(number: int) -> None:
+            n = 0
+            while not stop.is_set():
+                name = b"%d-%d" % (number, n)
+                n += 1
+                try:
+                    await asyncio.wait_for(put(leader, name, b"v"), 8)
+                except (IsthmusError, TimeoutError):
+                    continue
+                acked.append(name)
+
+        clients = [asyncio.create_task(client(number)) for number in range(3)]
+        await eventually(lambda: all_joined(leader), 15)
+        await t.kill(away)
+        before = len(acked)
+        await eventually(lambda: len(acked) > before + 20, 15)
+        back = await t.open(away)
+        await eventually(lambda: all_joined(leader) and stream_groups(back, "received") > 20, 15)
+        stop.set()
+        await asyncio.gather(*clients)
+        assert t.leader() is leader
+        await t.level()
+        assert log_of(back) == log_of(leader)[-len(log_of(back)) :]
+        assert all(stored_values(back, name) == [b"v"] for name in acked)
