@@ -123,7 +123,7 @@ def test_entries_queued_together_are_committed_together(subject: Subject) -> Non
     assert log.stats().batches_written == before + 1
 
 
-def test_what_append_returns_another_log_takes_byte_for_byte(subject: Subject) -> None:
+def test_another_log_takes_the_runs_of_an_append_byte_for_byte(subject: Subject) -> None:
     """The runs of a batch tell partition, epoch and offsets without a gap, one epoch each; another log that is given
     them has the same entries, ends and epochs, and reports them durable."""
     log = subject.log

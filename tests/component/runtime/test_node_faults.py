@@ -290,7 +290,11 @@ async def test_an_internal_error_stops_one_replica_only(
             assert not isinstance(event, kind), "made up by a test"
             return step(event, now_ms)
 
+        def no_short_way(_end: int) -> bool:
+            return False
+
         monkeypatch.setattr(replica, "step", bad)
+        monkeypatch.setattr(replica, "applied_quietly", no_short_way)
         await eventually(lambda: t.leader(0) is not None and t.leader(1) is not None)
         leader = t.leader(0)
         assert leader is not None

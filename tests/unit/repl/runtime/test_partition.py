@@ -23,7 +23,7 @@ def entry(offset: int, epoch: int = 1, size: int = 10) -> Entry:
     st.integers(0, 5),
     st.lists(st.tuples(st.sampled_from(["appk", "enc", "tru", "rel"]), st.integers(1, 6))),
 )
-def test_what_is_handed_over_is_the_log_in_order(submitted: int, more: int, acts: list[tuple[str, int]]) -> None:
+def test_entries_are_handed_over_in_log_order(submitted: int, more: int, acts: list[tuple[str, int]]) -> None:
     """Whatever is appended, decoded or not, cut, dropped and handed over: the stretches follow on each other without a
     gap, hold the newest entries of their offsets, and the bytes counted are those that are in memory."""
     window = MemoryWindow(1_000)

@@ -152,7 +152,9 @@ LEAVINGS = [
 
 
 @pytest.mark.parametrize("leave", LEAVINGS)
-def test_what_was_not_acknowledged_comes_again_by_append_entries(leave: Callable[[StreamedGroup], None]) -> None:
+def test_a_follower_that_leaves_is_sent_unacknowledged_runs_by_append_entries(
+    leave: Callable[[StreamedGroup], None],
+) -> None:
     """However a follower leaves its stream: the run that was lost with it is sent again, and commits."""
     group = StreamedGroup.joined(TWO, min_isr=1)
     group.append(2)
@@ -345,7 +347,7 @@ SCENARIOS: dict[Callable[[pytest.MonkeyPatch], None], Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("scenario", [*SCENARIOS.values(), old_runs_in_another_epoch])
-def test_what_an_older_request_join_or_number_stands_for_does_not_count(scenario: Callable[[], None]) -> None:
+def test_runs_and_commits_of_an_older_request_join_or_number_do_not_count(scenario: Callable[[], None]) -> None:
     """Runs and commits count under the FollowRequest and the join under which they were accepted and sent, and
     acknowledgements without a gap."""
     scenario()
