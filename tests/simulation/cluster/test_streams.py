@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.follower import Follower
+from isthmus.repl.isr.replica import Replica
 from tests.simulation.cluster import simulator
 from tests.simulation.cluster.fault_mixes import cuts, losses, storms
 from tests.simulation.cluster.pair_streams import StreamSimulation
@@ -54,6 +58,33 @@ def test_the_mixes_of_faults_are_harmless(mix: Callable[[], Plan]) -> None:
     for seed in MIXED:
         streamed += run_seed(seed, simulation_class=StreamSimulation, plan=several(mix)).counts["streamed"]
     assert streamed
+
+
+@pytest.mark.parametrize(
+    ("short_way", "event"), [("persisted_from_stream", ev.Persisted), ("applied_quietly", ev.AppliedTo)]
+)
+def test_a_short_way_has_the_effect_of_its_event(
+    short_way: str, event: Callable[[int], ev.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever a core takes a short way, the event would have led to the same state and asked for nothing."""
+    taken, sound = 0, getattr(Replica, short_way)
+
+    def compared(self: Replica, end: int) -> bool:
+        nonlocal taken
+        twin = deepcopy(self)
+        if not sound(self, end):
+            return False
+        taken += 1
+        assert twin.step(event(end), 0) == [], "the event would have asked for something"
+        assert twin._state == self._state
+        if isinstance(self._role_state, Follower):
+            assert twin._role_state == self._role_state
+        return True
+
+    monkeypatch.setattr(Replica, short_way, compared)
+    for seed in range(5, 8):
+        run_seed(seed, simulation_class=StreamSimulation)
+    assert taken > 100
 
 
 @pytest.mark.slow

@@ -405,3 +405,16 @@ def test_only_an_online_leader_counts() -> None:
     old = group.replicas["n1"]
     assert old.stream_acknowledged("n2", run, 0) == old.stream_left("n2", run, 0) == fx.Effects()
     assert old.stream_commit("n2", run) is Commit.LEFT
+
+
+def test_entries_that_are_known_to_be_committed_take_no_short_way_to_the_disk() -> None:
+    """When durable entries of the stream are already announced as committed, Persisted must apply them."""
+    group = StreamedGroup.joined(TWO)
+    group.slow_disks.add("n2")
+    group.append(2)
+    group.receive("n2", group.sealed("n2"))
+    follower = group.replicas["n2"]
+    group.take("n2", follower.stream_committed(follower._role_state.nonce, 4))  # type: ignore[union-attr]
+    assert follower.high_watermark == 2
+    assert not follower.persisted_from_stream(4)
+    assert follower.step(ev.Persisted(4), group.now_ms) == [fx.Apply(4)]
