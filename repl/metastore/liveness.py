@@ -13,6 +13,7 @@ module has paths and rules; `repl.metastore.codecs` has the bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -134,6 +135,24 @@ class Liveness:
         process of this node: that process may still believe that it decides."""
         held = await self._hold(path, value, self._tree.session(), lambda _left, _stat: False, armed=True)
         return isinstance(held, Stat)
+
+    async def end(self, node: str, session_id: int, claims: Collection[str]) -> bool:
+        """See `Metastore.end_registration`. A registration that was renewed meanwhile stays: its process lives. One
+        that was replaced between the two steps may be removed; that process then registers again."""
+        path = f"{self._base}/nodes/{node}"
+        here = await self._tree.stat(path, armed=False)
+        if here is None or here.czxid != session_id:
+            return False
+        for claim in claims:  # first: a call that breaks off is repeated while the registration is there
+            held = await self._tree.stat(self._base + claim, armed=False)
+            if held is not None and held.owner == here.owner:
+                with suppress(VersionConflict):  # another node did it
+                    await self._tree.delete(self._base + claim, held.version)
+        try:
+            await self._tree.delete(path, here.version)
+        except VersionConflict:
+            return False
+        return True
 
     async def checks(self, partition: int, needs: Collection[Member]) -> list[VersionCheck]:
         """The checks of a commit that names these members, true only while each is registered, active, and has this log

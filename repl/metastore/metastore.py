@@ -140,6 +140,10 @@ class TreeMetastore:
         """See the port. `on_change(path)` follows when it goes or changes; `delete(path, 0)` gives it up."""
         return await self._liveness.claim(path, value)
 
+    async def end_registration(self, node: str, session_id: int, claims: Collection[str] = ()) -> bool:
+        """See the port."""
+        return await self._liveness.end(node, session_id, claims)
+
     async def registrations(self) -> Mapping[str, Registration]:
         """See the port. A caller that also reads records reads them first (H29)."""
         return await self._registrations.look()

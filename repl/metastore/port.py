@@ -93,6 +93,12 @@ class Metastore(Protocol):
         """Create the ephemeral `path` with `value` unless there is one; True if this session has it now. It ends with
         the session, or by `delete`. For the election of a controller."""
 
+    async def end_registration(self, node: str, session_id: int, claims: Collection[str] = ()) -> bool:
+        """Remove the registration of `node` if it is still that of `session_id`, and before it those of `claims` that
+        are of the same session with the metastore, although that session lasts; True if this call removed the
+        registration. A session id never comes back, so that session is over for all (docs/protocol.md R-SUSPECT).
+        Raises Ambiguous, Unavailable."""
+
     async def registrations(self) -> Mapping[str, Registration]:
         """The live registrations, by node."""
 

@@ -122,6 +122,65 @@ async def test_a_registration_of_another_process_is_not_replaced(
         assert (await one.registrations())["n1"].log_ids == {3: 5}
 
 
+async def test_another_node_may_end_exactly_one_session_and_its_claim(clients: MetastoreClients) -> None:
+    """The registration of that session goes, though the session lives, with those of the named claims that are of the
+    session; all see it. What was registered since, and another node's claim, stay. The node registers again, as
+    another session, and keeps its id meanwhile."""
+
+    async with started(clients) as (one, _), started(clients) as (two, events):
+        first = await one.register(a_registration("n1", id=7, log_ids={3: 5}))
+        await two.register(a_registration("n2", id=8))
+        assert await one.claim("/controller", b"n1")
+        assert await two.claim("/other", b"n2")
+        assert set(await two.registrations()) == {"n1", "n2"}
+        assert not await two.end_registration("n1", first - 1, ("/controller", "/other"))
+        assert set(await two.registrations()) == {"n1", "n2"}
+        assert await two.get("/controller") == Versioned(b"n1", 0)
+        events.hints.clear()
+        assert await two.end_registration("n1", first, ("/controller", "/other", "/never"))
+        assert set(await two.registrations()) == {"n2"}
+        assert set(await one.registrations()) == {"n2"}
+        await eventually(lambda: {"/nodes", "/controller"} <= {*events.hints}, "the hints")
+        assert await two.get("/controller") is None
+        assert await two.get("/other") == Versioned(b"n2", 0)
+        with pytest.raises(WrongIdentity):
+            await two.register(a_registration("n2", id=7))
+        assert not await two.end_registration("n1", first, ())
+        again = await one.register(a_registration("n1", id=7, log_ids={3: 5}), (first,))
+        assert again > first
+        assert not await two.end_registration("n1", first, ())
+        assert (await two.registrations())["n1"].session_id == again
+
+
+async def test_a_registration_that_is_renewed_meanwhile_is_not_ended(clients: MetastoreClients) -> None:
+    """Its process lives, whatever another node believes."""
+
+    async with started(clients) as (one, _), started(clients) as (two, _):
+        inc = await one.register(a_registration("n1", log_ids={3: 5}))
+        tree, delete = two._tree, two._tree.delete  # type: ignore[attr-defined]
+
+        async def late(path: str, version: int) -> None:
+            await one.register(a_registration("n1", log_ids={3: 6}))
+            await delete(path, version)
+
+        tree.delete = late
+        assert not await two.end_registration("n1", inc)
+        assert (await one.registrations())["n1"].session_id == inc
+
+
+async def test_a_write_that_needs_a_member_fails_once_its_session_was_ended(clients: MetastoreClients) -> None:
+    """A suspected node is not taken into an ISR before it has registered again (H10)."""
+
+    async with started(clients) as (one, _), started(clients) as (two, _):
+        inc = await one.register(a_registration("n1", log_ids={3: 5}))
+        assert await two.create_records([a_record(3, Member("n1", 5))])
+        record = (await two.records())[3]
+        await two.end_registration("n1", inc)
+        await refused(two.write_record(record, (Member("n1", 5),)))
+        await one.register(a_registration("n1", log_ids={3: 5}))
+        await two.write_record(record, (Member("n1", 5),))
+
+
 async def test_of_two_that_register_one_id_at_once_one_succeeds(clients: MetastoreClients) -> None:
     """However the two interleave, exactly one is registered."""
 
