@@ -98,6 +98,9 @@ class ConnectionOwner(Protocol):
     def closed(self, connection: PeerConnection) -> None:
         """The connection ended."""
 
+    def refused(self, node: str) -> None:
+        """The address of `node` refused a dial: nobody listens there."""
+
     def arrived(self, connection: PeerConnection, items: tuple[Any, ...]) -> None:
         """A frame of messages. Raises CodecError."""
 

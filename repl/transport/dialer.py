@@ -1,12 +1,15 @@
 """Keeps one connection to one node: dials, waits until it ends, and dials again after a pause.
 
 The pause doubles after each failed attempt and is drawn from its upper half, so that nodes do not dial in step; a
-connection that was up for the longest pause resets it. A failure is logged when its reason changes, not each time.
+connection that was up for the longest pause resets it. After such a connection the first pause is REDIAL_S, since a
+refused dial proves that the other process is gone (docs/protocol.md R-SUSPECT). A failure is logged when its reason
+changes, not each time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from random import Random
@@ -21,6 +24,13 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_PART: Final = 20
 """The first pause is the longest one divided by this."""
+
+REDIAL_S: Final = 0.01
+"""Pause after a connection that was up for the longest pause: a process that ends closes its sockets one after the
+other, within a few milliseconds. At most one such dial in each longest pause."""
+
+ADDRESSES_MAX: Final = 16
+"""Most addresses of one name that are probed; a name with more is never taken for refused."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -71,6 +81,9 @@ class Dialler:
                 log.warning("transport.dial.failed", peer=self.node, address=self.address, reason=why)
             if loop.time() - began_s >= self._delay_max_s:
                 delay_s = first_s
+                if was_up:
+                    await asyncio.sleep(REDIAL_S)
+                    continue
             await asyncio.sleep(delay_s * self._random.uniform(0.5, 1.0))
             delay_s = min(self._delay_max_s, delay_s * 2)
 
@@ -107,8 +120,11 @@ class Dialler:
         except TimeoutError:
             return False, f"no connection within {self._timeout_s:g} s"
         except ConnectionRefusedError as error:
+            self._owner.refused(self.node)
             return False, str(error)
         except OSError as error:
+            if error.errno is None and await self._refused_everywhere():
+                self._owner.refused(self.node)
             in_handshake = self._context is not None and isinstance(error, ssl.SSLError | ConnectionError)
             return False, f"TLS: {trouble_of(error).words}" if in_handshake else str(error)
         except ValueError as error:
@@ -118,3 +134,22 @@ class Dialler:
                 each.close("no longer needed")
                 if each is not connection:
                     each.abandoned()
+
+    async def _refused_everywhere(self) -> bool:
+        """True if every address of a name that has several refuses a connection: one error then stands for all."""
+        loop = asyncio.get_running_loop()
+        host, port = host_and_port(self.address)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                for family, kind, protocol, _, address in found[:ADDRESSES_MAX]:
+                    with socket.socket(family, kind, protocol) as probe:
+                        probe.setblocking(False)
+                        try:
+                            await loop.sock_connect(probe, address)
+                        except ConnectionRefusedError:
+                            continue
+                        return False
+        except OSError:  # also TimeoutError
+            return False
+        return 0 < len(found) <= ADDRESSES_MAX

@@ -26,7 +26,7 @@ from isthmus.repl.transport.dialer import Dialler
 from isthmus.repl.transport.frames import Lane
 from isthmus.repl.transport.handshake import ConnectionRefused, Handshake, HandshakeRefusal
 from isthmus.repl.transport.lanes import RateCap, Traffic
-from isthmus.repl.transport.port import NO_CURSORS, LinkListener, LinkMessage
+from isthmus.repl.transport.port import NO_CURSORS, LinkListener, LinkMessage, ReachabilityObserver
 from isthmus.repl.transport.rpc import (
     NO_DIRECT,
     WANT_STREAM,
@@ -121,6 +121,8 @@ class ClusterLinks:
         self._cluster = cluster
         self._cluster_uuid = cluster_uuid
         self.listener: LinkListener | None = None
+        self.observer: ReachabilityObserver | None = None
+        """Set by the node; nothing is reported before."""
         self._on_request = on_request
         self._direct = direct
         self._tls = tls
@@ -351,6 +353,7 @@ class ClusterLinks:
         current[node] = connection
         log.info("transport.link.up", peer=node, dialled=connection.dialled, address=connection.peer_address)
         if connection.dialled:
+            self._observe(node, True)
             self._report(node, True)
             self._want_stream(connection)
 
@@ -383,7 +386,18 @@ class ClusterLinks:
         del current[connection.node]
         if not self._stopping:
             log.info("transport.link.down", peer=connection.node, dialled=connection.dialled, reason=connection.why)
+        if connection.dialled:
+            self._observe(connection.node, False)
         self._report(connection.node, False)
+
+    def _observe(self, node: str, up: bool) -> None:
+        if not self._stopping and self.observer is not None:
+            self.observer.link_changed(node, up)
+
+    def refused(self, node: str) -> None:
+        """The address of `node` refused a dial. A connection that it dialled to this node proves that it lives."""
+        if not self._stopping and self.observer is not None and node not in self._accepted:
+            self.observer.dial_refused(node)
 
     def _report(self, node: str, up: bool) -> None:
         if not self._stopping and self.listener is not None:

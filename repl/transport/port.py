@@ -44,6 +44,16 @@ class LinkListener(Protocol):
         """`node` takes a stream over the connection that it dialled."""
 
 
+class ReachabilityObserver(Protocol):
+    """Observes which nodes can be dialled; `repl.controller.controller.Controller`."""
+
+    def link_changed(self, node: str, up: bool) -> None:
+        """The connection that this node dialled to `node` is up, or ended."""
+
+    def dial_refused(self, node: str) -> None:
+        """No connection with `node` stands, in either direction, and its address refuses to be connected to."""
+
+
 class Links(Protocol):
     """A node's connections with the other nodes of its cluster."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import pytest
@@ -29,6 +30,7 @@ from tests.support.link_nodes import (
     LOOPS,
     MB,
     UUID,
+    Node,
     RawConnection,
     ack,
     entries_of,
@@ -222,6 +224,89 @@ def test_a_node_that_comes_up_late_is_found(loop: str) -> None:
             again = await cluster.node("b")
             a.links.set_nodes({"b": again.address})
             await eventually(lambda: a.links.linked("b"))
+
+    run(scenario(), loop)
+
+
+class Observed:
+    """What a node's links reported of reachability."""
+
+    def __init__(self, node: Node) -> None:
+        self.links: list[tuple[str, bool]] = []
+        self.refused: list[str] = []
+        node.links.observer = self
+
+    def link_changed(self, node: str, up: bool) -> None:
+        """See ReachabilityObserver."""
+        self.links.append((node, up))
+
+    def dial_refused(self, node: str) -> None:
+        """See ReachabilityObserver."""
+        self.refused.append(node)
+
+
+def test_a_dial_that_is_refused_is_reported_at_once(loop: str) -> None:
+    """A process that ends closes its sockets: its peer notices and dials again within a fraction of the longest
+    pause, and reports each refusal, also for a name with several addresses."""
+
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            pause_ms = 1_000
+            a, b = await cluster.node("a", dial_delay_max_ms=pause_ms), await cluster.node("b")
+            observed = Observed(a)
+            a.links.set_nodes({"b": f"localhost:{b.port}"})
+            await eventually(lambda: a.links.linked("b"))
+            await asyncio.sleep(pause_ms / 1000)  # a connection that ends sooner is dialled after the usual pause
+            cluster.nodes.remove(b)
+            assert observed.refused == []
+            began_s = time.monotonic()
+            await b.links.stop()
+            await eventually(lambda: observed.refused)
+            assert time.monotonic() - began_s < pause_ms / 1000
+            assert observed.links == [("b", True), ("b", False)]
+            await eventually(lambda: len(observed.refused) > 1)
+            assert {*observed.refused} == {"b"}
+
+    run(scenario(), loop)
+
+
+def test_a_dial_without_an_answer_is_not_refused(loop: str) -> None:
+    """A frozen process, or one behind a network that swallows everything, is not reported."""
+
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a", dial_delay_max_ms=40), await cluster.node("b")
+            observed, proxy = Observed(a), await cluster.proxy(b)
+            a.links.set_nodes({"b": proxy.address})
+            await eventually(lambda: a.links.linked("b"))
+            proxy.swallows = True
+            await eventually(lambda: not a.links.linked("b"))
+            await asyncio.sleep(3 * DEAD_AFTER_MS / 1000)
+            assert observed.links == [("b", True), ("b", False)]
+            assert observed.refused == []
+
+    run(scenario(), loop)
+
+
+def test_a_node_whose_own_connection_stands_is_not_reported_as_refusing(loop: str) -> None:
+    """It lives: only its address is wrong, or closed to this node."""
+
+    async def scenario() -> None:
+        async with run_cluster() as cluster:
+            a, b = await cluster.node("a", dial_delay_max_ms=40), await cluster.node("b")
+            free = socket.socket()
+            free.bind(("127.0.0.1", 0))
+            observed = Observed(a)
+            b.links.set_nodes({"a": a.address})
+            await eventually(lambda: a.links.catch_up_room("b"))
+            with structlog.testing.capture_logs() as logs:
+                a.links.set_nodes({"b": f"127.0.0.1:{free.getsockname()[1]}"})
+                await eventually(lambda: any(entry["event"] == "transport.dial.failed" for entry in logs))
+                await asyncio.sleep(0.2)
+            assert observed.refused == []
+            b.links.set_nodes({})
+            await eventually(lambda: observed.refused)
+            free.close()
 
     run(scenario(), loop)
 
