@@ -502,6 +502,11 @@ class TransportSettings:
     dial_delay_max_ms: Annotated[int, ValueRange(20, 1 * MINUTE)] = 2_000
     """Longest pause between two tries to connect. The first pause is a twentieth of it."""
 
+    suspect_refused: bool = True
+    """Whether a node counts as dead once its connection has broken and its address refuses connections; otherwise its
+    session must time out first (`metastore.session_timeout`). Set it to false where something between the nodes refuses
+    connections to nodes that live, such as a proxy."""
+
     live_limit_bytes: Annotated[int, ValueRange(1 * MB, 16 * GB)] = 64 * MB
     """Bytes that may wait for one node in the live lane; above it the connection is closed, and the node gets from the
     log what it missed."""

@@ -63,6 +63,7 @@ from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_s
 from isthmus.queues import status
 from isthmus.repl import telemetry
 from isthmus.repl.clock import SystemTime
+from isthmus.repl.controller import suspicion
 from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.runtime import registration
@@ -105,6 +106,7 @@ READY_LOOK_S: Final = 0.2
 METRICS: Final = {
     **telemetry.HELP,
     **registration.HELP,
+    **suspicion.HELP,
     **status.HELP,
     **sink_listing.HELP,
     **tree_cache.HELP,
@@ -358,6 +360,7 @@ class Node:
                 services.controller.moving.samples,
                 services.controller.unread.samples,
                 services.registrar.samples,
+                services.controller.suspicion_samples,
                 services.coordinator.metrics,
                 services.links.metrics,
                 services.queues.metrics,

@@ -7,14 +7,14 @@ memory only for the age of a nomination and the promotions received, and the rec
 decisions about its partition, and no others.
 
 Elections: `repl.controller.election`, with `log_positions` and `promotions`; new bucket types: `bucket_types`; options:
-`dynamic_options`; ordered changes of placement: `reassigner`; leaderships: `leader_balancer`.
+`dynamic_options`; ordered changes of placement: `reassigner`; leaderships: `leader_balancer`; dead nodes: `suspicion`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -41,6 +41,7 @@ from isthmus.repl.controller.promotions import METHOD as PROMOTED
 from isthmus.repl.controller.promotions import Promotions
 from isthmus.repl.controller.reassigner import Reassigner
 from isthmus.repl.controller.reassignment_orders import ORDERS_DOCUMENT, ORDERS_PATH, Placement
+from isthmus.repl.controller.suspicion import Suspicions
 from isthmus.repl.controller.unreadable_documents import UnreadableDocuments
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.log_limit import LogLimit
@@ -49,6 +50,7 @@ from isthmus.repl.metastore.watched_document import DocumentEvents, WatchedDocum
 from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
+from isthmus.repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
 
@@ -137,6 +139,8 @@ class Controller:
         )
         self._placement = WatchedDocument(metastore, ORDERS_DOCUMENT, Placement(), DOCUMENT_EVENTS)
         self.unread = UnreadableDocuments()
+        self.suspicions: Suspicions | None = Suspicions(node)
+        """Which other nodes are believed to be dead; None: registrations end with their sessions only."""
         self.moving = Reassigner(metastore, self.unread)
         self.options_listener: OptionsListener | None = None
         self.balancing: LeaderBalancer | None = None
@@ -213,6 +217,16 @@ class Controller:
         if self.options_listener is not None:
             self.options_listener.on_options(options)
 
+    def link_changed(self, node: str, up: bool) -> None:
+        """See `ReachabilityObserver`."""
+        if self.suspicions is not None:
+            self.suspicions.link_changed(node, up)
+
+    def dial_refused(self, node: str) -> None:
+        """See `ReachabilityObserver`."""
+        if self.suspicions is not None and self.suspicions.refused(node, self._time.now_ms()):
+            self.wake()
+
     def _on_hint(self, path: str) -> None:
         if path == CLAIM_PATH:
             self._claim_known = False
@@ -252,7 +266,10 @@ class Controller:
     async def _look(self) -> int:
         """Read, decide and write once; returns the milliseconds until the next read is due."""
         await self._read()
-        if self.decides and not self._registration.registered:
+        if await self._end_suspected_sessions():
+            self._claim_known = False
+            await self._read()
+        if self.decides and not self._takes_part():
             async with self._claiming:
                 await self._give_up_claim()
             self._claim_known = False
@@ -299,14 +316,40 @@ class Controller:
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
         self.unread.learn(self.metastore.unreadable, records)
+        if self.suspicions is not None:
+            self.suspicions.learn(registrations, self._time.now_ms())
         self._observer.on_registrations(registrations)
         self._observer.on_records(records)
+
+    def _takes_part(self) -> bool:
+        """True if this process is registered, also by the last read: its registration may have been ended (R-SUSPECT),
+        and then no candidate could report to it."""
+        return self._registration.registered and self._node in self.registrations
+
+    async def _end_suspected_sessions(self) -> bool:
+        """End the registrations of nodes that are dead as far as this node can tell, and the claim of one that decided
+        (R-SUSPECT); True if one is over. Every registered node does so, since the one that decides may be the dead
+        one."""
+        if self.suspicions is None or self._resigned or not self._takes_part():
+            return False
+        suspects = self.suspicions.suspects()
+        for suspect in suspects:
+            ended = await self.metastore.end_registration(suspect.node, suspect.session_id, (CLAIM_PATH,))
+            self.suspicions.ended(suspect, here=ended)
+            if ended:
+                log.warning(
+                    "controller.node_suspected",
+                    suspect=suspect.node,
+                    session_id=suspect.session_id,
+                    reason="its connection broke and its address refuses connections",
+                )
+        return bool(suspects)
 
     async def _claim(self) -> None:
         """Take the claim if it is free, and read who has it; valid until a watch event."""
         self._claim_known = True
         try:
-            may = not self._resigned and self._registration.registered
+            may = not self._resigned and self._takes_part()
             won = may and await self.metastore.claim(CLAIM_PATH, self._node.encode())
             found = await self.metastore.get(CLAIM_PATH)
         except (Unavailable, Ambiguous, VersionConflict):
@@ -380,6 +423,7 @@ class Controller:
             reported=self._positions.of(partition),
             leaderships=leaderships,
             timers=self.options.timers(),
+            suspected={} if self.suspicions is None else self.suspicions.over,
         )
         return decision if isinstance(decision, ProposeRecord) else self._with_min_isr(record, decision)
 
@@ -407,6 +451,10 @@ class Controller:
             reason=written.reason,
         )
         return True
+
+    def suspicion_samples(self) -> Iterator[Sample]:
+        """Suspicions of this node."""
+        return iter(()) if self.suspicions is None else self.suspicions.samples()
 
     # -- operators ----------------------------------------------------------------------------------------
 

@@ -131,6 +131,7 @@ def elect(
     reported: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     leaderships: Mapping[str, int] = MappingProxyType({}),
     timers: Timers = TIMERS,
+    suspected: Mapping[str, int] = MappingProxyType({}),
 ) -> Decision:
     """The controller's next action for the partition of `record`.
 
@@ -138,7 +139,7 @@ def elect(
     conclusions from its absence stay true (H29). `waiting_since_ms` and `attempt` come from `watched`, None means since
     now. `promoted`: the (epoch, node, inc, gen) of received promotions. `reported`: node -> (last epoch, LEO); a node
     without a report ranks last. `leaderships`: node -> number of partitions it leads; among equal candidates the fewest
-    first, then by node id.
+    first, then by node id. `suspected`: node -> the session of it that was suspected last (R-SUSPECT), for the reason.
     """
     look = _Look(record, registrations)
     since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
@@ -146,7 +147,7 @@ def elect(
         return NoAction(record.reason)
     match record.status:
         case PartitionStatus.ONLINE:
-            return _online(look)
+            return _online(look, suspected)
         case PartitionStatus.OFFLINE:
             return _offline(look)
         case PartitionStatus.ELECTION:
@@ -229,12 +230,14 @@ class _Look:
         return "leaving"
 
 
-def _online(look: _Look) -> Decision:
+def _online(look: _Look, suspected: Mapping[str, int]) -> Decision:
     record = look.record
     leader = record.leader
     if leader is None or look.registered(leader) is None:
         name = leader.node if leader is not None else "the leader"
-        return ProposeRecord(_in_election(record, f"{name} is gone: its session is over"))
+        refuses = leader is not None and suspected.get(leader.node) == leader.session_id
+        why = "its address refuses connections" if refuses else "its session is over"
+        return ProposeRecord(_in_election(record, f"{name} is gone: {why}"))
     if not look.leads_still(leader):
         return ProposeRecord(_in_election(record, f"{leader.node} has another log than the one that was in sync"))
     gone = {m: "gone" for m in record.isr if m.node != leader.node and not look.live(m)}

@@ -276,7 +276,8 @@ class TreeMetastore:
 
 
 def _registration(name: str, path: str, data: bytes, stat: Stat) -> Registration:
-    return decode_at(path, data, partial(decode_registration, node=name, session_id=stat.czxid))
+    found = decode_at(path, data, partial(decode_registration, node=name, session_id=stat.czxid))
+    return replace(found, owner=stat.owner)
 
 
 def _uuid(text: bytes) -> bytes:

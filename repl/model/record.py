@@ -109,7 +109,8 @@ class Registration:
 
     `log_ids`: partition -> log id, of the copies in its data directory. `spare_log_id`: the id of each copy that is
     still to be created there (an empty log is intact), 0 when unknown. `cluster_address`: HOST:PORT of the listener for
-    other nodes. Placement uses `id` and `rack`.
+    other nodes. Placement uses `id` and `rack`. `owner`: the process's connection with the metastore, 0 when unknown;
+    it stays where a process loses its registration and registers again.
     """
 
     node: str
@@ -122,6 +123,7 @@ class Registration:
     cluster_address: str = ""
     id: int = 0
     rack: str = ""
+    owner: int = field(default=0, compare=False)
 
     def log_id_of(self, partition: int) -> int:
         """The log id of the node's copy of `partition`, whether it exists or is still to be created."""

@@ -11,7 +11,7 @@ the data directory's current gens: a gen is durable there before it is registere
     registered     `inc` is not 0
     unregistered   -> registered      `register` succeeded: at the start, after an expired session, after a loss
     registered     -> unregistered    the session expired, or another process has the name (`why` says which)
-    registered     -> registered      the znode was removed: made again, with another inc
+    registered     -> registered      the znode was removed (R-SUSPECT, or by hand): made again, with another inc
 
 A starting process takes its node's name from any other process: usually its own predecessor, whose session is not over
 yet. Later it replaces only registrations of its own. So of two processes with one name the one that started later keeps
@@ -171,7 +171,8 @@ class Registrar:
             if inc == self.inc:
                 return inc
             if before and self.inc == before:
-                self._lose("removed", "the znode was gone though the session lives: it was removed by hand")
+                why = "another node's dial was refused, or it was removed by hand"
+                self._lose("removed", f"the znode was gone though the session lives: {why}")
             log.info("metastore.registered", inc=inc)
             self._own.append(inc)
             self.inc, self.why = inc, ""

@@ -1,6 +1,6 @@
 """Run seeds of the simulator.
 
-`python -m tests.simulation.cluster --seeds A:B [--reaps | --queues | --streams] [--trace] [--go-on]`
+`python -m tests.simulation.cluster --seeds A:B [--reaps | --queues | --streams | --suspicions] [--trace] [--go-on]`
 
 Prints counts of events; at a violation, the seed, the trace before it, and the command that replays it.
 """
@@ -16,6 +16,7 @@ from tests.simulation.cluster.pair_streams import StreamSimulation
 from tests.simulation.cluster.queues import QueueSimulation
 from tests.simulation.cluster.reaps import RowSimulation
 from tests.simulation.cluster.simulator import ClusterSimulation, run_seed
+from tests.simulation.cluster.suspicions import SuspicionSimulation
 
 
 def main() -> int:
@@ -26,9 +27,15 @@ def main() -> int:
     parser.add_argument("--reaps", action="store_true", help="with real rows, deletes, reaps and another cluster")
     parser.add_argument("--queues", action="store_true", help="with the product's promises, source queues and sinks")
     parser.add_argument("--streams", action="store_true", help="with replication streams between pairs of nodes")
+    parser.add_argument("--suspicions", action="store_true", help="with nodes that suspect each other, also falsely")
     parser.add_argument("--go-on", action="store_true", help="one line for each seed that fails, and on to the next")
     options = parser.parse_args()
-    chosen = ((options.queues, QueueSimulation), (options.reaps, RowSimulation), (options.streams, StreamSimulation))
+    chosen = (
+        (options.queues, QueueSimulation),
+        (options.reaps, RowSimulation),
+        (options.streams, StreamSimulation),
+        (options.suspicions, SuspicionSimulation),
+    )
     simulation_class = next((each for wanted, each in chosen if wanted), ClusterSimulation)
     first, last = (int(part) for part in options.seeds.split(":"))
     total: Counter[str] = Counter()

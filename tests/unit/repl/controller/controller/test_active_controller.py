@@ -12,10 +12,12 @@ from structlog.testing import capture_logs
 
 from isthmus.repl.controller import controller
 from isthmus.repl.controller.bucket_types import DefaultType
+from isthmus.repl.controller.suspicion import HoldTimes, Suspicions
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.record import PartitionRecord, Registration
 from tests.support.controller_cluster import Cluster, FakeNode, eventually, running
 from tests.support.memory_metastore import WriteFault
+from tests.support.virtual_time import LoopTime
 
 pytestmark = pytest.mark.virtual_time
 
@@ -47,6 +49,91 @@ async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends(
         await eventually(lambda: len(cluster.decides()) == 1)
         assert cluster.decides()[0] in ("n2", "n3")
         await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
+
+
+async def suspecting(cluster: Cluster, hold_ms: int = 0) -> None:
+    """Connections between all nodes stand; sessions that were known for `hold_ms` may be suspected."""
+    await eventually(lambda: all(node.registrations.keys() == cluster.nodes.keys() for node in cluster.living))
+    for node in cluster.living:
+        suspicions = node.controller.suspicions = Suspicions(node.name, HoldTimes(min_ms=hold_ms, max_ms=hold_ms))
+        suspicions.learn(node.registrations, LoopTime().now_ms())
+        for other in cluster.nodes:
+            if other != node.name:
+                node.controller.link_changed(other, True)
+
+
+async def kill(node: FakeNode) -> None:
+    """The process is gone, its session goes on; the others' dials are refused."""
+    node.deaf = True
+    assert node.controller._task is not None
+    node.controller._task.cancel()
+    for other in node.cluster.living:
+        other.controller.link_changed(node.name, False)
+        other.controller.dial_refused(node.name)
+
+
+@pytest.mark.parametrize("victim", ["n1", "n2"])
+async def test_a_killed_node_is_replaced_though_its_session_lives(victim: str) -> None:
+    """Also the node that decides: another one has the claim, and all that the dead one led is led by others, while the
+    metastore still holds the dead one's session. The log has one line of it."""
+
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(lambda: cluster.online() and cluster.leads()[victim])
+        await suspecting(cluster)
+        with capture_logs() as logs:
+            await kill(cluster.nodes[victim])
+            await eventually(lambda: cluster.online() and not cluster.leads()[victim])
+        assert len(cluster.decides()) == 1
+        assert [e["suspect"] for e in logs if e["event"] == "controller.node_suspected"] == [victim]
+        reasons = {e["reason"] for e in logs if e["event"] == "controller.decided" and e["status"] == "election"}
+        assert f"{victim} is gone: its address refuses connections" in reasons
+        assert all(len(record.isr) == 2 for record in cluster.records.values())
+        await cluster.nodes[victim].metastore.stop()
+
+
+async def test_a_session_that_must_not_be_suspected_is_left_to_its_end() -> None:
+    """A refused dial to a node whose session is young changes nothing."""
+
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(lambda: cluster.online() and cluster.leads()["n1"])
+        await suspecting(cluster, 60_000)
+        before = cluster.leads()
+        await kill(cluster.nodes["n1"])
+        await asyncio.sleep(0.1)
+        assert cluster.leads() == before
+        await cluster.nodes["n1"].metastore.stop()
+        await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
+
+
+async def test_a_controller_whose_registration_was_ended_lets_another_decide() -> None:
+    """Its session and its claim live, but no candidate could report to it; registered again, it may decide again."""
+
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        first, second = cluster.nodes["n1"], cluster.nodes["n2"]
+        assert await second.metastore.end_registration("n1", first.session_id)
+        await eventually(lambda: len(cluster.decides()) == 1 and cluster.decides() != ["n1"])
+        await first.register()
+        await eventually(lambda: cluster.online() and all(len(r.isr) >= 2 for r in cluster.records.values()))
+        assert len(cluster.decides()) == 1
+
+
+async def test_an_unregistered_node_and_one_that_resigns_suspect_nobody() -> None:
+    """Whoever takes no part ends no other node's registration."""
+
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        await suspecting(cluster)
+        cluster.nodes["n2"].registered = False
+        await cluster.nodes["n3"].controller.resign()
+        for name in ("n2", "n3"):
+            controller = cluster.nodes[name].controller
+            controller.link_changed("n1", False)
+            controller.dial_refused("n1")
+            assert controller.suspicions is not None
+            assert controller.suspicions.suspects()
+        await asyncio.sleep(0.1)
+        assert set(cluster.nodes["n1"].registrations) == {"n1", "n2", "n3"}
 
 
 async def test_a_controller_whose_session_expired_decides_no_more_and_may_come_again() -> None:
