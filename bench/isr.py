@@ -1,16 +1,14 @@
 """The cost of commits and committed reads with three replicas on this machine.
 
-    python -m bench.isr [--json] [--profile] [--keys 100000] [--kills 5]
+    python -m bench.isr [--json] [--profile] [--keys 100000]
 
 One partition with min-ISR 2: one node leads it, two follow. Every write is on the disk of all in-sync members (fsync)
 before its answer. CPU seconds are those of the three nodes. The path without HTTP is driven inside the leader's process
-(`bench.bare`); all other load comes over HTTP from another process. After the leader is killed, the time without writes
-is mostly its session time-out (metastore.session_timeout).
+(`bench.bare`); all other load comes over HTTP from another process. `bench.failover` kills leaders.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import subprocess
 import sys
@@ -20,7 +18,6 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import click
 
@@ -46,9 +43,6 @@ IDLE_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 3.0
 """Idle time before a measurement, in which the work of the previous one ends."""
 
-TRY_TIMEOUT_S: Final = 1.0
-"""Time-out of one write while the partition has no leader, after which it is retried."""
-
 START_TIMEOUT_S: Final = 60.0
 
 
@@ -56,7 +50,6 @@ START_TIMEOUT_S: Final = 60.0
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--profile", is_flag=True, help="Profile the leader in each measurement.")
 @click.option("--keys", default=100_000, show_default=True, help="Fresh keys per measurement without a rate.")
-@click.option("--kills", default=5, show_default=True, help="Number of leaders that are killed.")
 @click.option("--limit", "limit_s", default=120.0, show_default=True, help="Seconds after which a load ends.")
 @click.option(
     "--dir",
@@ -64,8 +57,8 @@ START_TIMEOUT_S: Final = 60.0
     type=click.Path(path_type=Path),
     help="Directory of the data; its disk determines the cost of an fsync.",
 )
-def main(as_json: bool, profile: bool, keys: int, kills: int, limit_s: float, directory: Path | None) -> None:
-    """Measure commits, committed reads, fail-over and the idle cost of three nodes."""
+def main(as_json: bool, profile: bool, keys: int, limit_s: float, directory: Path | None) -> None:
+    """Measure commits, committed reads and the idle cost of three nodes."""
     try:
         where = machine()
         runs = _Runs(profile, limit_s)
@@ -73,7 +66,6 @@ def main(as_json: bool, profile: bool, keys: int, kills: int, limit_s: float, di
             runs.on(nodes)
             runs.idle()
             runs.over_http(keys)
-            runs.failover(kills)
         with Nodes(THREE_NODES, None if directory is None else directory / "bare") as nodes:
             runs.on(nodes)
             runs.bare(keys)
@@ -154,43 +146,6 @@ class _Runs:
         for name in NODES:
             places.start_node(self._nodes.directory, name, None)
         self._nodes.refresh()
-
-    def failover(self, kills: int) -> None:
-        """Measure the time from a kill of the leader to the next acknowledged write at another node."""
-        seconds: list[float] = []
-        for _ in range(kills):
-            leader = self._nodes.leader()
-            time.sleep(SETTLE_SECONDS)
-            other = next(name for name in NODES if name != leader)
-            places.stop_node(self._nodes.directory, leader, kill=True)
-            seconds.append(self._time_to_write(other))
-            places.start_node(self._nodes.directory, leader, None)
-        if seconds:
-            seconds.sort()
-            self.figures.append(
-                Figure(
-                    "leader killed to next acknowledged write, one client that retries",
-                    f"{kills} kills",
-                    values={"median_s": seconds[len(seconds) // 2], "min_s": seconds[0], "max_s": seconds[-1]},
-                )
-            )
-
-    def _time_to_write(self, name: str) -> float:
-        began_s = time.perf_counter()
-        address = urlsplit(self._nodes.http[name])
-        while time.perf_counter() - began_s < START_TIMEOUT_S:
-            connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TRY_TIMEOUT_S)
-            path = f"/buckets/failover/keys/{self._fresh(1)}"
-            try:
-                connection.request("PUT", path, b"x", {"Content-Type": "text/plain"})
-                if connection.getresponse().status == 204:
-                    return time.perf_counter() - began_s
-            except (OSError, http.client.HTTPException):
-                pass
-            finally:
-                connection.close()
-            time.sleep(0.01)
-        raise BenchFailed(f"no write was acknowledged within {START_TIMEOUT_S:.0f} s after the leader was killed")
 
     def _fresh(self, count: int) -> int:
         first, self._first = self._first, self._first + count
