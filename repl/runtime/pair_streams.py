@@ -254,11 +254,11 @@ class PairStreams:
         for run in found.durable:
             partition = self._partitions.get(run.partition)
             if partition is not None:
-                self._events.perform(partition, partition.replica.stream_acknowledged(node, run, now_ms))
+                self._events.carry_out(partition, partition.replica.stream_acknowledged, node, run, now_ms)
         for run in found.left:
             partition = self._partitions.get(run.partition)
             if partition is not None:
-                self._events.perform(partition, partition.replica.stream_left(node, run, now_ms))
+                self._events.carry_out(partition, partition.replica.stream_left, node, run, now_ms)
         self._arm()
         self._check_round()
 
@@ -296,7 +296,11 @@ class PairStreams:
         self.groups_received += 1
         size_bytes = sum(len(run.encoded) for run in group.runs)
         accepting = _AcceptingReplicas(self._partitions, self._disk_full, size_bytes)
-        found = receiver.receive(group, accepting, self._time.now_ms())
+        try:
+            found = receiver.receive(group, accepting, self._time.now_ms())
+        except Exception as bug:  # noqa: BLE001 - some replicas count entries that were not appended
+            self._events.fail(bug)
+            return
         if found is None:
             self._links.send(node, STREAM_PARTITION, StreamReceiver.over(group.stream))
             return
@@ -305,7 +309,7 @@ class PairStreams:
         for run in found.committed:
             partition = self._partitions.get(run.partition)
             if partition is not None:
-                self._events.perform(partition, partition.replica.stream_committed(run.nonce, run.end))
+                self._events.carry_out(partition, partition.replica.stream_committed, run.nonce, run.end)
         if not found.accepted:  # else the log reports when it is durable
             self._acknowledge(node, receiver)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from isthmus.repl.isr import effects as fx
@@ -35,8 +35,12 @@ class StreamEvents(Protocol):
     def dispatch_all(self, event: ev.Event) -> None:
         """Step every replica, carry out the effects, and flush."""
 
-    def perform(self, partition: Partition, effects: Sequence[fx.Effect]) -> None:
-        """Carry out effects of the partition's replica; `flush` must follow in the same turn of the loop."""
+    def carry_out(self, partition: Partition, rule: Callable[..., Sequence[fx.Effect]], *arguments: object) -> None:
+        """Call a rule of the partition's replica and carry out its effects; `flush` must follow in the same turn of the
+        loop. A replica whose rule raises is stopped, and no other."""
+
+    def fail(self, error: Exception) -> None:
+        """End the process: replicas and log may differ."""
 
 
 class InFlightWork(Protocol):

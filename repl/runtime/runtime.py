@@ -378,12 +378,19 @@ class Runtime:
                 continue
             if partition_id in truncations and not self._transfer_receiver.log_restarted(partition_id):
                 self._feed_at(partition, ev.Truncated(truncations[partition_id]), now_ms)
-            replica = partition.replica
-            if replica.far_position is None and not replica.persisted_from_stream(end):
+            if partition.replica.far_position is None and not self._persisted_from_stream(partition, end):
                 self._feed_at(partition, ev.Persisted(end), now_ms)
         self._streams.durable()
         self._ticks.arm()
         self.flush()
+
+    def _persisted_from_stream(self, partition: Partition, end: int) -> bool:
+        """True when there is nothing more to do."""
+        try:
+            return partition.replica.persisted_from_stream(end)
+        except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+            self._quarantine(partition, bug)
+            return True
 
     def on_applied(self, steps: Sequence[PartitionStep]) -> None:
         """See `StorageEvents`: answer the requests that waited for these entries, and notify listeners."""
@@ -458,13 +465,16 @@ class Runtime:
                     assert_never(effect)
         return refused
 
-    def perform(self, partition: Partition, effects: Sequence[fx.Effect]) -> None:
+    def carry_out(self, partition: Partition, rule: Callable[..., Sequence[fx.Effect]], *arguments: object) -> None:
         """See `StreamEvents`."""
-        if effects and not self._closed:
-            try:
+        if self._closed:
+            return
+        try:
+            effects = rule(*arguments)
+            if effects:
                 self._perform(partition, effects, self.time.now_ms())
-            except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
-                self._quarantine(partition, bug)
+        except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+            self._quarantine(partition, bug)
 
     def _role_changed(self, partition: Partition, effect: fx.RoleChanged) -> None:
         write = log.error if effect.role is ReplicaRole.FAILED else log.info

@@ -152,9 +152,13 @@ class ProcessShell:
         """An event for every core."""
         self._process.post_all(event)
 
-    def perform(self, partition: SimPartition, effects: Sequence[fx.Effect]) -> None:
+    def carry_out(self, partition: SimPartition, rule: Callable[..., Sequence[fx.Effect]], *arguments: object) -> None:
         """Carry out what a core asked for."""
-        self._process.stream_effects(partition.id, effects)
+        self._process.stream_effects(partition.id, rule(*arguments))
+
+    def fail(self, error: Exception) -> None:
+        """A bug ends the simulation."""
+        raise error
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """In this or the next millisecond."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import pytest
+
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.pair_stream import UNACKNOWLEDGED_MS, Commit, SentRun, StreamAck, StreamGroup, StreamRun
 from isthmus.repl.replog.port import EncodedRun
 from isthmus.repl.runtime.pair_streams import GROUP_BYTES, PairStreams
+from isthmus.repl.runtime.rounds import Rounds
 from isthmus.repl.transport.port import LinkMessage
 
 FIRST = 40
@@ -72,7 +75,9 @@ class FakeNode:
         self.timed: list[Callable[[], object]] = []
         self.time_ms = 0
         this = cast(Any, self)
-        self.streams = PairStreams(this.partitions, this, this, this, this, this, this, FIRST)
+        self.failures: list[Exception] = []
+        self.rounds = Rounds()
+        self.streams = PairStreams(this.partitions, this, this, this, this, this, this, self.rounds, FIRST)
 
     def send(self, node: str, partition: int, message: LinkMessage) -> bool:
         assert partition == 0
@@ -96,8 +101,11 @@ class FakeNode:
     def dispatch_all(self, event: ev.Event) -> None:
         self.events.append(event)
 
-    def perform(self, partition: FakePartition, effects: Sequence[Any]) -> None:
-        self.performed += [(partition.id, effect) for effect in effects]
+    def carry_out(self, partition: FakePartition, rule: Callable[..., Sequence[Any]], *arguments: object) -> None:
+        self.performed += [(partition.id, effect) for effect in rule(*arguments)]
+
+    def fail(self, error: Exception) -> None:
+        self.failures.append(error)
 
     def call_soon(self, function: Callable[[], object]) -> None:
         self.calls.append(function)
@@ -209,20 +217,46 @@ def test_nothing_is_sent_of_entries_that_the_log_did_not_take() -> None:
 def test_acknowledgements_go_to_the_replicas_and_end_the_round() -> None:
     """Durable runs and partitions that left are passed on, and waiting requests hear when every newest group is
     acknowledged."""
-    node, rounds = FakeNode(), []
-    node.streams.on_round_over = lambda: rounds.append(1)
+    node = FakeNode()
+    ended: list[int] = []
     node.open("n2")
     node.open("n3")
     node.append(0, 0, "n2", "n3")
     node.append(1, 0, "n2")
     node.run()
-    assert node.streams.round_open
+    assert node.rounds.open
+    node.rounds.when_over(lambda: ended.append(1))
     node.streams.acknowledged("n2", StreamAck(FIRST + 1, 1, 1, (1,)))
     assert node.performed == [(0, ("acknowledged", 1)), (1, ("left", 1))]
-    assert (node.streams.round_open, rounds) == (True, [])
+    assert (node.rounds.open, ended) == (True, [])
     node.streams.acknowledged("n3", StreamAck(FIRST + 2, 1, 1, ()))
-    assert (node.streams.round_open, rounds) == (False, [1])
+    assert (node.rounds.open, ended) == (False, [1])
     node.streams.acknowledged("n4", StreamAck(FIRST + 3, 1, 1, ()))
+
+
+def test_a_round_ends_with_its_last_stream() -> None:
+    """No round stays open for a follower whose connection is gone: requests that wait for its end go on."""
+    node = FakeNode()
+    node.open("n2")
+    node.append(0, 0, "n2")
+    node.run()
+    assert node.rounds.open
+    node.streams.link_lost("n2")
+    assert not node.rounds.open
+
+
+def test_a_bug_amid_a_group_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that raises while a group is taken leaves others that count runs which no log has: nothing of the
+    group is appended or acknowledged, and the runtime is told to end."""
+    node = FakeNode()
+
+    def bad(*_arguments: object) -> int:
+        raise AssertionError("made up by a test")
+
+    monkeypatch.setattr(node.partitions[1].replica, "stream_accept", bad)
+    node.streams.received("n2", a_group(1, a_run(0, 2), a_run(1, 4)))
+    assert [str(failure) for failure in node.failures] == ["made up by a test"]
+    assert (node.persisted, node.sent) == ([], [])
 
 
 def test_a_stream_ends_with_a_gap_its_follower_or_its_time_and_another_begins() -> None:
