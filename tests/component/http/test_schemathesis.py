@@ -13,6 +13,10 @@ from tests.support.threaded_node import running_node
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 
 SETTINGS = """\
+[checks.not_a_server_error]
+# A write that may take 5 ms is answered with 504 on a busy machine, and with 503 while leadership moves.
+expected-statuses = ["2xx", "3xx", "4xx", 503, 504]
+
 [[operations]]
 include-path = "/queuename/{queue}"
 phases.coverage.unexpected-methods = ["DELETE", "PUT", "TRACE"] # its GET is Riak's, and 501

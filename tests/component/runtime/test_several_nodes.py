@@ -358,7 +358,7 @@ async def test_writes_of_several_partitions_travel_in_streams(tmp_path: Path, st
         groups = sum(stream_groups(member, "sent") for member in t.members.values()) - sent
         assert 10 <= groups < 400
         assert sum(stream_groups(member, "received") for member in t.members.values()) - received == groups
-        assert all(member.runtime.streams.streams_ended == 0 for member in t.members.values())
+        assert all(member.runtime._streams.streams_ended == 0 for member in t.members.values())
         quiet = groups + sent
         await asyncio.sleep(0.3)
         assert sum(stream_groups(member, "sent") for member in t.members.values()) == quiet
