@@ -4,24 +4,27 @@ Run as `python -m bench.loadgen URL[,URL...] [CA TOKEN_FILE]`; the last two are 
 process reads one `Phase` as JSON per line of standard input, and prints its `Result` as JSON. It keeps the causal
 context of every key that it wrote, so that later phases overwrite without creating siblings. It measures rates and
 latencies of the client; `bench.nodes` measures the cost of the servers. It depends on the HTTP formats of the product,
-and on the routes as clients read them (`repl.http.routes`).
+and on the routes as clients read them (`repl.http.routes`). `bench.etcd_load` and `bench.nats_load` run the same phases
+on other systems.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
+import resource
 import ssl
 import sys
 import time
 from array import array
 from binascii import a2b_base64, b2a_base64
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 import msgpack
@@ -47,6 +50,18 @@ LEADER: Final = "leader"
 ROUTES_TIMEOUT_S: Final = 5.0
 REFRESH_S: Final = 1.0
 """Shortest time between two requests for the routes, after a node has refused a request or closed a connection."""
+
+RESPONSE_TIMEOUT_S: Final = 60.0
+"""Time limit for the last responses of a phase, longer than a server keeps a request. After it the objects of missing
+responses count as failed, with the status `NO_RESPONSE`."""
+
+FILES_COUNT: Final = 8_192
+"""Open files of a load generator, if the system permits as many. 512 clients of LEADER have 1,536 connections to three
+nodes; the usual limit is 1,024."""
+
+NO_RESPONSE: Final = "no response"
+LOST: Final = "lost"
+"""Status of the objects of a request whose connection broke before the response."""
 
 BUCKET: Final = b"bench"
 BUCKET_TYPE: Final = b"default"
@@ -88,9 +103,36 @@ class Result:
     p999_ms: float
     max_ms: float
     failed: dict[str, int]
-    """Objects that were not written or read, by HTTP status; `lost`: the connection broke before the response."""
+    """Objects that were not written or read, by HTTP status, `LOST` or `NO_RESPONSE`."""
     forwarded: int = 0
     """Requests whose response named another node as the leader."""
+
+
+class Generator(Protocol):
+    """Runs phases of load on a system."""
+
+    async def run(self, phase: Phase) -> Result:
+        """Run a phase and return its result. Raises ConnectionError when a client has lost its last connection."""
+        ...
+
+
+class Client(Protocol):
+    """One client of a system, with at most one request in progress."""
+
+    numbers: list[int]
+    """Key numbers of the request in progress."""
+    sent_s: float
+    """When that request was sent, or due."""
+
+    def send(self, numbers: list[int], sent_s: float) -> None:
+        """Send the request for these keys and store both arguments. The response goes to `Runner.on_response`."""
+        ...
+
+
+def value_pool() -> list[bytes]:
+    """The values that every generator writes, the same in every run."""
+    pool = random.Random(0)
+    return [pool.randbytes(VALUE_BYTES) for _ in range(VALUE_POOL_COUNT)]
 
 
 class Load:
@@ -101,8 +143,7 @@ class Load:
         self.routes = Routes()
         self._tls = ssl.create_default_context(cafile=authority) if authority else None
         self._clocks: dict[int, bytes] = {}
-        pool = random.Random(0)
-        self._values = [pool.randbytes(VALUE_BYTES) for _ in range(VALUE_POOL_COUNT)]
+        self._values = value_pool()
         host = self._addresses[0].encode()
         if token_file:
             host += b"\r\nAuthorization: Bearer " + Path(token_file).read_bytes().strip()
@@ -115,12 +156,15 @@ class Load:
     async def run(self, phase: Phase) -> Result:
         """Run a phase and return its result. Raises ConnectionError when a node closes a connection, and its client has
         no other."""
-        runner = _Runner(self, phase)
         addresses = self._addresses
+        groups = None
         if phase.clients == LEADER:
             await self.read_routes()
             addresses = sorted({*addresses, *self.routes.nodes})
-        clients = [_Client(runner) for _ in range(phase.connections)]
+            groups = _by_leader(_groups(phase), phase.batch, self) if phase.kind == "batch" else None
+        runner = Runner(phase, groups)
+        routing = _Routing(self, phase.clients == LEADER)
+        clients = [_HttpClient(self, runner, routing, phase) for _ in range(phase.connections)]
         try:
             for number, client in enumerate(clients):
                 own = addresses if phase.clients == LEADER else [addresses[number % len(addresses)]]
@@ -128,16 +172,17 @@ class Load:
                     await self._connect(client, address)
             await runner.run(clients)
         finally:
-            runner.close()
+            routing.close()
             for client in clients:
                 client.close()
-        return runner.result()
+        result = runner.result()
+        result.forwarded = routing.forwarded_count
+        return result
 
-    async def _connect(self, client: _Client, address: str) -> None:
+    async def _connect(self, client: _HttpClient, address: str) -> None:
         host, port = _host_and_port(address)
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: _Connection(client, address), host, port, ssl=self._tls)
-        client.connections[address] = connection
+        await loop.create_connection(lambda: _Connection(client, address), host, port, ssl=self._tls)
 
     async def read_routes(self) -> None:
         """Read the routes from the first node that has them. Raises ConnectionError when none has."""
@@ -203,40 +248,41 @@ class Load:
         return self._values[number % VALUE_POOL_COUNT]
 
 
-class _Runner:
-    """Runs one phase: keeps every connection busy, or sends requests at the rate."""
+class Runner:
+    """Runs one phase: keeps every client busy, or sends requests at the rate.
 
-    def __init__(self, load: Load, phase: Phase) -> None:
-        self._load = load
+    `groups`: the key numbers of each request; None: those of the phase in order."""
+
+    def __init__(self, phase: Phase, groups: Iterator[list[int]] | None = None) -> None:
         self._phase = phase
-        self._routed = phase.clients == LEADER
-        groups = _groups(phase)
-        self._groups = _by_leader(groups, phase.batch, load) if self._routed and phase.kind == "batch" else groups
-        self._forwarded = 0
-        self._refresh_task: asyncio.Task[None] | None = None
-        self._refreshed_s = 0.0
+        self._groups = _groups(phase) if groups is None else groups
         self._latencies_ms = array("d")
         self._failed: Counter[str] = Counter()
         self._done_count = 0
         self._running = 0
-        self._exhausted = False
-        self._idle: deque[_Client] = deque()
+        self._exhausted = asyncio.Event()
+        self._idle: deque[Client] = deque()
         self._due: deque[float] = deque()
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._started_s = 0.0
         self._ended_s = 0.0
 
-    async def run(self, clients: list[_Client]) -> None:
+    async def run(self, clients: Sequence[Client]) -> None:
+        """Run the phase with these clients. Raises the error that `on_lost` received."""
         self._idle.extend(clients)
-        self._started_s = time.perf_counter()
-        if self._phase.rate:
-            await asyncio.gather(self._pace(), self._done)
-        else:
-            self._send()
-            await self._done
+        self._started_s = self._ended_s = time.perf_counter()
+        limit = asyncio.create_task(self._limit(clients))
+        try:
+            if self._phase.rate:
+                await asyncio.gather(self._pace(), self._done)
+            else:
+                self._send()
+                await self._done
+        finally:
+            limit.cancel()
 
     async def _pace(self) -> None:
-        """Make requests due at the phase's rate. The latency of a request includes its wait for an idle connection."""
+        """Make requests due at the phase's rate. The latency of a request includes its wait for an idle client."""
         interval_s = (self._phase.batch if self._phase.kind == "batch" else 1) / self._phase.rate
         due_s = self._started_s
         while not self._done.done():
@@ -247,61 +293,96 @@ class _Runner:
             self._send()
             await asyncio.sleep(TICK_S)
 
+    async def _limit(self, clients: Sequence[Client]) -> None:
+        """End the phase `RESPONSE_TIMEOUT_S` after its last request, whether or not all responses have arrived."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exhausted.wait(), self._phase.limit_s)
+        await asyncio.sleep(RESPONSE_TIMEOUT_S)
+        if not self._done.done():
+            idle = set(map(id, self._idle))
+            self._failed[NO_RESPONSE] += sum(len(client.numbers) for client in clients if id(client) not in idle)
+            self._exhausted.set()
+            self._done.set_result(None)
+
     def _send(self) -> None:
         paced = self._phase.rate > 0
-        while self._idle and not self._exhausted and (self._due or not paced):
+        while self._idle and not self._exhausted.is_set() and (self._due or not paced):
             numbers = next(self._groups, None)
             if numbers is None or time.perf_counter() - self._started_s > self._phase.limit_s:
-                self._exhausted = True
+                self._exhausted.set()
                 break
             client = self._idle.popleft()
             self._running += 1
-            connection = client.connection_to(self._load.leader(numbers[0]) if self._routed else None)
-            data = self._load.request(self._phase, numbers)
-            connection.send(data, numbers, self._due.popleft() if paced else time.perf_counter())
-        if self._exhausted and not self._running and not self._done.done():
-            self._ended_s = time.perf_counter()
+            client.send(numbers, self._due.popleft() if paced else time.perf_counter())
+        if self._exhausted.is_set() and not self._running and not self._done.done():
             self._done.set_result(None)
 
-    def on_response(self, connection: _Connection, status: int, head: bytes, body: bytes) -> None:
-        self._latencies_ms.append((time.perf_counter() - connection.sent_s) * 1000)
-        failed = self._load.on_response(self._phase, connection.numbers, status, head, body)
+    def on_response(self, client: Client, failed: Counter[str], received_s: float) -> None:
+        """Count the response to a client's request, and send the next one. `failed`: failed objects by status."""
+        if self._done.done():
+            return
+        self._ended_s = received_s
+        self._latencies_ms.append((received_s - client.sent_s) * 1000)
         self._failed += failed
-        self._done_count += len(connection.numbers) - failed.total()
-        self._take_leader(connection.numbers[0], status, head)
-        connection.numbers = []
+        self._done_count += len(client.numbers) - failed.total()
         self._running -= 1
-        self._idle.append(connection.client)
+        self._idle.append(client)
         self._send()
 
-    def _take_leader(self, number: int, status: int, head: bytes) -> None:
+    def on_request_lost(self, client: Client) -> None:
+        """Count the objects of a request whose connection broke as failed, and send the client's next request."""
+        if self._done.done():
+            return
+        self._failed[LOST] += len(client.numbers)
+        self._running -= 1
+        self._idle.append(client)
+        self._send()
+
+    def on_lost(self, error: Exception) -> None:
+        """End the phase with the error of a lost connection."""
+        if not self._done.done():
+            self._exhausted.set()
+            self._done.set_exception(error)
+
+    def result(self) -> Result:
+        """Rates and latencies of the phase. Its duration ends with the last response."""
+        ordered = sorted(self._latencies_ms)
+
+        def at(share: float) -> float:
+            return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else 0.0
+
+        seconds = self._ended_s - self._started_s
+        return Result(self._done_count, round(seconds, 3), at(0.5), at(0.99), at(0.999), at(1.0), dict(self._failed))
+
+
+class _Routing:
+    """The leaders to which the clients of one phase send, and the count of forwarded requests.
+
+    Corrects the routes of `load` by the responses, and reads them again after refusals, if the clients are `routed`."""
+
+    def __init__(self, load: Load, routed: bool) -> None:
+        self.routed = routed
+        self.forwarded_count = 0
+        self._load = load
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._refreshed_s = 0.0
+
+    def leader(self, number: int) -> str | None:
+        """The address of the leader of a key; None when the clients send to any node."""
+        return self._load.leader(number) if self.routed else None
+
+    def on_response(self, number: int, status: int, head: bytes) -> None:
         """Correct the routes if a response names the leader of the key, and read them again after a refusal."""
         start = head.find(_LEADER_HEADER)
         if start > 0:
-            self._forwarded += 1
-            if self._routed:
+            self.forwarded_count += 1
+            if self.routed:
                 start += len(_LEADER_HEADER)
                 self._load.learn(number, head[start : head.index(b"\r\n", start)].decode("ascii"))
-        elif self._routed and status == 503:
-            self._refresh()
+        elif self.routed and status == 503:
+            self.refresh()
 
-    def on_lost(self, connection: _Connection, error: Exception) -> None:
-        """A connection is closed. A client with connections to other nodes goes on without it."""
-        if self._done.done():
-            return
-        client = connection.client
-        client.connections.pop(connection.address, None)
-        if not self._routed or not client.connections:
-            self._done.set_exception(error)
-            return
-        self._refresh()
-        if connection.numbers:
-            self._failed["lost"] += len(connection.numbers)
-            self._running -= 1
-            self._idle.append(client)
-            self._send()
-
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """Read the routes again, at most every REFRESH_S."""
         now_s = time.perf_counter()
         if self._refresh_task is None and now_s - self._refreshed_s >= REFRESH_S:
@@ -317,38 +398,57 @@ class _Runner:
             self._refresh_task = None
 
     def close(self) -> None:
-        if not self._done.done():
-            self._done.cancel()
+        """Stop reading the routes."""
         if self._refresh_task is not None:
             self._refresh_task.cancel()
 
-    def result(self) -> Result:
-        ordered = sorted(self._latencies_ms)
 
-        def at(share: float) -> float:
-            return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else 0.0
-
-        seconds = self._ended_s - self._started_s
-        return Result(
-            self._done_count, round(seconds, 3), at(0.5), at(0.99), at(0.999), at(1.0), dict(self._failed),
-            self._forwarded,
-        )  # fmt: skip
-
-
-class _Client:
+class _HttpClient:
     """A client with at most one request in progress, and a connection to one node or several, by address."""
 
-    def __init__(self, runner: _Runner) -> None:
-        self.runner = runner
+    def __init__(self, load: Load, runner: Runner, routing: _Routing, phase: Phase) -> None:
         self.connections: dict[str, _Connection] = {}
+        self.numbers: list[int] = []
+        self.sent_s = 0.0
+        self._load = load
+        self._runner = runner
+        self._routing = routing
+        self._phase = phase
+        self._busy: _Connection | None = None
+        """The connection of the request in progress."""
 
-    def connection_to(self, address: str | None) -> _Connection:
-        """The connection to `address`; any other if there is none."""
+    def send(self, numbers: list[int], sent_s: float) -> None:
+        """Send to the leader of the first key; to any node if the leader is unknown or has no connection."""
+        self.numbers = numbers
+        self.sent_s = sent_s
+        address = self._routing.leader(numbers[0])
         found = None if address is None else self.connections.get(address)
-        return found or next(iter(self.connections.values()))
+        self._busy = found or next(iter(self.connections.values()))
+        self._busy.write(self._load.request(self._phase, numbers))
+
+    def on_response(self, received_s: float, status: int, head: bytes, body: bytes) -> None:
+        """Handle the response to the request in progress."""
+        self._busy = None
+        failed = self._load.on_response(self._phase, self.numbers, status, head, body)
+        self._routing.on_response(self.numbers[0], status, head)
+        self._runner.on_response(self, failed, received_s)
+
+    def on_lost(self, connection: _Connection, error: Exception) -> None:
+        """Continue with the connections to other nodes; end the phase if there are none."""
+        if self.connections.pop(connection.address, None) is None:
+            return  # closed by `close`
+        if not self.connections:
+            self._runner.on_lost(error)
+            return
+        self._routing.refresh()
+        if self._busy is connection:
+            self._busy = None
+            self._runner.on_request_lost(self)
 
     def close(self) -> None:
-        for connection in self.connections.values():
+        """Close all connections."""
+        connections, self.connections = self.connections, {}
+        for connection in connections.values():
             connection.close()
 
 
@@ -364,31 +464,27 @@ def _host_and_port(address: str) -> tuple[str, int]:
 class _Connection(asyncio.Protocol):
     """One keep-alive connection with at most one request in progress."""
 
-    def __init__(self, client: _Client, address: str) -> None:
-        self.client = client
+    def __init__(self, client: _HttpClient, address: str) -> None:
         self.address = address
-        self._runner = client.runner
+        self._client = client
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self._body_at = 0
         self._whole = 0
-        self.numbers: list[int] = []
-        self.sent_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass
+        self._client.connections[self.address] = self
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._runner.on_lost(self, exc or ConnectionError("the node closed a connection"))
+        self._client.on_lost(self, exc or ConnectionError("the node closed a connection"))
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
-    def send(self, data: bytes, numbers: list[int], sent_s: float) -> None:
+    def write(self, data: bytes) -> None:
         assert self._transport is not None
-        self.numbers = numbers
-        self.sent_s = sent_s
         self._transport.write(data)
 
     def data_received(self, data: bytes) -> None:
@@ -405,7 +501,7 @@ class _Connection(asyncio.Protocol):
             return
         head, body = buffer[: self._body_at].lower() if buffer[9:12] != b"204" else buffer, buffer[self._body_at :]
         self._buffer, self._body_at = b"", 0
-        self._runner.on_response(self, int(buffer[9:12]), head, body)
+        self._client.on_response(time.perf_counter(), int(buffer[9:12]), head, body)
 
 
 def _content_length(head: bytes) -> int:
@@ -448,16 +544,25 @@ def _by_leader(groups: Iterator[list[int]], size: int, load: Load) -> Iterator[l
     yield from filter(None, waiting.values())
 
 
-async def _serve(urls: str, *access: str) -> None:
-    load = Load(urls, *access)
+def _raise_file_limit() -> None:
+    """Raise the limit of open files to FILES_COUNT, or as far as the system permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_COUNT if hard == resource.RLIM_INFINITY else min(FILES_COUNT, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+async def serve(generator: Generator) -> None:
+    """Run the phases on standard input, one JSON object per line, until it ends; print each result."""
+    _raise_file_limit()
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         try:
-            answer: dict[str, Any] = asdict(await load.run(Phase(**json.loads(line))))
+            answer: dict[str, Any] = asdict(await generator.run(Phase(**json.loads(line))))
         except OSError as error:
             answer = {"error": str(error) or type(error).__name__}
         print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(*sys.argv[1:]))
+    uvloop.run(serve(Load(*sys.argv[1:])))

@@ -167,9 +167,12 @@ class Nodes:
 
     def sink(self, name: str) -> Mapping[str, Any]:
         """The status of the only link of a node's sink."""
-        (link,) = self.admin[name].get("/admin/sink")["sinks"]
-        assert isinstance(link, dict)
+        (link,) = self.sinks(name)
         return link
+
+    def sinks(self, name: str) -> list[Mapping[str, Any]]:
+        """The status of each link of a node's sink, one per node that it fetches from."""
+        return list(self.admin[name].get("/admin/sink")["sinks"])
 
     def outstanding(self, name: str) -> int | None:
         """The number of unacknowledged changes of a node's only queue; None when unknown."""
@@ -194,11 +197,13 @@ class Nodes:
 
 
 class LoadProcess:
-    """A `bench.loadgen` child process with the nodes at `urls` as its targets."""
+    """A load generator as a child process: `bench.loadgen`, or another module that runs the same phases.
 
-    def __init__(self, *urls: str, access: tuple[str, ...] = ()) -> None:
+    `targets`: URLs or addresses of the servers. `arguments`: further arguments of the module."""
+
+    def __init__(self, *targets: str, arguments: tuple[str, ...] = (), module: str = "bench.loadgen") -> None:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "bench.loadgen", ",".join(urls), *access],
+            [sys.executable, "-m", module, ",".join(targets), *arguments],
             cwd=REPOSITORY,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             stdin=subprocess.PIPE,

@@ -49,7 +49,7 @@ def main(
     try:
         where = machine()
         topology = (SECURE if tls else "") + ONE_CLUSTER
-        with Nodes(topology, directory) as nodes, LoadProcess(nodes.http["node"], access=nodes.access) as load:
+        with Nodes(topology, directory) as nodes, LoadProcess(nodes.http["node"], arguments=nodes.access) as load:
             runs = _Runs(nodes, load, profile, limit_s)
             runs.all(keys, space)
         report("put, with TLS and tokens" if tls else "put", where, runs.figures, as_json, runs.profile)

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+import subprocess
+import sys
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 import msgpack
 import pytest
 
+from bench import loadgen
 from bench.figures import CpuTime, Figure, Target
 from bench.loadgen import BUCKET, LEADER, Load, Phase, Result, _groups
 from isthmus.repl.http.routes import HASH
 from isthmus.repl.model.keys import key_hash, partition_index
+
+CHECKOUT: Final = Path(__file__).parents[3]
 
 
 class Server:
@@ -25,6 +33,10 @@ class Server:
         self.clocks: dict[bytes, bytes] = {}
         self.stale: list[bytes] = []
         self.refuse = False
+        self.url = ""
+        self.connections = 0
+        self.requests = 0
+        self.silent_after: int | None = None
 
     def write(self, key: bytes, clock: bytes | None) -> bytes:
         if self.clocks.get(key) != clock:
@@ -33,12 +45,16 @@ class Server:
         return self.clocks[key]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 lines = head.split(b"\r\n")
                 method, path, _ = lines[0].split(b" ")
                 headers = dict(line.split(b": ", 1) for line in lines[1:] if line)
                 body = await reader.readexactly(int(headers.get(b"Content-Length", b"0")))
+                self.requests += 1
+                if self.silent_after is not None and self.requests > self.silent_after:
+                    continue
                 answer = self.answer(method, path, headers, body)
                 for start in range(0, len(answer), 37):
                     writer.write(answer[start : start + 37])
@@ -70,7 +86,8 @@ async def running_server() -> AsyncIterator[tuple[Server, Load]]:
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     host, port = listener.sockets[0].getsockname()
     async with listener:
-        yield server, Load(f"http://{host}:{port}")
+        server.url = f"http://{host}:{port}"
+        yield server, Load(server.url)
 
 
 async def test_overwrites_carry_the_last_context_and_all_is_counted() -> None:
@@ -105,6 +122,57 @@ async def test_a_paced_load_keeps_its_rate_and_its_time_limit() -> None:
     async with running_server() as (_, load):
         result = await load.run(Phase("put", 0, 10_000, connections=4, rate=200, limit_s=0.5))
     assert 20 < result.objects <= 102
+
+
+async def test_connections_are_spread_over_the_nodes() -> None:
+    """Six connections to three nodes: two to each node, and every object is written once."""
+    async with running_server() as (first, _), running_server() as (second, _), running_server() as (third, _):
+        servers = (first, second, third)
+        load = Load(",".join(server.url for server in servers))
+        result = await load.run(Phase("put", 0, 300, connections=6))
+    assert (result.objects, result.failed) == (300, {})
+    assert [server.connections for server in servers] == [2, 2, 2]
+    assert sum(len(server.clocks) for server in servers) == 300
+    assert all(server.clocks for server in servers)
+
+
+async def test_a_phase_ends_although_responses_never_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects without a response some time after the limit count as failed; the wait for them is not part of the
+    phase's duration."""
+    monkeypatch.setattr(loadgen, "RESPONSE_TIMEOUT_S", 0.3)
+    async with running_server() as (server, load):
+        server.silent_after = 7
+        result = await load.run(Phase("batch", 0, 10_000, connections=4, batch=10, limit_s=0.1))
+    assert (result.objects, result.failed) == (70, {loadgen.NO_RESPONSE: 40})
+    assert result.seconds < 0.3
+
+
+async def test_a_connection_that_is_lost_before_the_first_request_ends_the_phase() -> None:
+    """A server closes every connection at once, some of them while later ones are opened: the phase raises
+    ConnectionError."""
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    host, port = listener.sockets[0].getsockname()
+    async with listener:
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(Load(f"http://{host}:{port}").run(Phase("put", 0, 100, connections=20)), 10)
+
+
+def test_a_load_generator_may_open_many_files() -> None:
+    """Its limit is FILES_COUNT, or what the system permits; a higher limit is not lowered."""
+    program = "import asyncio, resource; from bench.loadgen import serve; asyncio.run(serve(None)); "
+    program += "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = loadgen.FILES_COUNT if hard == resource.RLIM_INFINITY else min(loadgen.FILES_COUNT, hard)
+    for limits, expected in (("-Sn 256", wanted), ("-n 512", 512)):
+        command = f"ulimit {limits}; exec {sys.executable} -c '{program}'"
+        printed = subprocess.run(
+            ["sh", "-c", command], cwd=CHECKOUT, input="", capture_output=True, text=True, check=True
+        )
+        assert int(printed.stdout.split()[0]) == expected
 
 
 @pytest.mark.parametrize("space", [0, 70, 100])
@@ -284,3 +352,37 @@ def test_a_node_that_hangs_up_is_done_without() -> None:
     assert 1 <= result.failed["lost"] <= 4
     assert result.objects == 300 - result.failed["lost"]
     assert cluster.route_reads <= 4
+
+
+def test_a_node_that_stays_silent_delays_no_other() -> None:
+    """Clients that know leaders wait for one response each; the objects of missing responses count as failed."""
+
+    async def work(cluster: RoutedCluster, load: Load) -> list[Result]:
+        cluster.servers[1].silent_after = 20
+        return [await load.run(Phase("put", 0, 100_000, connections=4, limit_s=0.1, clients=LEADER))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loadgen, "RESPONSE_TIMEOUT_S", 0.3)
+        cluster, (result,) = run_routed(3, 3, work)
+    assert result.failed == {loadgen.NO_RESPONSE: 4}
+    assert result.objects == sum(map(len, cluster.received))
+    assert len(cluster.received[1]) == 20
+
+
+def test_a_lost_idle_connection_loses_no_request() -> None:
+    """A node closes the connections of an idle client: only an object in progress may fail, and later ones go to other
+    nodes."""
+
+    async def work(cluster: RoutedCluster, load: Load) -> list[Result]:
+        running = asyncio.create_task(load.run(Phase("put", 0, 200, connections=1, rate=400, clients=LEADER)))
+        while len(cluster.received[1]) < 5:
+            await asyncio.sleep(0.001)
+        for writer in cluster.writers[1]:
+            writer.close()
+        return [await running]
+
+    cluster, (result,) = run_routed(3, 3, work)
+    assert result.objects + result.failed.get("lost", 0) == 200
+    assert result.failed.get("lost", 0) <= 1
+    assert result.forwarded > 0
+    assert len(cluster.received[1]) < 50
