@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST_TESTS := $(addprefix tests/unit/,config queues sink aae/scheduling repl/model repl/isr repl/controller repl/coordinator) \
 	tests/contract tests/project --ignore=tests/project/test_conftest.py --ignore=tests/project/test_environment_script.py
 
-.PHONY: help venv demo test test-fast test-all lint byte-code docs bench sim mesh faults endurance wheel clean
+.PHONY: help venv demo test test-fast test-all lint byte-code docs bench bench-peers sim mesh faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
@@ -32,6 +32,7 @@ help:
 	@echo "make faults    acts of harm to a cluster of real processes, histories checked; KILLS=200 of them"
 	@echo "make endurance two clusters of three nodes under load and harm, then every proof of equality; MINUTES=60 of it"
 	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
+	@echo "make bench-peers our clusters beside etcd and NATS, which must be installed; ARGS=\"--rounds 1 --only etcd\" and others"
 	@echo "make wheel     dist/isthmus-VERSION.whl, and the same as dist/isthmus.zip, the ending that Spark's --py-files knows"
 	@echo "make venv      the environment alone, .venv from a Python 3.11 or 3.12 (PYTHON=/path/to/python names one)"
 	@echo "make clean     removes the environment and all caches"
@@ -90,6 +91,9 @@ bench: venv
 	@$(BIN)/python -m bench.handover $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.failover $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.balance $(if $(findstring --json,$(ARGS)),--json)
+
+bench-peers: venv
+	@$(BIN)/python -m bench.peers $(ARGS)
 
 wheel: venv
 	@$(BIN)/python -m hatchling build -t wheel -d dist

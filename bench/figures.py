@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -135,12 +135,15 @@ def report(
     as_json: bool,
     profile: list[str],
     options: Mapping[str, Any] = NO_OPTIONS,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Print all figures of one benchmark, and the options on which they depend."""
+    """Print all figures of one benchmark, the options on which they depend, then `notes`: sentences about them."""
     if as_json:
         document = {"bench": name, "machine": dict(where), **options, "figures": [f.to_json() for f in figures]}
         if profile:
             document["profile"] = profile
+        if notes:
+            document["notes"] = list(notes)
         print(json.dumps(document, ensure_ascii=False))
         return
     console = Console()
@@ -168,5 +171,5 @@ def report(
             verdict,
         )
     console.print(table)
-    for line in profile:
+    for line in (*notes, *profile):
         console.print(line, markup=False, highlight=False)

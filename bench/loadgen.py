@@ -89,7 +89,7 @@ class Phase:
     """Seconds after which no request is started."""
     seed: int = 1
     clients: str = SPREAD
-    """SPREAD or LEADER."""
+    """SPREAD or LEADER. Clients of other systems are always SPREAD."""
 
 
 @dataclass
