@@ -12,9 +12,10 @@ from typing import Final, Protocol
 from isthmus.node.client_api.conditional import IF_NONE_MATCH, parse_tags
 from isthmus.node.http.application import JSON, HttpApplication, Request
 from isthmus.node.http.responses import Headers, Reply
+from isthmus.repl.http import routes
 from isthmus.repl.model.conditions import ANY
 
-LEADER: Final = b"x-isthmus-leader"
+LEADER: Final = routes.LEADER.lower().encode()
 """The header with HOST:PORT at which the leader serves clients, in answers to requests that were forwarded to it."""
 
 
@@ -49,7 +50,7 @@ class RouteDocument(Protocol):
 def add_cluster_routes(api: HttpApplication, document: RouteDocument) -> None:
     """Add the route."""
 
-    async def routes(request: Request) -> Reply:
+    async def answer(request: Request) -> Reply:
         """The leaders of all partitions and their addresses."""
         tag, body = document.current()
         headers: Headers = [(b"etag", f'"{tag}"'.encode()), (b"cache-control", b"no-cache")]
@@ -60,4 +61,4 @@ def add_cluster_routes(api: HttpApplication, document: RouteDocument) -> None:
                 return Reply(304, headers)
         return Reply(200, [*headers, (b"content-type", JSON)], body)
 
-    api.router.add("GET", "/cluster/routes", routes)
+    api.router.add("GET", routes.PATH, answer)

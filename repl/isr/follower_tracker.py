@@ -163,7 +163,7 @@ class FollowerProgress:
         sent until the follower answers."""
         if self.join:
             # Entries of the stream may be on their way: the message is about those that were acknowledged.
-            effects.send(self.member.node, self._head(state, epoch, self.leo, self.leo))
+            effects.send(self.member.node, self.head(state, epoch, self.leo, self.leo))
             self.resend_at_ms = None
             return
         if self.linked and self.next > self.leo and self.acked_seq < self.seq:
@@ -174,7 +174,7 @@ class FollowerProgress:
             self._send(state, effects, epoch, self.next, True, now_ms)
 
     def _send(self, state: ReplicaState, effects: Effects, epoch: int, end: int, live: bool, now_ms: int) -> None:
-        head = self._head(state, epoch, self.next, state.progress.leo)
+        head = self.head(state, epoch, self.next, state.progress.leo)
         if end > self.next:
             effects.append(Replicate(self.member.node, head, end, live))
         else:
@@ -182,7 +182,7 @@ class FollowerProgress:
         self.next = end
         self.resend_at_ms = now_ms + RESEND_MS
 
-    def _head(self, state: ReplicaState, epoch: int, start: int, leo: int) -> AppendEntries:
+    def head(self, state: ReplicaState, epoch: int, start: int, leo: int) -> AppendEntries:
         """The next AppendEntries from `start` on, of a log that ends at `leo`; without entries."""
         record, hw = state.known_record, state.progress.hw
         self.seq += 1

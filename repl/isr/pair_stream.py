@@ -179,11 +179,6 @@ class StreamSender:
         return len(self._sent) + len(self._acknowledged) + len(self._announced)
 
     @property
-    def has_runs(self) -> bool:
-        """True when the open group has runs."""
-        return bool(self._open)
-
-    @property
     def round_open(self) -> bool:
         """True while the newest group with runs is not acknowledged."""
         return self._newest_runs > self._acknowledged_number

@@ -171,14 +171,20 @@ class ReplicationSender:
     # -- cursors and links ------------------------------------------------------------------------------
 
     def share_cursors(self, partition: Partition, *, at_once: bool = False) -> None:
-        """Send waiting soft cursors to followers that get no entries now, by repeating the last AppendEntries."""
-        epoch = partition.replica.epoch
-        for follower in partition.replica.followers():
-            head = self._last_sent.get((partition.id, follower.node))
-            if head is None or head.epoch != epoch or not follower.linked:
+        """Send waiting soft cursors to followers that get no entries by AppendEntries now: those that take a stream get
+        one for the cursors' sake, the others the last one again."""
+        replica = partition.replica
+        for follower in replica.followers():
+            node = follower.node
+            if not follower.linked or not partition.cursor_gossip.due(node, self._time.now_ms(), at_once=at_once):
                 continue
-            if partition.cursor_gossip.due(follower.node, self._time.now_ms(), at_once=at_once):
-                self._append_entries(partition, follower.node, head, live=True, at_once=at_once)
+            head = replica.stream_head(node) or self._last_sent.get((partition.id, node))
+            if head is not None and head.epoch == replica.epoch:
+                self._append_entries(partition, node, head, live=True, at_once=at_once)
+
+    def streamed(self, entry_count: int) -> None:
+        """Count entries that go to followers by streams (`repl.runtime.pair_streams`)."""
+        self.entries_sent += entry_count
 
     def link_lost(self, partitions: Iterable[Partition], node: str) -> None:
         """Drop everything that waits for `node`: it sends a FollowRequest when it is connected again."""

@@ -425,6 +425,7 @@ class Runtime:
                     runs = self._storage.persist(partition, effect.entries)
                 case fx.StreamEntries():
                     self._streams.add(effect, runs)
+                    self._sender.streamed((effect.end - effect.start) * len(effect.to))
                 case fx.Replicate():
                     self._sender.replicate(partition, effect)
                 case fx.Send():

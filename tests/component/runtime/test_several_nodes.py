@@ -262,6 +262,29 @@ async def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_clust
         assert logs[0] == logs[1] == logs[2]
 
 
+async def test_soft_cursors_reach_a_follower_that_only_takes_the_stream(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
+    """A restarted follower that lacks nothing joins the stream without any AppendEntries, and gets the soft cursors
+    nevertheless; entries that streams carry count as sent."""
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        await t.level()
+        name = t.followers()[0].node
+        await t.kill(name)
+        again = await t.open(name)
+        await eventually(lambda: again.partition().replica.following)
+        await put(leader, b"k2", b"v")
+        sent = {metric: value for metric, _, value in leader.runtime.metrics()}
+        leader.runtime.soft_cursor(0, b"to-west", b"\x01")
+        await eventually(lambda: again.runtime.store.cursor(0, b"to-west").soft == b"\x01")
+        await put(leader, b"k3", b"v")
+        now = {metric: value for metric, _, value in leader.runtime.metrics()}
+        name_of_sent = "isthmus_replicate_sent_entries_total"
+        assert now[name_of_sent] - sent[name_of_sent] == 2
+
+
 async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """What a queue's cursor was a second ago is in the followers' stores though nothing was written meanwhile, and what
     it is at a hand-over is in the next leader's before it serves."""
