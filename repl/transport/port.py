@@ -1,8 +1,9 @@
 """Interface of a node's connections with the other nodes of its cluster; `repl.transport.links.ClusterLinks`.
 
 Between two nodes there is at most one connection each way, shared by all partitions. The connection that X dialled to Y
-carries X as a follower: its FollowRequest, AppendAck, AppendRejected and LeadershipCheckOk go to Y over it, and Y's
-FollowAccepted, FollowRejected, AppendEntries and LeadershipCheck come back over it; so do X's requests and Y's answers.
+carries X as a follower: its FollowRequest, AppendAck, AppendRejected, LeadershipCheckOk and StreamAck go to Y over it,
+and Y's FollowAccepted, FollowRejected, AppendEntries, LeadershipCheck and StreamGroup come back over it; so do X's
+requests and Y's answers.
 The side that dialled checks its health and dials again. Everything belongs to the event loop.
 """
 
