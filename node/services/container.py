@@ -186,9 +186,8 @@ class NodeServices:
             observer=self,
             registration=self.registrar,
         )
-        if settings.transport.suspect_refused:
-            self.links.observer = self.controller
-        else:
+        self.links.observer = self.controller
+        if not settings.transport.suspect_refused:
             self.controller.suspicions = None
         self.membership = ClusterMembership(self.controller, settings, self.cluster_uuid)
         self.client_routes = ClusterRoutes(self.controller, settings, self.cluster_uuid)

@@ -22,6 +22,7 @@ import structlog
 
 from isthmus.config.dynamic_options import MOVES_AT_ONCE
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, Assigner, DefaultType, DefaultTypeCreation, assign
+from isthmus.repl.controller.contact import Contact
 from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings
 from isthmus.repl.controller.election import (
     Decision,
@@ -141,6 +142,7 @@ class Controller:
         self.unread = UnreadableDocuments()
         self.suspicions: Suspicions | None = Suspicions(node)
         """Which other nodes are believed to be dead; None: registrations end with their sessions only."""
+        self._contact = Contact(node)
         self.moving = Reassigner(metastore, self.unread)
         self.options_listener: OptionsListener | None = None
         self.balancing: LeaderBalancer | None = None
@@ -219,6 +221,7 @@ class Controller:
 
     def link_changed(self, node: str, up: bool) -> None:
         """See `ReachabilityObserver`."""
+        self._contact.link_changed(node, up, self._time.now_ms())
         if self.suspicions is not None:
             self.suspicions.link_changed(node, up)
 
@@ -269,7 +272,7 @@ class Controller:
         if await self._end_suspected_sessions():
             self._claim_known = False
             await self._read()
-        if self.decides and not self._takes_part():
+        if self.decides and not (self._takes_part() and self._in_contact()):
             async with self._claiming:
                 await self._give_up_claim()
             self._claim_known = False
@@ -316,6 +319,7 @@ class Controller:
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
         self.unread.learn(self.metastore.unreadable, records)
+        self._contact.learn(registrations, self._time.now_ms())
         if self.suspicions is not None:
             self.suspicions.learn(registrations, self._time.now_ms())
         self._observer.on_registrations(registrations)
@@ -325,6 +329,15 @@ class Controller:
         """True if this process is registered, also by the last read: its registration may have been ended (R-SUSPECT),
         and then no candidate could report to it."""
         return self._registration.registered and self._node in self.registrations
+
+    def _in_contact(self) -> bool:
+        """False once this node, which decides, has had no connection with any other for too long (R-CONTACT)."""
+        now_ms = self._time.now_ms()
+        if not self._contact.alone(now_ms):
+            return True
+        log.warning("controller.alone", reason="no other registered node has been reached: another one is to decide")
+        self._contact.gave_up(now_ms)
+        return False
 
     async def _end_suspected_sessions(self) -> bool:
         """End the registrations of nodes that are dead as far as this node can tell, and the claim of one that decided
@@ -349,7 +362,7 @@ class Controller:
         """Take the claim if it is free, and read who has it; valid until a watch event."""
         self._claim_known = True
         try:
-            may = not self._resigned and self._takes_part()
+            may = not self._resigned and self._takes_part() and self._contact.may_claim(self._time.now_ms())
             won = may and await self.metastore.claim(CLAIM_PATH, self._node.encode())
             found = await self.metastore.get(CLAIM_PATH)
         except (Unavailable, Ambiguous, VersionConflict):
@@ -362,6 +375,8 @@ class Controller:
             if may:
                 self.wake()
         if decides != self.decides:
+            if decides:
+                self._contact.took(self._time.now_ms())
             log.info("controller.took_over" if decides else "controller.lost", controller=self.controller)
             self._timers.clear()
         self.decides = decides

@@ -72,6 +72,10 @@ class FakeNode:
         """Register and begin."""
         await self.metastore.start(lambda _state: None)
         await self.register()
+        for other in self.cluster.living:
+            if other is not self:
+                other.controller.link_changed(self.name, True)
+                self.controller.link_changed(other.name, True)
         self.controller.start()
 
     async def register(self, *, active: bool = True) -> None:
@@ -83,6 +87,8 @@ class FakeNode:
     async def die(self) -> None:
         """The process ends and its session with it; nobody is told."""
         self.deaf = True
+        for other in self.cluster.living:
+            other.controller.link_changed(self.name, False)
         await self.controller.stop()
         await self.metastore.stop()
 

@@ -16,7 +16,7 @@ from isthmus.repl.isr.messages import AppendEntries, StaleEpoch
 from isthmus.repl.isr.pair_stream import StreamGroup
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.transport.codec import FROM_FOLLOWER, Encoder, decode_item
-from isthmus.repl.transport.port import NO_CURSORS, LinkListener, LinkMessage
+from isthmus.repl.transport.port import NO_CURSORS, LinkListener, LinkMessage, ReachabilityObserver
 
 
 class MemoryNetwork:
@@ -72,6 +72,7 @@ class MemoryLinks:
         self._network = network
         self._node = node
         self.listener: LinkListener | None = None
+        self.observer: ReachabilityObserver | None = None
         self.on_request = on_request
         self._loop = asyncio.get_running_loop()
         self.takes_streams = takes_streams
@@ -101,6 +102,8 @@ class MemoryLinks:
 
     def _report(self, node: str, up: bool) -> None:
         assert self.listener is not None
+        if self.observer is not None:
+            self.observer.link_changed(node, up)
         self.listener.link_changed(node, up)
 
     def _want_stream(self, node: str) -> None:

@@ -190,6 +190,7 @@ async def run_node(
         observer=Observer(),
         registration=SimpleNamespace(registered=True),
     )
+    links.observer = controller
     handlers |= {**handlers_of(coordinator), **controller.request_handlers()}
     if balance is not None:
         handlers |= LeaderBalanceApi(controller, runtime, balance).request_handlers()

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from isthmus.repl.controller import controller
 from isthmus.repl.controller.bucket_types import DefaultType
+from isthmus.repl.controller.contact import ALONE_MS
 from isthmus.repl.controller.suspicion import HoldTimes, Suspicions
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.record import PartitionRecord, Registration
@@ -116,6 +117,30 @@ async def test_a_controller_whose_registration_was_ended_lets_another_decide() -
         await first.register()
         await eventually(lambda: cluster.online() and all(len(r.isr) >= 2 for r in cluster.records.values()))
         assert len(cluster.decides()) == 1
+
+
+async def test_a_controller_that_reaches_no_other_node_lets_another_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reaches the metastore, so its session and its claim live; candidates could not report to it. While it is cut
+    off it leaves the claim to others; where nobody takes it, it decides again, as a cluster without connections needs
+    no less than one with."""
+    monkeypatch.setattr(controller, "POLL_MS", 2_000)
+    async with running(SMALL, 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        first = cluster.nodes["n1"]
+        first.deaf = True  # requests to it fail; it goes on
+        for other in ("n2", "n3"):
+            first.controller.link_changed(other, False)
+            cluster.nodes[other].controller.link_changed("n1", False)
+        with capture_logs() as logs:
+            await eventually(lambda: cluster.decides() in (["n2"], ["n3"]), ALONE_MS / 1000 + 5)
+            await asyncio.sleep(3 * ALONE_MS / 1000)
+            assert len(cluster.decides()) == 1
+            assert not first.controller.decides
+            assert [each["event"] for each in logs].count("controller.alone") == 1
+            for node in cluster.living:
+                await node.controller.resign()
+            await eventually(lambda: first.controller.decides, 10)
+        first.deaf = False
 
 
 async def test_an_unregistered_node_and_one_that_resigns_suspect_nobody() -> None:
