@@ -2,7 +2,7 @@
 
 `python -m tests.simulation.cluster --seeds A:B [--reaps | --queues | --streams | --suspicions] [--trace] [--go-on]`
 
-Prints counts of events; at a violation, the seed, the trace before it, and the command that replays it.
+Prints counts of events; at a violation or an error, the seed, the trace before it, and the command that replays it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections import Counter
 
 from tests.simulation.cluster.pair_streams import StreamSimulation
 from tests.simulation.cluster.queues import QueueSimulation
 from tests.simulation.cluster.reaps import RowSimulation
-from tests.simulation.cluster.simulator import ClusterSimulation, run_seed
+from tests.simulation.cluster.simulator import ClusterSimulation, description, run_seed
 from tests.simulation.cluster.suspicions import SuspicionSimulation
 
 
@@ -44,19 +45,21 @@ def main() -> int:
     for seed in range(first, last):
         try:
             simulation = run_seed(seed, whole_trace=options.trace, simulation_class=simulation_class)
-        except AssertionError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the seed is needed
             if not options.go_on:
-                print(*getattr(error, "__notes__", ()), sep="\n")
+                if not isinstance(error, AssertionError):
+                    traceback.print_tb(error.__traceback__, file=sys.stdout)
+                print(*getattr(error, "__notes__", (f"seed {seed}: {description(error)}",)), sep="\n")
                 return 1
             failed += 1
-            print(f"seed {seed}: {error}", flush=True)
+            print(f"seed {seed}: {description(error)}", flush=True)
             continue
         total += simulation.counts
         if options.trace:
             print(f"seed {seed}\n{simulation.rendered_trace()}\n")
     for name, count in sorted(total.items()):
         print(f"{count:>9} {name}")
-    verdict = f"{failed} with a violation" if failed else "no violation"
+    verdict = f"{failed} with a violation or an error" if failed else "no violation"
     print(f"{last - first} seeds, {verdict}, {time.process_time() - began_s:.1f} CPU seconds")
     return 1 if failed else 0
 

@@ -115,6 +115,7 @@ class Process:
         )
         if store.far is None and store.target > store.applied:
             self.replicas[partition].must_replay(store.target_epoch, store.target)
+        self._untold_trims.discard(partition)
         self.undecided[partition] = []
         self.tails[partition] = {}
         self.waiting[partition] = deque()
@@ -451,8 +452,9 @@ class Process:
         self.simulation.after(self.simulation.rng.randint(0, 600), self.report_trimmed, partition)
 
     def report_trimmed(self, partition: int) -> None:
-        """Tell the core where its log begins."""
-        if partition in self._untold_trims and partition in self.replicas:
+        """Tell the core where its log begins; a process that died tells nobody, and its successor may have deleted the
+        copy."""
+        if self.alive and partition in self._untold_trims and partition in self.replicas:
             self._untold_trims.discard(partition)
             self.post(partition, ev.Trimmed(self.node.disk.logs[partition].start))
 

@@ -308,6 +308,11 @@ class ClusterSimulation:
         return render_trace(self.trace)
 
 
+def description(error: Exception) -> str:
+    """What a seed ended with; of an error that is no violation, its class, too."""
+    return str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
+
+
 def run_seed(
     seed: int,
     *,
@@ -317,16 +322,16 @@ def run_seed(
 ) -> ClusterSimulation:
     """Run a seed to its end, in a `simulation_class` created with the other options.
 
-    A Violation or a failed assertion carries the seed and the trace.
+    Whatever it raises carries the seed and the trace: a Violation, a failed assertion, or an error of the simulator.
     """
     simulation = simulation_class(seed, **options)
     if whole_trace:
         simulation.trace = deque()
     try:
         simulation.run()
-    except AssertionError as error:
+    except Exception as error:
         error.add_note(
-            f"{simulation.rendered_trace()}\n\nseed {seed}: {error}\n"
+            f"{simulation.rendered_trace()}\n\nseed {seed}: {description(error)}\n"
             f"replay: python -m tests.simulation.cluster --seeds {seed}:{seed + 1}{simulation_class.option} --trace"
         )
         raise

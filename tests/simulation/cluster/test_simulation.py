@@ -12,6 +12,7 @@ import pytest
 
 from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.record import PartitionStatus
+from tests.simulation.cluster.__main__ import main
 from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.simulator import ClusterSimulation, run_seed
 
@@ -149,11 +150,12 @@ def test_a_replica_dropped_by_its_leader_comes_back_in_sync() -> None:
     run_seed(705653)
 
 
-@pytest.mark.parametrize("seed", [2173, 7545, 7974])
+@pytest.mark.parametrize("seed", [2173, 7545, 7974, 21917])
 def test_seeds_that_once_broke_an_invariant_do_not(seed: int) -> None:
     """2173: a leader wakes that lost its lock, and counts what a member acknowledged before it was removed and its copy
     deleted, as it may: all that may be elected hold it. 7545: a copy goes far before its own replay was asked for.
-    7974: the last change of replicas ends late, and is read late."""
+    7974: the last change of replicas ends late, and is read late. 21917: a process trims a log and dies, and the next
+    one deletes the copy before the trim would have been reported."""
     assert run_seed(seed).counts["copy_condemned"] > 0
 
 
@@ -213,6 +215,27 @@ def test_a_violation_prints_the_seed_and_the_events() -> None:
     (note,) = caught.value.__notes__
     assert "python -m tests.simulation.cluster --seeds 3:4 --trace" in note
     assert "RoleChanged(role=leader" in note
+
+
+def test_an_error_prints_the_seed_and_the_events(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command names a seed that ends with any exception, and how to replay it; with --go-on it goes on."""
+
+    def broken(simulation: ClusterSimulation) -> None:
+        raise KeyError(simulation.seed)
+
+    monkeypatch.setattr(ClusterSimulation, "heal", broken)
+    command = ["python -m tests.simulation.cluster", "--seeds", "3:5"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert main() == 1
+    printed = capsys.readouterr().out
+    assert "\nseed 3: KeyError: 3\nreplay: python -m tests.simulation.cluster --seeds 3:4 --trace" in printed
+    monkeypatch.setattr(sys, "argv", [*command, "--go-on"])
+    assert main() == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("seed 3: KeyError: 3\nseed 4: KeyError: 4\n")
+    assert "2 seeds, 2 with a violation or an error" in printed
 
 
 @pytest.mark.parametrize(("nodes", "factor", "min_isr"), [(1, 1, 1), (3, 3, 2), (5, 5, 3), (4, 2, 2)])
