@@ -716,13 +716,14 @@ class Replica:
         if follower is not None:
             follower.hw = max(follower.hw, run.end)
 
-    def stream_head(self, node: str) -> ms.AppendEntries | None:
-        """An AppendEntries without entries for a follower that takes the stream; None for one that does not.
+    def empty_head(self, node: str) -> ms.AppendEntries | None:
+        """An AppendEntries without entries for a follower that takes the stream, or to which nothing is under way; None
+        for another.
 
         Entries of the stream may be on their way to it: the message is about those that it acknowledged."""
         leader = self._leader
         follower = None if leader is None else leader.followers.get(node)
-        if leader is None or follower is None or not follower.join:
+        if leader is None or follower is None or (not follower.join and follower.next > follower.leo):
             return None
         return follower.head(self._state, leader.epoch, follower.leo, follower.leo)
 

@@ -171,14 +171,14 @@ class ReplicationSender:
     # -- cursors and links ------------------------------------------------------------------------------
 
     def share_cursors(self, partition: Partition, *, at_once: bool = False) -> None:
-        """Send waiting soft cursors to followers that get no entries by AppendEntries now: those that take a stream get
-        one for the cursors' sake, the others the last one again."""
+        """Send waiting soft cursors to followers that get no entries by AppendEntries now: those that take a stream or
+        have everything get one for the cursors' sake, the others the last one again."""
         replica = partition.replica
         for follower in replica.followers():
             node = follower.node
             if not follower.linked or not partition.cursor_gossip.due(node, self._time.now_ms(), at_once=at_once):
                 continue
-            head = replica.stream_head(node) or self._last_sent.get((partition.id, node))
+            head = replica.empty_head(node) or self._last_sent.get((partition.id, node))
             if head is not None and head.epoch == replica.epoch:
                 self._append_entries(partition, node, head, live=True, at_once=at_once)
 

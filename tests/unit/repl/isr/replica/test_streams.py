@@ -107,6 +107,31 @@ def test_a_follower_that_does_not_keep_up_leaves_the_stream() -> None:
     assert group.logs["n2"] == group.logs["n1"]
 
 
+def test_cursors_have_a_message_to_travel_with_unless_entries_are_under_way() -> None:
+    """A follower gets an AppendEntries without entries beside the stream, and when it has everything, though it was
+    never sent one in this epoch; none while AppendEntries with entries are unacknowledged."""
+    group = StreamedGroup.joined(TWO)
+    leader = group.leader._leader
+    assert leader is not None
+    follower = leader.followers["n2"]
+    group.append()
+    assert follower.join
+    assert follower.next > follower.leo
+    beside = group.leader.empty_head("n2")
+    assert beside is not None
+    assert (beside.start, beside.leo, beside.entries) == (follower.leo, follower.leo, ())
+    group.exchange("n2")
+    follower.join = 0
+    at_rest = group.leader.empty_head("n2")
+    assert at_rest is not None
+    assert (at_rest.start, at_rest.seq) == (group.leader.leo, beside.seq + 1)
+    group.replicas["n2"].step(ev.Received("n1", at_rest), 0)
+    assert group.replicas["n2"].following
+    follower.next += 1
+    assert group.leader.empty_head("n2") is None
+    assert group.leader.empty_head("n3") is None
+
+
 # -- leave --------------------------------------------------------------------------------------
 
 
