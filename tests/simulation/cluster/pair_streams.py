@@ -3,11 +3,17 @@
 `repl.runtime.pair_streams` runs in each process. Groups and acknowledgements cross as bytes, and are lost, repeated,
 overtaken and held like other messages. A stream is asked for when a connection comes up; some nodes are of a version
 that does not know streams.
+
+Each leader moves the soft cursor of a queue now and then; `repl.runtime.replication_sender` and `replication_receiver`
+bring it to the followers, which keep the newest. A cursor is the time at which it was made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 from random import Random
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -15,25 +21,48 @@ import msgpack
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
 from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup, StreamRun
 from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.entry import decode_entry
+from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.replog.frames import RunKind, decode_runs, decode_wires, encode_entries
 from isthmus.repl.replog.port import EncodedRun
+from isthmus.repl.runtime.applier import SOFT_CURSOR_INTERVAL_MS
+from isthmus.repl.runtime.cursor_gossip import SEND_INTERVAL_MS, CursorGossip
 from isthmus.repl.runtime.pair_streams import PairStreams
+from isthmus.repl.runtime.replication_receiver import ReplicationReceiver
+from isthmus.repl.runtime.replication_sender import ReplicationSender
 from isthmus.repl.runtime.rounds import Rounds
 from isthmus.repl.transport.codec import Encoder, decode_item
-from isthmus.repl.transport.port import LinkMessage
+from isthmus.repl.transport.port import NO_CURSORS, Delivery, LinkMessage
 from tests.simulation.cluster.checkers import Checkers
 from tests.simulation.cluster.invariants import Violation
+from tests.simulation.cluster.loop import SimLoop
 from tests.simulation.cluster.plan import Plan
-from tests.simulation.cluster.process import Process
+from tests.simulation.cluster.process import LEADING, Process
 from tests.simulation.cluster.simulator import ClusterSimulation
 
 STREAM = -1
 """The partition under which messages of streams travel."""
 
 PAUSED_CHECK_MS = 5
+
+QUEUE = b"to-west"
+"""The queue that has a soft cursor."""
+
+CURSOR_MOVES = 0.5
+"""How often a leader moves the cursor, of the times at which it shares cursors."""
+
+CURSOR_LIMIT_MS = SEND_INTERVAL_MS + SOFT_CURSOR_INTERVAL_MS + 500
+"""Virtual time within which followers have a cursor while nothing fails: the least time between two copies, the
+interval of sharing, and the way."""
+
+RECONNECT_MS = 500
+"""Virtual time after a connection broke within which it stands again, and the follower follows again."""
+
+HAND_OVER_MS = 30_000
+"""Virtual time within which a leader hands over: requests to the metastore and answers may still be lost or late."""
 
 
 class StreamStep(NamedTuple):
@@ -42,11 +71,13 @@ class StreamStep(NamedTuple):
     what: str
 
 
-class SimPartition(NamedTuple):
-    """A partition of a process, as the streams see it."""
+@dataclass(slots=True)
+class SimPartition:
+    """A partition of a process, as the streams and cursors see it."""
 
     id: int
     replica: Replica
+    cursor_gossip: CursorGossip = field(default_factory=CursorGossip)
 
 
 class StreamChecks:
@@ -94,11 +125,20 @@ class SimPartitions:
 
     def __init__(self, process: StreamProcess) -> None:
         self._process = process
+        self._attached: dict[int, SimPartition] = {}
+
+    def attached(self, partition: int) -> None:
+        """A replica was made; it knows no cursors."""
+        self._attached[partition] = SimPartition(partition, self._process.replicas[partition])
 
     def get(self, partition: int) -> SimPartition | None:
         """The partition; None when it is not here."""
-        replica = self._process.replicas.get(partition)
-        return None if replica is None else SimPartition(partition, replica)
+        found = self._attached.get(partition)
+        return found if found is not None and self._process.replicas.get(partition) is found.replica else None
+
+    def all(self) -> list[SimPartition]:
+        """The partitions that are here."""
+        return [found for partition in self._attached if (found := self.get(partition)) is not None]
 
 
 class SimTimer:
@@ -113,22 +153,37 @@ class SimTimer:
 
 
 class ProcessShell:
-    """What the streams of a process need of it: links, log, disk, clock, events and scheduler."""
+    """What the streams, sender and receiver of a process need of it: links, log, disk, clock, events and scheduler."""
 
     def __init__(self, process: StreamProcess) -> None:
         self._process = process
 
-    def send(self, node: str, _partition: int, message: LinkMessage) -> bool:
-        """A message on its way, as bytes."""
+    def send(
+        self,
+        node: str,
+        partition: int,
+        message: LinkMessage,
+        *,
+        live: bool = True,
+        cursors: Mapping[bytes, bytes] = NO_CURSORS,
+    ) -> bool:
+        """A message on its way; those of streams, and cursors with what carries them, as bytes. As the product's links
+        it drops an AppendEntries without a connection, so that this is not the last one sent."""
         process = self._process
+        if isinstance(message, ms.AppendEntries) and node not in process.links:
+            return False
+        counts, network = process.simulation.counts, process.simulation.network
         if isinstance(message, StreamGroup):
             process.simulation.stream_checks.sent(message)
         elif isinstance(message, StreamAck):
             process.simulation.stream_checks.acknowledged(process, message)
-        item = b"".join(Encoder().item(0, message))
-        (_, decoded, _) = decode_item(msgpack.unpackb(item, use_list=False))
-        process.simulation.counts[f"sent_{type(message).__name__}"] += 1
-        process.simulation.network.send(process, node, STREAM, cast(Any, decoded))
+        elif not cursors:
+            network.send(process, node, partition, message)
+            return True
+        item = b"".join(Encoder().item(0, message, cursors))
+        decoded = decode_item(msgpack.unpackb(item, use_list=False))
+        counts["cursors_sent" if cursors else f"sent_{type(message).__name__}"] += 1
+        network.send(process, node, partition if cursors else STREAM, cast(Any, decoded))
         return True
 
     def takes_stream(self, node: str) -> bool:
@@ -139,6 +194,22 @@ class ProcessShell:
         """Append to the log what a stream brought."""
         for run in runs:
             self._process.append_streamed(run)
+
+    def soft_cursor(self, partition: SimPartition, queue: bytes, payload: bytes) -> None:
+        """A cursor from the leader that is followed."""
+        self._process.simulation.counts["cursors_taken"] += 1
+        self._process.keep_cursor(partition, queue, payload)
+
+    def grouped(self) -> contextlib.AbstractContextManager[None]:
+        """Each message is a frame of its own."""
+        return contextlib.nullcontext()
+
+    def feed(self, partition: SimPartition, event: ev.Event) -> None:
+        """A message for a core."""
+        self._process.feed(partition.id, event)
+
+    def check_log_start(self, partition: SimPartition) -> None:
+        """A FollowRequest came: the process looks itself."""
 
     def refuses(self, _partition: object, _size_bytes: int) -> bool:
         """The disk is never full."""
@@ -191,8 +262,11 @@ class StreamProcess(Process):
         shell = cast(Any, ProcessShell(self))
         self.stream_nodes: set[str] = set()
         """Nodes that asked for a stream."""
+        self.cursors: dict[int, bytes] = {}
+        """The newest soft cursor that this process knows, by partition."""
+        self.partitions = SimPartitions(self)
         self.streams = PairStreams(
-            cast(Any, SimPartitions(self)),
+            cast(Any, self.partitions),
             shell,
             shell,
             shell,
@@ -202,7 +276,23 @@ class StreamProcess(Process):
             Rounds(),
             simulation.rng.getrandbits(50),
         )
+        with SimLoop(self).entered():
+            self.sender = ReplicationSender(shell, shell, shell, shell)
+        self.receiver = ReplicationReceiver(
+            cast(Any, self.partitions), shell, shell, shell, cast(Any, self.streams), shell
+        )
         self._durable_due = False
+
+    def boot(self) -> None:
+        """Share cursors from now on."""
+        super().boot()
+        self.simulation.after(self.simulation.chance.randint(1, SOFT_CURSOR_INTERVAL_MS), self._each_second)
+
+    def attach(self, partition: int) -> None:
+        """Make the replica; a copy that was deleted had another one's cursor."""
+        super().attach(partition)
+        self.partitions.attached(partition)
+        self.cursors.pop(partition, None)
 
     # -- connections ----------------------------------------------------------------------------
 
@@ -229,6 +319,7 @@ class StreamProcess(Process):
         """A connection with `peer` broke; at times nobody says so."""
         super().link_down(peer)
         if self.simulation.network.calm or self.simulation.rng.random() >= self.simulation.plan.link_silence:
+            self.sender.link_lost(cast(Any, self.partitions.all()), peer)
             self.streams.link_lost(peer)
 
     # -- messages -------------------------------------------------------------------------------
@@ -241,17 +332,23 @@ class StreamProcess(Process):
             super().receive(partition, event)
 
     def post(self, partition: int, event: ev.Event) -> None:
-        """As of every process; messages of streams do not go to a core."""
-        if partition != STREAM or not self.alive or self.paused:
+        """As of every process; messages of streams do not go to a core, cursors only as far as the receiver."""
+        delivery = cast(object, event.message) if isinstance(event, ev.Received) else None
+        if not isinstance(delivery, Delivery) or not self.alive or self.paused:
             super().post(partition, event)
             return
         assert isinstance(event, ev.Received)
-        message = cast(object, event.message)
-        if isinstance(message, StreamGroup):
-            self.streams.received(event.node, message)
-        else:
-            assert isinstance(message, StreamAck)
-            self.streams.acknowledged(event.node, message)
+        self.receiver.received(event.node, (delivery._replace(partition=partition),))
+
+    def feed(self, partition: int, event: ev.Event) -> None:
+        """What the receiver took, for a core."""
+        super().post(partition, event)
+
+    def send(self, to: str, partition: int, message: ms.Message) -> None:
+        """A message of the core on its way; an AppendEntries takes cursors along."""
+        place = self.partitions.get(partition)
+        assert place is not None
+        self.sender.send(cast(Any, place), fx.Send(to, message))
 
     def _step(self, partition: int, event: ev.Event) -> list[fx.Effect]:
         """The shortest ways first, as the product's runtime takes them."""
@@ -267,6 +364,32 @@ class StreamProcess(Process):
         if isinstance(event, ev.AppliedTo):
             self._answer(partition, event.end)
         return []
+
+    # -- cursors --------------------------------------------------------------------------------
+
+    def keep_cursor(self, partition: SimPartition, queue: bytes, payload: bytes) -> None:
+        """Keep a cursor if it is newer: messages overtake each other here, which connections do not allow."""
+        if payload > self.cursors.get(partition.id, b""):
+            self.cursors[partition.id] = payload
+            partition.cursor_gossip.update(queue, payload)
+
+    def move_cursor(self, partition: int) -> bytes:
+        """Acknowledgements move the cursor at the leader; returns it."""
+        place, payload = self.partitions.get(partition), self.simulation.now_ms.to_bytes(8, "big")
+        assert place is not None
+        self.keep_cursor(place, QUEUE, payload)
+        return payload
+
+    def _each_second(self) -> None:
+        simulation = self.simulation
+        if not self.alive:
+            return
+        for place in self.partitions.all() if not self.paused else ():
+            if place.replica.ready and simulation.chance.random() < CURSOR_MOVES:
+                self.move_cursor(place.id)
+            if place.replica.role in LEADING:
+                self.sender.share_cursors(cast(Any, place))
+        simulation.after(SOFT_CURSOR_INTERVAL_MS, self._each_second)
 
     # -- effects --------------------------------------------------------------------------------
 
@@ -284,6 +407,11 @@ class StreamProcess(Process):
         if isinstance(effect, fx.RoleChanged) and effect.role is ReplicaRole.LEADER:
             for node in self.streams.open_nodes:
                 self.replicas[partition].step(ev.StreamOpened(node), self.simulation.now_ms)
+        elif isinstance(effect, fx.RoleChanged) and effect.role is ReplicaRole.RESIGNING:
+            place = self.partitions.get(partition)
+            assert place is not None
+            self.simulation.resigned[partition] = self.move_cursor(partition)
+            self.sender.share_cursors(cast(Any, place), at_once=True)
         super().perform(partition, effect, made_here)
 
     def stream_effects(self, partition: int, effects: Sequence[fx.Effect]) -> None:
@@ -328,6 +456,90 @@ class StreamSimulation(ClusterSimulation):
             plan.repeated *= rng.choice((0, 0.3, 1))
         self.without_streams: frozenset[str] = frozenset(("n1",)) if rng.random() < 0.15 else frozenset()
         """Nodes of a version that does not know streams."""
+        self.chance = rng
+        """Of cursors."""
+        self.resigned: dict[int, bytes] = {}
+        """partition -> the cursor of the last leader that resigned."""
         options.setdefault("shell", StreamProcess)
         super().__init__(seed, plan=plan, **options)
         self.stream_checks = StreamChecks(self.checkers)
+
+    # -- cursors --------------------------------------------------------------------------------
+
+    def quiet(self) -> None:
+        """And while nothing fails, cursors reach the followers (I-CURSOR-ARRIVES): at rest, over new connections, where
+        the stream takes the first write, and the next leader in time."""
+        super().quiet()
+        self._check_cursors("at rest")
+        self._reconnect()
+        self._check_cursors("over new connections")
+        self._reconnect()
+        for client in self.clients:
+            refused = self._leader(client.partition).submit(client, 1, 0, 0)
+            assert refused is None, f"a leader at rest takes no write: {refused}"
+        self._settle(0)
+        self._check_cursors("beside a stream")
+        for partition in self.metastore.records:
+            self._hand_over(partition)
+        self._settle(0)
+        self._check_cursors("from the next leader")
+
+    def _reconnect(self) -> None:
+        for one, other in combinations(self.nodes, 2):
+            self.network.flap(one, other)
+        self._settle(RECONNECT_MS)
+
+    def _settle(self, pass_ms: int) -> None:
+        self.run_until(self.now_ms + pass_ms)
+        if not self.wait_for(HAND_OVER_MS, lambda: not self.checkers.not_in_sync()):
+            raise Violation("I-CONVERGE", f"not well though nothing fails: {self.checkers.not_in_sync()}")
+
+    def _process(self, node: str) -> StreamProcess:
+        process = self.nodes[node].current
+        assert isinstance(process, StreamProcess)
+        return process
+
+    def _leader(self, partition: int) -> StreamProcess:
+        leader = self.metastore.records[partition].leader
+        assert leader is not None
+        return self._process(leader.node)
+
+    def _check_cursors(self, when: str) -> None:
+        moved = {partition: self._leader(partition).move_cursor(partition) for partition in self.metastore.records}
+        self.run_until(self.now_ms + CURSOR_LIMIT_MS)
+        for partition, payload in moved.items():
+            for member in sorted(self.metastore.records[partition].isr):
+                self._check_cursor(member.node, partition, payload, when)
+
+    def _check_cursor(self, node: str, partition: int, payload: bytes, when: str) -> None:
+        found = self._process(node).cursors.get(partition, b"")
+        if found < payload:
+            made = "none" if not found else f"that of {int.from_bytes(found)} ms"
+            raise Violation(
+                "I-CURSOR-ARRIVES",
+                f"{when}: {node} has {made} in partition {partition} at {self.now_ms} ms, not that of "
+                f"{int.from_bytes(payload)} ms",
+            )
+
+    def _hand_over(self, partition: int) -> None:
+        """Hand over: the next leader has the cursor with which the one before resigned, also if another one is elected,
+        since the record reached the target late."""
+        record = self.metastore.records[partition]
+        assert record.leader is not None
+        others = sorted(member.node for member in record.isr if member.node != record.leader.node)
+        if not others:
+            return
+        self.resigned.pop(partition, None)
+        order = ev.TransferLeadership(self.chance.choice(others), self.now_ms + HAND_OVER_MS)
+        self._process(record.leader.node).post(partition, order)
+        if not self.wait_for(HAND_OVER_MS, lambda: self._led_since(record)):
+            raise Violation("I-CONVERGE", f"partition {partition} is not handed over: {record}")
+        leader = self._leader(partition).node.name
+        self._check_cursor(leader, partition, self.resigned[partition], "after a hand-over")
+        self.counts["cursor_handed_over"] += leader != record.leader.node
+
+    def _led_since(self, record: PartitionRecord) -> bool:
+        now = self.metastore.records[record.partition]
+        if now.epoch == record.epoch or now.leader is None:
+            return False
+        return self._process(now.leader.node).replicas[record.partition].ready

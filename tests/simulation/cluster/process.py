@@ -223,7 +223,7 @@ class Process:
             simulation.faults.ambushed(self.node)
         match effect:
             case fx.Send(to, message):
-                simulation.network.send(self, to, partition, message)
+                self.send(to, partition, message)
             case fx.Replicate():
                 simulation.after(1 if effect.live else simulation.rng.randint(2, 12), self.replicate, partition, effect)
             case fx.Persist(entries):
@@ -282,6 +282,10 @@ class Process:
                 pass
             case _:
                 raise AssertionError(f"the shell does not know {effect}")
+
+    def send(self, to: str, partition: int, message: ms.Message) -> None:
+        """A message of the core on its way."""
+        self.simulation.network.send(self, to, partition, message)
 
     def _tick(self, due_ms: int) -> None:
         if self._tick_at_ms != due_ms:
@@ -386,7 +390,7 @@ class Process:
             return
         end = min(effect.end, head.start + self.simulation.plan.message_entries)
         entries = tuple(self.read_log(partition, head.start, end))
-        self.simulation.network.send(self, effect.to, partition, head._replace(entries=entries))
+        self.send(effect.to, partition, head._replace(entries=entries))
 
     def may_replicate(self, partition: int, head: ms.AppendEntries) -> bool:
         """The check at the time of sending: it leads still in this epoch, and the log reaches back."""

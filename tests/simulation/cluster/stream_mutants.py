@@ -16,6 +16,8 @@ from isthmus.repl.isr.follower_tracker import FollowerProgress
 from isthmus.repl.isr.leader import Leader
 from isthmus.repl.isr.pair_stream import Commit, SentRun, StreamAck, StreamReceiver, StreamSender
 from isthmus.repl.isr.replica import Replica
+from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.replication_sender import ReplicationSender
 from tests.simulation.cluster.plan import Plan
 
 Patch = pytest.MonkeyPatch
@@ -123,6 +125,33 @@ def joins_with_entries_missing(patch: Patch) -> None:
     patch.setattr(Follower, "on_stream_run", on_run)
 
 
+def shares_no_cursors_beside_streams(patch: Patch) -> None:
+    """Soft cursors travel only by repeating the last AppendEntries."""
+    patch.setattr(Replica, "empty_head", lambda _self, _node: None)
+
+
+def shares_no_cursors_at_rest(patch: Patch) -> None:
+    """A follower that has everything, and was never sent an AppendEntries in this epoch, gets no soft cursors."""
+    sound = Replica.empty_head
+
+    def empty_head(self: Replica, node: str) -> Any:
+        follower = None if self._leader is None else self._leader.followers.get(node)
+        return sound(self, node) if follower is not None and follower.join else None
+
+    patch.setattr(Replica, "empty_head", empty_head)
+
+
+def hands_over_without_cursors(patch: Patch) -> None:
+    """A leader that hands over does not send its soft cursors at once."""
+    sound = ReplicationSender.share_cursors
+
+    def share_cursors(self: ReplicationSender, partition: Partition, *, at_once: bool = False) -> None:
+        if not at_once:
+            sound(self, partition)
+
+    patch.setattr(ReplicationSender, "share_cursors", share_cursors)
+
+
 class Defect(NamedTuple):
     """`put_in` patches it; `names`: how the violation may begin; `seed`: one that shows it; `plan`: the mix, the drawn
     one without."""
@@ -142,6 +171,9 @@ DEFECTS = (
     Defect(commits_with_one_follower, COMMITS, 1),
     Defect(announces_held_partitions, COMMITS, 1),
     Defect(joins_with_entries_missing, ("I-LOG", "I-EPOCH", "I-STREAM", "I-DOT", "log ends at"), 1),
+    Defect(shares_no_cursors_beside_streams, ("I-CURSOR-ARRIVES: beside a stream",), 1),
+    Defect(shares_no_cursors_at_rest, ("I-CURSOR-ARRIVES: at rest",), 37),
+    Defect(hands_over_without_cursors, ("I-CURSOR-ARRIVES: after a hand-over",), 1),
 )
 
 SCRIPTED = (

@@ -1,5 +1,5 @@
 """Replication streams in clusters under faults: group numbers stand for the same entries at both ends, and for no more
-than is durable and committed."""
+than is durable and committed. Soft cursors reach the followers."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ EXPECTED = {
     "acked": 2_000, "streamed": 1_300, "stream_runs": 1_300, "sent_StreamGroup": 2_000, "sent_StreamAck": 2_000,
     "elections": 50, "shrinks": 30, "expands": 30, "truncations": 8, "power_loss": 5, "link_down": 90,
     "message_lost": 50, "message_held": 70, "message_repeated": 170, "AppendRejected": 200, "lived_without_some": 2,
+    "cursors_taken": 550, "cursor_handed_over": 12,
 }  # fmt: skip
 """What happens at least so often in SEEDS; about a third of what a run shows."""
 
