@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +33,9 @@ SPEC_VERSION: Final = 1
 
 LINE_BYTES_MAX: Final = 64_000
 """Longest command or answer; a longer line gets an error. A state of ten children has 4 KB."""
+
+ACCEPT_TURNS: Final = 4
+"""Turns of the event loop in which an accepted connection gets its task: it is answered, and closed, also at a stop."""
 
 READ_TIMEOUT_S: Final = 5.0
 """How long a caller may take to send its line."""
@@ -111,6 +114,8 @@ class Supervisor:
             server.close()
             (self._directory / "supervisor.sock").unlink(missing_ok=True)
             self._stopped.set()
+            for _ in range(ACCEPT_TURNS):
+                await asyncio.sleep(0)
             if self._connections:  # the caller of the stop gets its answer
                 await asyncio.wait(self._connections, timeout=READ_TIMEOUT_S)
         finally:
@@ -217,7 +222,7 @@ class Supervisor:
         except ConnectionError as error:
             log.info("supervisor.caller_left", error=str(error))
         finally:
-            writer.close()
+            await _close(writer)
 
     async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         match command["do"]:
@@ -282,6 +287,13 @@ async def take_lock(directory: Path) -> int:
             return lock
 
 
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Close a connection: its socket is closed on return, also if the loop ends then."""
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
 async def _serves(directory: Path) -> bool:
     """True where a supervisor of the directory answers and is not stopping."""
     try:
@@ -292,7 +304,7 @@ async def _serves(directory: Path) -> bool:
                 writer.write(b'{"do": "status"}\n')
                 state = json.loads(await reader.readline())["state"]
             finally:
-                writer.close()
+                await _close(writer)
             return state.get("stopping") is False
     except (OSError, ValueError, KeyError, TypeError):  # a time-out is an OSError
         return False
