@@ -20,6 +20,7 @@ from isthmus.queues.gaps import QueueGap, with_gap, without
 from isthmus.queues.object_reader import read_changes
 from isthmus.queues.queue_documents import CLEARED, OFFER_CHANGED, CursorCommand, execute, with_filter_gap
 from isthmus.queues.queue_server import QueueServer
+from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown, Retryable
@@ -37,10 +38,13 @@ where the clocks of leaders differ."""
 
 
 class PartitionTypes(Protocol):
-    """The part of `queues.service.QueueCluster` that names bucket types."""
+    """The part of `queues.service.QueueCluster` that knows partitions."""
 
     def partition_types(self) -> Mapping[int, bytes]:
         """Bucket type of each partition with a replica on this node."""
+
+    def key_range(self, partition: int) -> KeyRange | None:
+        """Which keys of its bucket type are in a partition."""
 
 
 class StateLoader(Protocol):
@@ -112,6 +116,7 @@ class CursorKeeper:
                         self._cluster.partition_types()[partition],
                         self._limit_to_applied(queue, partition, position),
                         self._led[partition],
+                        self._cluster.key_range(partition),
                     )
                     return
                 state = CursorState()
@@ -270,7 +275,8 @@ class CursorKeeper:
 
     def on_applied(self, queue: QueueServer, partition: int, base: int, state: CursorState) -> None:
         """A CURSOR entry of the queue was applied, and all entries before it were added."""
-        queue.machine.cursor_applied(partition, self._cluster.partition_types()[partition], base, state)
+        bucket_type, key_range = self._cluster.partition_types()[partition], self._cluster.key_range(partition)
+        queue.machine.cursor_applied(partition, bucket_type, base, state, key_range)
 
     def save(self, queue: QueueServer, partition: int | None) -> None:
         """Save moved cursors as soft cursors, of one partition or (None) of all."""

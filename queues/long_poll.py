@@ -81,13 +81,22 @@ class LongPollWaiters:
         if left:
             self._ending.call_by(min(left))
 
-    def wake(self, is_for: Callable[[Session], bool]) -> None:
-        """Wake the first wait for whose session there is something."""
+    def wake(self, due_in_ms: Callable[[Session], int | None]) -> None:
+        """Wake the first wait that is due; when none is, look again once the first of them will be. `due_in_ms` returns
+        in how many ms a session's fetch should be answered, None: nothing is there for it."""
+        nearest_ms: int | None = None
         for waits in self._waiting:
-            if not waits.waiter.done() and is_for(waits.session):
+            if waits.waiter.done():
+                continue
+            due_ms = due_in_ms(waits.session)
+            if due_ms == 0:
                 self._waiting.remove(waits)
                 waits.waiter.set_result(None)
                 return
+            if due_ms is not None and (nearest_ms is None or due_ms < nearest_ms):
+                nearest_ms = due_ms
+        if nearest_ms is not None:
+            self.look_in_ms(nearest_ms)
 
     def wake_all(self) -> None:
         """Wake all waits."""

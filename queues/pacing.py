@@ -53,7 +53,7 @@ SILENCE_MS: Final = 50
 class BatchPacing:
     """Gathering of one queue."""
 
-    __slots__ = ("_arrived", "_from_ms", "_gather_ms", "_gathering_from_ms", "_last_ms", "_smoothed_per_ms")
+    __slots__ = ("_arrived", "_from_ms", "_gather_ms", "_last_ms", "_smoothed_per_ms")
 
     def __init__(self) -> None:
         self._arrived = 0
@@ -61,7 +61,6 @@ class BatchPacing:
         self._smoothed_per_ms = 0.0
         self._gather_ms = 0
         """How long a fetch gathers at the current rate."""
-        self._gathering_from_ms: int | None = None
         self._last_ms: int | None = None
 
     def arrived(self, count: int, now_ms: int) -> None:
@@ -77,22 +76,17 @@ class BatchPacing:
             self._smoothed_per_ms += SMOOTHING * (per_ms - self._smoothed_per_ms)
             self._gather_ms = gather_ms(min(per_ms, self._smoothed_per_ms))
             self._arrived, self._from_ms = 0, now_ms
-        if self._gathering_from_ms is None:
-            self._gathering_from_ms = now_ms
 
-    def wait_ms(self, waiting: int, now_ms: int, *, idle: bool) -> int:
-        """How long a fetch still gathers while `waiting` changes wait. `idle`: no batch is under lease."""
-        if waiting >= GATHER_COUNT or self._gathering_from_ms is None or (idle and self._gather_ms <= GATHER_MS):
+    def wait_ms(self, waiting: int, since_ms: int | None, now_ms: int, *, idle: bool) -> int:
+        """How long a fetch still gathers while `waiting` changes wait for it, the first since `since_ms` (None: for
+        longer than can be told). `idle`: no batch is under lease."""
+        if waiting >= GATHER_COUNT or since_ms is None or (idle and self._gather_ms <= GATHER_MS):
             return 0
-        return max(0, self._gathering_from_ms + self._gather_ms - now_ms)
+        return max(0, since_ms + self._gather_ms - now_ms)
 
     def active(self, now_ms: int) -> bool:
         """Whether changes arrived within ACTIVE_MS."""
         return self._last_ms is not None and now_ms - self._last_ms < ACTIVE_MS
-
-    def emptied(self) -> None:
-        """Nothing waits any more: the next change starts a new gathering."""
-        self._gathering_from_ms = None
 
 
 def gather_ms(per_ms: float) -> int:

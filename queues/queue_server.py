@@ -178,6 +178,7 @@ class QueueServer:
         try:
             return await self._next_batch(request, deadline_ms, until)
         except BaseException:
+            self.machine.fetch_cut_off(request.session)
             self.wake()  # this fetch was woken for references that another one can have now
             raise
 
@@ -195,6 +196,8 @@ class QueueServer:
             if held_ms and due is not None:
                 await self.waiters.wait(request.session, min(held_ms, deadline_ms - now), until)
             elif due != 0:
+                if due is not None:
+                    self.waiters.look_in_ms(due)
                 self.wake()
                 await self.waiters.wait(request.session, deadline_ms - now, until)
             now = self._time.now_ms()
@@ -430,18 +433,16 @@ class QueueServer:
     # ---------------------------------------------------------------- waiting fetches
 
     def wake(self) -> None:
-        """Wake the first waiting fetch if references are ready: now, or once a batch has gathered."""
-        if not self.waiters:
-            return
+        """Wake the first waiting fetch for which references are ready: now, once a batch has gathered, or once they
+        have waited for the node in whose share they are."""
         now, machine = self._time.now_ms(), self.machine
-        due = machine.due_in_ms(now)
-        if due is None:
+        if not self.waiters or machine.due_in_ms(now) is None:
             return
-        due = max(due, self.throttle.wait_ms(now))
-        if due:
-            self.waiters.look_in_ms(due)
+        held_ms = self.throttle.wait_ms(now)
+        if held_ms:
+            self.waiters.look_in_ms(held_ms)
         else:
-            self.waiters.wake(lambda session: machine.has_work_for(session, now))
+            self.waiters.wake(lambda session: machine.due_in_ms(now, session))
 
     def close(self) -> None:
         """Answer the waiting fetches and producers; none waits from now on."""

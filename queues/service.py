@@ -30,6 +30,7 @@ from isthmus.queues.origin_check import owed
 from isthmus.queues.queue_documents import DEFINITIONS_PATH, QueueOwner
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.queue_store import QueueStore
+from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.status import listed, samples_of, unknown_queue
 from isthmus.queues.task_set import TaskSet
@@ -71,6 +72,9 @@ class QueueCluster(Protocol):
 
     def partition_types(self) -> Mapping[int, bytes]:
         """Bucket type of each partition with a replica on this node."""
+
+    def key_range(self, partition: int) -> KeyRange | None:
+        """Which keys of its bucket type are in a partition; None for one without a replica on this node."""
 
     def bucket_types(self) -> Collection[bytes]:
         """All bucket types."""
@@ -312,6 +316,7 @@ class QueueService:
             digests, scopes = self.cluster.property_digests(), self.cluster.scope_digests()
             queue.compare_properties(session.node, digests, scopes, request)
             queue.machine.report_types(session.node, request.types, now)
+            queue.machine.report_share(session.node, request.share, request.wait_ms, now)
         for ack in request.acks:
             queue.machine.acknowledge(session, ack.batch, ack.owner_version, ack.failed, ack.outcomes, ack.given_up)
         if any(ack.given_up for ack in request.acks):

@@ -13,6 +13,9 @@ real-time change to serve, in memory or in the change index. Nor may a real-time
 changes arrive, bulk batches are small and paced, and a sink process holds one at a time, so that its other fetches wait
 for changes.
 
+A node of the sink's cluster takes changes of the partitions that it leads there (`queues.sink_shares`), as far as it
+sends which; a bulk batch goes to any node, since its references are not kept by partition.
+
 CURSOR entries decide who may fetch, once they are applied (`cursor_applied`): a window serves only under the queue's
 current owner version, and acknowledgements of an older one do not count (docs/protocol.md R-OWNER).
 """
@@ -28,6 +31,7 @@ from isthmus.queues.cursors import NO_OWNER, CursorPosition, CursorState
 from isthmus.queues.filters import Filter
 from isthmus.queues.leases import Counts, LeasedBatch, Leases, Part, Session, sum_outcomes
 from isthmus.queues.pacing import BatchPacing
+from isthmus.queues.sink_shares import SHARE_PATIENCE_MS, KeyRange, Share, SinkShares, includes
 from isthmus.queues.sink_types import SinkTypes
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item, Ledger
@@ -80,6 +84,7 @@ class SourceQueue:
         """Uuid of the cluster that may fetch."""
         self.owner_version = 0
         self.sink_types = SinkTypes()
+        self.sink_shares = SinkShares()
         self.refused_bulk: list[tuple[int, list[int]]] = []
         """(priority, times when queued) of bulk references that the sink refused permanently and keeps nothing of;
         `queues.bulk_marks` records them soon."""
@@ -93,6 +98,11 @@ class SourceQueue:
         """Index of the window whose turn is first in the next batch."""
         self._last_fetch_ms: int | None = None
         self._pacing = BatchPacing()
+        self._gathering_from_ms: dict[int, int] = {}
+        """Partition -> when the first of its changes that are ready arrived; those that were read or came back do not
+        count."""
+        self._passed_over_ms: dict[int, int] = {}
+        """Partition -> since when its window has had changes that a fetch passed over, in another node's share."""
         self._bulk_from_ms = 0
         """Earliest time of the next bulk batch."""
 
@@ -114,15 +124,24 @@ class SourceQueue:
         self._set_filter(filter_, cascade)
         for window in list(self.windows.values()):
             position = CursorPosition(window.base, window.state, window.advance())
-            self.lead(window.partition, window.bucket_type, position, window.applied)
+            self.lead(window.partition, window.bucket_type, position, window.applied, window.key_range)
 
     # ---------------------------------------------------------------- leadership, owner, cursors
 
-    def lead(self, partition: int, bucket_type: bytes, position: CursorPosition, applied: int) -> None:
+    def lead(
+        self,
+        partition: int,
+        bucket_type: bytes,
+        position: CursorPosition,
+        applied: int,
+        key_range: KeyRange | None = None,
+    ) -> None:
         """This node leads `partition`, whose entries below `applied` are in the store; the queue's cursor is at
         `position`."""
         self._end_window(partition)
-        window = Window(partition, bucket_type, position, applied, self._cascade, self._own, self.budget, self._filter)
+        window = Window(
+            partition, bucket_type, position, applied, self._cascade, self._own, self.budget, self._filter, key_range
+        )
         fetched = self._last_fetch_ms is not None and window.owner_version == self.owner_version > 0
         # A queue that discards must count what waits, whether anybody fetches or not.
         window.tracking = fetched or self.budget.discard
@@ -138,6 +157,8 @@ class SourceQueue:
 
     def _end_window(self, partition: int) -> None:
         window = self.windows.pop(partition, None)
+        self._gathering_from_ms.pop(partition, None)
+        self._passed_over_ms.pop(partition, None)
         if window is not None:
             window.reset()
             self.past_ledger.inherit(window.ledger)
@@ -160,14 +181,16 @@ class SourceQueue:
         not know the resulting cursor."""
         return partition in self._pending_cursors
 
-    def cursor_applied(self, partition: int, bucket_type: bytes, base: int, state: CursorState) -> None:
+    def cursor_applied(
+        self, partition: int, bucket_type: bytes, base: int, state: CursorState, key_range: KeyRange | None = None
+    ) -> None:
         """A CURSOR entry of this queue at offset `base` was applied; all entries before it were added."""
         self._cursor_ended(partition)
         window = self.windows.get(partition)
         if window is not None and needs_no_new_window(window, state):
             window.gaps_recorded(base, state)
             return
-        self.lead(partition, bucket_type, CursorPosition(base, state, state.cursor), base + 1)
+        self.lead(partition, bucket_type, CursorPosition(base, state, state.cursor), base + 1, key_range)
 
     def set_owner(self, cluster: bytes, version: int) -> None:
         """Cluster `cluster` may fetch under `version`, by the metastore; windows follow when their CURSOR entries are
@@ -176,6 +199,7 @@ class SourceQueue:
             self.owner, self.owner_version = cluster, version
             self._last_fetch_ms = None
             self.sink_types.clear()
+            self.sink_shares.clear()
             self._update_held_back()
             for batch in list(self.leases.batches.values()):
                 self.release(batch)
@@ -211,6 +235,8 @@ class SourceQueue:
         if self.on_added is not None:
             self.on_added(window, entries)
         self._pacing.arrived(len(entries), now_ms)
+        if window.ready_count:
+            self._gathering_from_ms.setdefault(partition, now_ms)
 
     def begin_refills(self) -> list[tuple[Window, int, int]]:
         """(window, from offset, row count) of every read of the change index to begin now; its rows go to
@@ -242,6 +268,15 @@ class SourceQueue:
         if self.sink_types.report(node, types, now_ms):
             self._update_held_back()
 
+    def report_share(self, node: str, share: Share | None, wait_ms: int, now_ms: int) -> None:
+        """A node of the sink's cluster reports which partitions it leads there (None: it does not send them), by a
+        fetch that may wait for `wait_ms`."""
+        self.sink_shares.report(node, share, wait_ms, now_ms)
+
+    def fetch_cut_off(self, session: Session) -> None:
+        """A fetch ended without an answer: other nodes may take its node's share until it fetches again."""
+        self.sink_shares.forget(session.node)
+
     def _update_held_back(self) -> None:
         for window in self.windows.values():
             lacks = self.sink_types.lacks(window.bucket_type)
@@ -265,28 +300,48 @@ class SourceQueue:
         served."""
         if not self._may_serve():
             return None
-        ready = self._ready_count(session)
+        ready = self._ready_windows(self.windows.values(), session)
         if ready:
-            return self._pacing.wait_ms(ready, now_ms, idle=not self.leases.batches)
+            home = self._home_windows(ready, session, now_ms)
+            if not home:
+                since_ms = min([self._passed_over_ms[window.partition] for window in ready])
+                return max(0, since_ms + SHARE_PATIENCE_MS - now_ms)
+            started = self._gathering_from_ms
+            since = [started[window.partition] for window in home if window.partition in started]
+            count = sum([window.ready_count for window in home])
+            return self._pacing.wait_ms(count, min(since, default=None), now_ms, idle=not self.leases.batches)
         if self._next_bulk_queue() is None or (session is not None and self._holds_bulk_batch(session, now_ms)):
             return None
         return max(0, self._bulk_from_ms - now_ms)
 
-    def has_work_for(self, session: Session, now_ms: int) -> bool:
-        """Whether the references that wait may be served to this session."""
-        if not self.sink_types.uneven:
-            return not self._holds_bulk_batch(session, now_ms) or self._ready_count() > 0
-        if self._ready_count(session):
-            return True
-        return not self._holds_bulk_batch(session, now_ms) and self._next_bulk_queue() is not None
-
-    def _ready_count(self, session: Session | None = None) -> int:
+    def _ready_windows(self, windows: Iterable[Window], session: Session | None) -> list[Window]:
+        """Windows with references that may be taken now, except those of bucket types that the session's node lacks."""
         version = self.owner_version
+        ready = [w for w in windows if w.ready_count and w.owner_version == version]
         lacking = self.sink_types.lacking_at(session.node) if session is not None else None
-        if lacking:
-            windows = [w for w in self.windows.values() if w.bucket_type not in lacking]
-            return sum([w.ready_count for w in windows if w.owner_version == version])
-        return sum([w.ready_count for w in self.windows.values() if w.owner_version == version])
+        return [w for w in ready if w.bucket_type not in lacking] if lacking else ready
+
+    def _home_windows(self, ready: list[Window], session: Session | None, now_ms: int) -> list[Window]:
+        """Those of the `ready` windows that the session may take from at once. Notes when it passes over another."""
+        allowed = self.sink_shares.allowed(session.node, now_ms) if session is not None else None
+        if allowed is None:
+            return ready
+        home = []
+        for window in ready:
+            if includes(allowed, window.bucket_type, window.key_range):
+                home.append(window)
+            else:
+                self._passed_over_ms.setdefault(window.partition, now_ms)
+        return home
+
+    def _windows_to_take(self, order: Iterable[Window], session: Session, now_ms: int) -> list[Window]:
+        """Those of the windows in `order` that a batch is taken from: of the session's share, or, when nothing waits
+        there, those that have waited for their own node for SHARE_PATIENCE_MS."""
+        ready = self._ready_windows(order, session)
+        home = self._home_windows(ready, session, now_ms)
+        if home:
+            return home
+        return [w for w in ready if now_ms - self._passed_over_ms[w.partition] >= SHARE_PATIENCE_MS]
 
     def _holds_bulk_batch(self, session: Session, now_ms: int) -> bool:
         """Whether the process of the session holds a bulk batch while changes arrive in real time."""
@@ -323,10 +378,7 @@ class SourceQueue:
         order = list(self.windows.values())
         self._first_window = self._first_window + 1 if self._first_window + 1 < len(order) else 0
         order = order[self._first_window :] + order[: self._first_window]
-        lacking = self.sink_types.lacking_at(session.node)
-        ready = [
-            w for w in order if w.ready_count and w.owner_version == self.owner_version and w.bucket_type not in lacking
-        ]
+        ready = self._windows_to_take(order, session, now_ms)
         parts: list[Part] = []
         count = size = 0
         while ready and count < max_count:
@@ -354,8 +406,10 @@ class SourceQueue:
                 count = min(count, BULK_BATCH_COUNT)
                 self._bulk_from_ms = now_ms + BULK_INTERVAL_MS * count // BULK_BATCH_COUNT
             parts = [Part(bulk, 0, *bulk.take(count, self.sink_types.known))]
-        if not any(window.ready_count for window in order):
-            self._pacing.emptied()
+        for window in order:
+            if not window.ready_count:
+                self._gathering_from_ms.pop(window.partition, None)
+                self._passed_over_ms.pop(window.partition, None)
         return self.leases.open(session, self.owner_version, parts, size, priority, now_ms)
 
     # ---------------------------------------------------------------- batches

@@ -45,6 +45,7 @@ from isthmus.queues.cursors import CursorPosition, CursorState
 from isthmus.queues.filters import Filter
 from isthmus.queues.gaps import Gaps, QueueGap, covered, with_gap
 from isthmus.queues.in_flight_keys import InFlightKeys, PendingChange
+from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.window_rules import BucketRule, Budget, Item, Ledger, OriginRule
 from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, row_is_tombstone
 from isthmus.repl.model.ports import DamageListener, NoDamageListener
@@ -100,7 +101,7 @@ class Window:
         "_blocked", "_bucket_rule", "_claimed_end", "_discarding", "_fresh", "_in_flight", "_last_served", "_moved",
         "_pending_gaps", "_refill_goal", "_refused_gaps", "_returned", "_served", "_settled_places", "_settled_rows",
         "_skip_ranges", "_skip_rows", "_tail", "_waiting", "applied", "backfill_end", "base", "bucket_type", "budget",
-        "complete_from", "cursor", "damage_listener", "held_back", "ledger", "ledger_started", "origins",
+        "complete_from", "cursor", "damage_listener", "held_back", "key_range", "ledger", "ledger_started", "origins",
         "owner_version", "partition", "reading", "refilling", "saved", "scan", "state", "tracking", "unreadable",
     )  # fmt: skip
 
@@ -114,10 +115,12 @@ class Window:
         own: bytes,
         budget: Budget,
         filter_: Filter | None = None,
+        key_range: KeyRange | None = None,
     ) -> None:
-        """`own` is this cluster's uuid; `filter_` None offers every bucket."""
+        """`own` is this cluster's uuid; `filter_` None offers every bucket; `key_range` None: not known."""
         self.partition = partition
         self.bucket_type = bucket_type
+        self.key_range = key_range
         self.budget = budget
         self.ledger = Ledger()
         self.base = position.base

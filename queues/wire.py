@@ -18,6 +18,10 @@
     places       {bucket type: {bucket: digest}}: 2 bytes for each property that must agree, in a fixed order, of each
                  bucket whose values are not its bucket type's and, with an empty name as the bucket, of each bucket
                  type whose values are not the defaults. Absent: unknown
+    share        {bucket type: [number of its partitions, bits]}: the partitions that the fetching node leads in its
+                 cluster, number i in bit i % 8 of byte i // 8; changes of others are sent to it only if their own node
+                 does not fetch them. A bucket type that is not named, or has another number of partitions at the
+                 source: changes of all its partitions. Absent: of all partitions
 
 The answer, a map:
 
@@ -64,6 +68,7 @@ import msgpack
 import zstandard
 
 from isthmus.queues.leases import Session
+from isthmus.queues.sink_shares import Share, TypeShare
 from isthmus.queues.window_rules import PRIORITIES, REAL_TIME, Item
 from isthmus.repl.model.errors import BadInput, CodecError, TooLarge
 from isthmus.repl.model.keys import Key
@@ -205,6 +210,13 @@ frame that declares more, or no size, is refused before anything is allocated.""
 TYPES_MAX: Final = 1_024
 """Most bucket types in `properties`."""
 
+SHARE_TYPES_MAX: Final = 256
+"""Most bucket types in `share`; a node that has more sends none, and may get every change. With the longest names and
+`SHARE_PARTITIONS_MAX` they come to 101 KB of the request."""
+
+SHARE_PARTITIONS_MAX: Final = 1_024
+"""Most partitions of a bucket type in `share`: as many as one may have."""
+
 DIGEST_BYTES: Final = 8
 
 _pack: Final = msgpack.Packer().pack  # of requests alone, which are made on the event loop: see repl.model.vclock
@@ -268,6 +280,7 @@ class FetchRequest(NamedTuple):
     properties: Mapping[bytes, bytes] = NO_PROPERTIES
     types: frozenset[bytes] | None = None
     scopes: ScopeDigests | None = None
+    share: Share | None = None
 
 
 class FetchReply(NamedTuple):
@@ -311,6 +324,7 @@ def encode_request(request: FetchRequest) -> bytes:
             "given_up": [ack.given_up for ack in request.acks],
             "types": None if request.types is None else list(request.types),
             **({} if request.scopes is None else {"places": request.scopes}),
+            **({} if request.share is None else {"share": _packed_share(request.share)}),
         }
     )
     return packed
@@ -346,6 +360,7 @@ def decode_request(body: bytes) -> FetchRequest:
         _properties(fields),
         _types(fields),
         _places(fields),
+        _share(fields),
     )
 
 
@@ -542,6 +557,39 @@ def _types(fields: dict[str, Any]) -> frozenset[bytes] | None:
     if type(raw) is not tuple or len(raw) > TYPES_MAX or not all(type(n) is bytes and len(n) <= NAME_MAX for n in raw):
         raise CodecError(f"fetch request: types are no list of at most {TYPES_MAX} bucket types")
     return frozenset(raw)
+
+
+def _packed_share(share: Share) -> dict[bytes, tuple[int, bytes]]:
+    return {name: (total, led.to_bytes(_bitmap_bytes(total), "little")) for name, (total, led) in share.items()}
+
+
+def _bitmap_bytes(total: int) -> int:
+    return -(-total // 8)
+
+
+def _share(fields: dict[str, Any]) -> Share | None:
+    raw = fields.get("share")
+    if raw is None:
+        return None
+    if type(raw) is not dict or len(raw) > SHARE_TYPES_MAX:
+        raise CodecError(f"fetch request: share is no map of at most {SHARE_TYPES_MAX} bucket types")
+    if not all(type(name) is bytes and len(name) <= NAME_MAX for name in raw):
+        raise CodecError("fetch request: share has a wrong shape")
+    return {name: _type_share(one) for name, one in raw.items()}
+
+
+def _type_share(raw: object) -> TypeShare:
+    if type(raw) is not tuple or len(raw) != len(TypeShare._fields):
+        raise CodecError("fetch request: share has a wrong shape")
+    total, bits = raw
+    if type(total) is not int or not 0 < total <= SHARE_PARTITIONS_MAX:
+        raise CodecError(f"fetch request: a share of a bucket type without 1 to {SHARE_PARTITIONS_MAX} partitions")
+    if type(bits) is not bytes or len(bits) != _bitmap_bytes(total):
+        raise CodecError("fetch request: the bits of a share do not fit its number of partitions")
+    led = int.from_bytes(bits, "little")
+    if led >> total:
+        raise CodecError("fetch request: a share has a partition that its bucket type lacks")
+    return TypeShare(total, led)
 
 
 def _held(fields: dict[str, Any]) -> dict[bytes, int] | None:

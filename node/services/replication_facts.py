@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from isthmus.node.services.membership import ClusterMembership
+from isthmus.queues.sink_shares import KeyRange, Share, TypeShare
 from isthmus.repl.controller.bucket_properties import PropertyCache
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.coordinator.routing import RoutingTable
@@ -32,6 +33,19 @@ class ReplicationFacts:
     def partition_types(self) -> Mapping[int, bytes]:
         """See QueueCluster."""
         return {partition.id: partition.bucket_type for partition in self._runtime.partitions.values()}
+
+    def key_range(self, partition: int) -> KeyRange | None:
+        """See QueueCluster."""
+        found = self._runtime.partitions.get(partition)
+        return None if found is None else KeyRange(found.index, found.partition_count)
+
+    def led_share(self) -> Share:
+        """See SinkNodes. A bucket type of which this node has no replica is left out."""
+        led: dict[tuple[bytes, int], int] = {}
+        for partition in self._runtime.partitions.values():
+            of_type = partition.bucket_type, partition.partition_count
+            led[of_type] = led.get(of_type, 0) | partition.replica.ready << partition.index
+        return {bucket_type: TypeShare(total, bits) for (bucket_type, total), bits in led.items()}
 
     def bucket_types(self) -> Collection[bytes]:
         """See QueueCluster."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from isthmus.config.settings import PeerSettings
+from isthmus.queues.sink_shares import KeyRange, Share
 from isthmus.repl.http.client import OPEN, PeerCredentials
 from isthmus.repl.property_digests import ScopeDigests
 
@@ -20,10 +21,20 @@ class FakeClusterFacts:
     scopes: ScopeDigests | None = None
     live: Collection[str] = ()
     nodes: Collection[str] = ("w1",)
+    key_ranges: Mapping[int, KeyRange] = field(default_factory=dict)
+    """Partition -> which keys of its bucket type are in it."""
+    share: Share | None = None
+    """The partitions that the sink's node leads."""
     types: Callable[[], frozenset[bytes] | None] = lambda: None
 
     def partition_types(self) -> Mapping[int, bytes]:
         return self.partitions
+
+    def key_range(self, partition: int) -> KeyRange | None:
+        return self.key_ranges.get(partition)
+
+    def led_share(self) -> Share | None:
+        return self.share
 
     def bucket_types(self) -> Collection[bytes]:
         return set(self.partitions.values())

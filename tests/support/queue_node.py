@@ -15,6 +15,7 @@ from isthmus.config.settings import QueueSettings
 from isthmus.queues.admin import QueueActs
 from isthmus.queues.leases import Session
 from isthmus.queues.service import QueueService
+from isthmus.queues.sink_shares import KeyRange, Share
 from isthmus.queues.wire import NO_PROPERTIES, BatchAck, FetchReply, FetchRequest
 from isthmus.repl.model import vclock
 from isthmus.repl.model.entry import Entry
@@ -56,7 +57,9 @@ class QueueNode:
         self.enabled = True
         self.types = dict.fromkeys(PARTITIONS, b"default")
         """Partition -> its bucket type."""
-        self.facts = FakeClusterFacts()
+        self.facts = FakeClusterFacts(
+            key_ranges={partition: KeyRange(position, len(PARTITIONS)) for position, partition in enumerate(PARTITIONS)}
+        )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -188,10 +191,11 @@ class QueueNode:
         node: str = "w1",
         properties: Mapping[bytes, bytes] = NO_PROPERTIES,
         scopes: ScopeDigests | None = None,
+        share: Share | None = None,
     ) -> FetchReply:
         session = Session(cluster, node, b"incarnat", link)
         request = FetchRequest(
-            session, "west", tuple(acks), holding, count, size, wait_ms, "", properties, types, scopes
+            session, "west", tuple(acks), holding, count, size, wait_ms, "", properties, types, scopes, share
         )
         return await self.queues.fetch(queue, request)
 

@@ -1,6 +1,7 @@
 """Run seeds of the simulator.
 
-`python -m tests.simulation.cluster --seeds A:B [--reaps | --queues | --streams | --suspicions] [--trace] [--go-on]`
+`python -m tests.simulation.cluster --seeds A:B [--reaps | --queues [--no-shares] | --streams | --suspicions] [--trace]
+[--go-on]`
 
 Prints counts of events; at a violation or an error, the seed, the trace before it, and the command that replays it.
 """
@@ -14,7 +15,7 @@ import traceback
 from collections import Counter
 
 from tests.simulation.cluster.pair_streams import StreamSimulation
-from tests.simulation.cluster.queues import QueueSimulation
+from tests.simulation.cluster.queues import QueueSimulation, UnsharedQueueSimulation
 from tests.simulation.cluster.reaps import RowSimulation
 from tests.simulation.cluster.simulator import ClusterSimulation, description, run_seed
 from tests.simulation.cluster.suspicions import SuspicionSimulation
@@ -29,9 +30,11 @@ def main() -> int:
     parser.add_argument("--queues", action="store_true", help="with the product's promises, source queues and sinks")
     parser.add_argument("--streams", action="store_true", help="with replication streams between pairs of nodes")
     parser.add_argument("--suspicions", action="store_true", help="with nodes that suspect each other, also falsely")
+    parser.add_argument("--no-shares", action="store_true", help="with --queues: sinks of one node, without shares")
     parser.add_argument("--go-on", action="store_true", help="one line for each seed that fails, and on to the next")
     options = parser.parse_args()
     chosen = (
+        (options.queues and options.no_shares, UnsharedQueueSimulation),
         (options.queues, QueueSimulation),
         (options.reaps, RowSimulation),
         (options.streams, StreamSimulation),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from isthmus.queues.admin import QueueActs
 from isthmus.queues.service import QueueService
+from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.isr import effects as fx
@@ -129,6 +130,9 @@ class ReplicaFacts(FakeClusterFacts):
 
     def partition_types(self) -> dict[int, bytes]:
         return dict.fromkeys(self._process.replicas, TYPE)
+
+    def key_range(self, partition: int) -> KeyRange | None:
+        return KeyRange(partition, self._process.simulation.plan.partition_count)
 
     def bucket_types(self) -> set[bytes]:
         return set(self.partition_types().values())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from isthmus.queues import cursor_keeper, source_queue
+from isthmus.queues import cursor_keeper, sink_shares, source_queue
 from isthmus.queues.cursors import CursorPosition, CursorState
 from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.source_queue import SourceQueue
@@ -132,22 +132,31 @@ def another_leader_begins_at_its_end(patch: Patch) -> None:
     """Who comes to lead offers only what is applied from then on."""
     sound = SourceQueue.lead
 
-    def lead(self: SourceQueue, partition: int, bucket_type: bytes, position: CursorPosition, applied: int) -> None:
+    def lead(
+        self: SourceQueue, partition: int, bucket_type: bytes, position: CursorPosition, applied: int, *rest: Any
+    ) -> None:
         if position.cursor:
             position = replace(position, cursor=max(position.cursor, applied))
-        sound(self, partition, bucket_type, position, applied)
+        sound(self, partition, bucket_type, position, applied, *rest)
 
     patch.setattr(SourceQueue, "lead", lead)
 
 
+def a_share_waits_for_its_node_for_ever(patch: Patch) -> None:
+    """What is in the share of a node of the sink's cluster goes to no other one, however long that node is away."""
+    for module in (sink_shares, source_queue):
+        patch.setattr(module, "SHARE_PATIENCE_MS", 1_000_000_000)
+
+
 class Defect(NamedTuple):
     """`put_in` patches it; `names`: how the violation may begin; `plan`: the mix, the drawn one without; `seed`: tried
-    first, because it catches the defect soonest."""
+    first, because it catches the defect soonest; `shares`: with shares of sinks' nodes."""
 
     put_in: Callable[[Patch], None]
     names: tuple[str, ...]
     plan: Callable[[], Plan] | None = None
     seed: int = 0
+    shares: bool = False
 
 
 ACKED = ("I-ACK", "I-ANSWER")
@@ -165,4 +174,5 @@ DEFECTS = (
     Defect(failed_is_settled, CURSORS, seed=14),
     Defect(what_is_given_up_is_forgotten, CURSORS, seed=21),
     Defect(another_leader_begins_at_its_end, CURSORS),
+    Defect(a_share_waits_for_its_node_for_ever, ("I-ALO",), shares=True),
 )

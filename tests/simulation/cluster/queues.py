@@ -20,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -28,6 +28,7 @@ from isthmus.config.settings import QueueSettings
 from isthmus.queues.cursors import NO_OWNER
 from isthmus.queues.leases import Session
 from isthmus.queues.queue_documents import PUBLISHING, SERVING, AuditInfo
+from isthmus.queues.sink_shares import Share, TypeShare
 from isthmus.queues.window import Window
 from isthmus.queues.wire import BatchAck, FetchReply, FetchRequest, OwnedByOther
 from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
@@ -242,8 +243,46 @@ class QueueClient(Client):
                 self.unknown()
 
 
+class SinkLink(NamedTuple):
+    """A node of a sink's cluster, and the source node that it fetches from."""
+
+    node: str
+    source: str
+
+
+class SinkNodes:
+    """The nodes of a sink's cluster: which of them fetch, and which partitions each reports to lead there. With one
+    node, no share is sent."""
+
+    def __init__(self, seed: str, total: int, *, shares: bool) -> None:
+        self._chance = Random(seed)
+        self.names = ("sink", "sink2", "sink3")[: self._chance.randint(2, 3) if shares else 1]
+        self.total = total if self._chance.random() < 0.8 else total + 1
+        self._leaders: list[str | None] = [self._chance.choice((*self.names, None)) for _ in range(self.total)]
+        self._sends_none = frozenset(name for name in self.names if self._chance.random() < 0.1)
+        self._away: frozenset[str] = frozenset()
+
+    @property
+    def awake(self) -> tuple[str, ...]:
+        """Those that fetch; at least one does."""
+        return tuple(name for name in self.names if name not in self._away)
+
+    def share(self, node: str) -> Share | None:
+        """The share that a node sends with its next fetch."""
+        if len(self.names) == 1 or node in self._sends_none:
+            return None
+        return {TYPE: TypeShare(self.total, sum(1 << at for at, leader in enumerate(self._leaders) if leader == node))}
+
+    def change(self) -> None:
+        """Sometimes a leader changes; sometimes nodes stop fetching, and go on."""
+        if self._chance.random() < 0.05:
+            self._leaders[self._chance.randrange(self.total)] = self._chance.choice((*self.names, None))
+        if self._chance.random() < 0.02:
+            self._away = frozenset(self._chance.sample(self.names, self._chance.randrange(len(self.names))))
+
+
 class Sink:
-    """One cluster's links with one queue: a session with each source node, and what arrived."""
+    """One cluster's links with one queue: a session of each node with each source node, and what arrived."""
 
     def __init__(self, simulation: QueueSimulation, cluster: bytes, queue: str) -> None:
         self.simulation = simulation
@@ -251,16 +290,22 @@ class Sink:
         self.queue = queue
         self.active = False
         self.objects: dict[bytes, Object] = {}
+        self._nodes = SinkNodes(
+            f"shares {simulation.seed} {cluster!r}", simulation.plan.partition_count, shares=simulation.shares
+        )
         self._life = 0
-        self._acks: dict[str, list[BatchAck]] = {}
-        self._holding: dict[str, list[bytes]] = {}
-        self._fetching: set[str] = set()
+        self._acks: dict[SinkLink, list[BatchAck]] = {}
+        self._holding: dict[SinkLink, list[bytes]] = {}
+        self._fetching: set[SinkLink] = set()
 
     def start(self) -> None:
         """Fetch, and again after a while."""
         simulation = self.simulation
-        if self.active and (names := [name for name in simulation.nodes if name not in self._fetching]):
-            self._fetch(simulation.chance.choice(names))
+        if not simulation.faults.over:
+            self._nodes.change()
+        links = [SinkLink(node, source) for node in self._nodes.awake for source in simulation.nodes]
+        if self.active and (idle := [link for link in links if link not in self._fetching]):
+            self._fetch(simulation.chance.choice(idle))
         if not simulation.faults.over and simulation.chance.random() < 0.004:
             self._restart()
         simulation.after(simulation.chance.randint(10, 150), self.start)
@@ -273,9 +318,9 @@ class Sink:
         self._holding.clear()
         self._fetching.clear()
 
-    def _fetch(self, name: str) -> None:
+    def _fetch(self, name: SinkLink) -> None:
         simulation, rng = self.simulation, self.simulation.chance
-        awake = [process for process in simulation.nodes[name].processes if not process.paused]
+        awake = [process for process in simulation.nodes[name.source].processes if not process.paused]
         if not awake:
             return
         process = rng.choice(awake)
@@ -287,7 +332,7 @@ class Sink:
         for ack in acks:
             if ack.batch in self._holding.get(name, ()):
                 self._holding[name].remove(ack.batch)
-        session = Session(self.cluster, "sink", b"life%04d" % self._life, 0)
+        session = Session(self.cluster, name.node, b"life%04d" % self._life, 0)
         request = FetchRequest(
             session,
             "another",
@@ -295,6 +340,7 @@ class Sink:
             tuple(self._holding.get(name, ())),
             rng.choice((1, 2, 8)),
             wait_ms=rng.choice((0, 100, 400)),
+            share=self._nodes.share(name.node),
         )
         self._fetching.add(name)
         simulation.after(2_500, self._gives_up, name, self._life)
@@ -303,16 +349,16 @@ class Sink:
             return
         simulation.after(rng.randint(1, 30), self._arrives, process, name, request, self._life)
 
-    def _gives_up(self, name: str, life: int) -> None:
+    def _gives_up(self, name: SinkLink, life: int) -> None:
         if life == self._life:
             self._fetching.discard(name)
 
-    def _arrives(self, process: QueueProcess, name: str, request: FetchRequest, life: int) -> None:
+    def _arrives(self, process: QueueProcess, name: SinkLink, request: FetchRequest, life: int) -> None:
         if process.alive:
             with process.loop.entered():
                 process.loop.create_task(self._serve(process, name, request, life))
 
-    async def _serve(self, process: QueueProcess, name: str, request: FetchRequest, life: int) -> None:
+    async def _serve(self, process: QueueProcess, name: SinkLink, request: FetchRequest, life: int) -> None:
         simulation = self.simulation
         try:
             reply = await process.queues.fetch(self.queue, request)
@@ -327,11 +373,18 @@ class Sink:
             return
         if process.alive:
             self._check(process, reply)
+            self._count_shares(request.share, reply)
             simulation.look_at_cursors(process)
             if not simulation.faults.over and simulation.chance.random() < 0.1:
                 simulation.counts["reply_lost"] += 1
                 return
             simulation.after(simulation.chance.randint(1, 40), self._take, process, name, reply, life)
+
+    def _count_shares(self, share: Share | None, reply: FetchReply) -> None:
+        if share is not None and share[TYPE].total == self.simulation.plan.partition_count:
+            home = sum(share[TYPE].led >> item[1] & 1 for item in reply.items)
+            self.simulation.counts["served_in_share"] += home
+            self.simulation.counts["served_of_another_share"] += len(reply.items) - home
 
     def _check(self, process: QueueProcess, reply: FetchReply) -> None:
         """I-Q-COMMITTED."""
@@ -344,7 +397,7 @@ class Sink:
                     )
                 )
 
-    def _take(self, process: QueueProcess, name: str, reply: FetchReply, life: int) -> None:
+    def _take(self, process: QueueProcess, name: SinkLink, reply: FetchReply, life: int) -> None:
         if life != self._life:
             return
         self._fetching.discard(name)
@@ -354,7 +407,7 @@ class Sink:
         self._holding.setdefault(name, []).append(reply.batch)
         self.simulation.after(self.simulation.chance.randint(1, 60), self._apply, process, name, reply, life)
 
-    def _apply(self, process: QueueProcess, name: str, reply: FetchReply, life: int) -> None:
+    def _apply(self, process: QueueProcess, name: SinkLink, reply: FetchReply, life: int) -> None:
         if life != self._life:
             return
         simulation, rng = self.simulation, self.simulation.chance
@@ -562,9 +615,11 @@ class CursorNetwork(Network):
 
 
 class QueueSimulation(ClusterSimulation):
-    """See the module's text. `mixes`: an operator does what one of them says, with such pauses."""
+    """See the module's text. `mixes`: an operator does what one of them says, with such pauses. `shares`: sinks have
+    several nodes, which come and go, and fetch the shares that they lead."""
 
     option = " --queues"
+    shares = True
 
     checkers: QueueCheckers
     mixes = ACTS
@@ -725,3 +780,10 @@ class QueueSimulation(ClusterSimulation):
             off = [machine.ledger().unbalanced, *(window.ledger_error() or 0 for window in machine.windows.values())]
             if any(off):
                 raise Violation("I-Q-LEDGER", f"{name} at {process.name} does not close by {off}")
+
+
+class UnsharedQueueSimulation(QueueSimulation):
+    """With one node a sink and no shares, as by sinks of the version before: for seeds that were found with it."""
+
+    option = " --queues --no-shares"
+    shares = False

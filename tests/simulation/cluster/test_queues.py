@@ -11,7 +11,7 @@ from tests.simulation.cluster import simulator
 from tests.simulation.cluster.fault_mixes import cuts, last_resorts
 from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.queue_mutants import DEFECTS, Defect, deposed
-from tests.simulation.cluster.queues import QueueSimulation
+from tests.simulation.cluster.queues import QueueSimulation, UnsharedQueueSimulation
 from tests.simulation.cluster.simulator import run_seed
 
 SEEDS = range(20)
@@ -25,13 +25,15 @@ EXPECTED = {
     "acked": 500, "unknown": 30, "repeated": 50, "delivered": 200, "soft_taken": 100, "appended_cursor": 40,
     "act_release": 1, "act_register": 4, "ack_again": 15, "fetch_lost": 50, "reply_lost": 50, "sink_restarted": 10,
     "elections": 30, "power_loss": 10, "far_rounds": 2, "push_merged": 20, "reap_waits_for_queues": 30,
+    "served_in_share": 80, "served_of_another_share": 140,
 }  # fmt: skip
 """What happens at least so often in SEEDS; about a third of what a run shows."""
 
 
 def test_owners_get_what_is_acknowledged_whatever_fails() -> None:
     """I-ALO, I-Q-CURSOR, I-Q-COMMITTED, I-Q-LEDGER, I-ANSWER, I-BASIS over crashes, losses of power, changes of leader,
-    moves, lost and repeated acknowledgements, and operators who move cursors and owners; and all of that happens."""
+    moves, lost and repeated acknowledgements, operators who move cursors and owners, and nodes of a sink's cluster that
+    fetch shares, come and go; and all of that happens."""
     counts: Counter[str] = Counter()
     for seed in SEEDS:
         counts.update(run_seed(seed, simulation_class=QueueSimulation).counts)
@@ -58,7 +60,7 @@ def test_changes_after_a_forced_election_reach_every_owner(plan: Callable[[], Pl
     """Seeds in which a write that a forced leader had lost came back from another cluster and went to no third one,
     over a key that was gone or replaced; and in which a queue was cleared before it stood anywhere, without a gap."""
     for seed in seeds:
-        run_seed(seed, simulation_class=QueueSimulation, plan=plan())
+        run_seed(seed, simulation_class=UnsharedQueueSimulation, plan=plan())
 
 
 @pytest.mark.parametrize("seed", [307, 1617, 1874])
@@ -66,7 +68,7 @@ def test_an_owner_is_never_seen_without_the_command_that_moves_its_cursors(seed:
     """Seeds in which a released queue's next owner began where the last one stood, since the two documents were read at
     different times; in which a queue was placed for an owner that a partition did not serve yet; and in which a refused
     item of a batch was answered as unknown when leadership ended."""
-    run_seed(seed, simulation_class=QueueSimulation)
+    run_seed(seed, simulation_class=UnsharedQueueSimulation)
 
 
 @pytest.mark.slow
@@ -81,7 +83,8 @@ def caught(defect: Defect) -> str:
     """The first violation that some seed shows; empty when none does."""
     for seed in (defect.seed, *DEFECT_SEEDS):
         try:
-            run_seed(seed, simulation_class=QueueSimulation, plan=defect.plan() if defect.plan is not None else None)
+            plan = defect.plan() if defect.plan is not None else None
+            run_seed(seed, simulation_class=QueueSimulation if defect.shares else UnsharedQueueSimulation, plan=plan)
         except AssertionError as error:
             return str(error)
     return ""

@@ -8,9 +8,10 @@ from typing import Final
 
 import pytest
 
+from isthmus.queues.sink_shares import SHARE_PATIENCE_MS, TypeShare
 from isthmus.queues.wire import BatchAck, FetchReply
 from isthmus.repl.store.port import Change
-from tests.support.queue_node import QueueNode
+from tests.support.queue_node import PARTITIONS, QueueNode
 
 pytestmark = pytest.mark.virtual_time
 
@@ -21,6 +22,12 @@ AT_ONCE_S: Final = 0.4
 async def timely(reply: asyncio.Task[FetchReply], key: bytes) -> None:
     async with asyncio.timeout(AT_ONCE_S):
         assert [item[5] for item in (await reply).items] == [key]
+
+
+def sharing(queue_node: QueueNode, node: str, led: int, wait_ms: int = 5_000) -> asyncio.Task[FetchReply]:
+    """A fetch of a node that leads the partitions `led` of the sink's cluster."""
+    share = {b"default": TypeShare(len(PARTITIONS), led)}
+    return asyncio.get_running_loop().create_task(queue_node.fetch(node=node, share=share, wait_ms=wait_ms))
 
 
 def waiting(queue_node: QueueNode, link: int) -> asyncio.Task[FetchReply]:
@@ -56,6 +63,78 @@ async def test_changes_of_an_aborted_fetch_go_to_the_next_one() -> None:
         await timely(two, b"k")
         with pytest.raises(asyncio.CancelledError):
             await one
+
+
+async def test_a_change_wakes_the_fetch_in_whose_share_it_is() -> None:
+    """Not the one that waits for longer; and changes of two shares in one turn wake both fetches."""
+
+    async with QueueNode() as queue_node:
+        await queue_node.fetch(wait_ms=10)
+        one = sharing(queue_node, "w1", 0b01)
+        await asyncio.sleep(0.01)
+        two = sharing(queue_node, "w2", 0b10)
+        await asyncio.sleep(0.02)
+        queue_node.put(b"b", partition=PARTITIONS[1])
+        await timely(two, b"b")
+        assert not one.done()
+        two = sharing(queue_node, "w2", 0b10)
+        await asyncio.sleep(0.02)
+        queue_node.put(b"c", partition=PARTITIONS[1])
+        queue_node.put(b"a", partition=PARTITIONS[0])
+        await timely(two, b"c")
+        await timely(one, b"a")
+
+
+@pytest.mark.parametrize("waits_before", [False, True])
+async def test_a_change_that_its_node_does_not_fetch_wakes_another_fetch_after_the_patience(waits_before: bool) -> None:
+    """By a timer: nothing else happens at the queue. Whether the other fetch waits before the change comes or not."""
+
+    async with QueueNode() as queue_node:
+        loop = asyncio.get_running_loop()
+        owner = sharing(queue_node, "w1", 0b01)
+        await asyncio.sleep(0.01)
+        queue_node.put(b"first")
+        await timely(owner, b"first")  # from now on the node pushes, and does not fetch
+        if waits_before:
+            other = sharing(queue_node, "w2", 0b10)
+            await asyncio.sleep(0.02)
+            queue_node.put(b"k")
+        else:
+            queue_node.put(b"k")
+            other = sharing(queue_node, "w2", 0b10)
+        began_s = loop.time()
+        assert [item[5] for item in (await other).items] == [b"k"]
+        assert SHARE_PATIENCE_MS <= (loop.time() - began_s) * 1_000 <= SHARE_PATIENCE_MS + 20
+
+
+async def test_a_node_whose_fetch_is_cut_off_leaves_its_share_at_once() -> None:
+    """Its connection closed, as when its process dies: other fetches wait no patience for it."""
+
+    async with QueueNode() as queue_node:
+        await queue_node.fetch(wait_ms=10)
+        gone = sharing(queue_node, "w1", 0b01)
+        other = sharing(queue_node, "w2", 0b10)
+        await asyncio.sleep(0.02)
+        gone.cancel()
+        await asyncio.sleep(0.02)
+        queue_node.put(b"k")
+        await timely(other, b"k")
+
+
+async def test_a_fetch_without_a_share_takes_changes_of_every_share() -> None:
+    """A node of the version before beside others with shares: first come, first served, as between old nodes."""
+
+    async with QueueNode() as queue_node:
+        await queue_node.fetch(wait_ms=10)
+        old = waiting(queue_node, 1)
+        await asyncio.sleep(0.01)
+        shared = sharing(queue_node, "w2", 0b01)
+        await asyncio.sleep(0.02)
+        queue_node.put(b"a", partition=PARTITIONS[0])
+        await timely(old, b"a")
+        assert not shared.done()
+        queue_node.put(b"b", partition=PARTITIONS[1])
+        await timely(shared, b"b")
 
 
 async def test_a_failed_read_of_rows_is_repeated_after_any_error() -> None:

@@ -21,6 +21,7 @@ from isthmus.queues.cursors import CursorState, encode_soft, encode_state, posit
 from isthmus.queues.gaps import Gaps
 from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.object_reader import read_objects
+from isthmus.queues.sink_shares import SHARE_PATIENCE_MS, KeyRange, TypeShare
 from isthmus.queues.source_queue import IDLE_MS, SourceQueue
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import Budget
@@ -37,6 +38,8 @@ SIZE_LIMIT = 200
 ROWS = 3
 PARTITIONS = (4, 9)
 KEYS = [b"a", b"b", b"c", b"d", b"e", b"f"]
+NODES = ("w1", "w2", "w3")
+RANGES = {partition: KeyRange(position, len(PARTITIONS)) for position, partition in enumerate(PARTITIONS)}
 
 
 class Sent(NamedTuple):
@@ -55,6 +58,8 @@ class Schedule:
     def __init__(self, seed: int, cascade: bool, *, drops_notifications: bool = False) -> None:
         """`drops_notifications`: the queue is not told of some entries. What those were its ledger cannot know."""
         self.rng = Random(seed)
+        self.sharing = Random(f"shares {seed}")
+        self.shares_are_sent = self.sharing.random() < 0.7
         self.drops_notifications = drops_notifications
         self.discard = False
         self.cascade = cascade
@@ -122,7 +127,7 @@ class Schedule:
             assert position is not None
             self.unnotified[partition] = []
             self.audit_info[partition] = self.fake_store.ends[partition]
-            self.queue.lead(partition, b"default", position, self.fake_store.ends[partition])
+            self.queue.lead(partition, b"default", position, self.fake_store.ends[partition], RANGES[partition])
         self.queue.on_fetch(self.session, None, self.now)
 
     def store(self, partition: int, entry: Entry) -> None:
@@ -175,11 +180,21 @@ class Schedule:
             self.seen["missed"] += 1
 
     def fetch(self) -> None:
-        session = self.session._replace(link=self.rng.randrange(2))
+        node = self.sharing.choice(NODES)
+        session = self.session._replace(link=self.rng.randrange(2), node=node)
+        if self.shares_are_sent and self.sharing.random() < 0.9:
+            total = self.sharing.choice((2, 2, 2, 3))
+            share = {b"default": TypeShare(total, self.sharing.randrange(1 << total))}
+            self.queue.report_share(node, share if self.sharing.random() < 0.9 else None, 100, self.now)
+        elif self.sharing.random() < 0.1:
+            self.queue.fetch_cut_off(session)
         self.queue.on_fetch(session, None, self.now)
         count, size = self.rng.randint(1, 6), self.rng.choice([1, 300, 10_000])
+        due_ms = self.queue.due_in_ms(self.now, session)
         batch = self.queue.take(session, count, size, self.now)
+        assert batch is not None or due_ms != 0, "a fetch that is due got nothing"
         if batch is None:
+            self.seen["passed_over"] += self.queue.due_in_ms(self.now) is not None
             return
         assert 0 < len(batch) <= count
         assert sum(len(item[8]) for item in batch.items()) <= size or len(batch) == 1
@@ -238,7 +253,7 @@ class Schedule:
     def no_longer_held(self) -> None:
         """The sink's next fetch names nothing: what its link held comes back at once."""
         self.queue.on_fetch(self.session, (), self.now)
-        assert all(batch.session.link != self.session.link for batch in self.queue.leases.batches.values())
+        assert all(batch.session != self.session for batch in self.queue.leases.batches.values())
 
     def time_passes(self) -> None:
         self.now += self.rng.choice([1, 30, LEASE_MS])
@@ -281,7 +296,7 @@ class Schedule:
         self.audit_info[partition] = self.fake_store.ends[partition]
         position = position_of(self.fake_store.cursor(partition, NAME), 0)
         assert position is not None
-        self.queue.lead(partition, b"default", position, self.fake_store.ends[partition])
+        self.queue.lead(partition, b"default", position, self.fake_store.ends[partition], RANGES[partition])
 
     def another_cluster_takes_over(self) -> None:
         """A new owner version from 0 on: the conditional write, then a CURSOR entry a partition."""
@@ -297,7 +312,7 @@ class Schedule:
             entry = self.factory.cursor(partition, NAME, encode_state(state))
             self.store(partition, entry)
             self.notify_some(partition, 1)
-            self.queue.cursor_applied(partition, b"default", entry.offset, state)
+            self.queue.cursor_applied(partition, b"default", entry.offset, state, RANGES[partition])
         assert not self.queue.wanted_cursors(0)
         self.queue.on_fetch(self.session, None, self.now)
 
@@ -318,7 +333,7 @@ class Schedule:
         entry = self.factory.cursor(partition, NAME, encode_state(state))
         self.store(partition, entry)
         self.notify_some(partition, 1)
-        self.queue.cursor_applied(partition, b"default", entry.offset, state)
+        self.queue.cursor_applied(partition, b"default", entry.offset, state, RANGES[partition])
 
     # ------------------------------------------------------------------ what must hold
 
@@ -363,7 +378,13 @@ class Schedule:
         """Everything that is owed arrives once the faults end."""
         self.now += LEASE_MS
         self.queue.expire(self.now)
-        self.queue.on_fetch(self.session, (), self.now)
+        for node in NODES:
+            self.queue.on_fetch(self.session._replace(node=node), (), self.now)
+            self.queue.on_fetch(self.session._replace(node=node, link=1), (), self.now)
+        if self.shares_are_sent:
+            # Only a node fetches that leads nothing there; another one, which leads all, takes nothing.
+            self.queue.report_share("w2", {b"default": TypeShare(2, 0b11)}, 100_000_000, self.now)
+            self.queue.report_share("w1", {b"default": TypeShare(2, 0)}, 0, self.now)
         for window in self.queue.windows.values():
             window.fail_refill()
         for partition in PARTITIONS:
@@ -375,7 +396,11 @@ class Schedule:
                 window.finish_refill(self.fake_store.changes(window.partition, start, rows), rows)
             batch = self.queue.take(self.session, 3, 10_000, self.now)
             if batch is None:
-                if all(window.contiguous for window in self.queue.windows.values()) and not self.undecided():
+                left_ms = self.queue.due_in_ms(self.now, self.session)
+                if left_ms is not None:
+                    assert 0 < left_ms <= SHARE_PATIENCE_MS, "nothing is served although it is due"
+                    self.now += left_ms
+                elif all(window.contiguous for window in self.queue.windows.values()) and not self.undecided():
                     break
                 continue
             if self.queue.resolve(batch, read_objects(self.fake_store, batch.items(), 10_000)):  # type: ignore[arg-type]
@@ -420,7 +445,8 @@ def test_every_pending_change_is_served_and_no_cursor_passes_unacknowledged_ones
         )
 
     run()
-    assert all(seen[what] for what in ("acknowledged", "collapsed", "redelivered", "late", "refilled", "expired")), seen
+    expected = ("acknowledged", "collapsed", "redelivered", "late", "refilled", "expired", "passed_over")
+    assert all(seen[what] for what in expected), seen
 
 
 @pytest.mark.timeout(180)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.queues.leases import Session
+from isthmus.queues.sink_shares import TypeShare
 from isthmus.queues.window_rules import Item
 from isthmus.queues.wire import (
     ACKS_MAX,
@@ -20,6 +21,8 @@ from isthmus.queues.wire import (
     NAME_MAX,
     REQUEST_BYTES_MAX,
     SERVING,
+    SHARE_PARTITIONS_MAX,
+    SHARE_TYPES_MAX,
     UNPACKED_MAX,
     WAIT_MS_MAX,
     ZSTD,
@@ -52,6 +55,11 @@ _items = st.lists(
 )
 
 
+_type_shares = st.integers(1, SHARE_PARTITIONS_MAX).flatmap(
+    lambda count: st.builds(TypeShare, st.just(count), st.integers(0, (1 << count) - 1))
+)
+
+
 _outcomes = st.none() | st.tuples(_number, _number, _number, _number)
 
 
@@ -76,6 +84,7 @@ _outcomes = st.none() | st.tuples(_number, _number, _number, _number)
         st.dictionaries(_small, _bytes(8), max_size=3),
         st.none() | st.frozensets(_small, max_size=3),
         st.none() | st.dictionaries(_small, st.dictionaries(_small, _bytes(10), max_size=3), max_size=3),
+        st.none() | st.dictionaries(_small, _type_shares, max_size=3),
     )
 )  # fmt: skip
 def test_requests_come_back_as_they_went(request: FetchRequest) -> None:
@@ -153,8 +162,70 @@ def test_the_longest_request_that_a_sink_makes_is_taken() -> None:
     scopes = {b"t": {b"%069d" % number: bytes(10) for number in range(SCOPES_MAX)}}
     assert sum(len(b"t") + len(name) + 10 for name in scopes[b"t"]) == SCOPES_BYTES_MAX
     types = frozenset(properties)
-    wanted = FetchRequest(SESSION, "w" * NAME_MAX, acks, (), properties=properties, types=types, scopes=scopes)
+    every = TypeShare(SHARE_PARTITIONS_MAX, (1 << SHARE_PARTITIONS_MAX) - 1)
+    share = {b"%0255d" % number: every for number in range(SHARE_TYPES_MAX)}
+    wanted = FetchRequest(
+        SESSION, "w" * NAME_MAX, acks, (), properties=properties, types=types, scopes=scopes, share=share
+    )
     assert decode_request(encode_request(wanted)) == wanted
+
+
+SHARE = {b"default": TypeShare(12, 0b1000_0000_0101), b"maps": TypeShare(3, 0)}
+
+NO_SHARE_BODY = bytes.fromhex(
+    "de0010a17601a7636c7573746572c41063636363636363636363636363636363a46e616d65a477657374a46e6f6465a27731"
+    "ab696e6361726e6174696f6ec4086969696969696969a46c696e6b03a461636b739193c4056261746368029101a7686f6c64"
+    "696e6790a96d61785f636f756e74cd0200a96d61785f6279746573ce003d0900a7776169745f6d73cd2710a86f7574636f6d"
+    "6573919403000000a8636f6d7072657373a47a737464aa70726f7065727469657381c40174c4080000000000000000a86769"
+    "76656e5f75709190a5747970657391c40174"
+)
+"""A request without a share, as a node of the version before shares encodes it."""
+
+
+def test_a_request_without_a_share_has_the_bytes_of_the_version_before() -> None:
+    """So an older sink is understood, and a node that sends no share sends what it always did."""
+    acks = (BatchAck(b"batch", 2, (1,), (3, 0, 0, 0)),)
+    request = FetchRequest(SESSION, "west", acks, (), 512, 4_000_000, 10_000, ZSTD, {b"t": bytes(8)}, frozenset({b"t"}))
+    assert encode_request(request) == NO_SHARE_BODY
+    assert decode_request(NO_SHARE_BODY) == request
+
+
+def test_a_share_is_one_more_field_which_an_older_source_ignores() -> None:
+    """All other fields stay as they are. Bit i % 8 of byte i // 8 stands for partition number i."""
+    plain, shared = FetchRequest(SESSION, "west"), FetchRequest(SESSION, "west", share=SHARE)
+    fields = msgpack.unpackb(encode_request(shared))
+    assert fields.pop("share") == {b"default": [12, b"\x05\x08"], b"maps": [3, b"\x00"]}
+    assert fields == msgpack.unpackb(encode_request(plain))
+    assert decode_request(encode_request(shared)) == shared
+
+
+@pytest.mark.parametrize(
+    "share",
+    [
+        7,
+        [[b"default", 12, b"\x05\x08"]],
+        {b"default": b"\x05\x08"},
+        {b"default": [12]},
+        {b"default": [0, b""]},
+        {b"default": [-1, b"\x05"]},
+        {b"default": [SHARE_PARTITIONS_MAX + 1, bytes(129)]},
+        {b"default": ["12", b"\x05\x08"]},
+        {b"default": [12, b"\x05"]},
+        {b"default": [12, b"\x05\x08\x00"]},
+        {b"default": [12, b"\x05\x10"]},
+        {b"default": [12, "\x05\x08"]},
+        {"default": [12, b"\x05\x08"]},
+        {b"x" * (NAME_MAX + 1): [12, b"\x05\x08"]},
+        {b"%d" % number: [1, b"\x01"] for number in range(SHARE_TYPES_MAX + 1)},
+    ],
+    ids=lambda share: str(share)[:40],
+)
+def test_a_share_of_a_wrong_shape_or_beyond_its_bounds_is_refused(share: object) -> None:
+    """Bits of partitions that there are not, too, so that each share has one form."""
+    body = encode_request(FetchRequest(SESSION, "west"))
+    decode_request(_changed(body, share={b"default": [12, b"\x05\x08"]}))
+    with pytest.raises(CodecError):
+        decode_request(_changed(body, share=share))
 
 
 PLACES = {b"default": {b"orders": b"0123456789", b"": b"9876543210"}, b"maps": {}}
