@@ -16,10 +16,12 @@ from urllib.parse import quote
 
 from isthmus.config.settings import SinkSettings
 from isthmus.queues.leases import Session
+from isthmus.queues.sink_shares import Share
 from isthmus.queues.wire import (
     BYTES_MAX,
     MEDIA_TYPE,
     OFF_LOOP_FROM_BYTES,
+    SHARE_TYPES_MAX,
     TYPES_MAX,
     ZSTD,
     BatchAck,
@@ -60,6 +62,9 @@ class FetchOptions(NamedTuple):
     types: frozenset[bytes] | None = None
     scopes: ScopeDigests | None = None
     """Digests of this cluster's properties by bucket and bucket type; None: not sent."""
+    share: Share | None = None
+    """The partitions that this node leads, so that it can push what it fetches without forwarding it; None: not
+    sent."""
 
 
 class LocalCluster(NamedTuple):
@@ -126,6 +131,7 @@ class Fetcher:
             dict(options.properties),
             options.types if options.types is not None and len(options.types) <= TYPES_MAX else None,
             options.scopes,
+            options.share if options.share is not None and len(options.share) <= SHARE_TYPES_MAX else None,
         )
         body = await self._peer.post(
             self._path,

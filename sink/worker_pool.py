@@ -19,6 +19,7 @@ import structlog
 
 from isthmus.config.settings import SinkSettings
 from isthmus.queues.rate_limit import Rates, Throttle
+from isthmus.queues.sink_shares import Share
 from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.property_digests import ScopeDigests
@@ -72,6 +73,9 @@ class SinkCluster(Protocol):
 
     def known_types(self) -> frozenset[bytes] | None:
         """The bucket types; None where there may be others."""
+
+    def led_share(self) -> Share | None:
+        """The partitions that this node leads and serves now, by bucket type; None: not known."""
 
 
 class LinkSuspensions(Protocol):
@@ -325,7 +329,13 @@ class WorkerPool:
             poll_ms = settings.poll_ms if may_wait else min(settings.poll_ms, SHORT_POLL_MS)
             cluster = self._cluster
             options = FetchOptions(
-                count, size, poll_ms, cluster.property_digests(), cluster.known_types(), cluster.scope_digests()
+                count,
+                size,
+                poll_ms,
+                cluster.property_digests(),
+                cluster.known_types(),
+                cluster.scope_digests(),
+                cluster.led_share(),
             )
             result, waited_ms = await slot.cycle(options, lambda *found: self._fetched(name, number, *found))
             if self.scheduler.suspended(name) or self.scheduler.leaving(name):

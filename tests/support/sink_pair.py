@@ -191,8 +191,12 @@ class SinkPair:
         peers: bool = True,
         poll_ms: int = 1_000,
         nodes: Sequence[str] = ("w1", "w2"),
+        node_name: str = "w1",
+        kv: object = None,
+        facts: FakeClusterFacts | None = None,
         **more: Any,
     ) -> Sink:
+        """A sink on a node of the other cluster. `kv`: what it pushes into, the cluster without one."""
         settings = SinkSettings(
             peers=tuple(PeerSettings(self.listener.url, queue) for queue in queues or ("q",) if peers),
             workers=4,
@@ -203,18 +207,21 @@ class SinkPair:
             request_timeout_ms=5_000,
             **{"discover": False, **more},
         )
+        folder = self.folder if node_name == "w1" else self.folder / node_name
+        folder.mkdir(exist_ok=True)
         sink = Sink(
             settings,
-            kv=self.cluster,  # type: ignore[arg-type]
+            kv=self.cluster if kv is None else kv,  # type: ignore[arg-type]
             cluster_uuid=uuid,
             cluster_name="west",
-            node_name="w1",
+            node_name=node_name,
             metastore=self.metastore,
             time=self.source.clock,
-            letters=DeadLetters(self.folder / "letters.sqlite", 3, 1_000),
-            conflicts=Conflicts(self.folder / "conflicts.sqlite", 3),
+            letters=DeadLetters(folder / "letters.sqlite", 3, 1_000),
+            conflicts=Conflicts(folder / "conflicts.sqlite", 3),
             credentials=OpenPeers(),
-            cluster=FakeClusterFacts(
+            cluster=facts
+            or FakeClusterFacts(
                 nodes=nodes, types=lambda: None if self.cluster.types is None else frozenset(self.cluster.types)
             ),
         )
