@@ -23,7 +23,7 @@ import structlog
 from isthmus.node.http.application import SMALL_BODY_BYTES, Receive, Scope, Send, shown_path
 from isthmus.node.http.connection import Application, Cycle, HttpConnection, SharedState, loaded_config
 from isthmus.node.http.csrf import OF_BROWSERS
-from isthmus.node.http.responses import Headers, Reply
+from isthmus.node.http.responses import Reply
 
 _IN_TARGET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~%+:@!$&'()*,;=/?-"
 """Characters of a path and a query here: all but those that have a meaning of their own or must be encoded."""
@@ -48,6 +48,11 @@ LINE_BYTES_MAX: Final = 128
 """Header lines that are cached, since a program sends the same few with every request, and the longest of them:
 together a quarter of a megabyte. When the cache is full, it is emptied."""
 
+BLOCKS_KEPT: Final = 256
+BLOCK_BYTES_MAX: Final = 512
+"""Whole blocks of such lines that are cached, and the longest of them: together half a megabyte, with what was read of
+them. When the cache is full, it is emptied."""
+
 _KEPT: Final = frozenset(
     (
         b"accept",
@@ -63,13 +68,24 @@ _KEPT: Final = frozenset(
 """Headers whose lines are cached: they repeat, and are no secret."""
 
 
+class HeaderBlock(list[tuple[bytes, bytes]]):
+    """The headers of a request that was read whole. Requests with the same lines may share one: nobody changes it."""
+
+    __slots__ = ("body_bytes", "parsed")
+
+    body_bytes: int
+    """The declared length of the body; -1 for none."""
+    parsed: Any
+    """For the application: what it read in the headers. None: nothing yet."""
+
+
 class RawRequest(NamedTuple):
     """A request as it was sent: path and query are still encoded, header names are in lower case."""
 
     method: str
     raw_path: bytes
     query_string: bytes
-    headers: Headers
+    headers: HeaderBlock
     body: bytes
 
 
@@ -77,6 +93,7 @@ _new: Final = tuple.__new__
 """Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
 
 _lines: dict[bytes, tuple[bytes, bytes]] = {}
+_blocks: dict[bytes, HeaderBlock] = {}
 
 
 def read_whole(data: bytes, head_limit_bytes: int) -> RawRequest | None:
@@ -84,44 +101,58 @@ def read_whole(data: bytes, head_limit_bytes: int) -> RawRequest | None:
     end = data.find(b"\r\n\r\n", 0, head_limit_bytes)
     if end < 0:
         return None
-    lines = data[:end].split(b"\r\n")
-    words = lines[0].split(b" ")
+    first_line, _, block = data[:end].partition(b"\r\n")
+    words = first_line.split(b" ")
     if len(words) != 3:
         return None
     verb, target, version = words
     method = _METHODS.get(verb)
     if method is None or version != b"HTTP/1.1" or target[:1] != b"/" or target.translate(None, _IN_TARGET):
         return None
-    headers: Headers = []
-    hosts = 0
-    length: bytes | None = None
-    kept = _lines.get
-    del lines[0]
-    for line in lines:
-        header = kept(line)
-        if header is None:
-            header = _read_line(line)
-            if header is None:
-                return None
-        name = header[0]
-        if name == b"host":
-            hosts += 1
-        elif name == b"content-length":
-            if length is not None:
-                return None
-            length = header[1]
-        headers.append(header)
-    if hosts != 1:
+    headers = _blocks.get(block) or _read_block(block)
+    if headers is None:
         return None
     path, _, query = target.partition(b"?")
     at = end + 4
-    if length is None:
+    body_bytes = headers.body_bytes
+    if body_bytes < 0:
         if len(data) != at or method not in _BODILESS:
             return None
         return _new(RawRequest, (method, path, query, headers, b""))
-    if method in _BODILESS or len(data) - at != int(length):
+    if method in _BODILESS or len(data) - at != body_bytes:
         return None
     return _new(RawRequest, (method, path, query, headers, data[at:]))
+
+
+def _read_block(block: bytes) -> HeaderBlock | None:
+    """The headers of all header lines; None if they need the parser."""
+    headers = HeaderBlock()
+    hosts = 0
+    body_bytes = -1
+    repeats = len(block) <= BLOCK_BYTES_MAX
+    for line in block.split(b"\r\n"):
+        header = _lines.get(line) or _read_line(line)
+        if header is None:
+            return None
+        name, value = header
+        if name == b"host":
+            hosts += 1
+        elif name == b"content-length":
+            if body_bytes >= 0:
+                return None
+            body_bytes = int(value)
+        elif name not in _KEPT:
+            repeats = False
+        headers.append(header)
+    if hosts != 1:
+        return None
+    headers.body_bytes = body_bytes
+    headers.parsed = None
+    if repeats:
+        if len(_blocks) >= BLOCKS_KEPT:
+            _blocks.clear()
+        _blocks[block] = headers
+    return headers
 
 
 def _read_line(line: bytes) -> tuple[bytes, bytes] | None:

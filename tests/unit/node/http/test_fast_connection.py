@@ -10,7 +10,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from isthmus.node.http.fast_connection import LINES_KEPT, RawRequest, _lines, read_whole
+from isthmus.node.http.fast_connection import (
+    BLOCKS_KEPT,
+    LINES_KEPT,
+    HeaderBlock,
+    RawRequest,
+    _blocks,
+    _lines,
+    read_whole,
+)
 
 EXAMPLES = settings(max_examples=1500, deadline=None, derandomize=True)
 LIMIT = 65_536
@@ -53,6 +61,7 @@ class Parsed:
 def compare(raw: bytes) -> RawRequest | None:
     """Read at a glance; what is taken must be what the parser reads."""
     whole = read_whole(raw, LIMIT)
+    assert read_whole(raw, LIMIT) == whole  # now perhaps from the cache
     if whole is None:
         return None
     parsed = Parsed(raw)
@@ -62,7 +71,7 @@ def compare(raw: bytes) -> RawRequest | None:
     assert not parsed.upgrade
     url = httptools.parse_url(parsed.url)
     assert whole == RawRequest(
-        parsed.parser.get_method().decode(), url.path, url.query or b"", parsed.headers, parsed.body
+        parsed.parser.get_method().decode(), url.path, url.query or b"", HeaderBlock(parsed.headers), parsed.body
     )
     assert [name for name, _ in whole.headers].count(b"host") == 1
     return whole
@@ -74,7 +83,7 @@ def test_usual_requests_are_taken() -> None:
         "PUT",
         b"/buckets/b/keys/k",
         b"",
-        [(b"host", b"x"), (b"content-type", b"a/b"), (b"content-length", b"2")],
+        HeaderBlock([(b"host", b"x"), (b"content-type", b"a/b"), (b"content-length", b"2")]),
         b"vv",
     )
     got = compare(GET)
@@ -147,11 +156,30 @@ def test_the_lines_that_are_kept_are_bounded_and_no_secret() -> None:
     for number in range(2 * LINES_KEPT + 5):
         assert compare(PUT.replace(b"Host: x", b"Host: h%d" % number)) is not None
         assert len(_lines) <= LINES_KEPT
+        assert len(_blocks) <= BLOCKS_KEPT
     secret = b"Authorization: Bearer t"
     assert compare(PUT.replace(b"Host: x", b"Host: x\r\n" + secret)) is not None
     assert secret not in _lines
+    assert not any(secret in block for block in _blocks)
     assert compare(PUT.replace(b"Host: x", b"Host: " + b"x" * 200)) is not None
     assert max(map(len, _lines)) <= 128
+    many = b"\r\n".join([b"Accept: x"] * 60)
+    assert compare(PUT.replace(b"Host: x", b"Host: x\r\n" + many)) is not None
+    assert max(map(len, _blocks)) <= 512
+
+
+def test_repeated_header_lines_are_read_once() -> None:
+    """Two requests with the same lines share what was read of them; each keeps its own line, path and body."""
+    first, second = compare(PUT), compare(PUT.replace(b"keys/k", b"keys/l?w=1").replace(b"vv", b"ww"))
+    assert first is not None
+    assert second is not None
+    assert first.headers is second.headers
+    assert (second.raw_path, second.query_string, second.body) == (b"/buckets/b/keys/l", b"w=1", b"ww")
+    context = PUT.replace(b"Host: x", b"Host: x\r\nX-Riak-Vclock: a85hYGBgzGDKBVIcBwHE=")
+    one, two = compare(context), compare(context)
+    assert one is not None
+    assert two is not None
+    assert one.headers is not two.headers
 
 
 line: st.SearchStrategy[bytes] = st.sampled_from(
