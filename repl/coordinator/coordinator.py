@@ -137,6 +137,10 @@ class CoordinatorMetrics:
             yield "isthmus_writes_above_warning_total", {"what": what}, count
 
 
+_new: Final = tuple.__new__
+"""Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
+
+
 class _LocalPart(NamedTuple):
     """The items of a request for one partition: their slots, and the hashes of their keys."""
 
@@ -264,7 +268,38 @@ class Coordinator:
 
     async def write(self, request: WriteRequest) -> WriteResult:
         """See KeyValue.write."""
-        (result,) = results = await self._submit((request,))
+        return await self.finish_write(request, await self.start_write(request))
+
+    def start_write(self, request: WriteRequest) -> asyncio.Future[list[object]]:
+        """The future of a list with the one result: as `_submit`, in one stretch for a partition that is led here. Any
+        other result than a WriteResult is for `finish_write`."""
+        bucket_type, bucket, name = request[0]
+        limit = self._key_limit_bytes
+        partition_ids = self.routes.known_partition_ids(bucket_type)
+        if not partition_ids or not (0 < len(bucket) <= limit and 0 < len(name) <= limit):
+            return self._submit((request,))
+        hash64 = key_hash(bucket, name)
+        partition = partition_ids[partition_index(hash64, len(partition_ids))]
+        led = self._runtime.partitions.get(partition)
+        if led is None or not led.replica.ready:
+            return self._submit((request,))
+        waiter = BatchResult(self._loop.create_future(), 1)
+        waiter.remaining = 1
+        part = _new(_LocalPart, ((request,), waiter, [0], [hash64]))
+        parts = self._inbox.get(partition)
+        if parts is None:
+            self._inbox[partition] = [part]
+        else:
+            parts.append(part)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+        self._timeouts.add(waiter)
+        return waiter.future
+
+    async def finish_write(self, request: WriteRequest, results: list[object]) -> WriteResult:
+        """The result of a write that was started; raises as `write`."""
+        (result,) = results
         if not isinstance(result, WriteResult):
             await self._retry_moving((request,), results)
             (result,) = results

@@ -75,6 +75,10 @@ class RoutingTable:
             raise self._unknown(bucket_type)
         return found
 
+    def known_partition_ids(self, bucket_type: bytes) -> Sequence[int]:
+        """As `partition_ids`; none instead of an error."""
+        return self._types.get(bucket_type, ())
+
     def partitions(self, bucket_type: bytes) -> Sequence[int]:
         """The ids of all the type's partitions, by index. Raises UnknownBucketType, NotReady."""
         found = self.partition_ids(bucket_type)
