@@ -16,7 +16,7 @@ from isthmus.node.client_api.batch import BatchRoutes
 from isthmus.node.client_api.cluster_routes import NO_ADDRESSES, ClientAddresses, leader_headers
 from isthmus.node.client_api.legacy_paths import LegacyPaths
 from isthmus.node.client_api.listings import ListingRoutes
-from isthmus.node.client_api.objects import ROUTE, Named, ObjectRoutes
+from isthmus.node.client_api.objects import ROUTE, Named, ObjectRoutes, ObjectStore
 from isthmus.node.client_api.queue_fetch import FETCH_ROUTE, QueueFetches, QueueObjects, QueueRoutes
 from isthmus.node.client_api.queue_push import QueuePushes, ReferencePushes
 from isthmus.node.client_api.riak_info import RiakInfo, RiakInfoRoutes
@@ -30,7 +30,7 @@ from isthmus.node.http.application import (
     internal_error,
     shown_path,
 )
-from isthmus.node.http.fast_connection import RawRequest
+from isthmus.node.http.fast_connection import RawRequest, StartedWrite
 from isthmus.node.http.health import NodeStatus, add_health
 from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused
@@ -38,7 +38,7 @@ from isthmus.node.http.router import unknown_path
 from isthmus.node.observability.version import program_version
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
-from isthmus.repl.model.ports import KeyValue, TimeSource
+from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
@@ -69,7 +69,7 @@ class ClientApi(HttpApplication):
 
     def __init__(
         self,
-        kv: KeyValue,
+        kv: ObjectStore,
         queues: QueueFetches,
         acts: QueueOperations,
         *,
@@ -118,17 +118,31 @@ class ClientApi(HttpApplication):
                 unread = refused.reason == "method-not-allowed" and scope["method"] in ("GET", "HEAD")
                 raise (unsupported(parts) if unknown or unread else None) or refused from None
 
-    def fast_answer(self, request: RawRequest) -> Coroutine[Any, Any, Reply] | None:
+    def fast_answer(self, request: RawRequest) -> StartedWrite | Coroutine[Any, Any, Reply] | None:
         """See FastPathApp: requests for objects whose body fits, and sinks' fetches."""
-        parts = request.raw_path.split(b"/")
+        method, raw_path, query_string, headers, body = request
+        parts = raw_path.split(b"/")
         named = _object_named(parts)
         if named is not None:
-            if not self._objects.fits(len(request.body)):
+            if not self._objects.fits(len(body)):
                 return None
-            return self._fast_answer(request, named)
-        if len(parts) == 4 and parts[1] == b"queues" and parts[3] == b"fetch" and self._queues.fits(request):
-            return self._fast_answer(request, None)
-        return None
+        elif not (len(parts) == 4 and parts[1] == b"queues" and parts[3] == b"fetch" and self._queues.fits(request)):
+            return None
+        try:
+            if self.guard is not None:
+                self.guard.check(method, raw_path, headers)
+            if named is not None and method == "PUT" and not (query_string or b"%" in raw_path or b"+" in raw_path):
+                started = self._objects.start_put(named, headers, body)
+                if started is not None:
+                    return started
+        except Exception as error:  # noqa: BLE001 - `_failed` logs it
+            return _answered(self._failed(error, request))
+        return self._fast_answer(request, named)
+
+    def finish_write(self, request: RawRequest, started: StartedWrite) -> bytes | Coroutine[Any, Any, Reply]:
+        """See FastPathApp."""
+        lines = self._objects.finish_put(started)
+        return self._settled(request, started) if lines is None else lines
 
     def left(self, request: RawRequest) -> None:
         """See FastPathApp: ends a long poll."""
@@ -136,22 +150,33 @@ class ClientApi(HttpApplication):
 
     async def _fast_answer(self, request: RawRequest, named: Named | None) -> Reply:
         """The answer to a request for the object `named`, or to a fetch."""
-        method, raw_path, query_string, headers, body = request
+        method, _, query_string, headers, body = request
         try:
-            if self.guard is not None:
-                self.guard.check(method, raw_path, headers)
             if named is None:
                 reply = await self._queues.fetch(request)
             else:
                 reply = await self._objects.reply(method, query_string, headers, body, named)
-        except IsthmusError as error:
-            return self.refused(error, method)
-        except Exception:
-            log.exception("http.bug", method=method, path=shown_path(raw_path))
-            return self.refused(internal_error(), method)
+        except Exception as error:  # noqa: BLE001 - `_failed` logs it
+            return self._failed(error, request)
         if len(reply.body) <= SMALL_BODY_BYTES:
             self.counts.add(FETCH_ROUTE if named is None else ROUTE, method, reply.status)
         return reply
+
+    async def _settled(self, request: RawRequest, started: StartedWrite) -> Reply:
+        """The answer to a write that did not end as usual."""
+        try:
+            reply = await self._objects.settle_put(started)
+        except Exception as error:  # noqa: BLE001 - `_failed` logs it
+            return self._failed(error, request)
+        self.counts.add(ROUTE, request.method, reply.status)
+        return reply
+
+    def _failed(self, error: Exception, request: RawRequest) -> Reply:
+        """The answer to a request that ended in `error`, counted; called while the error is handled."""
+        if isinstance(error, IsthmusError):
+            return self.refused(error, request.method)
+        log.exception("http.bug", method=request.method, path=shown_path(request.raw_path))
+        return self.refused(internal_error(), request.method)
 
     async def send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
         """See FastPathApp."""
@@ -174,6 +199,10 @@ class ClientApi(HttpApplication):
         yield "isthmus_http_body_bytes", {}, self.budget.used_bytes
         yield "isthmus_http_fetches", {}, self._queues.running
         yield "isthmus_http_listings", {}, self._listings.running
+
+
+async def _answered(reply: Reply) -> Reply:
+    return reply
 
 
 def _object_named(parts: list[bytes]) -> Named | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from binascii import b2a_base64
 from collections.abc import Coroutine
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.cluster_routes import ClientAddresses, leader_headers
@@ -13,6 +14,7 @@ from isthmus.node.client_api.conditional import read_condition
 from isthmus.node.client_api.object_headers import ObjectHeaders, parse_headers, vclock_header
 from isthmus.node.client_api.object_rendering import NOT_FOUND, render_object, render_tombstone, show_if
 from isthmus.node.http.application import HttpApplication, Receive, Request, Scope, Send, read_body
+from isthmus.node.http.fast_connection import HeaderBlock, StartedWrite
 from isthmus.node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
 from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.http.router import decode_segment, encode_segment, method_not_allowed
@@ -28,6 +30,9 @@ ROUTE: Final = "object"
 GENERATED_KEY_BYTES: Final = 18
 """Random bytes of the key of a POST: 144 bits, 24 characters, so that two keys never meet."""
 
+_WRITTEN: Final = (ROUTE, "PUT", 204)
+"""Counts the answers to usual writes."""
+
 _REPEATED: Final = (b"x-isthmus-repeated", b"true")
 
 Result = TypeVar("Result")
@@ -39,12 +44,22 @@ Named = tuple[bytes, bytes, bytes]
 """Bucket type, bucket and key as in the path, still encoded."""
 
 
+class ObjectStore(KeyValue, Protocol):
+    """The cluster's data, with writes that need no coroutine (`repl.coordinator.coordinator`)."""
+
+    def start_write(self, request: WriteRequest) -> asyncio.Future[list[object]]:
+        """Start a write. The list has one element; any other than a WriteResult is for `finish_write`."""
+
+    async def finish_write(self, request: WriteRequest, results: list[object]) -> WriteResult:
+        """The result of a write that was started; raises as `write`."""
+
+
 class ObjectRoutes:
     """The object routes."""
 
     def __init__(
         self,
-        kv: KeyValue,
+        kv: ObjectStore,
         limits: LimitSettings,
         time: TimeSource,
         api: HttpApplication,
@@ -104,6 +119,63 @@ class ObjectRoutes:
             raise self._bad_key()
         return _new(Key, (bucket_type, bucket, key))
 
+    def start_put(self, named: Named, headers: HeaderBlock, value: bytes) -> StartedWrite | None:
+        """Start a usual write: a PUT whose path has no query and nothing encoded, and whose body is here, and fits.
+
+        None: `reply` answers it, with the same bytes.
+        """
+        parsed = headers.parsed
+        if parsed is None:
+            try:
+                parsed = headers.parsed = parse_headers(headers)
+            except IsthmusError:
+                return None
+        _, context, content_type, encoding, metadata, links, indexes, request_id, condition = parsed
+        _, bucket, key = named
+        limit = self._key_limit
+        if not (0 < len(bucket) <= limit and len(key) <= limit and b"/" in content_type):
+            return None
+        budget = self._budget
+        used_bytes = budget.used_bytes + len(value)
+        if used_bytes > budget.limit_bytes:
+            return None
+        content = _new(Content, (value, content_type, encoding, metadata, links, indexes, False))
+        request = _new(WriteRequest, (_new(Key, named), content, context, request_id, False, condition))
+        results = self._kv.start_write(request)
+        budget.used_bytes = used_bytes
+        return _new(StartedWrite, (results, request))
+
+    def finish_put(self, started: StartedWrite) -> bytes | None:
+        """The header lines of the answer to a write that ended as usual, counted; None: `settle_put` has the answer."""
+        results, request = started
+        if results.cancelled() or results.exception() is not None:
+            return None
+        (written,) = results.result()
+        if type(written) is not WriteResult:
+            return None
+        _, clock, _, _, repeated, leader = written
+        if repeated or leader:
+            return None
+        self._budget.used_bytes -= len(request[1][0])
+        counts = self._counts
+        counts[_WRITTEN] = counts.get(_WRITTEN, 0) + 1
+        return b"x-riak-vclock: %b\r\n" % b2a_base64(clock, newline=False)
+
+    async def settle_put(self, started: StartedWrite) -> Reply:
+        """The answer to a write with other results: forwarded, repeated, refused, to be retried."""
+        results, request = started
+        try:
+            written = await self._kv.finish_write(request, await results)
+        finally:
+            self._budget.used_bytes -= len(request.content.value)
+        return self._put_reply(written)
+
+    def _put_reply(self, written: WriteResult) -> Reply:
+        headers = _written_headers(written)
+        if written.leader:
+            headers += leader_headers(self._addresses, written.leader)
+        return _new(Reply, (204, headers, b""))
+
     async def _put(self, place: Key, query: ObjectQuery, raw_headers: Headers, body: bytes | Receive) -> Reply:
         declared, context, content_type, encoding, metadata, links, indexes, request_id, condition = parse_headers(
             raw_headers
@@ -129,10 +201,7 @@ class ObjectRoutes:
             written = await self._within(timeout_s, write, OutcomeUnknown, len(value))
         if query.returnbody:
             return await self._returned(place, written, raw_headers)
-        headers = _written_headers(written)
-        if written.leader:
-            headers += leader_headers(self._addresses, written.leader)
-        return _new(Reply, (204, headers, b""))
+        return self._put_reply(written)
 
     async def _get(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
         condition = read_condition(raw_headers)

@@ -119,6 +119,9 @@ def whole_refusal(fault: RequestRefused, first: Sequence[tuple[bytes, bytes]] = 
 
 _BODILESS: Final = frozenset((204, 304))
 
+NO_CONTENT: Final = STATUS_LINE[204]
+"""The first line of an answer 204."""
+
 
 class HttpConnection(HttpToolsProtocol):
     """One connection: uvicorn's HTTP, with a limit on everything that a client can make it hold or wait for."""
@@ -285,7 +288,8 @@ class HttpConnection(HttpToolsProtocol):
         """As uvicorn's, but `sweep` limits the wait for the next request: a timer each cost a tenth of a request."""
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)

@@ -1,10 +1,11 @@
 """The fast path of the client API's connections: a usual request is answered at once, with no task and no ASGI message.
 
 A request takes the fast path if it arrived whole (`read_whole`) while no other request of its connection is under way,
-and if the application answers it with a coroutine (`FastPathApp.fast_answer`). The coroutine runs in the same turn of
-the event loop as far as it can, continues when the future that it awaits is done, and its answer is written in one
-piece. Every check is the same as on the usual path. All other requests go through the parser and ASGI, in `connection`;
-so do data that arrive meanwhile, and an answer that must wait for its reader.
+and if the application starts a write for it, or answers it with a coroutine (`FastPathApp.fast_answer`). The coroutine
+runs in the same turn of the event loop as far as it can, continues when the future that it awaits is done, and its
+answer is written in one piece. A write that was started, the most frequent request, needs no coroutine unless it ends
+otherwise than usual. Every check is the same as on the usual path. All other requests go through the parser and ASGI,
+in `connection`; so do data that arrive meanwhile, and an answer that must wait for its reader.
 
 `read_whole` accepts a small, strict part of HTTP/1.1 that has one reading only. The parser would accept each such
 request and read the same in it (a test compares the two). Everything else is left to the parser: other framing, other
@@ -21,9 +22,17 @@ from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 import structlog
 
 from isthmus.node.http.application import SMALL_BODY_BYTES, Receive, Scope, Send, shown_path
-from isthmus.node.http.connection import Application, Cycle, HttpConnection, SharedState, loaded_config
+from isthmus.node.http.connection import (
+    NO_CONTENT,
+    Application,
+    Cycle,
+    HttpConnection,
+    SharedState,
+    loaded_config,
+)
 from isthmus.node.http.csrf import OF_BROWSERS
 from isthmus.node.http.responses import Reply
+from isthmus.repl.model.requests import WriteRequest
 
 _IN_TARGET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~%+:@!$&'()*,;=/?-"
 """Characters of a path and a query here: all but those that have a meaning of their own or must be encoded."""
@@ -87,6 +96,13 @@ class RawRequest(NamedTuple):
     query_string: bytes
     headers: HeaderBlock
     body: bytes
+
+
+class StartedWrite(NamedTuple):
+    """A write under way; the list has one element."""
+
+    results: asyncio.Future[list[object]]
+    request: WriteRequest
 
 
 _new: Final = tuple.__new__
@@ -180,12 +196,16 @@ log = structlog.get_logger(__name__)
 class FastPathApp(Application, Protocol):
     """An application that answers some requests without ASGI (`node.client_api.application.ClientApi`)."""
 
-    def fast_answer(self, request: RawRequest) -> Coroutine[Any, Any, Reply] | None:
-        """The coroutine that answers a request; None: the request goes by ASGI.
+    def fast_answer(self, request: RawRequest) -> StartedWrite | Coroutine[Any, Any, Reply] | None:
+        """The write that a request started, or the coroutine that answers it; None: the request goes by ASGI.
 
         The coroutine raises nothing but CancelledError. It runs in no task: it may await futures only, and must not
         call functions that need the current task (`asyncio.timeout`).
         """
+
+    def finish_write(self, request: RawRequest, started: StartedWrite) -> bytes | Coroutine[Any, Any, Reply]:
+        """The header lines of the answer 204 to a write whose results are there; they end with a line end each. Another
+        answer is made by a coroutine, as above."""
 
     def left(self, request: RawRequest) -> None:
         """The client of a request under way has closed the connection, or sends no more."""
@@ -212,6 +232,7 @@ class FastPathConnection(HttpConnection):
         self._fast_answer = prompt
         self._work: Coroutine[Any, Any, Reply] | None = None
         self._asked: RawRequest | None = None
+        self._started: StartedWrite | None = None
         self._quick: Cycle | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -229,8 +250,14 @@ class FastPathConnection(HttpConnection):
             quick.response_complete = False
             self.cycle = self._running = quick
             self._asked = request
-            self._work = work
-            self._go_on()
+            if isinstance(work, StartedWrite):
+                self._started = work
+                results = work.results
+                self.tasks.add(results)  # type: ignore[arg-type]
+                results.add_done_callback(self._finish_write)
+            else:
+                self._work = work
+                self._go_on()
         else:
             super().data_received(data)
 
@@ -286,6 +313,30 @@ class FastPathConnection(HttpConnection):
                 waits._asyncio_future_blocking = False  # as a task does when it takes over a future
                 waits.add_done_callback(self._go_on)
                 self.tasks.add(waits)  # type: ignore[arg-type]
+
+    def _finish_write(self, results: asyncio.Future[Any]) -> None:
+        """Answer a write that was started."""
+        self.tasks.discard(results)
+        asked, started, quick = self._asked, self._started, self._quick
+        assert asked is not None
+        assert started is not None
+        assert quick is not None
+        self._started = None
+        lines = self._fast_answer.finish_write(asked, started)
+        if not isinstance(lines, bytes):
+            self._work = lines
+            self._go_on()
+            return
+        self._asked = None
+        if quick.disconnected:
+            return
+        quick.response_complete = True
+        end = b"\r\n" if quick.keep_alive else b"connection: close\r\n\r\n"
+        # A few bytes: written even when the client reads slowly.
+        self.transport.write(NO_CONTENT + self.server_state.date_line() + lines + end)
+        if not quick.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def _answer(self, reply: Reply) -> None:
         asked, self._asked = self._asked, None

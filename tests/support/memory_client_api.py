@@ -123,6 +123,23 @@ class MemoryCluster:
         written = await self._write(request)
         return written._replace(leader=self.leader)
 
+    def start_write(self, request: WriteRequest) -> asyncio.Future[list[object]]:
+        return asyncio.ensure_future(self._result(request))
+
+    async def _result(self, request: WriteRequest) -> list[object]:
+        try:
+            return [await self.write(request)]
+        except IsthmusError as error:
+            return [error]
+
+    async def finish_write(self, request: WriteRequest, results: list[object]) -> WriteResult:
+        del request
+        (result,) = results
+        if isinstance(result, IsthmusError):
+            raise result
+        assert isinstance(result, WriteResult)
+        return result
+
     async def _write(self, request: WriteRequest) -> WriteResult:
         self._check(request.key.bucket_type)
         if self.gate is not None:

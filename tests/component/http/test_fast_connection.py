@@ -6,14 +6,17 @@ import asyncio
 import re
 import socket
 import struct
+from binascii import b2a_base64
 
 import pytest
 
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
 from isthmus.node.client_api.application import ClientApi
+from isthmus.node.http.fast_connection import StartedWrite, read_whole
 from isthmus.node.http.listener import Listener
 from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.model.errors import NotLeader, OutcomeUnknown, Overloaded
+from isthmus.repl.model.vclock import encode_clock
 from tests.support.coordinator_cluster import cluster, key_of
 
 PUT = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
@@ -45,6 +48,9 @@ SESSION = [
     ask(b"GET", b"/riak/b/2", b'if-match: "no"'),
     put(b"2?returnbody=true", b"again", TEXT, b"x-isthmus-request-id: r1"),
     put(b"2?returnbody=true", b"again", TEXT, b"x-isthmus-request-id: r1"),
+    put(b"2", b"once", TEXT, b"x-isthmus-request-id: r2"),
+    put(b"2", b"once", TEXT, b"x-isthmus-request-id: r2"),
+    put(b"2", b"none", TEXT, b"x-riak-vclock: "),
     put(b"3?timeout=5000", b"v", TEXT, b"if-none-match: *"),
     put(b"3", b"v", TEXT, b"if-none-match: *"),
     put(b"%2f+%C3%A9", b"", TEXT),
@@ -53,6 +59,7 @@ SESSION = [
     ask(b"DELETE", b"/buckets/b/keys/4"),
     ask(b"GET", b"/buckets/b/keys/3"),
     ask(b"GET", b"/buckets/b/keys/absent"),
+    put(b"k" * 1024, b"v", TEXT),
     put(b"large", b"x" * 100_000, TEXT),
     ask(b"GET", b"/buckets/b/keys/large"),
     ask(b"HEAD", b"/buckets/b/keys/large"),
@@ -160,6 +167,82 @@ def test_failures_are_answered_alike_on_both_paths(client_api_with, serve, monke
     assert apis[0].app.budget.used_bytes == 0
     bugs = [e for e in logged if e["event"] == "http.bug"]
     assert len(bugs) == (4 if isinstance(failure, ValueError) else 0)
+
+
+@pytest.mark.parametrize(
+    ("leader", "room_bytes"), [("n2", 100), ("hidden", 100), ("", 1), ("", 0)], ids=["n2", "hidden", "fits", "full"]
+)
+def test_writes_that_end_otherwise_are_answered_alike(client_api_with, serve, leader, room_bytes):
+    """A write that another node decided, or that finds no memory, gets the same bytes and counts on both ways."""
+    apis = [client_api_with(), client_api_with()]
+    answers = []
+    for client_api in apis:
+        client_api.kv.leader = leader
+        client_api.app.budget.limit_bytes = room_bytes
+        answers.append(converse(serve(client_api.app), [put(b"1", b"v", TEXT)] * 2, split=client_api is apis[1]))
+    assert answers[0] == answers[1]
+    assert (b"x-isthmus-leader: n2.example:8098" in answers[0][0][1]) == (leader == "n2")
+    assert (b"HTTP/1.1 503" in answers[0][0][1]) == (room_bytes == 0)
+    assert apis[0].app.counts == apis[1].app.counts
+    assert apis[0].app.budget.used_bytes == 0
+
+
+async def test_usual_writes_alone_are_started_without_a_coroutine(client_api):
+    """A write with a plain path, without a query, needs no coroutine, with a context or a condition, too."""
+    context = b2a_base64(encode_clock(((b"x" * 12, 1, 1),)), newline=False)
+    usual = [
+        put(b"1", b"v", TEXT),
+        put(b"1", b"v", TEXT, b"x-riak-vclock: " + context, b"x-riak-meta-a: b"),
+        put(b"1", b"v", TEXT, b"if-none-match: *", b"x-isthmus-request-id: r"),
+    ]
+    others = [put(b"1?w=1", b"v", TEXT), put(b"%31", b"v", TEXT), put(b"1+", b"v", TEXT), put(b"1", b"v")]
+    for raw in usual + others:
+        work = client_api.app.fast_answer(read_whole(raw, 1000))
+        if isinstance(work, StartedWrite):
+            await work.results
+        else:
+            work.close()
+        assert isinstance(work, StartedWrite) == (raw in usual), raw
+
+
+def test_a_write_that_outlasts_the_drain_gives_its_body_back(client_api, serve, logged):
+    """A listener that stops waits for a started write, then cuts its connection and drops it."""
+    server = serve(client_api.app)
+    server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
+    with server.connect() as sock:
+        sock.sendall(PUT % (b"1", 1, b"x"))
+        server.wait(lambda: client_api.app.budget.used_bytes == 1)
+        asyncio.run_coroutine_threadsafe(server.listener.stop(0.05), server.loop).result(10)
+        assert sock.recv(1) == b""
+    server.wait(lambda: client_api.app.budget.used_bytes == 0)
+    assert [(e["method"], e["path"]) for e in logged if e["event"] == "http.request_dropped"] == [
+        ("PUT", "/buckets/b/keys/1")
+    ]
+    assert client_api.app.counts == {}
+
+
+def test_a_half_closed_connection_gets_the_last_answer_alike(client_api_with, serve):
+    """A client that sends no more gets the answer to a write under way, which names the end, on both ways."""
+    answers = []
+    for split in (False, True):
+        client_api = client_api_with()
+        server = serve(client_api.app)
+        server.call(lambda gate=client_api: setattr(gate.kv, "gate", asyncio.Event()))
+        with server.connect() as sock:
+            raw = put(b"1", b"v", TEXT)
+            if split:
+                sock.sendall(raw[:10])
+                server.wait(lambda at=server: any(c._in_head for c in at.listener._state.connections))
+                raw = raw[10:]
+            sock.sendall(raw)
+            server.wait(lambda api=client_api: api.app.budget.used_bytes == 1)
+            sock.shutdown(socket.SHUT_WR)
+            server.wait(lambda at=server: not next(iter(at.listener._state.connections)).cycle.keep_alive)
+            server.call(client_api.kv.gate.set)
+            answers.append(re.sub(rb"date: [^\r]*\r\n", b"", b"".join(iter(lambda at=sock: at.recv(1 << 16), b""))))
+    assert answers[0] == answers[1]
+    assert answers[0].startswith(b"HTTP/1.1 204")
+    assert answers[0].endswith(b"connection: close\r\n\r\n")
 
 
 class RecordingGuard:
