@@ -54,18 +54,24 @@ Decoding untrusted bodies. The caller bounds the length of a body, and the memor
 length; a decoder raises CodecError for any malformed body. msgpack allocates a list when it reads the declared length,
 so a few bytes that nest lists of ten thousand elements would take 80 KB each; and an empty map is one byte on the wire
 and sixty in memory. So a small message is skipped through once before it is decoded, which allocates nothing. A large
-one is decoded element by element, each of an expected type (`Pieces`). The codecs are written by hand, since a body of
-another version is refused by its version whatever its other fields are, and since fetches are frequent.
+one is decoded element by element, each of an expected type (`Pieces`). These decoders are written by hand, since a body
+of another version is refused by its version whatever its other fields are.
+
+Frequent bodies are decoded in one step, by types that bound the length of every list before it is allocated: those with
+the fields that this version writes, of the usual types (`_UsualRequest`, `_UsualReply`). All others, malformed bodies
+included, go to the decoders above, which accept the usual ones too, with the same result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgpack
+import msgspec
 import zstandard
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from isthmus.queues.leases import Session
 from isthmus.queues.sink_shares import Share, TypeShare
@@ -83,6 +89,9 @@ from isthmus.repl.property_digests import (
 
 UNREADABLE: Final = (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError)
 """Exceptions of msgpack for malformed input."""
+
+UNUSUAL: Final = (msgspec.DecodeError, ValueError, RecursionError, CodecError)
+"""Exceptions for a body that is not of the usual form."""
 
 
 def unpacked(body: bytes, list_max: int, map_max: int) -> Any:
@@ -219,7 +228,11 @@ SHARE_PARTITIONS_MAX: Final = 1_024
 
 DIGEST_BYTES: Final = 8
 
-_pack: Final = msgpack.Packer().pack  # of requests alone, which are made on the event loop: see repl.model.vclock
+_encode: Final = msgspec.msgpack.Encoder().encode
+"""The same bytes as msgpack's, in half the time. It keeps no buffer between calls, so threads may share it."""
+
+_new: Final = tuple.__new__
+"""Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
 
 OUTCOME_FIELDS: Final = 4
 """Applied, merged, superseded, rejected."""
@@ -305,7 +318,7 @@ class FetchReply(NamedTuple):
 def encode_request(request: FetchRequest) -> bytes:
     """The request's body."""
     session = request.session
-    packed: bytes = _pack(
+    return _encode(
         {
             "v": WIRE_VERSION,
             "cluster": session.cluster,
@@ -327,13 +340,86 @@ def encode_request(request: FetchRequest) -> bytes:
             **({} if request.share is None else {"share": _packed_share(request.share)}),
         }
     )
-    return packed
+
+
+_Number = Annotated[int, Meta(ge=0)]
+_Text = Annotated[str, Meta(max_length=NAME_MAX)]
+_Name = Annotated[bytes, Meta(max_length=NAME_MAX)]
+_Cluster = Annotated[bytes, Meta(min_length=16, max_length=16)]
+_Properties = Annotated[
+    dict[_Name, Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]], Meta(max_length=TYPES_MAX)
+]
+_Scopes = Annotated[
+    dict[bytes, Annotated[dict[bytes, bytes], Meta(max_length=SCOPES_MAX)]], Meta(max_length=SCOPES_MAX)
+]
+_Indexes = Annotated[tuple[int, ...], Meta(max_length=COUNT_MAX)]
+_Refused = Annotated[tuple[_Number, ...], Meta(max_length=COUNT_MAX)]
+_PerAck = Meta(max_length=ACKS_MAX)
+
+
+class _UsualRequest(Struct, forbid_unknown_fields=True, gc=False):
+    """A request with the fields that `encode_request` writes."""
+
+    v: Literal[1]
+    cluster: _Cluster
+    name: _Text
+    node: _Text
+    incarnation: Annotated[bytes, Meta(min_length=8, max_length=8)]
+    link: _Number
+    acks: Annotated[tuple[tuple[_Name, int, _Indexes | None], ...], _PerAck]
+    holding: Annotated[tuple[bytes, ...], _PerAck] | None
+    max_count: _Number
+    max_bytes: _Number
+    wait_ms: _Number
+    outcomes: Annotated[tuple[tuple[_Number, _Number, _Number, _Number] | None, ...], _PerAck]
+    compress: _Text
+    properties: _Properties
+    given_up: Annotated[tuple[_Refused, ...], _PerAck]
+    types: Annotated[frozenset[_Name], Meta(max_length=TYPES_MAX)] | None
+    places: _Scopes | None = None
+
+
+_USUAL_REQUEST: Final = msgspec.msgpack.Decoder(_UsualRequest)
+
+
+def _usual_request(body: bytes) -> FetchRequest | None:
+    """The request in `body`, as `decode_request` returns it; None if it is not a usual one."""
+    try:
+        usual = _USUAL_REQUEST.decode(body)
+        places = _checked_places(usual.places) if usual.places else usual.places
+    except UNUSUAL:
+        return None
+    acks: tuple[BatchAck, ...] = ()
+    if usual.acks or usual.outcomes or usual.given_up:
+        if not len(usual.acks) == len(usual.outcomes) == len(usual.given_up):
+            return None
+        rows = zip(usual.acks, usual.outcomes, usual.given_up, strict=True)
+        acks = tuple([_new(BatchAck, (*ack, outcomes, given_up)) for ack, outcomes, given_up in rows])
+    session = _new(Session, (usual.cluster, usual.node, usual.incarnation, usual.link))
+    request = (
+        session,
+        usual.name,
+        acks,
+        usual.holding,
+        min(usual.max_count, COUNT_MAX),
+        min(usual.max_bytes, BYTES_MAX),
+        min(usual.wait_ms, WAIT_MS_MAX),
+        usual.compress,
+        usual.properties,
+        usual.types,
+        places,
+    )
+    return _new(FetchRequest, request)
 
 
 def decode_request(body: bytes) -> FetchRequest:
     """The request in `body`, with its counts reduced to this module's limits. Raises TooLarge, CodecError."""
     if len(body) > REQUEST_BYTES_MAX:
         raise TooLarge(f"fetch request of {len(body)} bytes, at most {REQUEST_BYTES_MAX}")
+    return _usual_request(body) or _any_request(body)
+
+
+def _any_request(body: bytes) -> FetchRequest:
     fields = _unpack(body, "fetch request")
     session = Session(
         _bytes(fields, "cluster", 16),
@@ -368,14 +454,14 @@ def encode_reply(reply: FetchReply, compress: str = "") -> bytes:
     """The answer's body. Items are compressed if `compress` is ZSTD and they are large enough; call it in a thread
     then, because compressing takes milliseconds a megabyte."""
     if compress == ZSTD and reply.items:
-        plain = msgpack.packb(reply.items)
+        plain = _encode(reply.items)
         if len(plain) >= ZSTD_FROM_BYTES:
             return _packed(reply, "zstd", zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(plain))
     return _packed(reply, "items", reply.items)
 
 
 def _packed(reply: FetchReply, name: str, items: Any) -> bytes:
-    packed: bytes = msgpack.packb(
+    return _encode(
         {
             "v": WIRE_VERSION,
             "cluster": reply.cluster,
@@ -393,14 +479,66 @@ def _packed(reply: FetchReply, name: str, items: Any) -> bytes:
         }
         | ({} if reply.waited_ms is None else {"waited_ms": reply.waited_ms})
     )
-    return packed
 
 
 _ITEM_TYPES: Final = (int, int, int, bytes, bytes, bytes, bytes, int, bytes)
 
 
+class _UsualReply(Struct, forbid_unknown_fields=True, gc=False):
+    """An answer with the fields that `encode_reply` writes, its items not compressed."""
+
+    v: Literal[1]
+    cluster: _Cluster
+    name: _Text
+    owner_version: _Number
+    batch: _Name
+    lease_ms: _Number
+    now_ms: _Number
+    state: _Text
+    items: Annotated[tuple[Item, ...], Meta(max_length=COUNT_MAX)]
+    priority: Literal[1, 2, 3]
+    properties: _Properties
+    held: Annotated[dict[_Name, int], Meta(max_length=TYPES_MAX)] | UnsetType = UNSET
+    places: _Scopes | UnsetType = UNSET
+    waited_ms: _Number | UnsetType = UNSET
+
+
+_USUAL_REPLY: Final = msgspec.msgpack.Decoder(_UsualReply)
+
+
+def _usual_reply(body: bytes) -> FetchReply | None:
+    """The answer in `body`, as `decode_reply` returns it; None if it is not a usual one."""
+    try:
+        usual = _USUAL_REPLY.decode(body)
+        places = _checked_places(usual.places) if usual.places else usual.places
+    except UNUSUAL:
+        return None
+    if bool(usual.items) != bool(usual.batch):
+        return None
+    reply = (
+        usual.cluster,
+        usual.name,
+        usual.owner_version,
+        usual.batch,
+        usual.lease_ms,
+        usual.now_ms,
+        usual.state,
+        usual.items,
+        usual.priority,
+        usual.properties,
+        None if usual.waited_ms is UNSET else usual.waited_ms,
+        None if usual.held is UNSET else usual.held,
+        None if places is UNSET else places,
+    )
+    return _new(FetchReply, reply)
+
+
 def decode_reply(body: bytes) -> FetchReply:
     """The answer in `body`. Raises CodecError for anything that `encode_reply` would not write."""
+    return _usual_reply(body) or _any_reply(body)
+
+
+def _any_reply(body: bytes) -> FetchReply:
     try:
         fields = _reply_fields(Pieces(body, _ITEM_TYPES))
         items = _unzipped(fields["zstd"]) if "zstd" in fields else fields.get("items")
@@ -523,8 +661,10 @@ def _nested(pieces: Pieces) -> dict[Any, dict[Any, Any]]:
 
 def _places(fields: dict[str, Any]) -> ScopeDigests | None:
     raw = fields.get("places")
-    if raw is None:
-        return None
+    return None if raw is None else _checked_places(raw)
+
+
+def _checked_places(raw: Any) -> ScopeDigests:
     if type(raw) is not dict or len(raw) > SCOPES_MAX or not all(type(buckets) is dict for buckets in raw.values()):
         raise CodecError("fetch: places are no map of maps")
     for kind, buckets in raw.items():
@@ -533,7 +673,8 @@ def _places(fields: dict[str, Any]) -> ScopeDigests | None:
             raise CodecError("fetch: places have a wrong shape")
     if not within_bounds(raw):
         raise CodecError(f"fetch: places are more than {SCOPES_MAX}, or more than {SCOPES_BYTES_MAX} bytes")
-    return raw
+    found: ScopeDigests = raw
+    return found
 
 
 def _is_scope_digest(raw: object) -> bool:

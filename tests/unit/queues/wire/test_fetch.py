@@ -11,6 +11,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.queues import wire
 from isthmus.queues.leases import Session
 from isthmus.queues.sink_shares import TypeShare
 from isthmus.queues.window_rules import Item
@@ -63,8 +64,7 @@ _type_shares = st.integers(1, SHARE_PARTITIONS_MAX).flatmap(
 _outcomes = st.none() | st.tuples(_number, _number, _number, _number)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(
+_requests = (
     st.builds(
         FetchRequest,
         st.builds(Session, _bytes(16), st.text(max_size=9), _bytes(8), _number),
@@ -87,6 +87,10 @@ _outcomes = st.none() | st.tuples(_number, _number, _number, _number)
         st.none() | st.dictionaries(_small, _type_shares, max_size=3),
     )
 )  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(_requests)
 def test_requests_come_back_as_they_went(request: FetchRequest) -> None:
     """Encoding and decoding a request within the limits changes nothing."""
     assert decode_request(encode_request(request)) == request
@@ -98,6 +102,63 @@ def test_answers_come_back_as_they_went(items: list[Item], name: str) -> None:
     """Encoding and decoding an answer changes nothing; payloads are opaque."""
     reply = FetchReply(b"c" * 16, name, 4, b"b" if items else b"", 5, 6, SERVING, tuple(items))
     assert decode_reply(encode_reply(reply)) == reply
+
+
+_replies = st.builds(
+    FetchReply, _bytes(16), st.text(max_size=9), _number, st.sampled_from((b"", b"b")), _number, _number,
+    st.text(max_size=9), _items.map(tuple), st.sampled_from((1, 2, 3)), st.dictionaries(_small, _bytes(8), max_size=3),
+    st.none() | _number, st.none() | st.dictionaries(_small, _number, max_size=3),
+    st.none() | st.dictionaries(_small, st.dictionaries(_small, _bytes(10), max_size=3), max_size=3),
+)  # fmt: skip
+_odd = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False) | _small
+    | st.text(max_size=5) | st.binary(min_size=16, max_size=16),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_small | st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+
+
+def _outcome(decode: Callable[[bytes], object], body: bytes) -> object:
+    """What decoding returns, or its error."""
+    try:
+        return decode(body)
+    except CodecError as error:
+        return type(error), str(error)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(_requests | _replies, st.data())
+def test_usual_bodies_are_decoded_like_all_others(message: FetchRequest | FetchReply, data: st.DataObject) -> None:
+    """The decoder of usual bodies takes what this version writes, and never differs from the general one, whatever
+    field or byte of the body is another. The encoders write what msgpack writes."""
+    if isinstance(message, FetchRequest):
+        body, decode = encode_request(message), decode_request
+        usual, general = wire._usual_request, wire._any_request
+        assert usual(body) == message
+    else:
+        body, decode = encode_reply(message), decode_reply
+        usual, general = wire._usual_reply, wire._any_reply
+        assert (usual(body) is None) == (bool(message.items) != bool(message.batch))
+    fields = msgpack.unpackb(body, strict_map_key=False)
+    assert msgpack.packb(fields) == body
+    name = data.draw(st.sampled_from([*fields, "later"]))
+    change = data.draw(st.sampled_from(("none", "drop", "odd", "byte", "short", "long")))
+    if change == "drop":
+        fields.pop(name, None)
+        body = msgpack.packb(fields)
+    elif change == "odd":
+        body = msgpack.packb(fields | {name: data.draw(_odd)})
+    elif change == "byte":
+        at = data.draw(st.integers(0, len(body) - 1))
+        body = body[:at] + bytes([data.draw(st.integers(0, 255))]) + body[at + 1 :]
+    elif change == "short":
+        body = body[: data.draw(st.integers(0, len(body) - 1))]
+    elif change == "long":
+        body += data.draw(st.binary(min_size=1, max_size=3))
+    expected = _outcome(general, body)
+    assert _outcome(decode, body) == expected
+    found = usual(body)
+    assert found is None or found == expected
 
 
 def test_compressed_answers_come_back_as_they_went_and_are_smaller() -> None:
