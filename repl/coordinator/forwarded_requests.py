@@ -58,7 +58,7 @@ class ForwardedRequests:
         return {kv_rpc.WRITE: self._writes, kv_rpc.PUSH: self._pushes}
 
     def _writes(self, _node: str, body: bytes, answered: Callable[[bytes | IsthmusError], None]) -> None:
-        _, requests = kv_rpc.decode_body(body, kv_rpc.decode_write)
+        requests = kv_rpc.decode_writes(body)
         encode = partial(self._written, requests)
         self._local_writes.submit_here(requests).add_done_callback(partial(_answer, encode, answered))
 
@@ -70,11 +70,11 @@ class ForwardedRequests:
                     room_bytes -= len(result.payload)
                 if not request.payload_wanted or room_bytes < 0:
                     results[slot] = _new(WriteResult, (b"", *result[1:]))
-        return kv_rpc.encode_answers(results, kv_rpc.written_row)
+        return kv_rpc.encode_write_answers(results)
 
     def _pushes(self, _node: str, body: bytes, answered: Callable[[bytes | IsthmusError], None]) -> None:
-        _, items = kv_rpc.decode_body(body, kv_rpc.decode_push)
-        self._local_writes.submit_here(items).add_done_callback(partial(_answer, _pushed, answered))
+        submitted = self._local_writes.submit_here(kv_rpc.decode_pushes(body))
+        submitted.add_done_callback(partial(_answer, kv_rpc.encode_push_answers, answered))
 
     async def _reads(self, _node: str, body: bytes) -> bytes:
         head, keys = kv_rpc.decode_body(body, kv_rpc.decode_key)
@@ -83,10 +83,6 @@ class ForwardedRequests:
 
     async def _page(self, _node: str, body: bytes) -> bytes:
         return kv_rpc.encode_list_page(await self._listing.serve(kv_rpc.decode_list_ask(body)))
-
-
-def _pushed(results: list[object]) -> bytes:
-    return kv_rpc.encode_answers(results, kv_rpc.pushed_row)
 
 
 def _answer(

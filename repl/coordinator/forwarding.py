@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
@@ -85,7 +85,8 @@ _Waiting = list[tuple[ForwardedBatch, int]]
 _MAY_NOT_LEAD: Final = (NotLeader, NotReady, Fenced, OutcomeUnknown)
 """Errors of items that a node which does not lead the partition may answer, too."""
 
-_DecodeValue = Callable[[tuple[Any, ...]], object]
+_Decode = Callable[[bytes, int], list[object]]
+"""(answer, count): the answers to `count` items. Raises CodecError."""
 
 
 class LeaderForwarder:
@@ -99,7 +100,7 @@ class LeaderForwarder:
         self._loop = asyncio.get_running_loop()
         self._outbox: dict[tuple[str, str, Isolation | None], list[ForwardedBatch]] = {}
         self._scheduled = False
-        self._written_at: dict[str, _DecodeValue] = {}
+        self._written_at: dict[str, _Decode] = {}
         """Node -> decoder of its answers to writes."""
         self.counts = dict.fromkeys((WRITE, PUSH, GET, LIST), 0)
 
@@ -155,14 +156,14 @@ class LeaderForwarder:
             self.counts[method] += delivery.item_count
             delivery.resume()
 
-    def _decoder(self, node: str, method: str) -> _DecodeValue:
+    def _decoder(self, node: str, method: str) -> _Decode:
         if method == PUSH:
-            return kv_rpc.decode_pushed
+            return kv_rpc.decode_push_answers
         if method == GET:
-            return kv_rpc.decode_read
+            return kv_rpc.decode_read_answers
         decode = self._written_at.get(node)
         if decode is None:
-            decode = self._written_at[node] = partial(kv_rpc.decode_written, leader=node)
+            decode = self._written_at[node] = partial(kv_rpc.decode_write_answers, leader=node)
         return decode
 
 
@@ -170,7 +171,7 @@ class _Delivery:
     """Items for one node, sent request by request, so that items of one key do not overtake each other."""
 
     __slots__ = (
-        "_batches", "_decode_value", "_isolation", "_links", "_method", "_node", "_request_bytes", "_sent",
+        "_batches", "_decode", "_isolation", "_links", "_method", "_node", "_request_bytes", "_sent",
         "_timeout_ms", "_waiting", "item_count",
     )  # fmt: skip
 
@@ -181,7 +182,7 @@ class _Delivery:
         method: str,
         isolation: Isolation | None,
         batches: list[ForwardedBatch],
-        decode_value: _DecodeValue,
+        decode: _Decode,
         request_bytes: int,
         timeout_ms: int,
     ) -> None:
@@ -190,7 +191,7 @@ class _Delivery:
         self._method = method
         self._isolation = isolation
         self._batches = batches
-        self._decode_value = decode_value
+        self._decode = decode
         self._request_bytes = request_bytes
         self._timeout_ms = timeout_ms
         self._waiting: _Waiting = [(batch, slot) for batch in batches for slot in range(len(batch.items))]
@@ -228,7 +229,7 @@ class _Delivery:
         if isinstance(answer, IsthmusError):
             return [self._failed(answer)] * count
         try:
-            answers = kv_rpc.decode_answers(answer, count, self._decode_value)
+            answers = self._decode(answer, count)
         except CodecError as error:
             return [self._failed(error)] * count
         for each in answers:

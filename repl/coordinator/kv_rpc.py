@@ -7,16 +7,20 @@
 
 A body is msgpack `[version, head, [item, ...]]`, an answer `[version, [[0, ...] | [1, kind, reason, sentence, leader] |
 [2], ...]]`: the value, an error, or LATER. Decoding is strict: the bytes come from a node of the same cluster, but
-perhaps of another release. An error keeps its class if this release has it, and its kind otherwise.
+perhaps of another release. An error keeps its class if this release has it, and its kind otherwise. Usual bodies and
+answers are decoded in one step by their types, all others item by item, with the same result.
 `repl.coordinator.forwarding` sends the requests, `repl.coordinator.forwarded_requests` answers them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from functools import partial
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import msgpack
+import msgspec
+from msgspec import Meta
 
 from isthmus.repl.model.conditions import Condition
 from isthmus.repl.model.errors import (
@@ -64,7 +68,8 @@ KINDS: Final[dict[str, type[IsthmusError]]] = {
 
 Item = TypeVar("Item")
 
-_pack: Final = msgpack.Packer().pack
+_pack: Final = msgspec.msgpack.Encoder().encode
+"""The same bytes as msgpack's, in half the time."""
 
 _new: Final = tuple.__new__
 """Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
@@ -100,7 +105,7 @@ def encode_write(request: WriteRequest) -> bytes:
     content = request.content
     clock = encode_clock(request.context) if request.context else None
     row = (*request.key, *content, clock, request.request_id, request.payload_wanted)
-    return bytes(_pack(row if request.condition is None else (*row, _condition_row(request.condition))))
+    return _pack(row if request.condition is None else (*row, _condition_row(request.condition)))
 
 
 def _condition_row(condition: Condition) -> tuple[Any, ...]:
@@ -145,7 +150,7 @@ def _all_bytes(rows: tuple[Any, ...], width: int) -> bool:
 def encode_push(item: PushItem) -> bytes:
     """A push as an item of a body."""
     plain = (*item.key, item.origin, item.payload)
-    return bytes(_pack((*plain, True) if item.leaving else plain))
+    return _pack((*plain, True) if item.leaving else plain)
 
 
 def decode_push(raw: Any) -> PushItem:
@@ -160,7 +165,7 @@ def decode_push(raw: Any) -> PushItem:
 
 def encode_key(key: Key) -> bytes:
     """A key as an item of a body."""
-    return bytes(_pack(key))
+    return _pack(key)
 
 
 def decode_key(raw: Any) -> Key:
@@ -176,12 +181,7 @@ def decode_key(raw: Any) -> Key:
 
 def encode_body(head: Any, items: Sequence[bytes]) -> bytes:
     """A body of encoded items; `head` is the isolation of a read, nil otherwise."""
-    packer = msgpack.Packer(autoreset=False)
-    packer.pack_array_header(3)
-    packer.pack(VERSION)
-    packer.pack(head)
-    packer.pack_array_header(len(items))
-    return b"".join((packer.bytes(), *items))
+    return b"".join((b"\x93", _pack(VERSION), _pack(head), _list_head(len(items)), *items))
 
 
 def decode_body(body: bytes, decode_item: Callable[[Any], Item]) -> tuple[Any, list[Item]]:
@@ -190,6 +190,50 @@ def decode_body(body: bytes, decode_item: Callable[[Any], Item]) -> tuple[Any, l
         case (_, head, tuple(items)) if len(items) <= ITEMS_MAX:
             return head, [decode_item(item) for item in items]
     raise CodecError("not a forwarded request: no version, head and items, or too many of them")
+
+
+_ITEMS: Final = Meta(max_length=ITEMS_MAX)
+"""Bound of every list of a usual body, which is checked before the list is allocated."""
+
+_Pairs = Annotated[tuple[tuple[bytes, bytes], ...], _ITEMS]
+_Links = Annotated[tuple[tuple[bytes, bytes, bytes], ...], _ITEMS]
+_UsualPush = tuple[bytes, bytes, bytes, bytes, bytes]
+_UsualWrite = tuple[
+    bytes, bytes, bytes, bytes, bytes, bytes, _Pairs, _Links, _Pairs, bool, bytes | None, bytes, bool,
+]  # fmt: skip
+_USUAL_PUSHES: Final = msgspec.msgpack.Decoder(tuple[Literal[1], None, Annotated[tuple[_UsualPush, ...], _ITEMS]])
+_USUAL_WRITES: Final = msgspec.msgpack.Decoder(tuple[Literal[1], None, Annotated[tuple[_UsualWrite, ...], _ITEMS]])
+_UNUSUAL: Final = (msgspec.DecodeError, ValueError, RecursionError)
+"""Exceptions for bytes that are not of the usual form."""
+
+
+def decode_pushes(body: bytes) -> list[PushItem]:
+    """The pushes of a body. Raises CodecError."""
+    try:
+        items = _USUAL_PUSHES.decode(body)[2]
+    except _UNUSUAL:
+        return decode_body(body, decode_push)[1]
+    return [_new(PushItem, (_new(Key, item[:3]), item[3], item[4], False)) for item in items]
+
+
+def decode_writes(body: bytes) -> list[WriteRequest]:
+    """The writes of a body. Raises CodecError."""
+    try:
+        items = _USUAL_WRITES.decode(body)[2]
+    except _UNUSUAL:
+        return decode_body(body, decode_write)[1]
+    return [_usual_write(item) for item in items]
+
+
+def _usual_write(item: _UsualWrite) -> WriteRequest:
+    clock = item[10]
+    context = None if clock is None else decode_clock(clock)
+    return _new(WriteRequest, (_new(Key, item[:3]), _new(Content, item[3:10]), context, item[11], item[12], None))
+
+
+def _list_head(count: int) -> bytes:
+    """The msgpack head of a list of at most ITEMS_MAX items."""
+    return bytes((0x90 | count,)) if count < 16 else b"\xdc" + count.to_bytes(2, "big")
 
 
 def decode_isolation(head: Any) -> Isolation:
@@ -218,7 +262,29 @@ def encode_answers(answers: Sequence[object], encode_value: Callable[[Any], tupl
     rows = [
         _error_row(a) if isinstance(a, IsthmusError) else (2,) if a is LATER else (0, *encode_value(a)) for a in answers
     ]
-    return bytes(msgpack.packb((VERSION, rows)))
+    return _pack((VERSION, rows))
+
+
+def encode_write_answers(results: Sequence[object]) -> bytes:
+    """The answers to writes."""
+    if {*map(type, results)} == {WriteResult}:
+        return _pack((VERSION, [(0, *result[:5]) for result in cast(Sequence[WriteResult], results)]))
+    return encode_answers(results, written_row)
+
+
+def encode_push_answers(results: Sequence[object]) -> bytes:
+    """The answers to pushes."""
+    count = len(results)
+    return _all_applied(count) if results.count(_APPLIED) == count else encode_answers(results, pushed_row)
+
+
+_APPLIED: Final = PushResult(PushOutcome.APPLIED)
+_APPLIED_ROW: Final = _pack((0, PushOutcome.APPLIED.value))
+
+
+def _all_applied(count: int) -> bytes:
+    """The answer to `count` pushes that are all applied."""
+    return b"\x92" + _pack(VERSION) + _list_head(count) + _APPLIED_ROW * count
 
 
 def decode_answers(answer: bytes, count: int, decode_value: Callable[[tuple[Any, ...]], object]) -> list[object]:
@@ -227,6 +293,32 @@ def decode_answers(answer: bytes, count: int, decode_value: Callable[[tuple[Any,
         case (_, tuple(rows)) if len(rows) == count:
             return list(_answers(rows, decode_value))
     raise CodecError(f"an answer to other than the {count} items that were asked")
+
+
+_USUAL_WRITTEN: Final = msgspec.msgpack.Decoder(
+    tuple[Literal[1], Annotated[tuple[tuple[Literal[0], bytes, bytes, int, bool, bool], ...], _ITEMS]]
+)
+
+
+def decode_write_answers(answer: bytes, count: int, leader: str) -> list[object]:
+    """The `count` answers of node `leader` to writes. Raises CodecError."""
+    try:
+        rows = _USUAL_WRITTEN.decode(answer)[1]
+    except _UNUSUAL:
+        rows = ()
+    if not count or len(rows) != count:
+        return decode_answers(answer, count, partial(decode_written, leader=leader))
+    return [_new(WriteResult, (*row[1:], leader)) for row in rows]
+
+
+def decode_push_answers(answer: bytes, count: int) -> list[object]:
+    """The `count` answers to pushes. Raises CodecError."""
+    return [_APPLIED] * count if answer == _all_applied(count) else decode_answers(answer, count, decode_pushed)
+
+
+def decode_read_answers(answer: bytes, count: int) -> list[object]:
+    """The `count` answers to reads. Raises CodecError."""
+    return decode_answers(answer, count, decode_read)
 
 
 def _answers(rows: tuple[Any, ...], decode_value: Callable[[tuple[Any, ...]], object]) -> Iterator[object]:

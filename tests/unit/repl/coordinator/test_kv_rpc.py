@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import msgpack
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.model.conditions import Condition
-from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.errors import CodecError, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
-from isthmus.repl.model.requests import WriteRequest, WriteResult
+from isthmus.repl.model.requests import (
+    MergedWith,
+    PushItem,
+    PushOutcome,
+    PushResult,
+    WriteRequest,
+    WriteResult,
+)
 
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -65,3 +74,85 @@ def test_answers_survive_the_wire(payload: bytes, clock: bytes, count: int, crea
     written = WriteResult(payload, clock, count, created, repeated)
     answer = kv_rpc.encode_answers([written], kv_rpc.written_row)
     assert kv_rpc.decode_answers(answer, 1, kv_rpc.decode_written) == [written]
+
+
+small = st.binary(max_size=5)
+keys = st.builds(Key, small, small, small)
+pairs = st.lists(st.tuples(small, small), max_size=2).map(tuple)
+links = st.lists(st.tuples(small, small, small), max_size=2).map(tuple)
+conditions = st.none() | st.none() | st.just(Condition(("a",), None, 1, None, ((b"a" * 20, 3, 4),)))
+writes = st.builds(
+    WriteRequest, keys, st.builds(Content, small, small, small, pairs, links, pairs, st.booleans()),
+    st.none() | st.just(((b"a" * 20, 3, 4),)), small, st.booleans(), conditions,
+)  # fmt: skip
+pushes = st.builds(PushItem, keys, small, small, st.sampled_from((False, False, True)))
+written = st.builds(WriteResult, small, small, st.integers(0, 9), st.booleans(), st.booleans()) | st.just(NotReady("x"))
+merged = PushResult(PushOutcome.MERGED, None, MergedWith(b"clock", 2))
+applied = PushResult(PushOutcome.APPLIED)
+pushed = st.sampled_from((applied, applied, applied, PushResult(PushOutcome.SUPERSEDED), merged, NotReady("x")))
+
+
+def outcome(decode: Callable[[bytes], object], data: bytes) -> object:
+    """What decoding returns, or its error."""
+    try:
+        return repr(decode(data))
+    except CodecError as error:
+        return type(error), str(error)
+
+
+def changed(data: bytes, drawn: st.DataObject) -> bytes:
+    """`data`, or with one other byte, or shorter, or longer."""
+    at = drawn.draw(st.integers(0, len(data) - 1))
+    byte = bytes([drawn.draw(st.integers(0, 255))])
+    return drawn.draw(st.sampled_from((data, data[:at] + byte + data[at + 1 :], data[:at], data + byte)))
+
+
+@EXAMPLES
+@given(st.lists(writes, max_size=20), st.lists(pushes, max_size=20), st.data())
+def test_usual_bodies_are_decoded_like_all_others(
+    requests: list[WriteRequest], items: list[PushItem], data: st.DataObject
+) -> None:
+    """A body has the bytes that msgpack gives it, and is decoded as by the decoder of single items, or refused in the
+    same words, whatever byte of it is another."""
+    body = kv_rpc.encode_body(None, [kv_rpc.encode_write(request) for request in requests])
+    assert msgpack.packb(msgpack.unpackb(body)) == body
+    assert kv_rpc.decode_writes(body) == requests
+    body = changed(body, data)
+    assert outcome(kv_rpc.decode_writes, body) == outcome(lambda b: kv_rpc.decode_body(b, kv_rpc.decode_write)[1], body)
+    body = kv_rpc.encode_body(None, [kv_rpc.encode_push(item) for item in items])
+    assert msgpack.packb(msgpack.unpackb(body)) == body
+    assert kv_rpc.decode_pushes(body) == items
+    body = changed(body, data)
+    assert outcome(kv_rpc.decode_pushes, body) == outcome(lambda b: kv_rpc.decode_body(b, kv_rpc.decode_push)[1], body)
+
+
+@EXAMPLES
+@given(st.lists(written, max_size=20), st.lists(pushed, max_size=20), st.data())
+def test_usual_answers_are_coded_like_all_others(
+    results: list[object], outcomes: list[object], data: st.DataObject
+) -> None:
+    """As above, of answers; usual ones are also encoded like all others."""
+    answer, count = kv_rpc.encode_write_answers(results), len(results)
+    assert answer == kv_rpc.encode_answers(results, kv_rpc.written_row) == msgpack.packb(msgpack.unpackb(answer))
+    answer = changed(answer, data)
+    assert outcome(lambda a: kv_rpc.decode_write_answers(a, count, "n2"), answer) == outcome(
+        lambda a: kv_rpc.decode_answers(a, count, lambda row: kv_rpc.decode_written(row, "n2")), answer
+    )
+    answer, count = kv_rpc.encode_push_answers(outcomes), len(outcomes)
+    assert answer == kv_rpc.encode_answers(outcomes, kv_rpc.pushed_row) == msgpack.packb(msgpack.unpackb(answer))
+    answer = changed(answer, data)
+    assert outcome(lambda a: kv_rpc.decode_push_answers(a, count), answer) == outcome(
+        lambda a: kv_rpc.decode_answers(a, count, kv_rpc.decode_pushed), answer
+    )
+
+
+def test_a_declared_length_alone_allocates_nothing() -> None:
+    """A list that declares more elements than a body may have is refused before it is allocated."""
+    huge = b"\xdd\x7f\xff\xff\xff"
+    row = b"\x9d" + b"\xc4\x01x" * 6
+    for body in (b"\x93\x01\xc0" + huge, b"\x93\x01\xc0\x91" + row + huge):
+        for decode in (kv_rpc.decode_writes, kv_rpc.decode_pushes):
+            with pytest.raises(CodecError):
+                decode(body)
+    with pytest.raises(CodecError):
+        kv_rpc.decode_write_answers(b"\x92\x01" + huge, 1, "n2")
