@@ -27,6 +27,9 @@ class Rates(NamedTuple):
     objects: int = 0
 
 
+_NO_LIMIT: Final = Rates()
+
+
 @dataclass(slots=True)
 class _Bucket:
     rate: int
@@ -69,6 +72,8 @@ class Throttle:
 
     def allowance(self, count: int, size: int, now_ms: int) -> tuple[int, int]:
         """(changes, bytes) that a fetch may ask for now: at most `count` and `size`, at least one of each."""
+        if self.rates == _NO_LIMIT:
+            return count, size
         for bucket in (self._bytes, self._objects):
             bucket.fill(now_ms)
         if self.rates.objects:
@@ -85,6 +90,8 @@ class Throttle:
             self._seconds.append((second, had_bytes + size, had_objects + count))
         else:
             self._seconds.append((second, size, count))
+        if self.rates == _NO_LIMIT:
+            return
         waits = []
         for name, bucket, used in (("bytes", self._bytes, size), ("objects", self._objects, count)):
             if not bucket.rate:

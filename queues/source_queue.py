@@ -505,7 +505,7 @@ class SourceQueue:
                 fine = [i for i in range(len(items)) if part.start + i not in failed]
                 self._requeue(source, [places[i] for i in again], [items[i] for i in again])
                 places, items = [places[i] for i in fine], [items[i] for i in fine]
-            lost = {at for at, item in enumerate(items) if given_up and id(item) in refused}
+            lost = {at for at, item in enumerate(items) if id(item) in refused} if refused else set()
             if isinstance(source, BulkQueue):
                 source.settle(places, items)
                 if lost:

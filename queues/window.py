@@ -571,10 +571,10 @@ class Window:
 
     def settle(self, places: Sequence[int], items: Iterable[Item], *, vanished: bool = False) -> None:
         """Settle references of a batch: acknowledged, or with `vanished` their objects are gone."""
-        in_flight, scan, ledger = self._in_flight, self.scan, self.ledger
+        land, scan, ledger = self._in_flight.land, self.scan, self.ledger
         for place, item in zip(places, items, strict=True):
             row = item[2]
-            newer = in_flight.land(row)
+            newer = land(row)
             if newer is not None:
                 self._unblock(newer)
             if row >= scan:

@@ -75,9 +75,12 @@ class _Link:
         return slot not in self.fetching and slot not in self.pushing and slot not in self.acknowledging
 
     def may_run(self) -> bool:
-        if self.suspended or self.leaving or (self.probing and self.running):
+        if self.suspended or self.leaving:
             return False
-        return self.running < self._slots() and (self.busy or not self.fetching)
+        running = self.running
+        if running >= self._slots() or (running and self.probing):
+            return False
+        return self.busy or not self.fetching
 
     def demand(self) -> int:
         """Workers that the link would keep busy if there were enough."""
@@ -269,12 +272,18 @@ class FetchScheduler:
         """When the next link that may run is due; None when there is none, or no worker for it."""
         if self._busy_count >= self.workers:
             return None
-        enough = self._unproven_have_enough()
-        may_run = [
-            (name.peer, link.due_ms)
-            for name, link in self._links.items()
-            if link.may_run() and not (link.unproven and enough) and not self._queue_is_full(name.queue)
-        ]
+        may_run: list[tuple[str, int]] = []
+        enough: bool | None = None
+        for name, link in self._links.items():
+            if not link.may_run():
+                continue
+            if link.unproven:
+                if enough is None:
+                    enough = self._unproven_have_enough()
+                if enough:
+                    continue
+            if not self._queue_is_full(name.queue):
+                may_run.append((name.peer, link.due_ms))
         if not may_run:
             return None
         limit = self.peer_limit()

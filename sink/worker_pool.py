@@ -275,8 +275,9 @@ class WorkerPool:
             slot = self._slots[turn.name][turn.slot]
             await self._work(turn)
             turn = self._next_turn()
-            self._start_workers()
-            if turn is None and slot.fetcher.ack is not None:
+            if turn is not None:
+                self._start_workers()
+            elif slot.fetcher.ack is not None:
                 self._alarm.call_within(ACK_DELAY_S)
 
     def _next_turn(self) -> Turn | None:
