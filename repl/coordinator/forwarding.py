@@ -214,9 +214,10 @@ class _Delivery:
     def _send_next(self) -> None:
         """Send the next request. Items of one that cannot be sent are answered at once."""
         while self._waiting:
-            count = _fitting(self._waiting, self._request_bytes)
+            items = [batch.items[slot] for batch, slot in self._waiting[:REQUEST_ITEMS]]
+            count = _fitting(items, self._request_bytes)
             self._sent, self._waiting = self._waiting[:count], self._waiting[count:]
-            body = kv_rpc.encode_body(self._isolation, [batch.items[slot] for batch, slot in self._sent])
+            body = kv_rpc.encode_body(self._isolation, items[:count])
             try:
                 self._links.send_request(self._node, self._method, body, self._timeout_ms, self.resume)
                 return
@@ -265,14 +266,13 @@ def _unanswered(method: str, text: str) -> IsthmusError:
     return NotReady(text) if method == GET else OutcomeUnknown(text)
 
 
-def _fitting(waiting: _Waiting, limit_bytes: int) -> int:
-    """How many of the first items fit into one request."""
-    size = 0
-    for count, (batch, slot) in enumerate(waiting[:REQUEST_ITEMS]):
-        size += len(batch.items[slot])
-        if size > limit_bytes:
-            return max(1, count)
-    return min(len(waiting), REQUEST_ITEMS)
+def _fitting(items: Sequence[bytes], limit_bytes: int) -> int:
+    """How many of the first items fit into one request, at least one."""
+    count, size = len(items), sum(map(len, items))
+    while size > limit_bytes and count > 1:
+        count -= 1
+        size -= len(items[count])
+    return count
 
 
 def _with_room(waiting: _Waiting) -> _Waiting:
