@@ -377,6 +377,7 @@ class _UsualRequest(Struct, forbid_unknown_fields=True, gc=False):
     given_up: Annotated[tuple[_Refused, ...], _PerAck]
     types: Annotated[frozenset[_Name], Meta(max_length=TYPES_MAX)] | None
     places: _Scopes | None = None
+    share: Annotated[dict[_Name, tuple[int, bytes]], Meta(max_length=SHARE_TYPES_MAX)] | None = None
 
 
 _USUAL_REQUEST: Final = msgspec.msgpack.Decoder(_UsualRequest)
@@ -387,6 +388,7 @@ def _usual_request(body: bytes) -> FetchRequest | None:
     try:
         usual = _USUAL_REQUEST.decode(body)
         places = _checked_places(usual.places) if usual.places else usual.places
+        share = {name: _type_share(one) for name, one in usual.share.items()} if usual.share else usual.share
     except UNUSUAL:
         return None
     acks: tuple[BatchAck, ...] = ()
@@ -408,6 +410,7 @@ def _usual_request(body: bytes) -> FetchRequest | None:
         usual.properties,
         usual.types,
         places,
+        share,
     )
     return _new(FetchRequest, request)
 
