@@ -25,6 +25,7 @@ from isthmus.repl.coordinator.forwarded_requests import DirectHandler, Forwarded
 from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.listing import Listing
 from isthmus.repl.coordinator.reads import Reads, answer_bytes, confirm_refusals, not_led
+from isthmus.repl.coordinator.round_gate import RoundGate
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.write_batch import (
     UnreplicatedCheck,
@@ -63,10 +64,6 @@ from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Links
 
 log = structlog.get_logger(__name__)
-
-ROUND_WAIT_S: Final = 0.05
-"""Longest time for which requests wait until the node's followers have acknowledged the round before: a slow follower
-must not hold up partitions that are not its own."""
 
 WARN_INTERVAL_S: Final = 10.0
 """Writes above a warning are all counted, and one of each kind is logged in this time."""
@@ -191,9 +188,7 @@ class Coordinator:
         self._pending_requests: dict[int, dict[bytes, int]] = {}
         """Partition -> name of a request (`repl.store.request_dedup`) -> offset of its entry: proposed here, not
         applied."""
-        self._scheduled = False
-        self._held: asyncio.TimerHandle | None = None
-        """Requests wait for a round to end, at most so long."""
+        self._gate = RoundGate(runtime.rounds, self._loop, self._take)
         self.unreplicated: UnreplicatedCheck = never_unreplicated
         """Set by the node once its source queues exist."""
         self._metrics = CoordinatorMetrics()
@@ -291,9 +286,7 @@ class Coordinator:
             self._inbox[partition] = [part]
         else:
             parts.append(part)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._drain)
+        self._gate.arrived()
         self._timeouts.add(waiter)
         return waiter.future
 
@@ -392,7 +385,8 @@ class Coordinator:
         limit = self._key_limit_bytes
         of_type: bytes | None = None
         partition_ids: Sequence[int] = ()
-        # `_drain` releases a request once for each of its partitions, a forwarded part once.
+        here = 0
+        # `_take` releases a request once for each of its partitions, a forwarded part once.
         for slot, request in enumerate(requests):
             bucket_type, bucket, name = request[0]
             try:
@@ -416,6 +410,7 @@ class Coordinator:
                     target = self._target_elsewhere(partition, away if forward else None)
                 targets[partition] = target
             if type(target) is _LocalPart:
+                here += 1
                 target.slots.append(slot)
                 target.hashes.append(hash64)
             elif type(target) is _RemotePart:
@@ -429,9 +424,8 @@ class Coordinator:
         if not waiter.remaining:
             waiter.future.set_result(waiter.results)
             return waiter.future
-        if inbox and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._drain)
+        if here:
+            self._gate.arrived(here)
         self._timeouts.add(waiter)
         return waiter.future
 
@@ -460,26 +454,8 @@ class Coordinator:
             return BadInput("bucket and key must not be empty")
         return BadInput(f"bucket or key is longer than limits.key_size ({self._key_limit_bytes} bytes)")
 
-    def _drain(self) -> None:
-        """Take the requests of this turn of the event loop, unless a round is under way: then they make the next one,
-        together with all that come until it is over."""
-        rounds = self._runtime.rounds
-        if not rounds.open:
-            self._take()
-        elif self._held is None:
-            self._held = self._loop.call_later(ROUND_WAIT_S, self._take)
-            rounds.when_over(self._round_over)
-
-    def _round_over(self) -> None:
-        if self._held is not None:
-            self._held.cancel()
-            self._held = None
-            self._loop.call_soon(self._drain)
-
     def _take(self) -> None:
         """Take what arrived, partition by partition."""
-        self._held = None
-        self._scheduled = False
         inbox, self._inbox = self._inbox, {}
         with self._runtime.replog.grouped():
             for partition_id, shares in inbox.items():

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from isthmus.repl.coordinator.coordinator import ROUND_WAIT_S
+from isthmus.repl.coordinator.round_gate import ROUND_WAIT_S
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest, WriteResult
 from tests.support.coordinator_cluster import cluster, keys_of
