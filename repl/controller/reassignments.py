@@ -24,7 +24,13 @@ from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.config.text import quantity
 from isthmus.repl.controller.bucket_types import PARTITIONS_COUNTER, StoredCounter, read_all_records
 from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
-from isthmus.repl.controller.reassignment_orders import WHO_MAX, Placement, change_placement, read_placement
+from isthmus.repl.controller.reassignment_orders import (
+    WHO_MAX,
+    DrainedNode,
+    Placement,
+    change_placement,
+    read_placement,
+)
 from isthmus.repl.controller.reassignment_plan import AssignmentDraft, PlanningNode, PlanRefused, ReplicaMove
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind, ReassignmentOrder, Records, Registrations
 from isthmus.repl.metastore.liveness import IDS_PATH
@@ -315,11 +321,12 @@ async def submit(
         return plan, None
 
     def change(placement: Placement) -> Placement:
-        if _number_of(placement, plan, by, at_ms) is None:
-            _check_unchanged(plan, given.placement, placement)
+        if _is_noted(plan, given.placement, placement, by, at_ms):
+            return placement
+        _check_unchanged(plan, given.placement, placement)
         if request.kind is ReassignmentKind.DRAIN:
             placement = placement.with_drained(request.nodes, by, at_ms)
-        if not plan.moves or _number_of(placement, plan, by, at_ms) is not None:
+        if not plan.moves:
             return placement
         taken = placement.pending().keys() & {move.partition for move in plan.moves}
         if taken:
@@ -365,7 +372,12 @@ async def _create_counter(metastore: Metastore) -> int:
 
 
 def _check_unchanged(plan: ReassignmentPlan, planned_on: Placement, placement: Placement) -> None:
-    """Raises Changed if an order since the plan was made affects the plan's nodes."""
+    """Raises Changed if an order since the plan was made affects the plan's nodes, or may have: one that has ended as
+    well may have changed any replicas, and no trace of its moves is left."""
+    still_open = {order.number for order in placement.orders}
+    for number in range(planned_on.next_number, placement.next_number):
+        if number not in still_open:
+            raise Changed(f"order {number} was given and has ended since the plan was shown: look again")
     closed = {node for move in plan.moves for node in move.adds} & placement.drained.keys()
     if closed:
         raise Changed(f"{min(closed)} was drained since the plan was shown: look again")
@@ -382,10 +394,29 @@ def _check_unchanged(plan: ReassignmentPlan, planned_on: Placement, placement: P
                 raise Changed(f"order {was_of.number} has ended since the plan was shown: look again")
 
 
+def _is_noted(plan: ReassignmentPlan, planned_on: Placement, placement: Placement, by: str, at_ms: int) -> bool:
+    """Whether an earlier attempt, whose answer was lost, has given the order or marked the nodes to drain."""
+    if _number_of(placement, plan, by, at_ms) is not None:
+        return True
+    request, mark = plan.request, DrainedNode(by[:WHO_MAX], at_ms)
+    marked = [node for node in request.nodes if node not in planned_on.drained]
+    return (
+        request.kind is ReassignmentKind.DRAIN
+        and bool(marked)
+        and all(placement.drained.get(node) == mark for node in marked)
+    )
+
+
 def _number_of(placement: Placement, plan: ReassignmentPlan, by: str, at_ms: int) -> int | None:
+    """The number of the order of this very request; it may have ended."""
     for order in placement.orders:
         if order.at_ms == at_ms and order.moves == plan.moves and by.startswith(order.by):
             return order.number
+    size = len(plan.moves)
+    for ended in placement.ended:
+        same = ended.kind is plan.request.kind and plan.request.title.startswith(ended.title)
+        if same and ended.at_ms == at_ms and ended.partition_count == size and by.startswith(ended.by):
+            return ended.number
     return None
 
 

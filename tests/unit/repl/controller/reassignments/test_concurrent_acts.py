@@ -308,6 +308,94 @@ async def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_gran
         assert bool((await read_placement(others)).drained) is (what == "done")
 
 
+async def carried_out(metastore: Metastore) -> None:
+    """The first order is: its first move's replicas are the wanted ones, and it has ended."""
+    move = (await read_placement(metastore)).orders[0].moves[0]
+    before = (await metastore.records())[move.partition]
+    await metastore.write_record(replace(record(move.partition, *move.after), version=before.version))
+    await change_placement(metastore, lambda p: finished_first_order(p, "done"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"),
+    [
+        (ReassignmentKind.DRAIN, ("n3",)),  # nothing was to be moved by the plan
+        (ReassignmentKind.DRAIN, ("n1",)),  # partition 0 was
+        (ReassignmentKind.REPLACE, ("n1", "n2")),
+    ],
+)
+async def test_a_plan_is_refused_if_an_order_was_given_and_carried_out_since(
+    kind: ReassignmentKind, nodes: tuple[str, ...]
+) -> None:
+    """Its moves are those of replicas that are elsewhere by then: a drained node would hold for good what the other
+    order gave it, and a move from where the partition is no more would be refused by and by."""
+
+    async with two_operators("n1", "n2", "n3") as (mine, others):
+        await others.create_records([record(0, "n1"), record(1, "n2")])
+
+        async def meanwhile() -> None:
+            request = ReassignmentRequest(ReassignmentKind.REPLACE, nodes=("n1", "n3"))
+            await submit(others, request, None, "ann", 4)
+            await carried_out(others)
+
+        mine.meanwhile[ORDERS_PATH, 2] = meanwhile
+        with pytest.raises(Changed, match="order 1 was given and has ended"):
+            await submit(mine, ReassignmentRequest(kind, nodes=nodes), None, "bob", 5)
+        left = await read_placement(others)
+        assert not left.orders
+        assert not left.drained
+
+
+@pytest.mark.parametrize("kind", [ReassignmentKind.DRAIN, ReassignmentKind.REPLACE])
+async def test_an_order_whose_answer_is_lost_is_not_given_again_once_it_is_carried_out(kind: ReassignmentKind) -> None:
+    """It is known by its entry in the history, and not taken for somebody else's."""
+
+    async with two_operators("n1", "n2", "n3") as (mine, others):
+        await others.create_records([record(0, "n1"), record(1, "n2")])
+        mine.meanwhile[ORDERS_PATH, 3] = lambda: carried_out(others)
+        mine.spoil(WriteFault.ANSWER_LOST)
+        nodes = ("n1",) if kind is ReassignmentKind.DRAIN else ("n1", "n3")
+        if kind is ReassignmentKind.DRAIN:  # else the first write would be that of the counter of partitions
+            await create_bucket_type(others, BucketTypeSpec("notes", 1, 1), dry_run=False)
+        _, number = await submit(mine, ReassignmentRequest(kind, nodes=nodes), None, "bob", 5)
+        assert number == 1
+        left = await read_placement(others)
+        assert (left.orders, left.next_number) == ((), 2)
+
+
+async def test_a_drain_whose_answer_is_lost_is_not_repeated_after_it_was_taken_back() -> None:
+    """Its order is cancelled: with the mark again, the node would be drained and keep its replicas."""
+
+    async with two_operators("n1", "n2", "n3") as (mine, others):
+        await create_bucket_type(others, BucketTypeSpec("notes", 3, 2), dry_run=False)
+        mine.meanwhile[ORDERS_PATH, 3] = lambda: undrain(others, ["n1"], "ann")
+        mine.spoil(WriteFault.ANSWER_LOST)
+        await submit(mine, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n1",)), None, "bob", 5)
+        left = await read_placement(others)
+        assert not left.drained
+        assert [order.cancelled_by for order in left.orders] == ["ann"]
+
+
+async def test_a_drain_whose_answer_is_lost_is_not_refused_for_what_was_done_after_it() -> None:
+    """Nothing was to be moved: the mark alone tells that it is done."""
+
+    async with two_operators("n1", "n2", "n3") as (mine, others):
+        await create_bucket_type(others, BucketTypeSpec("notes", 1, 1), dry_run=False)
+        (placed,) = (await others.records()).values()
+        (held,) = placed.replicas
+        empty, other = sorted({"n1", "n2", "n3"} - {held})
+
+        async def meanwhile() -> None:
+            request = ReassignmentRequest(ReassignmentKind.REPLACE, nodes=(held, other))
+            await submit(others, request, None, "ann", 4)
+            await carried_out(others)
+
+        mine.meanwhile[ORDERS_PATH, 3] = meanwhile
+        mine.spoil(WriteFault.ANSWER_LOST)
+        await submit(mine, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=(empty,)), None, "bob", 5)
+        assert (await read_placement(others)).drained.keys() == {empty}
+
+
 async def test_a_bucket_type_is_not_placed_on_a_node_that_is_drained_at_that_very_moment() -> None:
     """The drain lands between the look at who is drained and the write: the placement is made anew without the node."""
 
