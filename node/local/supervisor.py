@@ -87,6 +87,8 @@ class Supervisor:
         self._stopped = asyncio.Event()
         self._owner_task: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        """Of connections that are not closed yet."""
         self._commands = asyncio.Lock()
         """Held by the command that changes children."""
 
@@ -120,6 +122,8 @@ class Supervisor:
                 await asyncio.wait(self._connections, timeout=READ_TIMEOUT_S)
         finally:
             os.close(lock)
+            for writer in self._writers:  # of callers that were cut off
+                writer.transport.abort()
 
     # --- children ---
 
@@ -205,6 +209,7 @@ class Supervisor:
         return sock
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
@@ -223,6 +228,7 @@ class Supervisor:
             log.info("supervisor.caller_left", error=str(error))
         finally:
             await _close(writer)
+            self._writers.discard(writer)
 
     async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         match command["do"]:
