@@ -35,7 +35,8 @@ LINE_BYTES_MAX: Final = 64_000
 """Longest command or answer; a longer line gets an error. A state of ten children has 4 KB."""
 
 ACCEPT_TURNS: Final = 4
-"""Turns of the event loop in which an accepted connection gets its task: it is answered, and closed, also at a stop."""
+"""Turns of the event loop between the removal of the socket's name and the server's end: callers that have connected
+are accepted and get their tasks. asyncio loses a connection that is accepted in the turn in which the server closes."""
 
 READ_TIMEOUT_S: Final = 5.0
 """How long a caller may take to send its line."""
@@ -87,8 +88,6 @@ class Supervisor:
         self._stopped = asyncio.Event()
         self._owner_task: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
-        """Of connections that are not closed yet."""
         self._commands = asyncio.Lock()
         """Held by the command that changes children."""
 
@@ -113,17 +112,15 @@ class Supervisor:
             logs.cancel()
             async with self._commands:
                 await self._stop_all()
-            server.close()
             (self._directory / "supervisor.sock").unlink(missing_ok=True)
-            self._stopped.set()
             for _ in range(ACCEPT_TURNS):
                 await asyncio.sleep(0)
+            server.close()
+            self._stopped.set()
             if self._connections:  # the caller of the stop gets its answer
                 await asyncio.wait(self._connections, timeout=READ_TIMEOUT_S)
         finally:
             os.close(lock)
-            for writer in self._writers:  # of callers that were cut off
-                writer.transport.abort()
 
     # --- children ---
 
@@ -209,7 +206,6 @@ class Supervisor:
         return sock
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
@@ -228,7 +224,6 @@ class Supervisor:
             log.info("supervisor.caller_left", error=str(error))
         finally:
             await _close(writer)
-            self._writers.discard(writer)
 
     async def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         match command["do"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -27,7 +28,7 @@ from isthmus.node.local.child_process import (
     restart_delay_ms,
 )
 from isthmus.node.local.process_id import ProcessId, wait_gone
-from isthmus.node.local.supervisor import LINE_BYTES_MAX, Spec, short_path
+from isthmus.node.local.supervisor import LINE_BYTES_MAX, Spec, Supervisor, short_path
 
 
 def test_restart_pauses_double_up_to_a_bound_and_start_again_after_a_steady_run() -> None:
@@ -304,3 +305,24 @@ async def test_no_output_file_of_the_directory_grows_for_ever(
         async with asyncio.timeout(5):
             while not all(log.stat().st_size <= LOG_BYTES_MAX for log in logs):
                 await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_caller_that_connects_as_the_supervisor_stops_gets_an_answer(tmp_path: Path, turns: int) -> None:
+    """In whatever turn of the loop: its connection is accepted, answered and closed. asyncio drops a connection that is
+    accepted in the turn in which its server closes, and leaves the socket open."""
+    supervisor = Supervisor(tmp_path, Spec(()))
+    running = asyncio.create_task(supervisor.run())
+    while not (tmp_path / "supervisor.sock").exists():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    with short_path(tmp_path) as folder, socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(5)
+        caller.connect(f"{folder}/supervisor.sock")
+        caller.sendall(b'{"do": "status"}\n')
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        supervisor._stop.set()  # a signal would come turns later
+        await running
+        assert json.loads(caller.recv(65_536))["ok"] is True
+    gc.collect()  # an unclosed socket fails the test
