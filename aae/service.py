@@ -147,10 +147,14 @@ class FullSync(Checkers, ForeignObjects):
         await self.gap_healer.stop()
         await self.scheduler.stop()
 
-    async def stop(self, *, save: bool) -> None:
-        """Stop all else; call it once nothing is applied any more. `save`: keep the trees for the next start."""
+    async def stop_reads(self) -> None:
+        """Stop all that reads the store; call it before the store is closed, which must not happen during a scan."""
         await self.replica_check.stop()
         await self.scrubber.stop()
+        await self.trees.stop_builds()
+
+    async def stop(self, *, save: bool) -> None:
+        """Stop all else; call it once nothing is applied any more. `save`: keep the trees for the next start."""
         await self.trees.stop(save=save)
 
     def on_damaged_row(self, partition: int, segment: int | None) -> None:

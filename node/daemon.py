@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import gc
 import os
 import platform
@@ -494,6 +495,8 @@ class Node:
         await services.controller.stop()
         await services.links.stop()
         await services.row_streams.close()
+        await services.fullsync.stop_reads()
+        await self._end_reads()
         clean = await services.runtime.stop(STOP_TIMEOUT_S)
         await services.fullsync.stop(save=clean)
         await self._listeners.stop()
@@ -501,6 +504,15 @@ class Node:
         await self._release(clean)
         log.info("node.stopped", clean=clean)
         return EXIT_OK
+
+    async def _end_reads(self) -> None:
+        """Wait until no thread of the read pool reads the store, which is closed next; STOP_TIMEOUT_S at most."""
+        end = functools.partial(self.services.read_pool.shutdown, cancel_futures=True)
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await asyncio.get_running_loop().run_in_executor(None, end)
+        except TimeoutError:
+            log.warning("node.reads_go_on", waited_s=STOP_TIMEOUT_S)
 
     async def abandon(self) -> None:
         """Free the resources of a start that failed."""

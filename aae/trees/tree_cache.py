@@ -175,13 +175,17 @@ class TreeCache:
         self._pool.submit(int)  # start its thread now rather than at the first build
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def stop(self, *, save: bool) -> None:
-        """Stop builds; with `save` write every ready tree. Call it once the partitions apply no more entries."""
+    async def stop_builds(self) -> None:
+        """Stop builds, and wait until none reads the store."""
         self._stopping = True
         if self._task is not None:
             self._wake.set()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+    async def stop(self, *, save: bool) -> None:
+        """Stop builds; with `save` write every ready tree. Call it once the partitions apply no more entries."""
+        await self.stop_builds()
         if save:
             for partition, cached in self.cached.items():
                 if cached.tree is not None and cached.offset:

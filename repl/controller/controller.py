@@ -272,10 +272,8 @@ class Controller:
         if await self._end_suspected_sessions():
             self._claim_known = False
             await self._read()
-        if self.decides and not (self._takes_part() and self._in_contact()):
-            async with self._claiming:
-                await self._give_up_claim()
-            self._claim_known = False
+        if self.decides and (self._contact.alone(self._time.now_ms()) or not self._takes_part()):
+            await self._let_another_decide()
         if not self._claim_known:
             async with self._claiming:
                 await self._claim()
@@ -330,14 +328,15 @@ class Controller:
         and then no candidate could report to it."""
         return self._registration.registered and self._node in self.registrations
 
-    def _in_contact(self) -> bool:
-        """False once this node, which decides, has had no connection with any other for too long (R-CONTACT)."""
+    async def _let_another_decide(self) -> None:
+        """Give up the claim: this node takes no part, or reaches no other one (R-CONTACT)."""
         now_ms = self._time.now_ms()
-        if not self._contact.alone(now_ms):
-            return True
-        log.warning("controller.alone", reason="no other registered node has been reached: another one is to decide")
+        if self._contact.alone(now_ms):
+            log.warning("controller.alone", reason="no other registered node is reached: another one is to decide")
         self._contact.gave_up(now_ms)
-        return False
+        async with self._claiming:
+            await self._give_up_claim()
+        self._claim_known = False
 
     async def _end_suspected_sessions(self) -> bool:
         """End the registrations of nodes that are dead as far as this node can tell, and the claim of one that decided
