@@ -16,6 +16,9 @@ from typing import Final, Protocol, cast
 NOT_KNOWN: Final = frozenset((errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL))
 """Errors of a kernel or file system that lacks a call or one of its flags; nothing was done then."""
 
+ZEROS: Final = bytes(256 * 1024)
+"""Zeros written at once into allocated space."""
+
 
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
     """Return fallocate(2) of the C library: (descriptor, mode, position, length); None if it has none."""
@@ -58,9 +61,9 @@ class FileIO(Protocol):
         """
 
     def allocate(self, fd: int, position: int, length: int) -> None:
-        """Extend the file to at least `position + length` bytes with allocated blocks, which read as zeros.
+        """Extend the file from `position`, its end, by `length` bytes of zeros, and wait until they are on disk.
 
-        An error may leave a part of it done. A file system without the call raises; nothing is emulated.
+        An error may leave a part of it done. A file system that cannot allocate blocks raises; nothing is emulated.
         """
 
     def truncate(self, fd: int, size: int) -> None:
@@ -155,6 +158,10 @@ class SystemFiles:
             number = ctypes.get_errno()
             if number != errno.EINTR:
                 raise OSError(number, os.strerror(number))
+        # else the sync of each frame would bring it to the file system's journal that its blocks are written now
+        for begin in range(0, length, len(ZEROS)):
+            self.pwritev(fd, [ZEROS[: length - begin]], position + begin)
+        os.fdatasync(fd)
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)

@@ -222,6 +222,8 @@ class LogWriter:
         self.entries_written += entries
         self.bytes_written += size_bytes
         self.on_durable(durable, truncated)
+        if self._synchronous:  # only now, since it may take longer than the write did
+            self._tail.preallocate(self._tail.end.position - at.position)
 
     def _mark_if_idle(self) -> None:
         if self._tail.durable == self._tail.end:

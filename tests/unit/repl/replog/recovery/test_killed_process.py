@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[5]
 SYSCALLS = [
     "pwritev,pwritev2",
     "fallocate",
+    "fdatasync",
     "fsync",
     "rename,renameat,renameat2",
     "unlink,unlinkat",

@@ -47,11 +47,13 @@ def test_nothing_is_tried_again_after_a_failed_step(step: str) -> None:
     """The first failure of a tail is its last call of the disk: all later ones fail without one."""
     disk = MemoryDisk()
     tail = a_tail(disk)
-    tail.write([b"one"], 1, synced=step != "allocate")
-    tail.sync()
+    tail.write([b"one"], 1, synced=True)
+    if step == "truncate":
+        tail.preallocate(1)
     durable = tail.durable
     disk.fault = lambda what: OSError(errno.EIO, "Input/output error") if what.startswith(step) else None
-    act = tail.seal if step == "truncate" else lambda: tail.write([b"two"], 1, synced=True)
+    acts = {"truncate": tail.seal, "allocate": lambda: tail.preallocate(1)}
+    act = acts.get(step, lambda: tail.write([b"two"], 1, synced=True))
     with pytest.raises(OSError, match="Input/output error"):
         act()
     disk.fault = lambda _: None
