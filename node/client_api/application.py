@@ -30,7 +30,7 @@ from isthmus.node.http.application import (
     internal_error,
     shown_path,
 )
-from isthmus.node.http.fast_connection import RawRequest, StartedWrite
+from isthmus.node.http.fast_connection import FastAnswer, PlainAnswer, RawRequest, StartedWrite
 from isthmus.node.http.health import NodeStatus, add_health
 from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused
@@ -118,7 +118,7 @@ class ClientApi(HttpApplication):
                 unread = refused.reason == "method-not-allowed" and scope["method"] in ("GET", "HEAD")
                 raise (unsupported(parts) if unknown or unread else None) or refused from None
 
-    def fast_answer(self, request: RawRequest) -> StartedWrite | Coroutine[Any, Any, Reply] | None:
+    def fast_answer(self, request: RawRequest) -> FastAnswer | None:
         """See FastPathApp: requests for objects whose body fits, and sinks' fetches."""
         method, raw_path, query_string, headers, body = request
         parts = raw_path.split(b"/")
@@ -131,18 +131,27 @@ class ClientApi(HttpApplication):
         try:
             if self.guard is not None:
                 self.guard.check(method, raw_path, headers)
-            if named is not None and method == "PUT" and not (query_string or b"%" in raw_path or b"+" in raw_path):
-                started = self._objects.start_put(named, headers, body)
-                if started is not None:
-                    return started
+            if named is not None and not (query_string or b"%" in raw_path or b"+" in raw_path):
+                if method == "GET":
+                    answer = self._objects.start_get(named, headers)
+                    if isinstance(answer, PlainAnswer):
+                        return answer
+                    if isinstance(answer, Reply):
+                        return self._counted(answer, method)
+                    if answer is not None:
+                        return self._settled(request, self._objects.settle_get(answer, headers))
+                elif method == "PUT":
+                    started = self._objects.start_put(named, headers, body)
+                    if started is not None:
+                        return started
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
-            return _answered(self._failed(error, request))
+            return self._failed(error, request)
         return self._fast_answer(request, named)
 
     def finish_write(self, request: RawRequest, started: StartedWrite) -> bytes | Coroutine[Any, Any, Reply]:
         """See FastPathApp."""
         lines = self._objects.finish_put(started)
-        return self._settled(request, started) if lines is None else lines
+        return self._settled(request, self._objects.settle_put(started)) if lines is None else lines
 
     def left(self, request: RawRequest) -> None:
         """See FastPathApp: ends a long poll."""
@@ -158,17 +167,20 @@ class ClientApi(HttpApplication):
                 reply = await self._objects.reply(method, query_string, headers, body, named)
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
             return self._failed(error, request)
-        if len(reply.body) <= SMALL_BODY_BYTES:
-            self.counts.add(FETCH_ROUTE if named is None else ROUTE, method, reply.status)
-        return reply
+        return self._counted(reply, method, FETCH_ROUTE if named is None else ROUTE)
 
-    async def _settled(self, request: RawRequest, started: StartedWrite) -> Reply:
-        """The answer to a write that did not end as usual."""
+    async def _settled(self, request: RawRequest, work: Coroutine[Any, Any, Reply]) -> Reply:
+        """The answer to a read that must wait, or to a write that did not end as usual."""
         try:
-            reply = await self._objects.settle_put(started)
+            reply = await work
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
             return self._failed(error, request)
-        self.counts.add(ROUTE, request.method, reply.status)
+        return self._counted(reply, request.method)
+
+    def _counted(self, reply: Reply, method: str, route: str = ROUTE) -> Reply:
+        """`reply`, counted; `_say` counts a large one once it is sent."""
+        if len(reply.body) <= SMALL_BODY_BYTES:
+            self.counts.add(route, method, reply.status)
         return reply
 
     def _failed(self, error: Exception, request: RawRequest) -> Reply:
@@ -199,10 +211,6 @@ class ClientApi(HttpApplication):
         yield "isthmus_http_body_bytes", {}, self.budget.used_bytes
         yield "isthmus_http_fetches", {}, self._queues.running
         yield "isthmus_http_listings", {}, self._listings.running
-
-
-async def _answered(reply: Reply) -> Reply:
-    return reply
 
 
 def _object_named(parts: list[bytes]) -> Named | None:

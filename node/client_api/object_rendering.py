@@ -6,11 +6,18 @@ Pure but for the boundary of a multipart body. The forms are Riak's; `object_hea
 from __future__ import annotations
 
 import secrets
+from binascii import b2a_base64
 from typing import Final
 
 from isthmus.node.client_api.conditional import unless_conditions
-from isthmus.node.client_api.object_decoding import read_stored
-from isthmus.node.client_api.object_headers import http_date, prefers_multipart, sibling_headers, vclock_header
+from isthmus.node.client_api.object_decoding import Stored, read_stored
+from isthmus.node.client_api.object_headers import (
+    content_type_value,
+    http_date,
+    prefers_multipart,
+    sibling_headers,
+    vclock_header,
+)
 from isthmus.node.http.responses import PLAIN, Headers, Reply, RequestRefused
 from isthmus.repl.model.conditions import Condition, ConditionState, object_tag
 from isthmus.repl.model.objects import Sibling
@@ -31,7 +38,31 @@ def render_tombstone(clock: bytes) -> Reply:
 
 def render_object(payload: bytes, vtag: str | None, request_headers: Headers) -> Reply:
     """The answer to a GET. Raises Corruption, and RequestRefused (404) for a vtag of no sibling."""
-    clock, siblings = stored = read_stored(payload)
+    return render_stored(read_stored(payload), vtag, request_headers)
+
+
+def render_plain(stored: Stored) -> tuple[bytes, bytes] | None:
+    """The answer 200 to a GET of a common object, as `render_stored` makes it: its header lines, each with its line
+    end, and its value. None for any other object. Common: one sibling, with no more than a value and its type."""
+    clock, siblings = stored
+    if len(siblings) != 1:
+        return None
+    sibling = siblings[0]
+    _, modified_ms, tombstone, value, content_type, encoding, metadata, links, indexes = sibling
+    if tombstone or encoding or metadata or links or indexes:
+        return None
+    lines = b'x-riak-vclock: %b\r\ncontent-type: %b\r\netag: "%b"\r\nlast-modified: %b\r\n' % (
+        b2a_base64(clock, newline=False),
+        content_type_value(content_type),
+        sibling.vtag.encode(),
+        http_date(modified_ms // 1000),
+    )
+    return lines, value
+
+
+def render_stored(stored: Stored, vtag: str | None, request_headers: Headers) -> Reply:
+    """As `render_object`, of a decoded object."""
+    clock, siblings = stored
     if vtag is None and len(siblings) == 1:
         return _single(siblings[0], clock)
     if stored.deleted:

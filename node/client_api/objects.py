@@ -10,19 +10,28 @@ from typing import Any, Final, Protocol, TypeVar, cast
 
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.cluster_routes import ClientAddresses, leader_headers
-from isthmus.node.client_api.conditional import read_condition
+from isthmus.node.client_api.conditional import READ_CONDITIONS, read_condition
+from isthmus.node.client_api.object_decoding import read_stored
 from isthmus.node.client_api.object_headers import ObjectHeaders, parse_headers, vclock_header
-from isthmus.node.client_api.object_rendering import NOT_FOUND, render_object, render_tombstone, show_if
-from isthmus.node.http.application import HttpApplication, Receive, Request, Scope, Send, read_body
-from isthmus.node.http.fast_connection import HeaderBlock, StartedWrite
+from isthmus.node.client_api.object_rendering import (
+    NOT_FOUND,
+    render_object,
+    render_plain,
+    render_stored,
+    render_tombstone,
+    show_if,
+)
+from isthmus.node.http.application import SMALL_BODY_BYTES, HttpApplication, Receive, Request, Scope, Send, read_body
+from isthmus.node.http.fast_connection import HeaderBlock, PlainAnswer, StartedWrite
 from isthmus.node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
 from isthmus.node.http.responses import Headers, Reply, RequestRefused
 from isthmus.node.http.router import decode_segment, encode_segment, method_not_allowed
+from isthmus.repl.model.conditions import Condition
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Retryable, TimedOut, clear_traceback
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 from isthmus.repl.model.objects import TOMBSTONE, Content
 from isthmus.repl.model.ports import KeyValue, TimeSource
-from isthmus.repl.model.requests import ForwardedRead, Isolation, WriteRequest, WriteResult
+from isthmus.repl.model.requests import ForwardedRead, Isolation, PendingRead, WriteRequest, WriteResult
 
 METHODS: Final = ("DELETE", "GET", "HEAD", "POST", "PUT")
 ROUTE: Final = "object"
@@ -32,6 +41,9 @@ GENERATED_KEY_BYTES: Final = 18
 
 _WRITTEN: Final = (ROUTE, "PUT", 204)
 """Counts the answers to usual writes."""
+
+_FOUND: Final = (ROUTE, "GET", 200)
+"""Counts the answers to usual reads."""
 
 _REPEATED: Final = (b"x-isthmus-repeated", b"true")
 
@@ -45,7 +57,10 @@ Named = tuple[bytes, bytes, bytes]
 
 
 class ObjectStore(KeyValue, Protocol):
-    """The cluster's data, with writes that need no coroutine (`repl.coordinator.coordinator`)."""
+    """The cluster's data, with reads and writes that need no coroutine (`repl.coordinator.coordinator`)."""
+
+    def start_read(self, key: Key, isolation: Isolation | None = None) -> bytes | PendingRead | None:
+        """As `read` if the read need not wait; otherwise the coroutine that reads."""
 
     def start_write(self, request: WriteRequest) -> asyncio.Future[list[object]]:
         """Start a write. The list has one element; any other than a WriteResult is for `finish_write`."""
@@ -176,6 +191,36 @@ class ObjectRoutes:
             headers += leader_headers(self._addresses, written.leader)
         return _new(Reply, (204, headers, b""))
 
+    def start_get(self, named: Named, headers: HeaderBlock) -> PlainAnswer | Reply | PendingRead | None:
+        """Answer a usual read: a GET without a condition, whose path has no query and nothing encoded.
+
+        A PlainAnswer is counted. `settle_get` answers a read that must wait. None: `reply` answers it, with the same
+        bytes.
+        """
+        unconditional = headers.parsed
+        if unconditional is None:
+            unconditional = headers.parsed = READ_CONDITIONS.isdisjoint([name for name, _ in headers])
+        _, bucket, key = named
+        limit = self._key_limit
+        if not (unconditional and 0 < len(bucket) <= limit and len(key) <= limit):
+            return None
+        payload = self._kv.start_read(_new(Key, named))
+        if payload is None:
+            return NOT_FOUND
+        if not isinstance(payload, bytes):
+            return payload
+        stored = read_stored(payload)
+        plain = render_plain(stored)
+        if plain is None or len(plain[1]) > SMALL_BODY_BYTES:
+            return render_stored(stored, None, headers)
+        counts = self._counts
+        counts[_FOUND] = counts.get(_FOUND, 0) + 1
+        return _new(PlainAnswer, plain)
+
+    async def settle_get(self, read: PendingRead, headers: Headers) -> Reply:
+        """The answer to a usual read that waits."""
+        return self._get_reply(await read, NO_QUERY, headers, None)
+
     async def _put(self, place: Key, query: ObjectQuery, raw_headers: Headers, body: bytes | Receive) -> Reply:
         declared, context, content_type, encoding, metadata, links, indexes, request_id, condition = parse_headers(
             raw_headers
@@ -207,6 +252,15 @@ class ObjectRoutes:
         condition = read_condition(raw_headers)
         read = self._kv.read(place, query.isolation)
         payload = await (read if query.timeout_s is None else self._within(query.timeout_s, read, TimedOut))
+        return self._get_reply(payload, query, raw_headers, condition)
+
+    def _get_reply(
+        self,
+        payload: bytes | ForwardedRead | None,
+        query: ObjectQuery,
+        raw_headers: Headers,
+        condition: Condition | None,
+    ) -> Reply:
         leader = ""
         if isinstance(payload, ForwardedRead):
             payload, leader = payload

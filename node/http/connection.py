@@ -119,8 +119,9 @@ def whole_refusal(fault: RequestRefused, first: Sequence[tuple[bytes, bytes]] = 
 
 _BODILESS: Final = frozenset((204, 304))
 
+OK: Final = STATUS_LINE[200]
 NO_CONTENT: Final = STATUS_LINE[204]
-"""The first line of an answer 204."""
+"""The first lines of answers 200 and 204."""
 
 
 class HttpConnection(HttpToolsProtocol):

@@ -1,11 +1,12 @@
 """The fast path of the client API's connections: a usual request is answered at once, with no task and no ASGI message.
 
 A request takes the fast path if it arrived whole (`read_whole`) while no other request of its connection is under way,
-and if the application starts a write for it, or answers it with a coroutine (`FastPathApp.fast_answer`). The coroutine
-runs in the same turn of the event loop as far as it can, continues when the future that it awaits is done, and its
-answer is written in one piece. A write that was started, the most frequent request, needs no coroutine unless it ends
-otherwise than usual. Every check is the same as on the usual path. All other requests go through the parser and ASGI,
-in `connection`; so do data that arrive meanwhile, and an answer that must wait for its reader.
+and if the application answers it, starts a write for it, or makes a coroutine that answers it
+(`FastPathApp.fast_answer`). The coroutine runs in the same turn of the event loop as far as it can, continues when the
+future that it awaits is done, and its answer is written in one piece. The most frequent requests need no coroutine: a
+read that need not wait, and a write unless it ends otherwise than usual. Every check is the same as on the usual path.
+All other requests go through the parser and ASGI, in `connection`; so do data that arrive meanwhile, and an answer that
+must wait for its reader.
 
 `read_whole` accepts a small, strict part of HTTP/1.1 that has one reading only. The parser would accept each such
 request and read the same in it (a test compares the two). Everything else is left to the parser: other framing, other
@@ -24,6 +25,7 @@ import structlog
 from isthmus.node.http.application import SMALL_BODY_BYTES, Receive, Scope, Send, shown_path
 from isthmus.node.http.connection import (
     NO_CONTENT,
+    OK,
     Application,
     Cycle,
     HttpConnection,
@@ -85,7 +87,8 @@ class HeaderBlock(list[tuple[bytes, bytes]]):
     body_bytes: int
     """The declared length of the body; -1 for none."""
     parsed: Any
-    """For the application: what it read in the headers. None: nothing yet."""
+    """For the application: what it read in the headers. None: nothing yet. Requests with a body and requests without
+    one never share a block."""
 
 
 class RawRequest(NamedTuple):
@@ -98,11 +101,23 @@ class RawRequest(NamedTuple):
     body: bytes
 
 
+class PlainAnswer(NamedTuple):
+    """An answer 200 that fits into one piece. `lines`: its header lines without Content-Length, each with its line
+    end."""
+
+    lines: bytes
+    body: bytes
+
+
 class StartedWrite(NamedTuple):
     """A write under way; the list has one element."""
 
     results: asyncio.Future[list[object]]
     request: WriteRequest
+
+
+FastAnswer = PlainAnswer | Reply | StartedWrite | Coroutine[Any, Any, Reply]
+"""The answer to a request, the write that it started, or the coroutine that answers it."""
 
 
 _new: Final = tuple.__new__
@@ -196,8 +211,8 @@ log = structlog.get_logger(__name__)
 class FastPathApp(Application, Protocol):
     """An application that answers some requests without ASGI (`node.client_api.application.ClientApi`)."""
 
-    def fast_answer(self, request: RawRequest) -> StartedWrite | Coroutine[Any, Any, Reply] | None:
-        """The write that a request started, or the coroutine that answers it; None: the request goes by ASGI.
+    def fast_answer(self, request: RawRequest) -> FastAnswer | None:
+        """See FastAnswer; None: the request goes by ASGI.
 
         The coroutine raises nothing but CancelledError. It runs in no task: it may await futures only, and must not
         call functions that need the current task (`asyncio.timeout`).
@@ -244,6 +259,9 @@ class FastPathConnection(HttpConnection):
             and not self.transport.is_closing()
             and (work := self._fast_answer.fast_answer(request)) is not None
         ):
+            if isinstance(work, PlainAnswer):
+                self._write_plain(work)
+                return
             quick = self._quick
             if quick is None:
                 quick = self._quick = self._new_cycle({})
@@ -255,6 +273,8 @@ class FastPathConnection(HttpConnection):
                 results = work.results
                 self.tasks.add(results)  # type: ignore[arg-type]
                 results.add_done_callback(self._finish_write)
+            elif isinstance(work, Reply):
+                self._answer(work)
             else:
                 self._work = work
                 self._go_on()
@@ -313,6 +333,14 @@ class FastPathConnection(HttpConnection):
                 waits._asyncio_future_blocking = False  # as a task does when it takes over a future
                 waits.add_done_callback(self._go_on)
                 self.tasks.add(waits)  # type: ignore[arg-type]
+
+    def _write_plain(self, answer: PlainAnswer) -> None:
+        """Write an answer in the turn in which its request arrived: no other request, nor the client's end, came
+        between them."""
+        lines, body = answer
+        date = self.server_state.date_line()
+        self.transport.write(b"%b%b%bcontent-length: %d\r\n\r\n%b" % (OK, date, lines, len(body), body))
+        self._since_s = self.loop.time()
 
     def _finish_write(self, results: asyncio.Future[Any]) -> None:
         """Answer a write that was started."""

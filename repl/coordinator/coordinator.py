@@ -50,6 +50,7 @@ from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.requests import (
     ForwardedRead,
     Isolation,
+    PendingRead,
     PushItem,
     PushOutcome,
     PushResult,
@@ -235,9 +236,23 @@ class Coordinator:
 
     async def read(self, key: Key, isolation: Isolation | None = None) -> bytes | ForwardedRead | None:
         """See KeyValue.read."""
+        found = self.start_read(key, isolation)
+        return found if found is None or isinstance(found, bytes) else await found
+
+    def start_read(self, key: Key, isolation: Isolation | None = None) -> bytes | PendingRead | None:
+        """As `read` if this node leads the key and the read need not wait; otherwise the coroutine that reads it."""
         self._metrics.kinds["get"] += 1
         try:
-            return await self._reads.read(key, isolation)
+            found = self._reads.start(key, isolation)
+        except IsthmusError as error:
+            self._metrics.failed(error)
+            raise
+        return found if found is None or isinstance(found, bytes) else self._finish_read(found)
+
+    async def _finish_read(self, read: PendingRead) -> bytes | ForwardedRead | None:
+        """The result of a read that waits; an error is counted."""
+        try:
+            return await read
         except IsthmusError as error:
             self._metrics.failed(error)
             raise

@@ -15,8 +15,8 @@ from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.kv_rpc import LATER
 from isthmus.repl.coordinator.routing import MOVING, UNREAD, RoutingTable, unread_refusal
 from isthmus.repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded
-from isthmus.repl.model.keys import Key, key_hash
-from isthmus.repl.model.requests import ForwardedRead, Isolation
+from isthmus.repl.model.keys import Key, key_hash, partition_index
+from isthmus.repl.model.requests import ForwardedRead, Isolation, PendingRead
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.runtime.waiters import BatchResult
@@ -98,23 +98,42 @@ class Reads:
         """Set the isolation of reads that name none: by bucket type, `default` for all others."""
         self._default, self._defaults = default, of_types
 
-    async def read(self, key: Key, isolation: Isolation | None) -> bytes | ForwardedRead | None:
-        """See KeyValue.read."""
-        isolation = isolation or self._defaults.get(key.bucket_type, self._default)
+    def start(self, key: Key, isolation: Isolation | None) -> bytes | PendingRead | None:
+        """As KeyValue.read if this node leads the key and the read need not wait; otherwise the coroutine that reads
+        it."""
+        bucket_type, bucket, name = key
+        isolation = isolation or self._defaults.get(bucket_type, self._default)
         self.counts[isolation] += 1
-        hash64 = key_hash(key.bucket, key.key)
+        partition_ids = self._routes.known_partition_ids(bucket_type)
+        if not partition_ids:
+            return self._read_anywhere(key, isolation)
+        index = partition_index(key_hash(bucket, name), len(partition_ids))
+        partition = self._runtime.partitions.get(partition_ids[index])
+        if partition is None or not partition.replica.ready:
+            return self._read_anywhere(key, isolation)
         try:
-            partition = self._runtime.partitions.get(self._routes.partition_of(key.bucket_type, hash64))
-            if partition is not None and partition.replica.ready:
-                if isolation is Isolation.COMMITTED:
-                    confirmed = self._runtime.committed(partition)
-                    if confirmed.done():
-                        confirmed.result()
-                    else:
-                        await wait_confirmed(confirmed)
-                return self._read(partition, key, isolation)
+            if isolation is Isolation.COMMITTED:
+                confirmed = self._runtime.committed(partition)
+                if not confirmed.done():
+                    return self._read_confirmed(partition, key, confirmed)
+                confirmed.result()
+            return self._read(partition, key, isolation)
+        except MOVING:
+            return self._read_anywhere(key, isolation)
+
+    async def _read_confirmed(
+        self, partition: Partition, key: Key, confirmed: asyncio.Future[None]
+    ) -> bytes | ForwardedRead | None:
+        """A committed read of a partition that this node leads, once it is confirmed."""
+        try:
+            await wait_confirmed(confirmed)
+            return self._read(partition, key, Isolation.COMMITTED)
         except MOVING:
             pass
+        return await self._read_anywhere(key, Isolation.COMMITTED)
+
+    async def _read_anywhere(self, key: Key, isolation: Isolation) -> bytes | ForwardedRead | None:
+        """A read from whichever node leads the key, after a bounded wait for a leader."""
         asked: dict[int, str] = {}
         (result,) = await self._ask_until_led((key,), isolation, 1, asked)
         if isinstance(result, IsthmusError):

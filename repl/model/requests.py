@@ -6,8 +6,9 @@ bad item does not affect the others.
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from isthmus.repl.model.conditions import Condition
 from isthmus.repl.model.errors import IsthmusError
@@ -69,6 +70,10 @@ class ForwardedRead(NamedTuple):
 
     payload: bytes | None
     leader: str
+
+
+PendingRead = Coroutine[Any, Any, bytes | ForwardedRead | None]
+"""A read that waits: for its confirmation, for a leader, or for another node. Awaited, it returns as KeyValue.read."""
 
 
 class PushItem(NamedTuple):

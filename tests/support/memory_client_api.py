@@ -26,6 +26,7 @@ from isthmus.repl.model.objects import Object, decode_object, encode_object, mer
 from isthmus.repl.model.requests import (
     ForwardedRead,
     Isolation,
+    PendingRead,
     PushItem,
     PushOutcome,
     PushResult,
@@ -64,7 +65,8 @@ class NoSuchType(BadInput):
 
 class MemoryCluster:
     """`KeyValue` over a dict: a write is durable at once. `fail` makes calls raise; `gate` holds writes; `unapplied` is
-    what an uncommitted read sees; without `returns` no written object comes back, as a large one from another node."""
+    what an uncommitted read sees; without `returns` no written object comes back, as a large one from another node;
+    with `reads_wait` no read is answered at once."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, bytes] = {}
@@ -76,6 +78,7 @@ class MemoryCluster:
         self.isolations: list[Isolation | None] = []
         self.unapplied: dict[Key, bytes] = {}
         self.returns = True
+        self.reads_wait = False
         self.leader = ""
         """The node that all requests are forwarded to."""
         self.listing_batch = 2
@@ -94,6 +97,9 @@ class MemoryCluster:
             raise NoSuchType(f"bucket type {bucket_type!r} does not exist")
 
     async def get(self, key: Key, isolation: Isolation | None = None) -> bytes | None:
+        return self._get(key, isolation)
+
+    def _get(self, key: Key, isolation: Isolation | None) -> bytes | None:
         self._check(key.bucket_type)
         self.isolations.append(isolation)
         if isolation is Isolation.UNCOMMITTED and key in self.unapplied:
@@ -103,6 +109,9 @@ class MemoryCluster:
     async def read(self, key: Key, isolation: Isolation | None = None) -> bytes | ForwardedRead | None:
         payload = await self.get(key, isolation)
         return ForwardedRead(payload, self.leader) if self.leader else payload
+
+    def start_read(self, key: Key, isolation: Isolation | None = None) -> bytes | PendingRead | None:
+        return self.read(key, isolation) if self.leader or self.reads_wait else self._get(key, isolation)
 
     async def get_batch(
         self, keys: Sequence[Key], isolation: Isolation | None, room_bytes: int

@@ -12,10 +12,15 @@ import pytest
 
 from isthmus.config.settings import Address, LimitSettings, ListenSettings
 from isthmus.node.client_api.application import ClientApi
-from isthmus.node.http.fast_connection import StartedWrite, read_whole
+from isthmus.node.http.application import SMALL_BODY_BYTES
+from isthmus.node.http.connection import KEEP_ALIVE_S
+from isthmus.node.http.fast_connection import PlainAnswer, StartedWrite, read_whole
 from isthmus.node.http.listener import Listener
-from isthmus.node.http.responses import RequestRefused
+from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.repl.model.errors import NotLeader, OutcomeUnknown, Overloaded
+from isthmus.repl.model.keys import Key
+from isthmus.repl.model.objects import Content, encode_object
+from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.model.vclock import encode_clock
 from tests.support.coordinator_cluster import cluster, key_of
 
@@ -205,6 +210,119 @@ async def test_usual_writes_alone_are_started_without_a_coroutine(client_api):
         assert isinstance(work, StartedWrite) == (raw in usual), raw
 
 
+OBJECTS = {
+    b"plain": [put(b"plain", b"v", TEXT)],
+    b"empty": [put(b"empty", b"", TEXT)],
+    b"binary": [put(b"binary", bytes(range(256)), b"content-type: a/b; c=d")],
+    b"metadata": [put(b"metadata", b"v", TEXT, b"x-riak-meta-a: b")],
+    b"index": [put(b"index", b"v", TEXT, b"x-riak-index-n_int: 1, 2")],
+    b"link": [put(b"link", b"v", TEXT, b'link: </buckets/b/keys/1>; riaktag="t"')],
+    b"encoding": [put(b"encoding", b"v", TEXT, b"content-encoding: gzip")],
+    b"siblings": [put(b"siblings", b"1", TEXT), put(b"siblings", b"2", TEXT)],
+    b"deleted": [put(b"deleted", b"v", TEXT), ask(b"DELETE", b"/buckets/b/keys/deleted")],
+    b"small": [put(b"small", b"x" * SMALL_BODY_BYTES, TEXT)],
+    b"large": [put(b"large", b"x" * (SMALL_BODY_BYTES + 1), TEXT)],
+    b"k" * 1024: [put(b"k" * 1024, b"v", TEXT)],
+    b"absent": [],
+}
+FOREIGN = {b"forged": b"a/b\r\nx-forged: yes", b"untyped": b"", b"high": b"text/\xe9"}
+"""Keys written by another cluster, with content types that no client of this one could send."""
+
+READS = [
+    ask(b"GET", b"/buckets/b/keys/" + key, *lines)
+    for key in [*OBJECTS, *FOREIGN]
+    for lines in (
+        (),
+        (b"authorization: Bearer t", b"x-other: 1"),
+        (b"if-none-match: *",),
+        (b'if-none-match: "0"',),
+        (b'if-match: "0"',),
+        (b"if-modified-since: Tue, 14 Nov 2023 22:13:21 GMT",),
+        (b"if-unmodified-since: Tue, 14 Nov 2023 22:13:19 GMT",),
+    )
+] + [
+    ask(b"GET", b"/riak/b/plain"),
+    ask(b"GET", b"/types/default/buckets/b/keys/plain"),
+    ask(b"GET", b"/buckets/b/keys/plain?isolation=uncommitted"),
+    ask(b"GET", b"/buckets/b/keys/plain?isolation=none"),
+    ask(b"GET", b"/buckets/b/keys/siblings?vtag=none"),
+    ask(b"GET", b"/buckets/b/keys/pl%61in"),
+    ask(b"HEAD", b"/buckets/b/keys/plain"),
+    ask(b"HEAD", b"/buckets/b/keys/absent"),
+    ask(b"GET", b"/types/none/buckets/b/keys/plain"),
+    ask(b"GET", b"/buckets/b/keys/" + b"k" * 1025),
+    ask(b"GET", b"/buckets//keys/plain"),
+]
+
+
+@pytest.mark.parametrize("leader", ["", "n2", "hidden"])
+def test_reads_are_answered_alike_at_once_later_and_by_the_parser(client_api_with, serve, leader):
+    """A GET of any object, with any headers, gets the same bytes and counts whether its read waits or not, and by the
+    parser; from another leader, too."""
+    seen = []
+    for split, reads_wait in ((False, False), (False, True), (True, False)):
+        client_api = client_api_with()
+        server = serve(client_api.app)
+        converse(server, [request for requests in OBJECTS.values() for request in requests], split=False)
+        for key, content_type in FOREIGN.items():
+            plain = client_api.kv.object(b"b", b"plain")
+            foreign = plain._replace(siblings=(plain.siblings[0]._replace(content_type=content_type),))
+            client_api.kv.objects[Key(b"default", b"b", key)] = encode_object(foreign)
+        client_api.kv.reads_wait = reads_wait
+        client_api.kv.leader = leader
+        answers = converse(server, READS, split=split)
+        seen.append((answers, dict(client_api.app.counts), client_api.kv.isolations))
+    assert seen[0] == seen[1] == seen[2]
+    statuses = {head[9:12] for _, head, _ in seen[0][0]}
+    assert statuses == {b"200", b"300", b"304", b"400", b"404", b"412"}
+    assert all((b"x-isthmus-leader: n2" in head) == (leader == "n2") for _, head, _ in seen[0][0] if b" 200 " in head)
+
+
+async def test_usual_reads_alone_are_answered_without_a_coroutine(client_api):
+    """A GET with a plain path, no query and no condition needs no coroutine unless its read waits, and if its object
+    has no more than a value and a type, no list of headers."""
+    await client_api.kv.write(WriteRequest(Key(b"default", b"b", b"1"), Content(b"v")))
+    await client_api.kv.write(WriteRequest(Key(b"default", b"b", b"2"), Content(b"v", metadata=((b"a", b"b"),))))
+    plain = [ask(b"GET", b"/buckets/b/keys/1"), ask(b"GET", b"/riak/b/1", b"accept: */*")]
+    replies = [ask(b"GET", b"/buckets/b/keys/2"), ask(b"GET", b"/buckets/b/keys/0")]
+    others = [
+        ask(b"GET", b"/buckets/b/keys/1?r=1"),
+        ask(b"GET", b"/buckets/b/keys/%31"),
+        ask(b"GET", b"/buckets/b/keys/1", b"if-none-match: *"),
+        ask(b"HEAD", b"/buckets/b/keys/1"),
+    ]
+    for raw in plain + replies + others:
+        answer = client_api.app.fast_answer(read_whole(raw, 1000))
+        assert isinstance(answer, PlainAnswer) == (raw in plain), raw
+        assert isinstance(answer, Reply) == (raw in replies), raw
+        if raw in others:
+            await answer
+    client_api.kv.reads_wait = True
+    for raw in plain + replies:
+        assert (await client_api.app.fast_answer(read_whole(raw, 1000))).status in (200, 404)
+
+
+def test_a_read_that_is_answered_at_once_keeps_its_connection(client_api, server):
+    """The time for which a silent connection stays open begins with the last answer, however it was made."""
+    client_api.put("/buckets/b/keys/1", b"v")
+    with server.connect() as sock:
+        sock.sendall(GET % b"1")
+        answer_of(sock, head_only=False)
+
+        def sweep(since_s):
+            (connection,) = server.listener._state.connections
+            connection.sweep(asyncio.get_running_loop().time() + since_s)
+
+        server.call(lambda: setattr(next(iter(server.listener._state.connections)), "_since_s", -KEEP_ALIVE_S))
+        sock.sendall(GET % b"1")
+        answer_of(sock, head_only=False)
+        server.call(lambda: sweep(KEEP_ALIVE_S - 1))
+        sock.sendall(GET % b"1")
+        assert answer_of(sock, head_only=False)[1] == b"v"
+        server.call(lambda: sweep(KEEP_ALIVE_S + 1))
+        assert sock.recv(1) == b""
+
+
 def test_a_write_that_outlasts_the_drain_gives_its_body_back(client_api, serve, logged):
     """A listener that stops waits for a started write, then cuts its connection and drops it."""
     server = serve(client_api.app)
@@ -337,6 +455,7 @@ def test_a_request_pipelined_behind_a_large_answer_keeps_its_body_and_order(clie
 
     client_api.put("/buckets/b/keys/large", b"x" * 100_000)
     monkeypatch.setattr(client_api.kv, "get", held)
+    client_api.kv.reads_wait = True
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.settimeout(5)

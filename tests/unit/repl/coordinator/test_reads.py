@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded, TooFewInSync
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
@@ -89,6 +90,44 @@ async def test_a_committed_read_waits_for_its_confirmation_and_reads_afterwards(
         for confirmed in leader.reads:
             confirmed.set_result(None)
         assert values(await tasks[1]) == [b"v"]
+
+
+async def test_a_read_that_need_not_wait_is_answered_at_once() -> None:
+    """A key that is led here and confirmed needs no coroutine; one that is not confirmed yet, led elsewhere, led by
+    nobody, or of an unknown type does. All are counted alike, as `read` counts them, and so are their errors."""
+
+    async with cluster(("n1", "n2", None, "n1")) as c:
+        asked, runtime = c.coordinators["n1"], c.runtimes["n1"]
+        await asked.write_batch([WriteRequest(key_of(p), Content(b"v")) for p in (0, 1)])
+        assert values(asked.start_read(key_of(0))) == [b"v"]
+        assert values(asked.start_read(key_of(0), UNCOMMITTED)) == [b"v"]
+        assert asked.start_read(key_of(3)) is None
+        runtime.read_refusals = [TooFewInSync("cannot tell")]
+        with pytest.raises(TooFewInSync, match="cannot tell"):
+            asked.start_read(key_of(0))
+        runtime.read_refusals = [NotReady("not yet")]
+        moved = asked.start_read(key_of(0))
+        runtime.reads = []
+        unconfirmed = asked.start_read(key_of(0))
+        runtime.reads.pop().set_result(None)
+        refused = asked.start_read(key_of(0))
+        runtime.reads.pop().set_exception(TooFewInSync("cannot tell"))
+        runtime.reads = None
+        away = asked.start_read(key_of(1))
+        leaderless = asked.start_read(key_of(2))
+        unknown = asked.start_read(key_of(0)._replace(bucket_type=b"none"))
+        assert all(asyncio.iscoroutine(read) for read in (moved, unconfirmed, refused, away, leaderless, unknown))
+        assert values(await moved) == values(await unconfirmed) == [b"v"]
+        assert (await away).leader == "n2"
+        with pytest.raises(TooFewInSync, match="cannot tell"):
+            await refused
+        with pytest.raises(NotReady, match="no serving leader"):
+            await leaderless
+        with pytest.raises(UnknownBucketType, match="'none' does not exist"):
+            await unknown
+        assert count(c, "n1", "isthmus_requests_total", "get") == 10
+        assert count(c, "n1", "isthmus_requests_total", "refused") == 3
+        assert count(c, "n1", "isthmus_reads_total", "committed") == 9
 
 
 async def test_a_batch_is_confirmed_once_a_partition() -> None:
