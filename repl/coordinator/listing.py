@@ -16,7 +16,7 @@ from typing import Final
 
 from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.kv_rpc import ListAsk, ListPage
-from isthmus.repl.coordinator.reads import not_led, wait_confirmed
+from isthmus.repl.coordinator.reads import not_led
 from isthmus.repl.coordinator.routing import LEADER_WAIT_S, LOOK_AGAIN_S, MOVING, RoutingTable
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import CodecError, Corruption, NotLeader
@@ -103,7 +103,7 @@ class Listing:
         refused = not_led(self._runtime, self._routes, partition_id)
         if refused is not None:
             raise refused
-        await wait_confirmed(self._runtime.committed(self._runtime.partitions[partition_id]))
+        await self._runtime.committed(self._runtime.partitions[partition_id])
 
     async def _stream(self, ask: ListAsk, page_bytes: int | None = None) -> AsyncGenerator[ListPage, None]:
         """Pages of this node's rows, from one snapshot; reading stops when the generator is closed. With `page_bytes`

@@ -49,15 +49,6 @@ def not_led(runtime: Runtime, routes: RoutingTable, partition_id: int) -> Isthmu
     return NotReady(f"partition {partition_id} has no serving leader: {why}")
 
 
-async def wait_confirmed(confirmed: asyncio.Future[None]) -> None:
-    """Return when the runtime has confirmed a committed read. Raises Retryable."""
-    if confirmed.done():
-        confirmed.result()
-    else:
-        # Other reads may wait for the same future: a cancelled one must not cancel it for them.
-        await asyncio.shield(confirmed)
-
-
 def _needs_confirmation(result: object) -> bool:
     return isinstance(result, IsthmusError) and result.needs_confirmation
 
@@ -126,7 +117,7 @@ class Reads:
     ) -> bytes | ForwardedRead | None:
         """A committed read of a partition that this node leads, once it is confirmed."""
         try:
-            await wait_confirmed(confirmed)
+            await confirmed
             return self._read(partition, key, Isolation.COMMITTED)
         except MOVING:
             pass
@@ -249,7 +240,7 @@ class Reads:
                 asked[partition_id] = self._runtime.committed(self._runtime.partitions[partition_id])
         for partition_id, confirmed in asked.items():
             try:
-                await wait_confirmed(confirmed)
+                await confirmed
             except IsthmusError as error:
                 refused[partition_id] = error
         for count, (slot, partition_id) in enumerate(slots, 1):

@@ -267,7 +267,8 @@ class Runtime:
         return error
 
     def committed(self, partition: Partition) -> asyncio.Future[None]:
-        """Done as soon as the applied state of `partition` may be read as committed; fails with a Retryable."""
+        """Done as soon as the applied state of `partition` may be read as committed; fails with a Retryable. A future
+        that is not done yet is its caller's own, who may cancel it."""
         if partition.replica.confirms_alone and not self._closed:
             return self._confirmed
         token, future = partition.waiters.add_read()

@@ -1,4 +1,4 @@
-"""Requests that wait when leadership ends, and unapplied entries that the next leadership must not see."""
+"""Requests that wait, also when leadership ends, and unapplied entries that the next leadership must not see."""
 
 from __future__ import annotations
 
@@ -36,6 +36,24 @@ async def test_uncommitted_writes_are_unknown_and_committed_ones_are_answered_wh
     assert not committed.future.done()
     waiters.applied(9)
     assert await committed.future == ["done"]
+    assert waiters.idle
+
+
+async def test_each_read_has_a_future_of_its_own_that_its_reader_may_cancel() -> None:
+    """Reads of one confirmation are answered one by one; one whose reader has left disturbs neither the others nor a
+    later refusal."""
+    waiters = Waiters()
+    (left, cancelled), (stays, confirmed) = waiters.add_read(), waiters.add_read()
+    assert cancelled is not confirmed
+    cancelled.cancel()
+    waiters.reads_confirmed((left, stays))
+    assert cancelled.cancelled()
+    assert confirmed.result() is None
+    _, cancelled = waiters.add_read()
+    _, refused = waiters.add_read()
+    cancelled.cancel()
+    waiters.refuse_all_reads(NotReady("the node stops"))
+    assert isinstance(refused.exception(), NotReady)
     assert waiters.idle
 
 
