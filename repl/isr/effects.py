@@ -299,3 +299,8 @@ class Effects(list[Effect]):
     def send(self, to: str, message: Message) -> None:
         """Append a Send."""
         self.append(Send(to, message))
+
+    def apply(self, end: int) -> None:
+        """Append an Apply, unless `end` is 0: nothing was committed."""
+        if end:
+            self.append(Apply(end))

@@ -206,7 +206,7 @@ class Follower:
         self.seq = 0
         self.leader_hw = max(self.leader_hw, message.hw)
         self.leader_leo = max(self.leader_leo, message.leo)
-        self._advance(state, effects)
+        effects.apply(self.advance(state))
         self.acknowledge(state, effects)
 
     def on_follow_rejected(self, message: FollowRejected, state: ReplicaState, effects: Effects, now_ms: int) -> None:
@@ -263,7 +263,7 @@ class Follower:
         self.leader_hw = max(self.leader_hw, message.hw)
         self.leader_leo = max(self.leader_leo, message.leo)
         if not fresh:
-            self._advance(state, effects)
+            effects.apply(self.advance(state))
             self.acknowledge(state, effects)
             if start == progress.leo < message.leo:
                 self.waits = f"asking: {self.leader} has more and cannot send on from {start}"
@@ -275,7 +275,7 @@ class Follower:
             state.epoch_table = with_entries(state.epoch_table, fresh)
         progress.leo += len(fresh)
         effects.append(Persist(fresh))
-        self._advance(state, effects)
+        effects.apply(self.advance(state))
 
     def on_stream_run(self, epoch: int, start: int, count: int, state: ReplicaState, now_ms: int) -> bool:
         """Take a run of the stream at the log's end; False when it does not fit, or something else comes first
@@ -293,11 +293,12 @@ class Follower:
             self.leader_leo = progress.leo
         return True
 
-    def learn_commit(self, end: int, state: ReplicaState, effects: Effects) -> None:
-        """All below `end` is committed, as the stream announced."""
+    def learn_commit(self, end: int, state: ReplicaState) -> int:
+        """All below `end` is committed, as the stream announced; returns the end below which entries are to be applied
+        now, 0 for none."""
         if end > self.leader_hw:
             self.leader_hw = end
-        self._advance(state, effects)
+        return self.advance(state)
 
     def reason(self, state: ReplicaState) -> str:
         """How it follows, for people: "code: sentence".
@@ -319,8 +320,8 @@ class Follower:
     def persisted(self, before: int, state: ReplicaState, effects: Effects) -> None:
         """Apply newly durable entries that the leader reported as committed, and acknowledge them, unless the stream
         does. `before`: the durable end until now."""
-        self._advance(state, effects)
-        if self.following and (self.stream_from is None or before < self.stream_from):
+        effects.apply(self.advance(state))
+        if self.following and not self.streams_at(before):
             self.acknowledge(state, effects)
 
     def acknowledge(self, state: ReplicaState, effects: Effects) -> None:
@@ -329,9 +330,14 @@ class Follower:
         ack = AppendAck(self.epoch, state.member.log_id, self.seq, progress.leo, progress.durable, progress.hw)
         effects.send(self.leader, ack)
 
-    def _advance(self, state: ReplicaState, effects: Effects) -> None:
-        if self.following:
-            state.commit(min(self.leader_hw, state.progress.durable), effects)
+    def advance(self, state: ReplicaState) -> int:
+        """Commit what is durable and reported as committed; returns the end below which entries are to be applied now,
+        0 for none."""
+        return state.commit(min(self.leader_hw, state.progress.durable)) if self.following else 0
+
+    def streams_at(self, durable: int) -> bool:
+        """True when all entries from `durable` on came by the stream, which acknowledges them."""
+        return self.stream_from is not None and durable >= self.stream_from
 
 
 def _epochs_rise(last: int, entries: tuple[Entry, ...], most: int) -> bool:

@@ -124,7 +124,7 @@ class Leader:
         if too_few_in_sync(record) or record.elr:
             return None
         end, acked = durable, self.acked
-        for member in self.maximal(record):
+        for member in record.isr if self.pending_write is None else self.maximal(record):
             at = acked.get(member, 0)
             if at < end:
                 end = at
@@ -138,16 +138,25 @@ class Leader:
         """All members that may be elected, as far as this leader knows."""
         return self.maximal(record) | record.elr
 
-    def advance(self, state: ReplicaState, effects: Effects, now_ms: int) -> None:
-        """Move the high watermark as far as the commit rule allows, and schedule its announcement to followers."""
-        progress = state.progress
-        end = self.committed_end(state.known_record, progress.durable)
-        if end is not None and end > progress.hw:
-            state.commit(end, effects)
-            self.ack_lag.acknowledged_by_all(end)
-            for follower in self.followers.values():
-                if not follower.join or follower.held:
-                    follower.schedule_hw(now_ms)
+    def advance(self, state: ReplicaState, now_ms: int) -> int:
+        """Move the high watermark as far as the commit rule allows, and schedule its announcement to followers; returns
+        the end below which entries are to be applied now, 0 when it did not move."""
+        end = self.committed_end(state.known_record, state.progress.durable)
+        if end is None or not state.commit(end):
+            return 0
+        self.ack_lag.acknowledged_by_all(end)
+        for follower in self.followers.values():
+            if not follower.join or follower.held:
+                follower.schedule_hw(now_ms)
+        return end
+
+    def settled(self, record: PartitionRecord) -> bool:
+        """True when there is no reason to write the confirmed `record`: the usual case, with each write."""
+        if self.stalled or self.lagging or self.isolation.check_at_ms is not None:
+            return False
+        if len(record.isr) != len(record.replicas) or record.elr or record.adding or record.removing:
+            return False
+        return not self.unlinked or len(record.isr) == 1
 
     # -- followers ------------------------------------------------------------------------------
 
@@ -217,7 +226,7 @@ class Leader:
         if ack.durable > self.acked.get(member, 0):
             self.acked[member] = ack.durable
         follower.on_append_ack(ack, state, now_ms)
-        self.advance(state, effects, now_ms)
+        effects.apply(self.advance(state, now_ms))
         in_sync = member in state.known_record.isr
         follower.send_entries(state, effects, self.epoch, in_sync, now_ms)
 

@@ -677,12 +677,27 @@ class Replica:
 
     # -- the stream to a follower node (pair_stream.py) -----------------------------------------
 
-    def stream_acknowledged(self, node: str, run: SentRun, now_ms: int) -> Effects:
-        """Count a run that is durable at `node`, and commit; no effect when its join is over."""
-        effects = Effects()
+    def stream_acknowledged(self, node: str, run: SentRun, now_ms: int) -> int:
+        """Count a run that is durable at `node`, and commit; returns the end below which entries are to be applied now,
+        0 for none. No effect when its join is over. Unless `settled`, `request_write` must follow."""
         leader = self._leader
-        if leader is not None and leader.on_stream_ack(node, run):
-            self._advance(effects, now_ms)
+        if leader is None or not leader.on_stream_ack(node, run):
+            return 0
+        return leader.advance(self._state, now_ms)
+
+    @property
+    def settled(self) -> bool:
+        """False when this leader may have a reason to write the record."""
+        role_state = self._role_state
+        if isinstance(role_state, Leader):
+            return role_state.settled(self._state.known_record)
+        return not isinstance(role_state, ResigningLeader)
+
+    def request_write(self, now_ms: int) -> Effects:
+        """Let a leader request a write of the record, if there is a reason for one."""
+        effects = Effects()
+        if self._leader is not None:
+            self._request_write(effects, now_ms)
         return effects
 
     def stream_left(self, node: str, run: SentRun, now_ms: int) -> Effects:
@@ -729,20 +744,25 @@ class Replica:
 
     # -- the stream from a leader node ----------------------------------------------------------
 
-    def persisted_from_stream(self, end: int) -> bool:
-        """True when all below `end` is durable, and the event Persisted would have no effect: a follower whose newest
-        entries came by the stream, which acknowledges them. False without any change otherwise."""
-        follower, state = self._role_state, self._state
-        if (
-            not isinstance(follower, Follower)
-            or follower.stream_from is None
-            or state.pending_truncations
-            or state.progress.durable < follower.stream_from
-            or follower.leader_hw > state.progress.hw
-        ):
-            return False
-        state.progress.persisted(end)
-        return True
+    def persisted_quietly(self, end: int, now_ms: int) -> int | None:
+        """Take the event Persisted where its only effect can be Apply: returns the end of that, 0 without it.
+
+        So it is for a settled leader, and for a follower whose newest entries came by the stream, which acknowledges
+        them. None, without any change, otherwise."""
+        role_state, state = self._role_state, self._state
+        progress = state.progress
+        if state.pending_truncations:
+            return None
+        if isinstance(role_state, Leader):
+            if not role_state.settled(state.known_record):
+                return None
+            progress.persisted(end)
+            role_state.acked[state.member] = progress.durable
+            return role_state.advance(state, now_ms)
+        if not isinstance(role_state, Follower) or not role_state.streams_at(progress.durable):
+            return None
+        progress.persisted(end)
+        return role_state.advance(state)
 
     def applied_quietly(self, end: int) -> bool:
         """True when all below `end` is applied, and the event AppliedTo would have no effect. False without any change
@@ -777,13 +797,13 @@ class Replica:
             return self._state.progress.durable
         return -1
 
-    def stream_committed(self, nonce: int, end: int) -> Effects:
-        """All below `end`, accepted under `nonce`, is committed: apply it as far as it is durable."""
-        effects = Effects()
+    def stream_committed(self, nonce: int, end: int) -> int:
+        """All below `end`, accepted under `nonce`, is committed; returns the end below which entries are to be applied
+        now, 0 for none: only what is durable is."""
         follower = self._role_state
         if isinstance(follower, Follower) and follower.following and follower.nonce == nonce:
-            follower.learn_commit(end, self._state, effects)
-        return effects
+            return follower.learn_commit(end, self._state)
+        return 0
 
     # -- the log --------------------------------------------------------------------------------
 
@@ -845,7 +865,7 @@ class Replica:
     def _advance(self, effects: Effects, now_ms: int) -> None:
         """Commit what the leader may commit, then request a record write if one is due."""
         assert self._leader is not None
-        self._leader.advance(self._state, effects, now_ms)
+        effects.apply(self._leader.advance(self._state, now_ms))
         self._request_write(effects, now_ms)
 
     def _request_write(self, effects: Effects, now_ms: int) -> None:
@@ -855,11 +875,8 @@ class Replica:
             leading.request_write(state, effects, now_ms)
             return
         assert isinstance(leading, Leader)
-        record = state.known_record
-        settled = len(record.isr) == len(record.replicas) and not (record.elr or record.adding or record.removing)
-        isolated = leading.isolation.check_at_ms is not None or (leading.unlinked and len(record.isr) > 1)
-        if settled and not leading.stalled and not leading.lagging and not isolated:
-            return  # the usual case, with each write
+        if leading.settled(state.known_record):
+            return
         hand_over = leading.request_write(state, effects, now_ms)
         if hand_over is not None:
             reason = f"hands over to {hand_over.target}: this node is to be no replica any more"

@@ -150,11 +150,14 @@ class ReplicaState:
         """Use another log id from now on: acknowledgements under the old one no longer count."""
         self.member, self.log_regressed = Member(self.member.node, log_id), False
 
-    def commit(self, end: int, effects: Effects) -> None:
-        """Commit and apply all entries below `end`; no effect when `end` is not above the high watermark."""
-        if end > self.progress.hw:
-            self.progress.hw = end
-            effects.append(Apply(end))
+    def commit(self, end: int) -> int:
+        """Commit all entries below `end`, which must be applied then; returns `end`, or 0 when it is not above the high
+        watermark."""
+        progress = self.progress
+        if end <= progress.hw:
+            return 0
+        progress.hw = end
+        return end
 
     def reapply_committed(self, effects: Effects) -> None:
         """Once per process: apply the entries that recovery found committed; no leader has to confirm these."""

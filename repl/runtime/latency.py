@@ -171,10 +171,6 @@ class ReplicationLatency:
         for lost in partition.timestamps.remove_appended_above(partition.replica.high_watermark):
             self._fail(partition, lost.kind, LOST, lost.entries, now_ms)
 
-    def committed(self, partition: Partition, end: int, now_ms: int) -> None:
-        """All entries below `end` are committed."""
-        partition.timestamps.committed(end, now_ms)
-
     def applied(self, partition: Partition, entries: Sequence[Entry], now_ms: int) -> None:
         """Entries are in the store."""
         since_ms, batches = partition.timestamps.applied(entries[-1].offset + 1, now_ms)

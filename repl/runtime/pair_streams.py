@@ -254,7 +254,10 @@ class PairStreams:
         for run in found.durable:
             partition = self._partitions.get(run.partition)
             if partition is not None:
-                self._events.carry_out(partition, partition.replica.stream_acknowledged, node, run, now_ms)
+                replica = partition.replica
+                self._events.commit(partition, replica.stream_acknowledged, now_ms, node, run, now_ms)
+                if not replica.settled:
+                    self._events.carry_out(partition, replica.request_write, now_ms)
         for run in found.left:
             partition = self._partitions.get(run.partition)
             if partition is not None:
@@ -296,8 +299,9 @@ class PairStreams:
         self.groups_received += 1
         size_bytes = sum(len(run.encoded) for run in group.runs)
         accepting = _AcceptingReplicas(self._partitions, self._disk_full, size_bytes)
+        now_ms = self._time.now_ms()
         try:
-            found = receiver.receive(group, accepting, self._time.now_ms())
+            found = receiver.receive(group, accepting, now_ms)
         except Exception as bug:  # noqa: BLE001 - some replicas count entries that were not appended
             self._events.fail(bug)
             return
@@ -309,7 +313,7 @@ class PairStreams:
         for run in found.committed:
             partition = self._partitions.get(run.partition)
             if partition is not None:
-                self._events.carry_out(partition, partition.replica.stream_committed, run.nonce, run.end)
+                self._events.commit(partition, partition.replica.stream_committed, now_ms, run.nonce, run.end)
         if not found.accepted:  # else the log reports when it is durable
             self._acknowledge(node, receiver)
 

@@ -39,6 +39,9 @@ class StreamEvents(Protocol):
         """Call a rule of the partition's replica and carry out its effects; `flush` must follow in the same turn of the
         loop. A replica whose rule raises is stopped, and no other."""
 
+    def commit(self, partition: Partition, rule: Callable[..., int], now_ms: int, *arguments: object) -> None:
+        """The same for a rule that returns the end below which entries are to be applied now, 0 for none."""
+
     def fail(self, error: Exception) -> None:
         """End the process: replicas and log may differ."""
 

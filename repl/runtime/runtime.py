@@ -379,16 +379,21 @@ class Runtime:
                 continue
             if partition_id in truncations and not self._transfer_receiver.log_restarted(partition_id):
                 self._feed_at(partition, ev.Truncated(truncations[partition_id]), now_ms)
-            if partition.replica.far_position is None and not self._persisted_from_stream(partition, end):
+            if partition.replica.far_position is None and not self._persisted_quietly(partition, end, now_ms):
                 self._feed_at(partition, ev.Persisted(end), now_ms)
         self._streams.durable()
         self._ticks.arm()
         self.flush()
 
-    def _persisted_from_stream(self, partition: Partition, end: int) -> bool:
+    def _persisted_quietly(self, partition: Partition, end: int, now_ms: int) -> bool:
         """True when there is nothing more to do."""
+        if self._closed:
+            return True
         try:
-            return partition.replica.persisted_from_stream(end)
+            committed = partition.replica.persisted_quietly(end, now_ms)
+            if committed:
+                self._apply(partition, committed, now_ms)
+            return committed is not None
         except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
             self._quarantine(partition, bug)
             return True
@@ -432,8 +437,7 @@ class Runtime:
                 case fx.Send():
                     self._sender.send(partition, effect)
                 case fx.Apply():
-                    self._storage.apply(partition, effect.end)
-                    self.latency.committed(partition, effect.end, now_ms)
+                    self._apply(partition, effect.end, now_ms)
                 case fx.ReadReady():
                     partition.waiters.reads_confirmed(effect.tokens)
                 case fx.ReadRefused():
@@ -477,6 +481,22 @@ class Runtime:
                 self._perform(partition, effects, self.time.now_ms())
         except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
             self._quarantine(partition, bug)
+
+    def commit(self, partition: Partition, rule: Callable[..., int], now_ms: int, *arguments: object) -> None:
+        """See `StreamEvents`."""
+        if self._closed:
+            return
+        try:
+            end = rule(*arguments)
+            if end:
+                self._apply(partition, end, now_ms)
+        except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+            self._quarantine(partition, bug)
+
+    def _apply(self, partition: Partition, end: int, now_ms: int) -> None:
+        """Apply committed entries below `end`."""
+        self._storage.apply(partition, end)
+        partition.timestamps.committed(end, now_ms)
 
     def _role_changed(self, partition: Partition, effect: fx.RoleChanged) -> None:
         write = log.error if effect.role is ReplicaRole.FAILED else log.info

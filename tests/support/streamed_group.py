@@ -124,7 +124,7 @@ class StreamedGroup(ReplicaGroup):
             assert run.start == len(self.logs[node])
             self.logs[node] += [decode_entry(wire) for wire in run.wires]
         for each in found.committed:
-            self.take(node, self.replicas[node].stream_committed(each.nonce, each.end))
+            self.apply(node, self.replicas[node].stream_committed(each.nonce, each.end))
         if found.accepted and node not in self.slow_disks:
             self.deliver(node, ev.Persisted(len(self.logs[node])))
         return found
@@ -139,7 +139,7 @@ class StreamedGroup(ReplicaGroup):
         found = self.senders[node].acknowledge(ack, self.by_partition(at), self.now_ms)
         if found is not None:
             for run in found.durable:
-                self.take(at, self.leader.stream_acknowledged(node, run, self.now_ms))
+                self.count(node, run)
             for run in found.left:
                 self.take(at, self.leader.stream_left(node, run, self.now_ms))
         return found
@@ -152,6 +152,19 @@ class StreamedGroup(ReplicaGroup):
             ack = self.acknowledgement(node)
             assert ack is not None
             self.acknowledge(node, ack)
+
+    def count(self, node: str, run: SentRun) -> None:
+        """The leader counts a run that is durable at `node`."""
+        at, leader = self.nodes[0], self.leader
+        self.apply(at, leader.stream_acknowledged(node, run, self.now_ms))
+        if not leader.settled:
+            self.take(at, leader.request_write(self.now_ms))
+
+    def apply(self, node: str, end: int) -> None:
+        """Carry out Apply, unless `end` is 0."""
+        effects = fx.Effects()
+        effects.apply(end)
+        self.take(node, effects)
 
     def take(self, node: str, effects: fx.Effects) -> None:
         """Carry out effects, and everything that follows from them."""

@@ -81,7 +81,7 @@ def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> No
     times.appended(partition, EntryKind.DATA, 3, 100)
     partition.replica.leo = 4
     times.appended(partition, EntryKind.CURSOR, 1, 105)
-    times.committed(partition, 4, 130)
+    partition.timestamps.committed(4, 130)
     times.applied(partition, [entry(0), entry(1)], 150)
     assert times.replicated_times(150) == {}
     times.applied(partition, [entry(2), entry(3, EntryKind.CURSOR)], 160)
@@ -157,7 +157,7 @@ def test_times_of_commits_are_bounded() -> None:
     """A store that falls behind for long keeps COMMITTED_MAX times, and counts the newest with an older one."""
     times, partition = ReplicationLatency(), a_partition()
     for end in range(1, 3 * COMMITTED_MAX):
-        times.committed(partition, end, end)
+        partition.timestamps.committed(end, end)
     assert len(partition.timestamps._committed) == COMMITTED_MAX
     assert partition.timestamps._committed[-1] == (3 * COMMITTED_MAX - 1, COMMITTED_MAX)
     times.applied(partition, [entry(offset) for offset in range(3 * COMMITTED_MAX - 1)], 3 * COMMITTED_MAX)

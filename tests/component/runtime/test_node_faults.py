@@ -271,7 +271,7 @@ async def test_forwards_are_cut_to_messages_of_bounded_size(
         await t.level()
 
 
-@pytest.mark.parametrize("bug_in", ["Received", "AppliedTo", "stream_committed", "persisted_from_stream"])
+@pytest.mark.parametrize("bug_in", ["Received", "AppliedTo", "stream_committed", "persisted_quietly"])
 async def test_an_internal_error_stops_one_replica_only(
     tmp_path: Path,
     start_cluster: ClusterFactory,

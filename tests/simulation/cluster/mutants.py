@@ -227,8 +227,8 @@ def commits_before_the_barrier(patch: Patch) -> None:
 
     def persisted(self: Replica, end: int, effects: fx.Effects, now_ms: int) -> None:
         sound(self, end, effects, now_ms)
-        if isinstance(self._role_state, Candidate):
-            self._state.commit(self.durable, effects)
+        if isinstance(self._role_state, Candidate) and (committed := self._state.commit(self.durable)):
+            effects.append(fx.Apply(committed))
 
     sound = Replica._persisted
     patch.setattr(Replica, "_persisted", persisted)

@@ -227,6 +227,11 @@ class ProcessShell:
         """Carry out what a core asked for."""
         self._process.stream_effects(partition.id, rule(*arguments))
 
+    def commit(self, partition: SimPartition, rule: Callable[..., int], _now_ms: int, *arguments: object) -> None:
+        """Apply what a core has committed."""
+        end = rule(*arguments)
+        self._process.stream_effects(partition.id, [fx.Apply(end)] if end else [])
+
     def fail(self, error: Exception) -> None:
         """A bug ends the simulation."""
         raise error
@@ -350,20 +355,17 @@ class StreamProcess(Process):
         assert place is not None
         self.sender.send(cast(Any, place), fx.Send(to, message))
 
-    def _step(self, partition: int, event: ev.Event) -> list[fx.Effect]:
+    def step_core(self, replica: Replica, event: ev.Event) -> list[fx.Effect]:
         """The shortest ways first, as the product's runtime takes them."""
-        replica = self.replicas[partition]
-        short = (isinstance(event, ev.Persisted) and replica.persisted_from_stream(event.end)) or (
-            isinstance(event, ev.AppliedTo) and replica.applied_quietly(event.end)
-        )
-        if not short:
-            return super()._step(partition, event)
+        committed: int | None = None
+        if isinstance(event, ev.Persisted):
+            committed = replica.persisted_quietly(event.end, self.simulation.now_ms)
+        elif isinstance(event, ev.AppliedTo) and replica.applied_quietly(event.end):
+            committed = 0
+        if committed is None:
+            return super().step_core(replica, event)
         self.simulation.counts["short_ways"] += 1
-        self.simulation.checkers.stepped(self, partition, event, [])
-        self.stepped(partition, event)
-        if isinstance(event, ev.AppliedTo):
-            self._answer(partition, event.end)
-        return []
+        return [fx.Apply(committed)] if committed else []
 
     # -- cursors --------------------------------------------------------------------------------
 

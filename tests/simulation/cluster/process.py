@@ -198,7 +198,7 @@ class Process:
         simulation = self.simulation
         if partition in self._untold_trims and type(event) is ev.Received and type(event.message) is ms.FollowRequest:
             self.report_trimmed(partition)
-        effects = replica.step(event, simulation.now_ms)
+        effects = self.step_core(replica, event)
         simulation.trace.append((simulation.now_ms, self.name, partition, event, effects))
         simulation.checkers.stepped(self, partition, event, effects)
         made_here = type(event) is ev.Append
@@ -212,6 +212,10 @@ class Process:
             self._tick_at_ms = due_ms
             simulation.after(max(1, due_ms - simulation.now_ms), self._tick, due_ms)
         return effects
+
+    def step_core(self, replica: Replica, event: ev.Event) -> list[fx.Effect]:
+        """Let a core take an event."""
+        return replica.step(event, self.simulation.now_ms)
 
     def stepped(self, partition: int, event: ev.Event) -> None:
         """The core took an event; nothing of what it asks for is done yet."""

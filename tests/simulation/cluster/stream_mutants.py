@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr.follower import Follower
 from isthmus.repl.isr.follower_tracker import FollowerProgress
 from isthmus.repl.isr.leader import Leader
@@ -76,11 +75,9 @@ def commits_with_one_follower(patch: Patch) -> None:
 def learns_commits_under_another_request(patch: Patch) -> None:
     """A follower takes a group's commit for its log though it followed anew since."""
 
-    def committed(self: Replica, _nonce: int, end: int) -> fx.Effects:
-        effects = fx.Effects()
-        if isinstance(self._role_state, Follower):
-            self._role_state.learn_commit(min(end, self.leo), self._state, effects)
-        return effects
+    def committed(self: Replica, _nonce: int, end: int) -> int:
+        follower = self._role_state
+        return follower.learn_commit(min(end, self.leo), self._state) if isinstance(follower, Follower) else 0
 
     patch.setattr(Replica, "stream_committed", committed)
 

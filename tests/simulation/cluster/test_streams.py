@@ -9,9 +9,9 @@ from copy import deepcopy
 
 import pytest
 
+from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
-from isthmus.repl.isr.follower import Follower
-from isthmus.repl.isr.replica import Replica
+from isthmus.repl.isr.replica import Replica, ReplicaRole
 from tests.simulation.cluster import simulator
 from tests.simulation.cluster.fault_mixes import cuts, losses, storms
 from tests.simulation.cluster.pair_streams import StreamSimulation
@@ -61,14 +61,9 @@ def test_the_mixes_of_faults_are_harmless(mix: Callable[[], Plan]) -> None:
     assert streamed
 
 
-@pytest.mark.parametrize(
-    ("short_way", "event"), [("persisted_from_stream", ev.Persisted), ("applied_quietly", ev.AppliedTo)]
-)
-def test_a_short_way_has_the_effect_of_its_event(
-    short_way: str, event: Callable[[int], ev.Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whenever a core takes a short way, the event would have led to the same state and asked for nothing."""
-    taken, sound = 0, getattr(Replica, short_way)
+def test_the_short_way_to_the_store_has_the_effect_of_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever a core takes the short way, AppliedTo would have led to the same state and asked for nothing."""
+    taken, sound = 0, Replica.applied_quietly
 
     def compared(self: Replica, end: int) -> bool:
         nonlocal taken
@@ -76,16 +71,43 @@ def test_a_short_way_has_the_effect_of_its_event(
         if not sound(self, end):
             return False
         taken += 1
-        assert twin.step(event(end), 0) == [], "the event would have asked for something"
-        assert twin._state == self._state
-        if isinstance(self._role_state, Follower):
-            assert twin._role_state == self._role_state
+        assert twin.step(ev.AppliedTo(end), 0) == [], "the event would have asked for something"
+        assert_same(twin, self)
         return True
 
-    monkeypatch.setattr(Replica, short_way, compared)
+    monkeypatch.setattr(Replica, "applied_quietly", compared)
     for seed in range(5, 8):
         run_seed(seed, simulation_class=StreamSimulation)
     assert taken > 100
+
+
+def test_the_short_way_to_the_disk_has_the_effect_of_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever a leader or follower takes the short way, Persisted would have led to the same state and asked for the
+    same Apply, or nothing."""
+    taken: Counter[tuple[ReplicaRole, bool]] = Counter()
+    sound = Replica.persisted_quietly
+
+    def compared(self: Replica, end: int, now_ms: int) -> int | None:
+        twin = deepcopy(self)
+        committed = sound(self, end, now_ms)
+        if committed is not None:
+            taken[self.role, committed > 0] += 1
+            assert twin.step(ev.Persisted(end), now_ms) == ([fx.Apply(committed)] if committed else [])
+            assert_same(twin, self)
+        return committed
+
+    monkeypatch.setattr(Replica, "persisted_quietly", compared)
+    for seed in range(5, 8):
+        run_seed(seed, simulation_class=StreamSimulation)
+    for commits in (False, True):
+        assert taken[ReplicaRole.LEADER, commits] > 30
+    assert taken[ReplicaRole.FOLLOWER, False] > 100
+
+
+def assert_same(twin: Replica, replica: Replica) -> None:
+    """Two replicas are in the same state."""
+    assert twin._state == replica._state
+    assert twin._role_state == replica._role_state
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ class FakeReplica:
     def __init__(self) -> None:
         self.nonce = 5
         self.durable = 0
+        self.settled = True
 
     def stream_commit(self, _node: str, _run: SentRun) -> Commit:
         return Commit.YES
@@ -41,11 +42,14 @@ class FakeReplica:
     def stream_durable(self, nonce: int) -> int:
         return self.durable if nonce == self.nonce else -1
 
-    def stream_committed(self, _nonce: int, end: int) -> Any:
-        return [("committed", end)]
+    def stream_committed(self, _nonce: int, end: int) -> int:
+        return end
 
-    def stream_acknowledged(self, _node: str, run: SentRun, _now_ms: int) -> Any:
-        return [("acknowledged", run.end)]
+    def stream_acknowledged(self, _node: str, run: SentRun, _now_ms: int) -> int:
+        return run.end
+
+    def request_write(self, now_ms: int) -> Any:
+        return [("requested a write", now_ms)]
 
     def stream_left(self, _node: str, run: SentRun, _now_ms: int) -> Any:
         return [("left", run.end)]
@@ -103,6 +107,10 @@ class FakeNode:
 
     def carry_out(self, partition: FakePartition, rule: Callable[..., Sequence[Any]], *arguments: object) -> None:
         self.performed += [(partition.id, effect) for effect in rule(*arguments)]
+
+    def commit(self, partition: FakePartition, rule: Callable[..., int], now_ms: int, *arguments: object) -> None:
+        assert now_ms == self.time_ms
+        self.performed.append((partition.id, (rule.__name__, rule(*arguments))))
 
     def fail(self, error: Exception) -> None:
         self.failures.append(error)
@@ -227,11 +235,27 @@ def test_acknowledgements_go_to_the_replicas_and_end_the_round() -> None:
     assert node.rounds.open
     node.rounds.when_over(lambda: ended.append(1))
     node.streams.acknowledged("n2", StreamAck(FIRST + 1, 1, 1, (1,)))
-    assert node.performed == [(0, ("acknowledged", 1)), (1, ("left", 1))]
+    assert node.performed == [(0, ("stream_acknowledged", 1)), (1, ("left", 1))]
     assert (node.rounds.open, ended) == (True, [])
     node.streams.acknowledged("n3", StreamAck(FIRST + 2, 1, 1, ()))
     assert (node.rounds.open, ended) == (False, [1])
     node.streams.acknowledged("n4", StreamAck(FIRST + 3, 1, 1, ()))
+
+
+def test_a_leader_that_may_have_to_write_its_record_is_asked_after_the_commit() -> None:
+    """An acknowledgement can be what its write waits for: it follows the commit, and only in such partitions."""
+    node = FakeNode()
+    node.open("n2")
+    node.append(0, 0, "n2")
+    node.append(1, 0, "n2")
+    node.run()
+    node.partitions[0].replica.settled = False
+    node.streams.acknowledged("n2", StreamAck(FIRST + 1, 1, 1, ()))
+    assert node.performed == [
+        (0, ("stream_acknowledged", 1)),
+        (0, ("requested a write", 0)),
+        (1, ("stream_acknowledged", 1)),
+    ]
 
 
 def test_a_round_ends_with_its_last_stream() -> None:
@@ -311,7 +335,7 @@ def test_a_group_is_appended_and_acknowledged_once_durable() -> None:
     node.streams.durable()
     assert node.sent == [("n2", StreamAck(3, 1, 1, ()))]
     node.streams.received("n2", a_group(2, committed=1))
-    assert node.performed == [(1, ("committed", 5)), (0, ("committed", 3))]
+    assert node.performed == [(1, ("stream_committed", 5)), (0, ("stream_committed", 3))]
     assert node.sent[1:] == [("n2", StreamAck(3, 2, 2, ()))]
     node.streams.received("n2", a_group(4))
     assert node.sent[2:] == [("n2", StreamAck(3, 0, 0, ()))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -312,8 +313,8 @@ def old_commits_in_another_epoch() -> None:
     """A commit of a run that was accepted in an earlier epoch commits no other entries at the same offsets."""
     group, nonce = cut_for_another_leader()
     follower = group.replicas["n2"]
-    effects = follower.stream_committed(nonce, 3)
-    assert effects == [], f"applies what is not committed: {effects}"
+    end = follower.stream_committed(nonce, 3)
+    assert end == 0, f"applies what is not committed, up to {end}"
     assert follower.high_watermark == 2
 
 
@@ -346,7 +347,7 @@ def acks_of_an_older_join() -> None:
     found = sender.acknowledge(word, {PARTITION: group.leader}, 0)
     assert found is not None
     for run in found.durable:
-        group.take("n1", group.leader.stream_acknowledged("n2", run, 0))
+        group.count("n2", run)
     assert group.leader.high_watermark == 2, "a run of an older join was counted"
     group.release_messages()
     assert group.leader.high_watermark == 3
@@ -428,18 +429,45 @@ def test_only_an_online_leader_counts() -> None:
     run = SentRun(PARTITION, join_of(group, "n2"), 3)
     group.elect("n3")
     old = group.replicas["n1"]
-    assert old.stream_acknowledged("n2", run, 0) == old.stream_left("n2", run, 0) == fx.Effects()
+    assert old.stream_acknowledged("n2", run, 0) == 0
+    assert old.stream_left("n2", run, 0) == old.request_write(0) == fx.Effects()
+    assert old.settled
     assert old.stream_commit("n2", run) is Commit.LEFT
 
 
-def test_entries_that_are_known_to_be_committed_take_no_short_way_to_the_disk() -> None:
-    """When durable entries of the stream are already announced as committed, Persisted must apply them."""
+def test_entries_that_are_known_to_be_committed_are_applied_as_soon_as_they_are_durable() -> None:
+    """A commit that the stream announces before the entries are durable applies them later, whichever way the core
+    learns that they are durable."""
     group = StreamedGroup.joined(TWO)
     group.slow_disks.add("n2")
     group.append(2)
     group.receive("n2", group.sealed("n2"))
     follower = group.replicas["n2"]
-    group.take("n2", follower.stream_committed(follower._role_state.nonce, 4))  # type: ignore[union-attr]
+    assert follower.stream_committed(follower._role_state.nonce, 4) == 0  # type: ignore[union-attr]
     assert follower.high_watermark == 2
-    assert not follower.persisted_from_stream(4)
-    assert follower.step(ev.Persisted(4), group.now_ms) == [fx.Apply(4)]
+    twin = deepcopy(follower)
+    assert follower.persisted_quietly(4, group.now_ms) == 4
+    assert twin.step(ev.Persisted(4), group.now_ms) == [fx.Apply(4)]
+
+
+def test_a_leader_commits_what_becomes_durable_without_effects_only_while_its_record_is_settled() -> None:
+    """When its own disk is the last one, the short way commits as the event does. A leader that may have a reason to
+    write its record, resigns, or has followed since, takes the event."""
+    group = StreamedGroup.joined()
+    group.slow_disks.add("n1")
+    group.append()
+    group.exchange("n2", "n3")
+    leader = group.leader
+    assert leader.high_watermark == 2
+    twins = [deepcopy(leader) for _ in range(3)]
+    assert leader.persisted_quietly(3, group.now_ms) == 3
+    assert twins[0].step(ev.Persisted(3), group.now_ms) == [fx.Apply(3)]
+    assert twins[0]._state == leader._state
+    isolated = twins[1]._leader
+    assert isolated is not None
+    isolated.isolation.check_at_ms = 0
+    assert twins[1].persisted_quietly(3, group.now_ms) is None
+    assert twins[1].durable == 2
+    twins[2].step(ev.Resign(None), group.now_ms)
+    assert twins[2].persisted_quietly(3, group.now_ms) is None
+    assert not twins[2].settled
