@@ -96,6 +96,7 @@ class RunKind(IntEnum):
 
 
 _KINDS: Final = {kind.value: kind for kind in RunKind}
+_ENTRIES: Final = int(RunKind.ENTRIES)
 
 
 class EntryRun(NamedTuple):
@@ -245,6 +246,39 @@ def decode_wires(body: bytes, run: EntryRun, from_offset: int, to_offset: int) -
         wires.append(body[at : at + length])
         at += length
     return wires
+
+
+def decode_new_entries(body: bytes, run_count: int) -> list[tuple[int, int, int, int, bytes, list[bytes]]]:
+    """Return (partition, epoch, base, count, the run as it stands, its entries' bytes) of each run of a body.
+
+    As `decode_runs` and `decode_wires`, for runs of new entries whose epoch is that of the entry below them: for them
+    only. Raises Corruption."""
+    found: list[tuple[int, int, int, int, bytes, list[bytes]]] = []
+    at, end = 0, len(body)
+    for _ in range(run_count):
+        if at + RUN_HEADER_BYTES > end:
+            raise Corruption("a run header is cut short")
+        partition, kind, spare, reserved, epoch, previous_epoch, base, count, length = _RUN_HEADER.unpack_from(body, at)
+        if kind not in _KINDS or spare or reserved:
+            raise Corruption("a run contradicts its frame")
+        if kind != _ENTRIES or epoch != previous_epoch:
+            raise Corruption("a run that is no new entries of one epoch")
+        run_from, at = at, at + RUN_HEADER_BYTES
+        run_to = at + length
+        if run_to > end or not 0 < count <= length // _LENGTH_BYTES:
+            raise Corruption("a run contradicts its frame")
+        lengths: tuple[int, ...] = unpack_from(f"<{count}I", body, at)
+        at += count * _LENGTH_BYTES
+        wires: list[bytes] = []
+        for each in lengths:
+            wires.append(body[at : at + each])
+            at += each
+        if at != run_to:
+            raise Corruption("the lengths of a run's entries do not add up")
+        found.append((partition, epoch, base, count, body[run_from:run_to], wires))
+    if at != end:
+        raise Corruption("a frame has bytes after its last run")
+    return found
 
 
 def decode_state(body: bytes, run: EntryRun) -> tuple[int, EpochTable]:

@@ -37,7 +37,7 @@ from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup, StreamRun
 from isthmus.repl.model.entry import Entry, decode_entry
 from isthmus.repl.model.errors import CodecError, Corruption
 from isthmus.repl.model.vclock import MAX_EPOCH, MAX_OFFSET
-from isthmus.repl.replog.frames import RUN_HEADER_BYTES, RunKind, decode_runs, decode_wires
+from isthmus.repl.replog.frames import RUN_HEADER_BYTES, decode_new_entries
 from isthmus.repl.transport.frames import Parts, bin_head, list_head
 from isthmus.repl.transport.port import NO_CURSORS, Delivery, LinkMessage
 
@@ -282,14 +282,12 @@ def _stream_group(raw: tuple[Any, ...]) -> StreamGroup:
         raise CodecError("StreamGroup whose runs do not fit into its body")
     runs: list[StreamRun] = []
     try:
-        for run in decode_runs(body, run_count):
-            if run.kind is not RunKind.ENTRIES or run.epoch != run.previous_epoch or not 0 < run.epoch <= MAX_EPOCH:
+        for partition, epoch, start, count, encoded, wires in decode_new_entries(body, run_count):
+            if not 0 < epoch <= MAX_EPOCH:
                 raise CodecError("StreamGroup with a run that is no new entries of one epoch")
-            if run.base + run.item_count > MAX_OFFSET:
+            if start + count > MAX_OFFSET:
                 raise CodecError("StreamGroup with an offset out of range")
-            wires = decode_wires(body, run, run.base, run.base + run.item_count)
-            encoded = body[run.payload_from - RUN_HEADER_BYTES : run.payload_to]
-            runs.append(StreamRun(run.partition, run.epoch, run.base, run.item_count, encoded, wires))
+            runs.append(StreamRun(partition, epoch, start, count, encoded, wires))
     except Corruption as error:
         raise CodecError(f"StreamGroup: {error}") from error
     return StreamGroup(*raw[2:5], _partitions("StreamGroup", held), tuple(runs))

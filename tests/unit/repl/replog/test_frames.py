@@ -14,11 +14,13 @@ from isthmus.repl.replog.epochs import clipped, common_end, epoch_at, extended, 
 from isthmus.repl.replog.frames import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
+    RUN_HEADER_BYTES,
     FileHeader,
     LogPosition,
     RunKind,
     decode_file_header,
     decode_frame_header,
+    decode_new_entries,
     decode_runs,
     decode_state,
     decode_wires,
@@ -76,6 +78,49 @@ def test_runs_come_back(partition: int, base: int, wires: list[bytes], table) ->
     for first in range(len(wires)):
         for end in range(first, len(wires) + 1):
             assert decode_wires(body, runs[3], base + first, base + end) == wires[first:end]
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.tuples(U32, U44, st.lists(st.binary(max_size=9), min_size=1, max_size=3)), max_size=3),
+    st.lists(st.tuples(st.integers(0, 150), st.integers(1, 255)), max_size=2),
+    st.integers(-1, 1),
+    st.sampled_from((b"", b"x")),
+)
+def test_new_entries_decode_as_runs_and_wires(
+    runs: list[tuple[int, int, list[bytes]]], flips: list[tuple[int, int]], more: int, tail: bytes
+) -> None:
+    """The decoder for runs of new entries takes what the general ones take and finds the same; whatever they refuse, it
+    refuses, too, and besides it only runs of other kinds or of two epochs."""
+    encoded = [encode_entries(RunKind.ENTRIES, p, 5, 5, base, wires, list(map(len, wires))) for p, base, wires in runs]
+    body = bytearray(b"".join(part for parts in encoded for part in parts) + tail)
+    for position, flip in flips:
+        if position < len(body):
+            body[position] ^= flip
+    data, run_count = bytes(body), max(0, len(runs) + more)
+    expected: list[tuple[int, int, int, int, bytes, list[bytes]]] | None = None
+    try:
+        expected = [
+            (
+                run.partition,
+                run.epoch,
+                run.base,
+                run.item_count,
+                data[run.payload_from - RUN_HEADER_BYTES : run.payload_to],
+                decode_wires(data, run, run.base, run.base + run.item_count),
+            )
+            for run in decode_runs(data, run_count)
+            if run.kind is RunKind.ENTRIES and run.epoch == run.previous_epoch
+        ]
+        if len(expected) < run_count:
+            expected = None
+    except Corruption:
+        pass
+    if expected is None:
+        with pytest.raises(Corruption):
+            decode_new_entries(data, run_count)
+    else:
+        assert decode_new_entries(data, run_count) == expected
 
 
 @settings(max_examples=300, deadline=None)
