@@ -321,7 +321,7 @@ class Follower:
         """Apply newly durable entries that the leader reported as committed, and acknowledge them, unless the stream
         does. `before`: the durable end until now."""
         effects.apply(self.advance(state))
-        if self.following and not self.streams_at(before):
+        if self.following and (self.stream_from is None or before < self.stream_from):
             self.acknowledge(state, effects)
 
     def acknowledge(self, state: ReplicaState, effects: Effects) -> None:
@@ -334,10 +334,6 @@ class Follower:
         """Commit what is durable and reported as committed; returns the end below which entries are to be applied now,
         0 for none."""
         return state.commit(min(self.leader_hw, state.progress.durable)) if self.following else 0
-
-    def streams_at(self, durable: int) -> bool:
-        """True when all entries from `durable` on came by the stream, which acknowledges them."""
-        return self.stream_from is not None and durable >= self.stream_from
 
 
 def _epochs_rise(last: int, entries: tuple[Entry, ...], most: int) -> bool:

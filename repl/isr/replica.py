@@ -759,10 +759,12 @@ class Replica:
             progress.persisted(end)
             role_state.acked[state.member] = progress.durable
             return role_state.advance(state, now_ms)
-        if not isinstance(role_state, Follower) or not role_state.streams_at(progress.durable):
+        if not isinstance(role_state, Follower):
+            return None
+        if role_state.stream_from is None or progress.durable < role_state.stream_from:
             return None
         progress.persisted(end)
-        return role_state.advance(state)
+        return role_state.advance(state) if role_state.leader_hw > progress.hw else 0
 
     def applied_quietly(self, end: int) -> bool:
         """True when all below `end` is applied, and the event AppliedTo would have no effect. False without any change

@@ -159,7 +159,7 @@ def decode_entry(wire: bytes) -> Entry:
         raise CodecError(f"log entry of unknown kind {kind}")
     if not NO_OFFSET <= previous_offset < offset:
         raise CodecError("not a log entry: its previous change is not before it")
-    return Entry._make((*raw[1:], wire))
+    return tuple.__new__(Entry, (*raw[1:], wire))  # Entry._make checks the length again
 
 
 def encode_key_row(summary: Summary, offset: int) -> bytes:

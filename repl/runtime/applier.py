@@ -139,12 +139,12 @@ class Applier:
         """Write waiting soft cursors alone, unless a batch is being written or waits."""
         if self._soft and not self._busy and not self._jobs:
             soft, self._soft = self._soft, {}
-            self._hand_over([PartitionStep(partition, (), cursors) for partition, cursors in soft.items()])
+            self._hand_over([PartitionStep(partition, (), cursors) for partition, cursors in soft.items()], 0)
 
     def written(self, steps: Sequence[PartitionStep]) -> None:
         """`steps` were written: begin the next batch, if anything waits."""
         self.steps_written += bool(steps)
-        self.entries_written += sum(len(step.entries) for step in steps)
+        self.entries_written += sum([len(step.entries) for step in steps])
         self._busy = False
         rest, self._rest = self._rest, None
         if rest is not None:
@@ -185,21 +185,23 @@ class Applier:
         for partition in list(self._jobs):
             if entries_left <= 0:
                 break
+            waiting = self._jobs[partition]
             parts: list[Sequence[Entry]] = []
-            while entries_left > 0 and partition in self._jobs:
-                entries = self._jobs[partition][0].entries
-                if entries is None:
-                    break
-                self._take(partition)
+            while waiting and entries_left > 0 and (entries := waiting[0].entries) is not None:
+                waiting.popleft()
                 parts.append(entries)
                 entries_left -= len(entries)
-            if parts:
-                joined = parts[0] if len(parts) == 1 else [entry for part in parts for entry in part]
-                cursors = self._soft.pop(partition, None)
-                steps.append(
-                    PartitionStep(partition, joined) if cursors is None else PartitionStep(partition, joined, cursors)
-                )
-        self._hand_over(steps)
+            if not parts:
+                continue
+            del self._jobs[partition]
+            if waiting:
+                self._jobs[partition] = waiting  # for its next turn
+            joined = parts[0] if len(parts) == 1 else [entry for part in parts for entry in part]
+            cursors = self._soft.pop(partition, None) if self._soft else None
+            steps.append(
+                PartitionStep(partition, joined) if cursors is None else PartitionStep(partition, joined, cursors)
+            )
+        self._hand_over(steps, STEP_ENTRIES_MAX - entries_left)
 
     def _take(self, partition: int) -> ApplyJob:
         """The partition's next job; its other jobs wait for its next turn."""
@@ -209,7 +211,7 @@ class Applier:
             self._jobs[partition] = waiting
         return job
 
-    def _hand_over(self, steps: list[PartitionStep]) -> None:
+    def _hand_over(self, steps: list[PartitionStep], entry_count: int) -> None:
         if self._stopped:
             return  # the thread's last result came after the stop, and the store may be closed
         try:
@@ -217,7 +219,7 @@ class Applier:
         except LocalFault as error:
             self._events.fail(error)
             return
-        if sum(len(step.entries) for step in steps) <= LOOP_ENTRIES_MAX and self._store.takes_at_once(prepared):
+        if entry_count <= LOOP_ENTRIES_MAX and self._store.takes_at_once(prepared):
             self._busy = True
             self._loop.call_soon(self._write_on_loop, steps, prepared)
         else:

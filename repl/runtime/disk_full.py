@@ -47,9 +47,13 @@ class DiskFullPolicy:
         self.refused_count = 0
         """Messages with entries or rows that were dropped."""
 
+    def has_space(self, size_bytes: int) -> bool:
+        """True when `refuses` is False for all partitions."""
+        return self._replog.has_space(size_bytes)
+
     def refuses(self, partition: Partition, size_bytes: int) -> bool:
         """True when entries from a leader cannot be appended now; the partition's reason then says so."""
-        if self._replog.has_space(size_bytes):
+        if self.has_space(size_bytes):
             return False
         self.refused_count += 1
         if partition.disk_trouble != FOLLOWER_TROUBLE:

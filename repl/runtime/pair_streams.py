@@ -15,6 +15,7 @@ from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.pair_stream import (
     SentRun,
     StreamAck,
+    StreamFollowers,
     StreamGroup,
     StreamReceiver,
     StreamRun,
@@ -48,6 +49,9 @@ class StreamLog(Protocol):
 
 class DiskGuard(Protocol):
     """Whether the disk takes more; `repl.runtime.disk_full.DiskFullPolicy`."""
+
+    def has_space(self, size_bytes: int) -> bool:
+        """True when `refuses` is False for all partitions."""
 
     def refuses(self, partition: Partition, size_bytes: int) -> bool:
         """True when entries from a leader cannot be appended now."""
@@ -297,8 +301,10 @@ class PairStreams:
         if receiver is None:
             receiver = self._receivers[node] = StreamReceiver(node)
         self.groups_received += 1
-        size_bytes = sum(len(run.encoded) for run in group.runs)
-        accepting = _AcceptingReplicas(self._partitions, self._disk_full, size_bytes)
+        size_bytes = sum([len(run.encoded) for run in group.runs])
+        accepting: StreamFollowers = self._replicas
+        if not self._disk_full.has_space(size_bytes):
+            accepting = _AcceptingReplicas(self._partitions, self._disk_full, size_bytes)
         now_ms = self._time.now_ms()
         try:
             found = receiver.receive(group, accepting, now_ms)

@@ -189,8 +189,9 @@ class Storage:
 
     def apply(self, partition: Partition, end: int) -> None:
         """Apply all entries below `end`; the applier gets them at the next `flush`."""
-        ranges = partition.unapplied.hand_over(end, keep=partition.leads or not self.window.exceeded)
-        self._jobs += [ApplyJob(partition.id, *each) for each in ranges]
+        keep = not self.window.exceeded or partition.leads
+        for start, stop, entries in partition.unapplied.hand_over(end, keep=keep):
+            self._jobs.append(ApplyJob(partition.id, start, stop, entries))
 
     def flush(self) -> None:
         """Submit the entries of this turn of the loop to the applier."""

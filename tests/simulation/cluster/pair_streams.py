@@ -211,6 +211,10 @@ class ProcessShell:
     def check_log_start(self, partition: SimPartition) -> None:
         """A FollowRequest came: the process looks itself."""
 
+    def has_space(self, _size_bytes: int) -> bool:
+        """The disk is never full."""
+        return True
+
     def refuses(self, _partition: object, _size_bytes: int) -> bool:
         """The disk is never full."""
         return False

@@ -96,6 +96,9 @@ class FakeNode:
     def persist_encoded(self, runs: Sequence[StreamRun]) -> None:
         self.persisted += runs
 
+    def has_space(self, _size_bytes: int) -> bool:
+        return not self.full
+
     def refuses(self, partition: FakePartition, _size_bytes: int) -> bool:
         return partition.id in self.full
 
