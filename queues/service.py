@@ -27,7 +27,7 @@ from isthmus.queues.gaps import QueueGap
 from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.long_poll import Until, wait_forever
 from isthmus.queues.origin_check import owed
-from isthmus.queues.queue_documents import DEFINITIONS_PATH, QueueOwner
+from isthmus.queues.queue_documents import DEFINITIONS_PATH, QueueOwner, QueueState
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.queue_store import QueueStore
 from isthmus.queues.sink_shares import KeyRange
@@ -59,6 +59,10 @@ RIAK_NAME: Final = "riak"
 
 RIAK_CLUSTER: Final = RIAK_NAME.encode().ljust(16, b"\0")
 """Stands for a Riak's uuid; no uuid that Isthmus draws has this form."""
+
+READS_MAX: Final = 3
+"""How often a queue's documents are read in a row because a fetch took the queue during the read. A read that is older
+than the last take-over is followed by another at the take-over's watch event."""
 
 POP_ATTEMPTS_MAX: Final = 64
 """How many references to vanished objects one pop skips before it answers that there is nothing. A guess: 64 reads take
@@ -427,13 +431,23 @@ class QueueService:
         queue = self._queues.get(name)
         if queue is not None:
             before = queue.stored.command
-            queue.apply_state(await queue.documents.refresh(), self.node)
+            queue.apply_state(await self._read_documents(queue), self.node)
             self._go_on(queue)
             await self.bulk_marks.apply_command(queue, before)
 
     async def reload(self, queue: QueueServer) -> None:
         """Read all documents of the queue, without going on with it yet. Raises NotReady."""
-        queue.apply_state(await queue.documents.refresh(), self.node)
+        queue.apply_state(await self._read_documents(queue), self.node)
+
+    async def _read_documents(self, queue: QueueServer) -> QueueState:
+        """The queue's documents. They are read again if a fetch took the queue meanwhile: the owner before it may have
+        been read, and going back to that one would release what was just leased."""
+        for _ in range(READS_MAX):
+            before = queue.stored.owner
+            state = await queue.documents.refresh()
+            if queue.stored.owner == before:
+                break
+        return state
 
     async def follow_definitions(self) -> None:
         """Add and remove queues so that they are those of the definitions. Raises NotReady."""

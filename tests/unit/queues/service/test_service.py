@@ -14,7 +14,7 @@ import isthmus.queues.queue_server as serving_room
 from isthmus.config.settings import QueueSettings
 from isthmus.queues import pacing
 from isthmus.queues.cursors import decode_state, position_of
-from isthmus.queues.queue_documents import AuditInfo
+from isthmus.queues.queue_documents import AuditInfo, QueueState
 from isthmus.queues.status import HELP
 from isthmus.queues.wire import SERVING, SUSPENDED, BatchAck, OwnCluster, OwnedByOther, UnknownQueue
 from isthmus.repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
@@ -345,6 +345,36 @@ async def test_an_owner_made_at_another_node_is_learned_from_the_metastore() -> 
     assert keys(await other.fetch()) == [b"a"]
     await queue_node.close()
     await other.close()
+
+
+async def test_an_owner_made_during_a_read_of_the_documents_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that got the documents before the first fetch, and ends after it, does not undo the take-over."""
+
+    async with QueueNode() as queue_node:
+        queue_node.put(b"a")
+        queue = queue_node.queues.named("q")
+        refresh, apply_state = queue.documents.refresh, queue.apply_state
+        may_end = asyncio.Event()
+        owners: list[str | None] = []
+
+        async def late() -> QueueState:
+            state = await refresh()
+            await may_end.wait()
+            return state
+
+        def noted(state: QueueState, node: str) -> None:
+            owners.append(None if state.owner is None else state.owner.name)
+            apply_state(state, node)
+
+        monkeypatch.setattr(queue.documents, "refresh", late)
+        monkeypatch.setattr(queue, "apply_state", noted)
+        reading = asyncio.create_task(queue_node.queues.refresh("q"))
+        await asyncio.sleep(0.01)
+        assert keys(await queue_node.fetch()) == [b"a"]
+        may_end.set()
+        await reading
+        assert len(owners) > 1
+        assert set(owners) == {"west"}
 
 
 async def test_refused_cursor_entries_are_tried_again() -> None:
