@@ -64,8 +64,9 @@ POLL_MS: Final = 2_000
 RETRY_MS: Final = 200
 """Pause after the metastore could not be reached, and after a write whose outcome is unknown."""
 
-GATHER_MS: Final = 2
-"""Changes within this time are handled together: a node that dies changes all its partitions at once."""
+WRITTEN_MS: Final = 2
+"""Longest pause after decisions were written: the event of a write that changed something comes before its answer, and
+ends the pause."""
 
 WRITES_AT_ONCE: Final = 64
 """Record writes under way. The metastore orders them in any case, and its driver's queue is unbounded."""
@@ -263,8 +264,6 @@ class Controller:
                     self._claim_known = False
                     self._options.expire()
                     self._placement.expire()
-            else:
-                await asyncio.sleep(GATHER_MS / 1000)
 
     async def _look(self) -> int:
         """Read, decide and write once; returns the milliseconds until the next read is due."""
@@ -299,7 +298,7 @@ class Controller:
         if not writes:
             return min(pause_ms, until_ms)
         decided = await asyncio.gather(*(self._write(record, preconditions) for record in writes))
-        return GATHER_MS if all(decided) else RETRY_MS
+        return WRITTEN_MS if all(decided) else RETRY_MS
 
     async def _move(self) -> tuple[list[PartitionRecord], tuple[Precondition, ...], int]:
         """The records to write for orders, the preconditions (a late write must not begin a cancelled move), and the
@@ -313,7 +312,7 @@ class Controller:
         await self._options.refresh()
         await self._placement.refresh()
         records = await self.metastore.records()
-        registrations = await self.metastore.registrations()
+        registrations = await self.metastore.registrations(sync=False)
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
         self.unread.learn(self.metastore.unreadable, records)

@@ -48,12 +48,13 @@ LISTED_PATHS: Final = ("/p", "/nodes")
 class TreeMetastore:
     """Implements `repl.metastore.port.Metastore` except for `start` and `stop`.
 
-    A read of the registrations may follow a read of the records without repeating either (H29): each read begins with a
-    sync on the one connection, whose answer comes after the events of every change that was confirmed before it. So a
+    A read of the registrations may follow a read of the records without repeating either (H29): the read of the records
+    begins with a sync on the one connection, whose answer comes after the events of every change that was confirmed
+    before it, and the answer to each read comes after the events of every change before the state that it shows. So a
     session whose end was confirmed before a record's write became visible, or before the call, is known to be over when
-    `registrations()` returns. If ZooKeeper's sync is answered by a deposed leader (it asks no majority), both reads
-    return the same older state, still in order: a connection never goes back, and a server that knows less refuses a
-    new one. `synced_record` does ask a majority.
+    `registrations(sync=False)` returns. If ZooKeeper's sync is answered by a deposed leader (it asks no majority), both
+    reads return the same older state, still in order: a connection never goes back, and a server that knows less
+    refuses a new one. `synced_record` does ask a majority.
     """
 
     def __init__(self, base: str) -> None:
@@ -144,9 +145,9 @@ class TreeMetastore:
         """See the port."""
         return await self._liveness.end(node, session_id, claims)
 
-    async def registrations(self) -> Mapping[str, Registration]:
+    async def registrations(self, *, sync: bool = True) -> Mapping[str, Registration]:
         """See the port. A caller that also reads records reads them first (H29)."""
-        return await self._registrations.look()
+        return await self._registrations.look(sync=sync)
 
     # --- records ---
 

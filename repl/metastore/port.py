@@ -99,8 +99,9 @@ class Metastore(Protocol):
         registration. A session id never comes back, so that session is over for all (docs/protocol.md R-SUSPECT).
         Raises Ambiguous, Unavailable."""
 
-    async def registrations(self) -> Mapping[str, Registration]:
-        """The live registrations, by node."""
+    async def registrations(self, *, sync: bool = True) -> Mapping[str, Registration]:
+        """The live registrations, by node. With `sync` not older than the call; without, not older than what any call
+        before has returned, which is enough after `records()` and saves a round trip."""
 
     async def allocate_gen(self) -> int:
         """A gen that was never given before in this cluster."""

@@ -3,15 +3,16 @@
 A read costs one `sync`; names and values are fetched only after a watch event for them. This is sound because of the
 tree's order (`repl.metastore.tree_port`): the sync's answer comes after the events of every change that was confirmed
 before the read began, so a value without an event is current. An event that arrives while its value is being fetched
-invalidates that value, which is fetched again by the next read. After the connection or the session broke, everything
-is read again, since watches do not survive that, and so it is every FULL_READ_INTERVAL_S, in case an event is ever
-lost.
+invalidates that value, which is fetched again by the next read. Values that are known to be invalid are requested
+together with the sync: their answers come after its answer, so a read after one event costs one round trip. After the
+connection or the session broke, everything is read again, since watches do not survive that, and so it is every
+FULL_READ_INTERVAL_S, in case an event is ever lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Final, Generic, TypeVar
 
 from isthmus.repl.metastore.tree_port import Stat, ZnodeClient, gather_all
@@ -58,11 +59,14 @@ class WatchCache(Generic[V]):
         """Invalidate everything: the connection or the session broke, and events may be lost."""
         self._broken = True
 
-    async def look(self) -> Mapping[str, V]:
-        """All values by name, none older than the call except unreadable ones; the same object while nothing changed.
+    async def look(self, *, sync: bool = True) -> Mapping[str, V]:
+        """All values by name; the same object while nothing changed. With `sync` none is older than the call, except
+        unreadable ones; without, none is older than anything that this connection had answered before the call.
+
         Raises what the tree and `parse` raise; then only what was read and parsed counts as known."""
         async with self._turn:
-            await self._tree.sync()
+            if sync:
+                await self._sync()
             now_s = asyncio.get_running_loop().time()
             if self._broken or now_s >= self._full_at_s:
                 self._broken = self._listed = False
@@ -70,11 +74,25 @@ class WatchCache(Generic[V]):
                 self._full_at_s = now_s + FULL_READ_INTERVAL_S
             if not self._listed:
                 await self._list()
-            known = self._values.keys() | self.unreadable.keys()
-            unread = [name for name in self._names if name in self._old or name not in known]
-            if unread or len(self._names) != len(known):
+            unread = self._unread()
+            if unread or len(self._names) != len(self._known()):
                 await self._read(unread)
             return self._values
+
+    async def _sync(self) -> None:
+        """Sync, and read what is known to be invalid."""
+        unread = self._unread() if self._listed and not self._broken else []
+        if unread:
+            await gather_all(self._tree.sync(), self._read(unread))
+        else:
+            await self._tree.sync()
+
+    def _known(self) -> Set[str]:
+        return self._values.keys() | self.unreadable.keys()
+
+    def _unread(self) -> list[str]:
+        known = self._known()
+        return [name for name in self._names if name in self._old or name not in known]
 
     async def _list(self) -> None:
         self._listed = True  # before the read: an event from here on invalidates its result

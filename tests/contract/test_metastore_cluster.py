@@ -456,6 +456,38 @@ async def test_a_refresh_reads_only_what_changed(clients: MetastoreClients) -> N
         assert asked == ["/nodes", "/p", "/p/9"]
 
 
+async def test_a_read_after_one_change_is_one_round_trip(clients: MetastoreClients) -> None:
+    """A value that an event has invalidated is requested together with the sync; registrations without a sync of their
+    own request nothing."""
+
+    async with started(clients) as (reader, events), started(clients) as (writer, _):
+        await writer.create_records([a_record(3)])
+        await writer.register(a_registration("n1"))
+        await reader.records()
+        await reader.registrations()
+        tree = reader._tree
+        sync, read = tree.sync, tree.read
+        under_way: list[str] = []
+        beside: list[list[str]] = []
+
+        async def noted_sync() -> None:
+            under_way.append("sync")
+            await sync()
+            await asyncio.sleep(0.02)
+            beside.append(list(under_way))
+
+        async def noted_read(path: str, *, armed: bool, sync: bool = True) -> object:
+            under_way.append(path.rpartition("/p/")[2])
+            return await read(path, armed=armed, sync=sync)
+
+        tree.sync, tree.read = noted_sync, noted_read  # type: ignore[method-assign, assignment]
+        await writer.write_record(replace((await writer.records())[3], reason="news"))
+        await eventually(lambda: "/p/3" in events.hints, "the hint")
+        assert (await reader.records())[3].reason == "news"
+        assert sorted(await reader.registrations(sync=False)) == ["n1"]
+        assert (under_way, beside) == (["sync", "3"], [["sync", "3"]])
+
+
 async def test_after_a_break_and_after_a_minute_everything_is_read_again(
     clients: MetastoreClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,8 +540,12 @@ async def test_a_record_older_than_one_seen_before_is_refused(clients: Metastore
                 await reader.records()
 
 
-async def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(clients: MetastoreClients) -> None:
-    """Registrations looked at after a record reflect every end of a session that came before its write (H29)."""
+@pytest.mark.parametrize("synced", [True, False])
+async def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(
+    clients: MetastoreClients, synced: bool
+) -> None:
+    """Registrations read after a record, with a sync of their own or without, reflect every end of a session that came
+    before its write (H29)."""
 
     async with started(clients) as (reader, _), started(clients) as (writer, _):
         await writer.create_records([a_record(3)])
@@ -520,7 +556,7 @@ async def test_a_record_is_never_seen_beside_a_session_that_ended_before_it(clie
             nonlocal looks
             while True:
                 seen = (await reader.records())[3].reason
-                live = await reader.registrations()
+                live = await reader.registrations(sync=synced)
                 assert seen == "" or f"n{seen}" not in live, f"n{seen} ended before the record said so"
                 looks += 1
 

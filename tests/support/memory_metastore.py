@@ -346,7 +346,9 @@ class MemoryTree:
         await self._turn()
         if armed:
             self._armed.add(path)
-        return self.ensemble.read(path)
+        found = self.ensemble.read(path)
+        await asyncio.sleep(0)  # hints of changes before this state come first
+        return found
 
     async def stat(self, path: str, *, armed: bool) -> Stat | None:
         """See `repl.metastore.tree_port`."""
@@ -357,7 +359,9 @@ class MemoryTree:
         """See `repl.metastore.tree_port`."""
         await self._turn()
         self._armed.add(path)
-        return self.ensemble.children(path)
+        found = self.ensemble.children(path)
+        await asyncio.sleep(0)  # as in `read`
+        return found
 
     async def confirm(self, path: str, version: int) -> bool:
         """See `repl.metastore.tree_port`."""

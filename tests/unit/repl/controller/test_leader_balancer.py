@@ -190,7 +190,9 @@ async def test_off_means_that_only_operators_move_leaderships() -> None:
         balancing.begin("me@here")
         status = balancing.status(now_ms(cluster))
         assert (status["state"], status["reason"]) == ("leadership-balancing", "0 done, 0 under way, 4 to go")
-        await eventually(lambda: balancing._moving)
+        async with asyncio.timeout(10):
+            while not balancing._moving:  # for a few turns of the loop
+                await asyncio.sleep(0)
         assert balancing.status(now_ms(cluster))["reason"] == "0 done, 4 under way, 0 to go"
         await eventually(lambda: even(cluster, "n1", "n2", "n3"))
         await eventually(lambda: balancing.run is not None and balancing.run.outcome == "balanced")

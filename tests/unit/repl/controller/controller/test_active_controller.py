@@ -202,9 +202,9 @@ async def test_records_are_read_before_registrations() -> None:
                 self.order.append("records")
                 return await records()
 
-            async def read_registrations() -> Mapping[str, Registration]:
+            async def read_registrations(*, sync: bool = True) -> Mapping[str, Registration]:
                 self.order.append("registrations")
-                return await registrations()
+                return await registrations(sync=sync)
 
             self.metastore.records = read_records  # type: ignore[method-assign]
             self.metastore.registrations = read_registrations  # type: ignore[method-assign]

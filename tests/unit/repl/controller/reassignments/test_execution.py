@@ -135,7 +135,7 @@ async def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
 async def test_a_plan_notes_an_unknown_min_isr_only_if_replica_counts_change() -> None:
     """A damaged document of options is no reason to guess; an order that only moves replicas has no such note."""
 
-    async with running(DefaultType(partition_count=2, factor=2, settle_ms=0), 1, 2, 3) as cluster:
+    async with running(DefaultType(partition_count=2, factor=2, settle_ms=100), 1, 2, 3) as cluster:
         await eventually(cluster.online)
         metastore = cluster.living[0].metastore
         moved = await planned(metastore, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=("n3",)))
