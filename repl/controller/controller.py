@@ -126,10 +126,14 @@ class Controller:
         self._observer = observer
         self._registration = registration
         self._wake = asyncio.Event()
+        self._read_due = True
+        """Something may have changed since the last read."""
+        self._poll_at_ms = 0
+        """When the next read is due in any case."""
         self._unavailable = LogLimit()
         self._timers: dict[int, ElectionTimer] = {}
-        self._positions = LogPositions(node=node, links=links, own=positions, on_answer=self.wake)
-        self._promotions = Promotions(node=node, links=links, on_heard=self.wake)
+        self._positions = LogPositions(node=node, links=links, own=positions, on_answer=self._wake.set)
+        self._promotions = Promotions(node=node, links=links, on_heard=self._wake.set)
         self._default_creation = DefaultTypeCreation(default_type, node)
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
@@ -210,6 +214,7 @@ class Controller:
 
     def wake(self) -> None:
         """Read soon: something may have changed."""
+        self._read_due = True
         self._wake.set()
 
     def promoted(self, partition: int, effect: fx.Promoted) -> None:
@@ -260,14 +265,18 @@ class Controller:
                 async with asyncio.timeout(pause_ms / 1000):
                     await self._wake.wait()
             except TimeoutError:
+                self._read_due = True
                 if pause_ms >= POLL_MS:
                     self._claim_known = False
                     self._options.expire()
                     self._placement.expire()
 
     async def _look(self) -> int:
-        """Read, decide and write once; returns the milliseconds until the next read is due."""
-        await self._read()
+        """Read, decide and write once; returns the milliseconds until the next read is due.
+
+        Reports of other nodes, which are not in the metastore, are decided upon with what was read last."""
+        if self._read_due or self._time.now_ms() >= self._poll_at_ms:
+            await self._read()
         if await self._end_suspected_sessions():
             self._claim_known = False
             await self._read()
@@ -297,6 +306,7 @@ class Controller:
             until_ms = min(until_ms, balance_ms)
         if not writes:
             return min(pause_ms, until_ms)
+        self._read_due = True
         decided = await asyncio.gather(*(self._write(record, preconditions) for record in writes))
         return WRITTEN_MS if all(decided) else RETRY_MS
 
@@ -309,10 +319,16 @@ class Controller:
         return writes, () if version is None else (Precondition(ORDERS_PATH, version),), until_ms
 
     async def _read(self) -> None:
-        await self._options.refresh()
-        await self._placement.refresh()
-        records = await self.metastore.records()
-        registrations = await self.metastore.registrations(sync=False)
+        self._read_due = False  # before the read: an event from here on requires another
+        self._poll_at_ms = self._time.now_ms() + POLL_MS
+        try:
+            await self._options.refresh()
+            await self._placement.refresh()
+            records = await self.metastore.records()
+            registrations = await self.metastore.registrations(sync=False)
+        except BaseException:
+            self._read_due = True
+            raise
         self.records, self.registrations = records, registrations
         self.read_at_ms = self._time.wall_ms()
         self.unread.learn(self.metastore.unreadable, records)

@@ -241,13 +241,18 @@ def _online(look: _Look, suspected: Mapping[str, int]) -> Decision:
     if not look.leads_still(leader):
         return ProposeRecord(_in_election(record, f"{leader.node} has another log than the one that was in sync"))
     gone = {m: "gone" for m in record.isr if m.node != leader.node and not look.live(m)}
-    room = len(record.isr) - len(gone) - record.effective_min_isr
-    leaving = sorted(m for m in record.isr if m.node != leader.node and m not in gone and look.leaving(m))
-    gone |= dict.fromkeys(leaving[: max(0, room)], "leaving")
+    members = [m for m in record.isr if m.node != leader.node and m not in gone]
+    gone |= dict.fromkeys(_leaving(look, members, len(record.isr) - len(gone)), "leaving")
     if gone:
         names = ", ".join(f"{m.node} {gone[m]}" for m in sorted(gone))
         return ProposeRecord(replace(drop_members(record, frozenset(gone)), reason=f"out of sync: {names}"))
     return NoAction(f"{leader.node} leads")
+
+
+def _leaving(look: _Look, members: Collection[Member], in_sync: int) -> list[Member]:
+    """The leaving ones among `members` of the ISR that may be left out now, out of `in_sync` that are there."""
+    room = in_sync - look.record.effective_min_isr
+    return sorted(m for m in members if look.leaving(m))[: max(0, room)]
 
 
 def _offline(look: _Look) -> Decision:
@@ -359,10 +364,12 @@ def _nominated(
 
 
 def _brought_online(look: _Look, candidate: Incarnation, member: Member) -> PartitionRecord:
-    """The record with the promoted candidate as leader. In sync are the members that are registered with the same log;
-    while they are fewer than min-ISR, the rest of the guard stays electable (R-ELR)."""
+    """The record with the promoted candidate as leader. In sync are the members that are registered with the same log,
+    except for those that are leaving while min-ISR others stay: the barrier must not wait for them. While there are
+    fewer than min-ISR, the rest of the guard stays electable (R-ELR)."""
     record = look.record
-    isr = frozenset(m for m in record.isr if look.live(m)) | {member}
+    live = frozenset(m for m in record.isr if look.live(m)) | {member}
+    isr = live - set(_leaving(look, live - {member}, len(live)))
     elr = guard(record) - isr if len(isr) < record.effective_min_isr else frozenset()
     return replace(
         record,

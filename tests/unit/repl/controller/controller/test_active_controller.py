@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import msgpack
 import pytest
@@ -14,8 +16,9 @@ from isthmus.repl.controller import controller
 from isthmus.repl.controller.bucket_types import DefaultType
 from isthmus.repl.controller.contact import ALONE_MS
 from isthmus.repl.controller.suspicion import HoldTimes, Suspicions
+from isthmus.repl.isr import effects as fx
 from isthmus.repl.model.errors import BadInput
-from isthmus.repl.model.record import PartitionRecord, Registration
+from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registration
 from tests.support.controller_cluster import Cluster, FakeNode, eventually, running
 from tests.support.memory_metastore import WriteFault
 from tests.support.virtual_time import LoopTime
@@ -216,6 +219,48 @@ async def test_records_are_read_before_registrations() -> None:
         assert len(node.order) >= 4
         assert node.order[0] == "records"
         assert ("registrations", "registrations") not in pairwise(node.order)
+
+
+async def test_a_promotion_is_decided_upon_without_another_read() -> None:
+    """Nothing in the metastore has changed since the nomination was read, so the promotion costs one write."""
+
+    async with running(DefaultType(1, 3, settle_ms=0), 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        decides = cluster.nodes[cluster.decides()[0]]
+        for node in cluster.living:
+            node.mute = True
+        record = decides.controller.records[0]
+        assert record.leader is not None
+        gone = replace(record, status=PartitionStatus.ELECTION, leader=None, preferred=record.leader.node)
+        await decides.metastore.write_record(gone)
+        await eventually(lambda: decides.controller.records[0].candidate is not None)
+        await asyncio.sleep(0.05)
+        reads = 0
+        records = decides.metastore.records
+
+        async def counted() -> Mapping[int, PartitionRecord]:
+            nonlocal reads
+            reads += 1
+            return await records()
+
+        written = asyncio.Event()
+        write_record = decides.metastore.write_record
+
+        async def write(*args: Any, **kwargs: Any) -> PartitionRecord:
+            assert reads == 0
+            written.set()
+            return await write_record(*args, **kwargs)
+
+        decides.metastore.records = counted  # type: ignore[method-assign]
+        decides.metastore.write_record = write  # type: ignore[method-assign]
+        found = decides.controller.records[0]
+        assert found.candidate is not None
+        candidate = cluster.nodes[found.candidate.node]
+        candidate.controller.promoted(
+            0, fx.Promoted(found.epoch, candidate.name, candidate.session_id, 50 + candidate.number)
+        )
+        await asyncio.wait_for(written.wait(), 5)
+        await eventually(cluster.online)
 
 
 async def test_many_partitions_are_online_again_soon_after_a_node_is_lost() -> None:

@@ -146,6 +146,18 @@ def test_a_member_that_leaves_is_dropped_while_enough_stay() -> None:
     assert elect(three(), leader, 0, None, ()) == NoAction("a leads")
 
 
+def test_a_new_leader_does_not_wait_for_members_that_leave() -> None:
+    """A member that is leaving is not in sync under the next leader, unless that would go below min-ISR."""
+    found = three(status=PartitionStatus.CANDIDATE_FOUND, leader=None, candidate=Incarnation("b", 102), epoch=7)
+    promoted = {(7, "b", 102, 2)}
+    leaving = ALL | {"a": replace(ALL["a"], active=False)}
+    record = written(elect(found, leaving, 0, 0, promoted))
+    assert (record.status, record.isr, record.elr) == (PartitionStatus.ONLINE, {B, C}, frozenset())
+    without_c = {name: leaving[name] for name in "ab"}
+    record = written(elect(found, without_c, 0, 0, promoted))
+    assert (record.status, record.isr, record.elr) == (PartitionStatus.ONLINE, {A, B}, frozenset())
+
+
 def test_lost_members_are_removed_before_leaving_ones() -> None:
     """One gone and one leaving, min-ISR 2: the one that leaves must stay."""
     registrations = {"a": ALL["a"], "b": replace(ALL["b"], active=False)}
