@@ -6,8 +6,9 @@ answered once its entry is applied. An answer without an entry waits for the una
 (docs/protocol.md R-WAIT).
 
 Items of partitions that are led elsewhere are forwarded to their leader once (`repl.coordinator.forwarding`; the leader
-answers by `repl.coordinator.forwarded_requests`). Items that were refused because leadership moves are retried for a
-bounded time (`repl.coordinator.routing`).
+answers by `repl.coordinator.forwarded_requests`). Items of partitions that this node is about to lead wait for that
+(`repl.coordinator.upcoming_leadership`). Items that were refused because leadership moves are retried for a bounded
+time (`repl.coordinator.routing`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from isthmus.repl.coordinator.listing import Listing
 from isthmus.repl.coordinator.reads import Reads, answer_bytes, confirm_refusals, not_led
 from isthmus.repl.coordinator.round_gate import RoundGate
 from isthmus.repl.coordinator.routing import RoutingTable
+from isthmus.repl.coordinator.upcoming_leadership import UpcomingLeaderships
 from isthmus.repl.coordinator.write_batch import (
     UnreplicatedCheck,
     Warned,
@@ -40,6 +42,7 @@ from isthmus.repl.model.errors import (
     BadInput,
     Corruption,
     IsthmusError,
+    NotReady,
     OutcomeUnknown,
     Retryable,
     clear_traceback,
@@ -176,11 +179,17 @@ class Coordinator:
         self._properties = properties
         self._key_limit_bytes = key_limit_bytes
         self.routes = RoutingTable()
+        self._upcoming = UpcomingLeaderships()
         self._forwarder = LeaderForwarder(
             links, request_timeout_ms=request_timeout_ms, body_limit_bytes=limits.entry_bytes
         )
         self._reads = Reads(
-            runtime, self.routes, self._forwarder, Isolation(read_isolation), answer_bytes(limits.entry_bytes)
+            runtime,
+            self.routes,
+            self._upcoming,
+            self._forwarder,
+            Isolation(read_isolation),
+            answer_bytes(limits.entry_bytes),
         )
         self._listing = Listing(runtime, self.routes, self._forwarder, read_pool)
         self._forwarded = ForwardedRequests(self, self._reads, self._listing, answer_bytes(limits.entry_bytes))
@@ -216,6 +225,7 @@ class Coordinator:
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:  # noqa: ARG002
         """See `repl.model.ports.ApplyListener`: pending entries are dropped, or another leader applies them."""
         self._pending_requests.pop(partition, None)
+        self._upcoming.end(partition)
         if leading:
             self.routes.wake()
 
@@ -400,7 +410,8 @@ class Coordinator:
         limit = self._key_limit_bytes
         of_type: bytes | None = None
         partition_ids: Sequence[int] = ()
-        here = 0
+        posted: list[_LocalPart] = []
+        waiting: list[_LocalPart] = []
         # `_take` releases a request once for each of its partitions, a forwarded part once.
         for slot, request in enumerate(requests):
             bucket_type, bucket, name = request[0]
@@ -420,12 +431,14 @@ class Coordinator:
                 if led is not None and led.replica.ready:
                     target = _LocalPart(requests, waiter, [], [])
                     inbox.setdefault(partition, []).append(target)
+                    posted.append(target)
                     waiter.remaining += 1
                 else:
-                    target = self._target_elsewhere(partition, away if forward else None)
+                    target = self._target_elsewhere(partition, away if forward else None, requests, waiter)
+                    if type(target) is _LocalPart:
+                        waiting.append(target)
                 targets[partition] = target
             if type(target) is _LocalPart:
-                here += 1
                 target.slots.append(slot)
                 target.hashes.append(hash64)
             elif type(target) is _RemotePart:
@@ -433,25 +446,53 @@ class Coordinator:
                 target.slots.append(slot)
             else:
                 waiter.results[slot] = target
+        for local in waiting:
+            waiter.preset(local.slots, NotReady("the partition's next leader was not ready in time"))
         for node, part in away.items():
             waiter.remaining += 1
             self._forward(node, part, waiter)
         if not waiter.remaining:
             waiter.future.set_result(waiter.results)
             return waiter.future
-        if here:
-            self._gate.arrived(here)
+        if posted:
+            self._gate.arrived(sum([len(part.slots) for part in posted]))
         self._timeouts.add(waiter)
         return waiter.future
 
-    def _target_elsewhere(self, partition: int, away: dict[str, _RemotePart] | None) -> _RemotePart | IsthmusError:
-        """The target of items whose partition is not led here: its leader, or a refusal."""
+    def _target_elsewhere(
+        self,
+        partition: int,
+        away: dict[str, _RemotePart] | None,
+        requests: Sequence[WriteRequest | PushItem],
+        waiter: BatchResult,
+    ) -> _LocalPart | _RemotePart | IsthmusError:
+        """The target of items whose partition is not served here: its leader, this node once it serves the partition,
+        or a refusal."""
         leader = self.routes.leader(partition)
         if away is not None and leader is not None and leader != self._runtime.node:
             return away.setdefault(leader, _RemotePart([], []))
+        upcoming = self._upcoming.wait(self._runtime.partitions.get(partition))
+        if upcoming is not None:
+            part = _LocalPart(requests, waiter, [], [])
+            waiter.remaining += 1
+            upcoming.add_done_callback(lambda _: self._post(partition, part))
+            return part
         refused = not_led(self._runtime, self.routes, partition)
         assert refused is not None
         return refused
+
+    def _post(self, partition: int, part: _LocalPart) -> None:
+        """Put a part that waited into the inbox, or refuse it if the partition is still not served here. One that was
+        answered meanwhile was refused, and must not be appended."""
+        if part.waiter.future.done():
+            return
+        refused = not_led(self._runtime, self.routes, partition)
+        if refused is not None:
+            _refuse((part,), refused)
+            return
+        part.waiter.preset(part.slots, None)
+        self._inbox.setdefault(partition, []).append(part)
+        self._gate.arrived(len(part.slots))
 
     def _forward(self, node: str, part: _RemotePart, waiter: BatchResult) -> None:
         def done(answers: list[object]) -> None:

@@ -14,6 +14,7 @@ from typing import Final, cast
 from isthmus.repl.coordinator.forwarding import LeaderForwarder
 from isthmus.repl.coordinator.kv_rpc import LATER
 from isthmus.repl.coordinator.routing import MOVING, UNREAD, RoutingTable, unread_refusal
+from isthmus.repl.coordinator.upcoming_leadership import UpcomingLeaderships
 from isthmus.repl.model.errors import IsthmusError, NotLeader, NotReady, Overloaded
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.requests import ForwardedRead, Isolation, PendingRead
@@ -74,11 +75,18 @@ class Reads:
     """Reads of keys. Belongs to the event loop."""
 
     def __init__(
-        self, runtime: Runtime, routes: RoutingTable, forwarder: LeaderForwarder, default: Isolation, answer_bytes: int
+        self,
+        runtime: Runtime,
+        routes: RoutingTable,
+        upcoming: UpcomingLeaderships,
+        forwarder: LeaderForwarder,
+        default: Isolation,
+        answer_bytes: int,
     ) -> None:
         """`answer_bytes`: most bytes of values in one answer to another node."""
         self._runtime = runtime
         self._routes = routes
+        self._upcoming = upcoming
         self._forwarder = forwarder
         self._default = default
         self._defaults: Mapping[bytes, Isolation] = {}
@@ -209,8 +217,8 @@ class Reads:
         return results
 
     async def serve(self, keys: Sequence[Key], isolation: Isolation) -> list[object]:
-        """The answer to another node's read: partitions that are not led here are refused, and keys after the first are
-        LATER once the answer is full."""
+        """The answer to another node's read: partitions that are not led here, nor soon, are refused, and keys after
+        the first are LATER once the answer is full."""
         results: list[object] = [None] * len(keys)
         here: list[tuple[int, int]] = []
         for slot, key in enumerate(keys):
@@ -218,6 +226,11 @@ class Reads:
                 here.append((slot, self._routes.partition_of(key.bucket_type, key_hash(key.bucket, key.key))))
             except IsthmusError as error:
                 results[slot] = error
+        partitions = {partition_id for _, partition_id in here}
+        waits = [self._upcoming.wait(self._runtime.partitions.get(partition_id)) for partition_id in partitions]
+        upcoming = [wait for wait in waits if wait is not None]
+        if upcoming:
+            await asyncio.wait(upcoming)  # does not cancel them: others may wait for the same
         await self._local(keys, here, isolation, self._answer_bytes, results)
         return results
 

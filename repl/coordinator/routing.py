@@ -21,7 +21,8 @@ from clients. An election after a node's end begins seconds later, when its sess
 waiting requests take memory. A guess in between."""
 
 LOOK_AGAIN_S: Final = 0.05
-"""Pause before a node that refused is asked again, if no record changed: a new leader is not ready at once."""
+"""Pause before a node that refused is asked again, if no record changed: it may have known less than this node. A node
+that is about to lead does not refuse at first (`repl.coordinator.upcoming_leadership`)."""
 
 MOVING: Final = (NotLeader, NotReady, Fenced)
 """Definite refusals that end by themselves once the partition has a serving leader."""

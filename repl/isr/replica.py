@@ -210,6 +210,12 @@ class Replica:
         return isinstance(self._role_state, Leader) and self._role_state.ready
 
     @property
+    def about_to_lead(self) -> bool:
+        """True from the nomination of this replica until it is ready, or gives up."""
+        role_state = self._role_state
+        return isinstance(role_state, Candidate) or (isinstance(role_state, Leader) and not role_state.ready)
+
+    @property
     def confirms_alone(self) -> bool:
         """True when a ReadRequested would be answered in the same step.
 

@@ -41,6 +41,11 @@ class BatchResult:
         if self.remaining == 0 and not self.future.done():
             self.future.set_result(self.results)
 
+    def preset(self, slots: Iterable[int], refusal: IsthmusError | None) -> None:
+        """Set what these items are answered if time runs out before they are appended; None: once they may be."""
+        for slot in slots:
+            self.results[slot] = refusal
+
     def fail(self, slots: Iterable[int], error: IsthmusError) -> None:
         """Decide one batch with the same error for all of its `slots`."""
         unknown = isinstance(error, OutcomeUnknown)

@@ -48,6 +48,7 @@ class FakeReplica:
     reason: str = "idle: nothing was said"
     record: PartitionRecord | None = None
     high_watermark: int = 0
+    about_to_lead: bool = False
 
 
 @dataclass

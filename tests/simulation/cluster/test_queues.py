@@ -71,6 +71,15 @@ def test_an_owner_is_never_seen_without_the_command_that_moves_its_cursors(seed:
     run_seed(seed, simulation_class=UnsharedQueueSimulation)
 
 
+@pytest.mark.parametrize(("simulation_class", "seed"), [(UnsharedQueueSimulation, 82), (QueueSimulation, 229)])
+def test_an_item_that_waited_for_its_leader_until_its_time_out_is_refused(
+    simulation_class: type[QueueSimulation], seed: int
+) -> None:
+    """Seeds in which an item that waited at a node about to lead, on a paused process, was answered as unknown though
+    nothing was appended."""
+    run_seed(seed, simulation_class=simulation_class)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_seeds() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.repl.coordinator.routing import UnknownBucketType
+from isthmus.repl.coordinator.upcoming_leadership import WAIT_S
 from isthmus.repl.model.errors import (
     BadInput,
     IsthmusError,
@@ -272,6 +273,110 @@ async def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> Non
             c.move(1, leader)
             await asyncio.gather(*tasks)
             assert asyncio.get_running_loop().time() - before < 5
+
+
+async def test_items_wait_at_a_node_that_is_about_to_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node learns of a leader before that one is ready: writes, pushes and reads that it forwards are answered as
+    soon as the leader serves, without another attempt; and so are those of the leader's own clients."""
+    monkeypatch.setattr("isthmus.repl.coordinator.routing.LOOK_AGAIN_S", 10)
+
+    async with cluster() as c:
+        key = key_of(1)
+        c.move(1, None)
+        c.leaders[1] = "n2"
+        c.runtimes["n2"].partitions[1].replica.about_to_lead = True
+        c.publish_records()
+        tasks = [
+            asyncio.create_task(act)
+            for node in ("n1", "n2")
+            for act in (
+                c.coordinators[node].write(WriteRequest(key, content(b"v"))),
+                c.coordinators[node].push([PushItem(key, OTHER, foreign(b"f"))]),
+            )
+        ]
+        tasks.append(asyncio.create_task(c.coordinators["n1"].get(key)))
+        await asyncio.sleep(0.02)
+        assert not any(task.done() for task in tasks)
+        requests = len(c.wire.requests)
+        c.runtimes["n2"].lead(1, 9)
+        before = asyncio.get_running_loop().time()
+        await asyncio.gather(*tasks)
+        assert asyncio.get_running_loop().time() - before < 1
+        assert len(c.wire.requests) == requests == 3
+
+
+async def test_items_wait_for_an_upcoming_leader_only_for_a_while() -> None:
+    """A leader that does not get ready delays items by the time of one wait, once in its epoch, then it refuses; the
+    end of its leadership ends the wait."""
+
+    async with cluster() as c:
+        replica = c.runtimes["n2"].partitions[1].replica
+        c.move(1, None)
+        replica.about_to_lead = True
+        loop = asyncio.get_running_loop()
+
+        async def waited_s() -> float:
+            before = loop.time()
+            (answer,) = await c.coordinators["n2"].submit_here([WriteRequest(key_of(1), content(b"v"))])
+            assert isinstance(answer, NotReady)
+            return loop.time() - before
+
+        assert WAIT_S <= await waited_s() < WAIT_S + 1
+        assert await waited_s() < WAIT_S / 2
+        replica.epoch += 1
+        loop.call_later(WAIT_S / 4, c.runtimes["n2"].step_down, 1)
+        assert WAIT_S / 4 <= await waited_s() < WAIT_S
+
+
+async def test_an_item_that_waited_too_long_for_its_leader_is_refused_for_certain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """I-ANSWER: nothing was appended, so the outcome is known, though the wait ends later than the request; and it is
+    not appended afterwards."""
+    monkeypatch.setattr("isthmus.repl.coordinator.upcoming_leadership.WAIT_S", 10)
+
+    async with cluster(request_timeout_ms=100) as c:
+        c.move(1, None)
+        c.runtimes["n2"].partitions[1].replica.about_to_lead = True
+        request = WriteRequest(key_of(1), content(b"v"))
+        waiting = (c.coordinators["n2"].submit_here([request]), c.coordinators["n2"].start_write(request))
+        for (answer,) in await asyncio.gather(*waiting):
+            assert isinstance(answer, NotReady)
+        c.runtimes["n2"].lead(1, 9)
+        await asyncio.sleep(0.02)
+        assert await c.coordinators["n2"].get(key_of(1)) is None
+
+
+async def test_reads_of_several_upcoming_leaders_wait_once() -> None:
+    """The waits for partitions that came in one request run side by side."""
+
+    async with cluster() as c:
+        for partition in (1, 2, 3):
+            c.move(partition, None)
+            c.runtimes["n2"].partitions[partition].replica.about_to_lead = True
+            c.leaders[partition] = "n2"
+        c.publish_records()
+        before = asyncio.get_running_loop().time()
+        keys = [key_of(partition) for partition in (1, 2, 3)]
+        answers = await c.coordinators["n1"].get_batch(keys, None, 9_000, waits=False)
+        assert all(isinstance(answer, NotReady) for answer in answers)
+        assert WAIT_S <= asyncio.get_running_loop().time() - before < 2 * WAIT_S
+
+
+async def test_an_item_that_waits_for_a_leader_is_refused_once_the_replica_is_removed() -> None:
+    """The other items of that turn are appended."""
+
+    async with cluster() as c:
+        runtime = c.runtimes["n2"]
+        c.move(0, "n2")
+        c.move(1, None)
+        runtime.partitions[1].replica.about_to_lead = True
+        requests = [WriteRequest(key_of(partition), content(b"v")) for partition in (0, 1)]
+        waiting = c.coordinators["n2"].submit_here(requests)
+        del runtime.partitions[1]
+        written, refused = await waiting
+        assert isinstance(written, WriteResult)
+        assert isinstance(refused, NotReady)
 
 
 async def test_reads_that_do_not_wait_for_a_leader_get_the_rest_at_once() -> None:
