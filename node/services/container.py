@@ -362,6 +362,7 @@ class NodeServices:
 
     def on_registrations(self, registrations: Mapping[str, Registration]) -> None:
         """See ClusterObserver."""
+        self.runtime.registrations_seen(registrations)
         self.downtimes.learn(registrations, self.time.wall_ms())
         self.registrar.seen(registrations)
         self.client_routes.registrations_changed(registrations)

@@ -8,6 +8,7 @@ version, so the later one is refused (H30). The transitions of a record:
                                       so do members that are leaving, while min-ISR others stay
     Online         -> Election        the leader's session is over, which is definite, or its log is another
                                       (also by the leader's own write: it resigns, or gives way, R-GIVE-WAY)
+    Online         -> CandidateFound  by the leader's own write: it resigns and nominates its successor (R-NOMINATE)
     Offline        -> Election        an electable member has returned
     Election       -> CandidateFound  the electable member with the smallest lag, in a new epoch; one that is being
                                       removed only if no other is electable

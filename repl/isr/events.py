@@ -8,7 +8,8 @@ handling it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from isthmus.repl.isr.epochs import EpochTable
@@ -95,21 +96,24 @@ class AppliedTo(NamedTuple):
 class Resign:
     """The process is stopping: finish appended entries, then give up leadership; final for the process.
 
-    `heir` leads next if it has acknowledged as much as any other member.
+    `heir` leads next if it has acknowledged as much as any other member. `sessions`: see TransferLeadership.
     """
 
     heir: str | None = None
+    sessions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TransferLeadership:
     """A leader is asked to hand leadership to `target` (None: to the closest member).
 
-    It leads on when that has not happened by `deadline_ms`, on the clock of `now_ms`.
+    It leads on when that has not happened by `deadline_ms`, on the clock of `now_ms`. `sessions`: node -> session id of
+    its registration, as this node read it last; a target that is not among them is elected by the controller.
     """
 
     target: str | None
     deadline_ms: int
+    sessions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ The rule names (R-COMMIT, H17) are defined in docs/protocol.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -45,7 +46,8 @@ from isthmus.repl.isr.read_index import ReadIndex
 from isthmus.repl.isr.reassignment import LeaderHandOver, Reassignment, ReassignmentFinished
 from isthmus.repl.isr.replica_state import ReplicaState
 from isthmus.repl.model.errors import Fenced, NotReady, Overloaded, TooFewInSync
-from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus
+from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
+from isthmus.repl.model.vclock import MAX_EPOCH
 
 
 @dataclass(slots=True)
@@ -522,7 +524,8 @@ class ResigningLeader:
     """A leader that refuses appends, drains, and then writes itself out of the record.
 
     `target`, an ISR member, takes over if it can. At `deadline_at_ms` the attempt ends and `leader` leads on; None for
-    a process that is leaving: then the closest member takes over. `why` completes the record's reason.
+    a process that is leaving: then the closest member takes over. `why` completes the record's reason. `sessions`: node
+    -> the session id under which it is registered, as far as is known.
     """
 
     role: ClassVar[ReplicaRole] = ReplicaRole.RESIGNING
@@ -531,6 +534,7 @@ class ResigningLeader:
     target: str | None = None
     deadline_at_ms: int | None = None
     why: str = "resigned"
+    sessions: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def epoch(self) -> int:
@@ -546,7 +550,8 @@ class ResigningLeader:
     def request_write(self, state: ReplicaState, effects: Effects, now_ms: int) -> None:
         """Request the record without a leader once all entries are applied here and acknowledged by the target.
 
-        Before that, request membership changes, since draining may need them."""
+        It nominates the target if that one's session is known (R-NOMINATE). Before that, request membership changes,
+        since draining may need them."""
         leader, progress, record = self.leader, state.progress, state.known_record
         target = self.target
         if self.deadline_at_ms is None:
@@ -557,16 +562,31 @@ class ResigningLeader:
         if leader.pending_write is not None or progress.applied != progress.leo or not complete:
             leader.request_membership_write(state, effects, now_ms)
             return
-        resigned = replace(
+        leader.write(self._resigned(record, state.member.node, target), effects, now_ms)
+
+    def _resigned(self, record: PartitionRecord, node: str, target: str | None) -> PartitionRecord:
+        """The record without this leader: `target` is the candidate of the next epoch, or a controller elects."""
+        reason = f"{node} {self.why}"
+        if target is not None and target in self.sessions and record.epoch < MAX_EPOCH:
+            return replace(
+                record,
+                epoch=record.epoch + 1,
+                status=PartitionStatus.CANDIDATE_FOUND,
+                leader=None,
+                candidate=Incarnation(target, self.sessions[target]),
+                tried=frozenset({target}),
+                preferred=None,
+                reason=f"{reason}: waits for {target} to promote itself",
+            )
+        return replace(
             record,
             status=PartitionStatus.ELECTION,
             leader=None,
             candidate=None,
             tried=frozenset(),
             preferred=target,
-            reason=f"{state.member.node} {self.why}",
+            reason=reason,
         )
-        leader.write(resigned, effects, now_ms)
 
     def deadline_ms(self, state: ReplicaState) -> int | None:
         """When a tick is due: the leader's deadline, or the end of the attempt."""

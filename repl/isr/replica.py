@@ -30,6 +30,7 @@ in its epoch (R-FENCE).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple, assert_never
 
 from isthmus.repl.isr import effects as fx
@@ -366,12 +367,12 @@ class Replica:
                     self._role_state.send_request(state, effects, now_ms)
             case ev.PersistFailed(reason):
                 self._fail(f"disk-failed: {reason}", effects)
-            case ev.Resign(heir):
+            case ev.Resign(heir, sessions):
                 self._leaving = True
-                self._resign(heir, None, LEAVING, effects, now_ms)
-            case ev.TransferLeadership(target, deadline_ms):
+                self._resign(heir, None, LEAVING, effects, now_ms, sessions)
+            case ev.TransferLeadership(target, deadline_ms, sessions):
                 reason = f"hands over to {target or 'another member'}"
-                self._resign(target, deadline_ms, reason, effects, now_ms)
+                self._resign(target, deadline_ms, reason, effects, now_ms, sessions)
             case ev.Tick():
                 self._tick(effects, now_ms)
             case _:
@@ -563,20 +564,28 @@ class Replica:
         leader.check_lag(state, now_ms)
         self._advance(effects, now_ms)
 
-    def _resign(self, target: str | None, deadline_ms: int | None, reason: str, effects: Effects, now_ms: int) -> None:
+    def _resign(
+        self,
+        target: str | None,
+        deadline_ms: int | None,
+        reason: str,
+        effects: Effects,
+        now_ms: int,
+        sessions: Mapping[str, int],
+    ) -> None:
         """Leader -> Resigning; for a process that leaves (no deadline) also Candidate -> Idle, for good."""
         role_state, state = self._role_state, self._state
         if isinstance(role_state, Candidate) and deadline_ms is None:
             self._leave(reason, effects)
         elif isinstance(role_state, ResigningLeader) and deadline_ms is None:
-            role_state.deadline_at_ms, role_state.target = None, target
+            role_state.deadline_at_ms, role_state.target, role_state.sessions = None, target, sessions
         elif isinstance(role_state, Leader):
             if deadline_ms is not None:
                 record = state.known_record
                 target = target or role_state.closest(record, state.member.node)
                 if target is None or all(m.node != target for m in record.isr - {state.member}):
                     return
-            self._become(ResigningLeader(role_state, target, deadline_ms, reason), reason, effects)
+            self._become(ResigningLeader(role_state, target, deadline_ms, reason, sessions), reason, effects)
             role_state.reads.refuse_all(effects, NotReady.reason)
             self._request_write(effects, now_ms)
 
@@ -888,7 +897,7 @@ class Replica:
         hand_over = leading.request_write(state, effects, now_ms)
         if hand_over is not None:
             reason = f"hands over to {hand_over.target}: this node is to be no replica any more"
-            self._resign(hand_over.target, now_ms + HAND_OVER_MS, reason, effects, now_ms)
+            self._resign(hand_over.target, now_ms + HAND_OVER_MS, reason, effects, now_ms, {})
 
     def _announce(self, candidate: Candidate, effects: Effects, now_ms: int) -> None:
         state = self._state
@@ -907,7 +916,7 @@ class Replica:
             case Leader() as leader:
                 if leader.tick(state, effects, now_ms):
                     reason = "hands over: its own disk is too slow"
-                    self._resign(None, now_ms + SLOW_HAND_OVER_MS, reason, effects, now_ms)
+                    self._resign(None, now_ms + SLOW_HAND_OVER_MS, reason, effects, now_ms, {})
                 self._request_write(effects, now_ms)
             case ResigningLeader(leader) as resigning:
                 leader.tick(state, effects, now_ms)

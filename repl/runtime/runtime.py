@@ -28,7 +28,7 @@ from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.ports import DamageListener, TimeSource
-from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.model.record import PartitionRecord, Registration
 from isthmus.repl.replog.port import EncodedRun, Replog
 from isthmus.repl.runtime import metrics
 from isthmus.repl.runtime.applier import SOFT_CURSOR_INTERVAL_MS
@@ -158,6 +158,8 @@ class Runtime:
         self._confirmed: asyncio.Future[None] = self._loop.create_future()
         """The answer to reads that need no confirmation."""
         self._confirmed.set_result(None)
+        self._sessions: Mapping[str, int] = {}
+        """Node -> the session id under which it is registered."""
         self._second: asyncio.TimerHandle | None = None
         self._fatal: Exception | None = None
         self._stopping = self._closed = False
@@ -181,7 +183,7 @@ class Runtime:
         await self._registrar.withdraw(timeout_s)
         successors = self._replicas.successors()
         for partition in self.partitions.values():
-            self.feed(partition, ev.Resign(successors.get(partition.id)))
+            self.feed(partition, ev.Resign(successors.get(partition.id), self._sessions))
         self.flush()
         resigned = (ReplicaRole.IDLE, ReplicaRole.FOLLOWER, ReplicaRole.FAILED)
         while self._loop.time() < deadline and self._fatal is None:
@@ -220,6 +222,10 @@ class Runtime:
         """The session is definitely over."""
         self._replicas.session_changed(None)
         self.dispatch_all(ev.SessionExpired())
+
+    def registrations_seen(self, registrations: Mapping[str, Registration]) -> None:
+        """Note who is registered: leaders that resign nominate their successors."""
+        self._sessions = {each.node: each.session_id for each in registrations.values() if each.active}
 
     def records_seen(self, records: Mapping[int, PartitionRecord]) -> None:
         """Feed records read from the metastore; begin to open the copies that they assign to this node."""
@@ -279,7 +285,7 @@ class Runtime:
 
     def hand_over(self, partition: Partition, target: str | None, timeout_ms: int) -> None:
         """Have a leader hand over to `target`, or to the follower closest to it; it leads on after `timeout_ms`."""
-        self.dispatch(partition, ev.TransferLeadership(target, self.time.now_ms() + timeout_ms))
+        self.dispatch(partition, ev.TransferLeadership(target, self.time.now_ms() + timeout_ms, self._sessions))
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
         """Write a queue's soft cursor with the next apply batch, or alone within a second, and send it to followers."""

@@ -178,6 +178,7 @@ async def run_node(
             coordinator.learn_records(records)
 
         def on_registrations(self, registrations: Mapping[str, Registration]) -> None:
+            runtime.registrations_seen(registrations)
             links.set_nodes({r.node: r.cluster_address for r in registrations.values() if r.node != node})
 
     controller = Controller(

@@ -299,7 +299,8 @@ class Faults:
         if process is not None:
             target = rng.choice((*record.replicas, *record.replicas, None))
             simulation.counts["hand_over"] += 1
-            process.post(record.partition, ev.TransferLeadership(target, simulation.now_ms + rng.randint(100, 3_000)))
+            deadline_ms = simulation.now_ms + rng.randint(100, 3_000)
+            process.post(record.partition, ev.TransferLeadership(target, deadline_ms, simulation.sessions_as_read()))
 
     def _leader(self, record: PartitionRecord) -> Process | None:
         return None if record.leader is None else self.simulation.nodes[record.leader.node].current
@@ -374,7 +375,9 @@ class Faults:
             process = self._leader(record)
             if process is not None and move.partition in process.replicas:
                 simulation.counts["balance_move"] += 1
-                process.post(record.partition, ev.TransferLeadership(move.target, simulation.now_ms + 3_000))
+                deadline_ms = simulation.now_ms + 3_000
+                sessions = simulation.sessions_as_read()
+                process.post(record.partition, ev.TransferLeadership(move.target, deadline_ms, sessions))
 
     # -- for good -------------------------------------------------------------------------------
 

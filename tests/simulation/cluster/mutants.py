@@ -23,7 +23,7 @@ from isthmus.repl.isr.candidate import Candidate
 from isthmus.repl.isr.epochs import epoch_at
 from isthmus.repl.isr.follower import Follower
 from isthmus.repl.isr.lag_detector import AckLagTracker
-from isthmus.repl.isr.leader import Leader
+from isthmus.repl.isr.leader import Leader, ResigningLeader
 from isthmus.repl.isr.read_index import ReadIndex
 from isthmus.repl.isr.replica import Replica
 from isthmus.repl.isr.states import Idle
@@ -153,6 +153,16 @@ def believes_old_records(patch: Patch) -> None:
         sound(self, record, effects, now_ms)
 
     patch.setattr(Replica, "_see", see)
+
+
+def nominates_in_its_own_epoch(patch: Patch) -> None:
+    """A leader that resigns makes its successor the candidate of the epoch that it led itself (against R-NOMINATE)."""
+    sound = ResigningLeader._resigned
+
+    def resigned(self: ResigningLeader, record: PartitionRecord, node: str, target: str | None) -> PartitionRecord:
+        return replace(sound(self, record, node, target), epoch=record.epoch)
+
+    patch.setattr(ResigningLeader, "_resigned", resigned)
 
 
 def resumes_leadership(patch: Patch) -> None:
@@ -536,6 +546,7 @@ DEFECTS = (
     Defect(counts_acknowledgements_of_any_gen, COMMIT, unattended, seed=4),
     Defect(acts_before_its_epoch_is_durable, ("I-EPOCH-MONO", "I-COMMIT-RULE"), None),
     Defect(believes_old_records, ("I-EPOCH-MONO", "I-EPOCH-ONE"), None),
+    Defect(nominates_in_its_own_epoch, ("I-EPOCH-ONE", "I-CONVERGE"), storms()),
     Defect(resumes_leadership, ("I-EPOCH-ONE", "I-READ-LIN", "I-DOT"), storms(), seed=1),
     Defect(commits_what_is_durable_here, ("I-COMMIT-RULE",), seed=1),
     Defect(commits_below_min_isr, ("I-COMMIT-RULE",), settings, seed=2),

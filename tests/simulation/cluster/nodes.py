@@ -166,7 +166,7 @@ class Node:
             self.simulation.counts["stop"] += 1
             self.simulation.log_event(process.name, "is asked to stop")
             process.session.register_again()
-            process.post_all(ev.Resign())
+            process.post_all(ev.Resign(None, self.simulation.sessions_as_read()))
             self._stopped(process, self.simulation.now_ms + STOP_LIMIT_MS)
 
     def _stopped(self, process: Process, limit_ms: int) -> None:

@@ -136,6 +136,17 @@ class ClusterSimulation:
         """Append a line to the trace; it is rendered only on demand."""
         self.trace.append((self.now_ms, actor, *what))
 
+    def sessions_as_read(self) -> dict[str, int]:
+        """Node -> session id of its registration, as a node may have read it last: now and then outdated, or not."""
+        found = {name: each.session_id for name, each in self.metastore.registrations.items()}
+        match self.now_ms % 4:
+            case 0:
+                return {}
+            case 1:
+                return {name: session_id - 1 for name, session_id in found.items()}
+            case _:
+                return found
+
     def request_id(self) -> bytes:
         """Return a new request id."""
         self._last_request += 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from isthmus.repl.controller.election import RESPONSE_MIN_MS
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.replica import ReplicaRole
 from isthmus.repl.isr.replica_state import ReplicaOptions
@@ -241,6 +242,43 @@ def test_leadership_is_handed_to_the_requested_member() -> None:
     cluster.wait(cluster.all_in_sync)
     assert (cluster.acked(), cluster.client.lost) == (5, 0)
     assert cluster.record.epoch == 2
+
+
+def test_a_resigning_leader_nominates_its_successor() -> None:
+    """R-NOMINATE: no controller takes part before the candidate is promoted, and the next leader is the target."""
+    cluster = ScriptedCluster()
+    leader = cluster.leads()
+    assert leader is not None
+    target = cluster.others(leader)[1]
+    cluster.write(leader, 5)
+    simulation = cluster.simulation
+    sessions = {name: each.session_id for name, each in simulation.metastore.registrations.items()}
+    cluster.process(leader).post(0, ev.TransferLeadership(target, simulation.now_ms + 3_000, sessions))
+    seen = set()
+
+    def led() -> bool:
+        seen.add((cluster.record.epoch, cluster.record.status))
+        return cluster.leads() == target
+
+    cluster.wait(led)
+    assert (2, PartitionStatus.CANDIDATE_FOUND) in seen
+    assert PartitionStatus.ELECTION not in {status for _, status in seen}
+    cluster.wait(cluster.all_in_sync)
+    assert (cluster.acked(), cluster.client.lost, cluster.record.epoch) == (5, 0, 2)
+
+
+def test_a_nomination_of_a_session_that_is_over_is_followed_by_another() -> None:
+    """R-NOMINATE: the leader knew an outdated session of its target; the controller nominates somebody at once."""
+    cluster = ScriptedCluster()
+    leader = cluster.leads()
+    assert leader is not None
+    target = cluster.others(leader)[0]
+    cluster.write(leader, 5)
+    began_ms = cluster.simulation.now_ms
+    cluster.process(leader).post(0, ev.TransferLeadership(target, began_ms + 3_000, {target: 10**9}))
+    cluster.wait(lambda: cluster.leads() is not None and cluster.record.epoch == 3)
+    assert cluster.simulation.now_ms - began_ms < RESPONSE_MIN_MS
+    assert (cluster.acked(), cluster.client.lost) == (5, 0)
 
 
 def test_a_hand_over_that_cannot_happen_is_given_up() -> None:

@@ -6,10 +6,14 @@ from dataclasses import replace
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.lag_detector import AckLagTracker
+from isthmus.repl.isr.leader import Leader, ResigningLeader
 from isthmus.repl.isr.membership import WRITE_ANSWER_MS, WRITE_REPEAT_MS
 from isthmus.repl.isr.replica import Replica, ReplicaRole
-from isthmus.repl.model.record import PartitionStatus
+from isthmus.repl.model.record import Incarnation, Member, PartitionStatus
+from isthmus.repl.model.vclock import MAX_EPOCH
 from tests.support.replica_builders import (
+    MEMBER,
     a_candidate,
     a_replica,
     a_serving_leader,
@@ -46,6 +50,23 @@ def test_a_resigning_leader_drains_before_it_gives_leadership_up() -> None:
     written = effects[0].record
     assert (written.status, written.leader, written.epoch) == (PartitionStatus.ELECTION, None, 5)
     assert written.version == 12
+
+
+def test_a_leader_nominates_a_successor_whose_session_it_knows() -> None:
+    """R-NOMINATE: the record that ends leadership has the target as candidate of the next epoch. Without its session,
+    or after the last epoch, a controller elects."""
+    isr = frozenset({MEMBER, Member("n2", 9)})
+    for sessions, epoch, nominates in (({"n2": 44}, 5, True), ({"n3": 44}, 5, False), ({"n2": 44}, MAX_EPOCH, False)):
+        leader = Leader(epoch, 20, AckLagTracker.since(0), dict.fromkeys(isr, 21))
+        record = online(epoch, isr=isr, replicas=(MEMBER.node, "n2"))
+        written = ResigningLeader(leader, "n2", None, "resigned", sessions)._resigned(record, MEMBER.node, "n2")
+        assert (written.leader, written.isr, written.version) == (None, record.isr, record.version)
+        if nominates:
+            assert (written.status, written.epoch) == (PartitionStatus.CANDIDATE_FOUND, epoch + 1)
+            assert (written.candidate, written.tried, written.preferred) == (Incarnation("n2", 44), {"n2"}, None)
+        else:
+            assert (written.status, written.epoch) == (PartitionStatus.ELECTION, epoch)
+            assert (written.candidate, written.tried, written.preferred) == (None, frozenset(), "n2")
 
 
 def test_a_confirmed_resignation_ends_leadership_with_nothing_unknown() -> None:
