@@ -177,10 +177,10 @@ class Runtime:
 
     async def resign(self, timeout_s: float) -> None:
         """Withdraw from elections, hand over leadership, and finish what was appended; then, or after `timeout_s`, take
-        no more events. Followers are served until then."""
-        self._stopping = True
+        no more events. Followers are served until then; writes are taken until the withdrawal is over."""
         deadline = self._loop.time() + timeout_s
         await self._registrar.withdraw(timeout_s)
+        self._stopping = True
         successors = self._replicas.successors()
         for partition in self.partitions.values():
             self.feed(partition, ev.Resign(successors.get(partition.id), self._sessions))

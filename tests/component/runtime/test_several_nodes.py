@@ -191,6 +191,24 @@ async def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, start_
         assert [s.value for s in decode_object(await new.coordinator.get(key(b"k"))).live] == [b"new"]
 
 
+async def test_a_stopping_node_takes_writes_until_its_withdrawal_is_noted(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
+    """The metastore is slow to note that the node is leaving; its leaderships serve meanwhile."""
+
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await leader.controller.stop()
+        leader.metastore.hold()
+        leaving = asyncio.create_task(leader.runtime.resign(10))
+        await asyncio.sleep(0.01)
+        await asyncio.wait_for(put(leader, b"k", b"v"), 1)
+        assert not leaving.done()
+        leader.metastore.release()
+        await leaving
+        assert leader.partition().replica.role not in (fx.ReplicaRole.LEADER, fx.ReplicaRole.RESIGNING)
+
+
 async def test_a_stopping_node_hands_over_first(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """A graceful stop moves leadership to a member in sync before the process goes: no election waits for a session,
     and nothing that was written is unknown."""
