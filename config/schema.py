@@ -46,7 +46,9 @@ class SettingKey(NamedTuple):
     form: Form | None
 
 
-RELOADED: Final = frozenset({(LogSettings, "level")})
+RELOADED: Final = frozenset(
+    {(LogSettings, "level"), (LogSettings, "audit_size_bytes"), (LogSettings, "audit_files_count")}
+)
 """Settings that a running node reads again at SIGHUP."""
 
 NO_DEFAULT: Final = None

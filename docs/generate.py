@@ -33,6 +33,7 @@ WIDTH: Final = 120
 """Longest line of running text, as in the pages."""
 
 GUIDES: Final[Mapping[str, str]] = {
+    "audit": "[the audit log](audit.md)",
     "bucket": "[properties](properties.md)",
     "bucket-type": "[bucket types](#bucket-types), [properties](properties.md)",
     "check": "[checks for monitoring](#checks-for-monitoring)",

@@ -51,9 +51,10 @@ from isthmus.node.client_api.riak_info import RiakView
 from isthmus.node.client_api.row_streams import RowRoutes
 from isthmus.node.client_api.trees import TreeRoutes
 from isthmus.node.http import authorization, listener
+from isthmus.node.http.audit import AuditTrail
 from isthmus.node.http.listener import Listeners, bind
 from isthmus.node.local import supervisor_client
-from isthmus.node.observability import logs
+from isthmus.node.observability import audit_log, logs
 from isthmus.node.observability.metrics import Metrics
 from isthmus.node.observability.version import program_version
 from isthmus.node.security import credentials
@@ -130,6 +131,7 @@ METRICS: Final = {
     **authorization.HELP,
     **credentials.HELP,
     **logs.HELP,
+    **audit_log.HELP,
 }
 """Every metric of a node, by name."""
 
@@ -365,6 +367,10 @@ class Node:
         self.admin_api = AdminApi(services, self)
         guards = self._credentials.guards
         self.client_api.guard, self.admin_api.guard = guards["http"], guards["admin"]
+        name = settings.node.name
+        self._audit = AuditTrail(name, services.audit, self._time, guards["admin"])
+        self.client_api.audit = AuditTrail(name, services.audit, self._time, guards["http"])
+        self.admin_api.audit = self._audit
         self.metrics = Metrics(
             [
                 services.runtime.metrics,
@@ -384,6 +390,7 @@ class Node:
                 self.client_api.samples,
                 self._credentials.samples,
                 logs.lines.samples,
+                services.audit.samples,
             ],
             METRICS,
         )
@@ -444,9 +451,11 @@ class Node:
         else:
             logs.set_level(found.log.level)
             self._level = found.log.level
+            self.services.audit.limit(found.log.audit_size_bytes, found.log.audit_files_count)
             restart = dataclasses.replace(found, log=self.settings.log) != self.settings
         said = log.warning if troubles else log.info
         said("node.reloaded", log_level=self._level, troubles=troubles, changed_settings_need_a_restart=restart)
+        await self._audit.local("reload the node's files", "signal", "; ".join(troubles) or None)
 
     def request_stop(self, reason: str) -> None:
         """Begin a graceful stop; a second request changes nothing."""
@@ -500,6 +509,7 @@ class Node:
         clean = await services.runtime.stop(STOP_TIMEOUT_S)
         await services.fullsync.stop(save=clean)
         await self._listeners.stop()
+        await services.audit.stop()
         await self._credentials.stop()
         await self._release(clean)
         log.info("node.stopped", clean=clean)

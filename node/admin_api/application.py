@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from isthmus.config.validation import check_name
+from isthmus.node.admin_api.audit import AuditAdmin
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
 from isthmus.node.admin_api.folds import add_folds
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
@@ -27,7 +28,7 @@ from isthmus.node.admin_api.tombstones import ReapsAdmin
 from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.health import NodeStatus, add_health
-from isthmus.node.http.json_body import BodyHandler, JsonRequest
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler
 from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused, refusal
 from isthmus.node.observability.version import program_version
@@ -40,12 +41,16 @@ from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.errors import IsthmusError
 
 
-class AssignPartitionsRequest(JsonRequest, frozen=True, kw_only=True):
+class AssignPartitionsRequest(AuditedRequest, frozen=True, kw_only=True):
     """Create a bucket type with an operator's placement."""
 
     bucket_type: str | None = None
     partitions: Annotated[Any, msgspec.Meta(description="A replica map, see docs/topologies.md.")] = None
     validate_only: Annotated[bool, msgspec.Meta(description="Only check the replica map.")] = False
+
+    def only_reads(self) -> bool:
+        """See JsonRequest."""
+        return self.validate_only
 
 
 class AdminApi(HttpApplication):
@@ -76,6 +81,7 @@ class AdminApi(HttpApplication):
         ReplicationAdmin(services, router, status)
         SinkAdmin(services, router)
         TelemetryAdmin(services, router)
+        AuditAdmin(services, router)
         FullSyncAdmin(services, self)
         add_folds(self, services)
 
@@ -165,7 +171,7 @@ class AdminApi(HttpApplication):
         rows = cluster_status.partition_rows(records, registrations, facts, controller.unread.why)
         return json_reply({"partitions": rows})
 
-    async def partitions_assign(self, _request: Request, body: AssignPartitionsRequest) -> Reply:
+    async def partitions_assign(self, request: Request, body: AssignPartitionsRequest) -> Reply:
         """Create a bucket type with an operator's placement, or only check the placement."""
         try:
             bucket_type = check_name(body.bucket_type or DEFAULT_TYPE)
@@ -178,4 +184,6 @@ class AdminApi(HttpApplication):
             raise RequestRefused(400, "bad-replica-map", str(error)) from error
         except PlacementDiffers as error:
             raise RequestRefused(409, "placement-differs", str(error)) from error
-        return json_reply({"outcome": outcome, "bucket_type": bucket_type, "partitions": len(replica_map)})
+        answer = {"outcome": outcome, "bucket_type": bucket_type, "partitions": len(replica_map)}
+        request.changed(None, answer)
+        return json_reply(answer)

@@ -113,6 +113,9 @@ class BucketTypesAdmin:
             # After the bucket type exists, so that there are no properties of a bucket type that was never created; run
             # again, the command finds the bucket type and sets them.
             await self._services.properties.set(PropertyScope(name), props, acting_user(body.by))
+        if not dry_run:
+            state = {"partitions": len(replica_map), "replication_factor": wanted.replication_factor, "props": props}
+            request.changed(None, {"outcome": outcome, **state})
         if outcome == "created":
             await self._online(name, len(replica_map))
         online = sum(record.status is PartitionStatus.ONLINE for record in self._records(name))

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from isthmus.aae.folds.fold_rpc import page_document, parse_fold_request
+from isthmus.aae.folds.folds import ACTS
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.json_body import BodyHandler, JsonRequest, right
 from isthmus.node.http.responses import Reply, RequestRefused
@@ -45,18 +46,22 @@ class FoldPageRequest(JsonRequest, frozen=True, kw_only=True, omit_defaults=True
     next: Annotated[Any, _described(types=["object"])] = msgspec.UNSET
     by: Annotated[Any, _described(types=["string"])] = msgspec.UNSET
 
+    def only_reads(self) -> bool:
+        """See JsonRequest; without `dry_run` a fold is dry."""
+        return not (isinstance(self.kind, str) and self.kind in ACTS and self.dry_run is False)
+
 
 def add_folds(api: HttpApplication, services: NodeServices) -> None:
     """Add the route of folds."""
 
-    async def page(_request: Request, body: FoldPageRequest) -> Reply:
+    async def page(request: Request, body: FoldPageRequest) -> Reply:
         records = services.controller.records
         if records and body.partition not in records:
             raise RequestRefused(
                 404, "unknown-partition", f"there is no partition {body.partition}: {len(records)} are there"
             )
-        return json_reply(
-            page_document(await services.folding.page(body.partition, parse_fold_request(msgspec.to_builtins(body))))
-        )
+        found = await services.folding.page(body.partition, parse_fold_request(msgspec.to_builtins(body)))
+        request.changed(None, {"matched": found.matched, "done": found.done, "refused": dict(found.refused)})
+        return json_reply(page_document(found))
 
     api.router.add("POST", "/admin/folds", BodyHandler(FoldPageRequest, page))

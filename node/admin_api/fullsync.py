@@ -24,7 +24,7 @@ from isthmus.config.text import no_such
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import HttpApplication, Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, Name, ReasonedRequest, right
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, Name, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
@@ -68,14 +68,14 @@ class RunCheckRequest(AuditedRequest, frozen=True, kw_only=True):
     peer: Peer | None = None
 
 
-class SuspendChecksRequest(ReasonedRequest, frozen=True, kw_only=True):
+class SuspendChecksRequest(AuditedRequest, frozen=True, kw_only=True):
     """Suspend or resume checks."""
 
     peer: Peer | None = None
     node: OneNode | None = None
 
 
-class RemoveFullSyncRequest(ReasonedRequest, frozen=True, kw_only=True):
+class RemoveFullSyncRequest(AuditedRequest, frozen=True, kw_only=True):
     """Remove a full-sync."""
 
     peer: NamedPeer
@@ -168,17 +168,20 @@ class FullSyncAdmin:
     async def _schedule(self, _request: Request) -> Reply:
         return json_reply({"node": self._services.settings.node.name, "peers": status.scheduled(self._manager)})
 
-    async def _run(self, _request: Request, body: RunCheckRequest) -> Reply:
+    async def _run(self, request: Request, body: RunCheckRequest) -> Reply:
         name, kind, by = body.peer, _kind(body.kind), acting_user(body.by)
         at_ms = self._services.time.wall_ms()
         names = self._manager.begin(name, kind, by)
+        request.changed(None, {"peers": names})
         return json_reply({"peer": name, "peers": names, "kind": kind.value, "by": by, "at_ms": at_ms}, 202)
 
-    async def _suspend(self, _request: Request, body: SuspendChecksRequest) -> Reply:
-        return await self._acted(body, suspended=True)
+    async def _suspend(self, request: Request, body: SuspendChecksRequest) -> Reply:
+        with request.changing(lambda: self._state(body.peer)):
+            return await self._acted(body, suspended=True)
 
-    async def _resume(self, _request: Request, body: SuspendChecksRequest) -> Reply:
-        return await self._acted(body, suspended=False)
+    async def _resume(self, request: Request, body: SuspendChecksRequest) -> Reply:
+        with request.changing(lambda: self._state(body.peer)):
+            return await self._acted(body, suspended=False)
 
     async def _acted(self, body: SuspendChecksRequest, *, suspended: bool) -> Reply:
         """Write the change to the metastore, for one node or for all; the answer has this node's status and the effect
@@ -197,7 +200,11 @@ class FullSyncAdmin:
         log.info(event, peer=peer, only_node=node, by=by, reason=reason)
         return await self._followed(peer, node, resumed=not suspended)
 
-    async def _add(self, _request: Request, body: AddFullSyncRequest) -> Reply:
+    async def _add(self, request: Request, body: AddFullSyncRequest) -> Reply:
+        with request.changing(lambda: self._state(body.peer)):
+            return await self._add_peer(body)
+
+    async def _add_peer(self, body: AddFullSyncRequest) -> Reply:
         name, node, act, values = body.peer, self._known_node(body.node), self._audit_info(body), body.values or {}
         if name in self._manager.peers:
             raise BadInput(f"there is a full-sync {name!r} already: change it (set), or remove it first")
@@ -217,7 +224,11 @@ class FullSyncAdmin:
         log.info("fullsync.peer_added", peer=name, only_node=node, by=act.by, reason=act.reason, values=values)
         return await self._followed(name, node, resumed=False)
 
-    async def _set(self, _request: Request, body: SetFullSyncRequest) -> Reply:
+    async def _set(self, request: Request, body: SetFullSyncRequest) -> Reply:
+        with request.changing(lambda: self._state(body.peer)):
+            return await self._set_peer(body)
+
+    async def _set_peer(self, body: SetFullSyncRequest) -> Reply:
         name, node, act, values = body.peer, self._known_node(body.node), self._audit_info(body), body.values or {}
         if body.default == bool(values):
             raise RequestRefused(400, "bad-json", 'give values, such as {"all": 24, "auto": 0}, or default alone')
@@ -249,12 +260,40 @@ class FullSyncAdmin:
         log.info("fullsync.peer_set", peer=name, only_node=node, by=act.by, reason=act.reason, values=values)
         return await self._followed(name, node, resumed=False)
 
-    async def _remove(self, _request: Request, body: RemoveFullSyncRequest) -> Reply:
+    async def _remove(self, request: Request, body: RemoveFullSyncRequest) -> Reply:
+        with request.changing(lambda: self._state(body.peer)):
+            return await self._remove_peer(body)
+
+    async def _remove_peer(self, body: RemoveFullSyncRequest) -> Reply:
         name, node, act = body.peer, self._known_node(body.node), self._audit_info(body)
         await self._known(name)
         await operator_documents.remove_peer(self._services.controller.metastore, name, node, act)
         log.info("fullsync.peer_removed_by", peer=name, only_node=node, by=act.by, reason=act.reason)
         return await self._followed(name, node, resumed=False)
+
+    def _state(self, peer: str | None) -> dict[str, Any]:
+        """What operators set for a full-sync (None: all), as this node knows it, for the audit log."""
+        documents = self._services.fullsync.documents
+        found = documents.peers.value
+        return {
+            "suspensions": [{"peer": one.peer, "node": one.node} for one in documents.suspensions.value],
+            "set": {
+                name: {node or "all": {"removed": one.removed, "values": dict(one.values)} for node, one in of.items()}
+                for name, of in found.items()
+                if peer in (None, name)
+            },
+        }
+
+    def _schedule_states(self, peer: str | None) -> dict[str, Any]:
+        """The range and the suppressed checks of a full-sync (None: of all), for the audit log."""
+        states = {n: p.history.schedule_state for n, p in self._manager.peers.items() if peer in (None, n)}
+        return {
+            name: {
+                "suppressed": state.suppressed,
+                "range": None if state.learned is None else [state.learned.since_ms, state.learned.before_ms],
+            }
+            for name, state in states.items()
+        }
 
     async def _followed(self, peer: str | None, node: str | None, *, resumed: bool) -> Reply:
         """The answer to a change: this node's status, the live nodes that read the change, and those that are down and
@@ -274,7 +313,7 @@ class FullSyncAdmin:
             )
         return node
 
-    def _audit_info(self, body: ReasonedRequest) -> FullSyncAuditInfo:
+    def _audit_info(self, body: AuditedRequest) -> FullSyncAuditInfo:
         return FullSyncAuditInfo(acting_user(body.by), self._services.time.wall_ms(), body.reason or "")
 
     async def _known(self, peer: str) -> None:
@@ -298,16 +337,19 @@ class FullSyncAdmin:
                 400, "bad-json", "since_ms and before_ms are needed: whole numbers, the first the smaller"
             )
         times = TimeRange(body.since_ms, body.before_ms, None if body.bucket is None else body.bucket.encode())
-        await self._manager.set_range(body.peer, times)
+        with request.changing(lambda: self._schedule_states(body.peer)):
+            await self._manager.set_range(body.peer, times)
         return await self._status(request)
 
     async def _suppress_auto(self, request: Request, body: SuppressAutoRequest) -> Reply:
-        await self._manager.suppress_auto(body.peer, body.count)
+        with request.changing(lambda: self._schedule_states(body.peer)):
+            await self._manager.suppress_auto(body.peer, body.count)
         log.info("fullsync.auto_suppressed", peer=body.peer, count=body.count, by=acting_user(body.by))
         return await self._status(request)
 
     async def _clear_range(self, request: Request, body: ClearRangeRequest) -> Reply:
-        await self._manager.set_range(body.peer, None)
+        with request.changing(lambda: self._schedule_states(body.peer)):
+            await self._manager.set_range(body.peer, None)
         return await self._status(request)
 
     async def _trees(self, _request: Request) -> Reply:
@@ -328,9 +370,10 @@ class FullSyncAdmin:
         nodes = self._services.membership.live_nodes()
         return (await self._services.query.ask(FULLSYNC_STATUS, part, nodes)).by_node
 
-    async def _rebuild(self, _request: Request, body: RebuildTreesRequest) -> Reply:
+    async def _rebuild(self, request: Request, body: RebuildTreesRequest) -> Reply:
         partition = body.partition
         meant = self._services.fullsync.trees.rebuild(partition)
+        request.changed(None, {"rebuilding": meant})
         if partition is not None and not meant:
             raise RequestRefused(404, "unknown-partition", f"this node has no copy of partition {partition}")
         return json_reply({"rebuilding": meant}, 202)

@@ -86,6 +86,7 @@ class OptionsAdmin:
             after = controller.options.with_setting(option.name, kind, wanted)
             return self._answer(option, kind, after, before, "would be set" if setting else "would be unset")
         after = await change_option(controller.metastore, option.name, kind, wanted)
+        request.changed(None if before is None else before.value, None if wanted is None else wanted.value)
         await self._in_force(after)
         outcome = ("set" if setting else "unset") if setting or before is not None else "was not set"
         return self._answer(option, kind, after, before, outcome)

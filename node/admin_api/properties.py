@@ -63,7 +63,8 @@ class PropertiesAdmin:
         if body.dry_run:
             self._services.properties.judged(body.props, self._services.properties.factor(scope))
             return self._answer(scope, "would be set")
-        await self._services.properties.set(scope, body.props, acting_user(body.by))
+        with request.changing(lambda: self._services.properties.own(scope)):
+            await self._services.properties.set(scope, body.props, acting_user(body.by))
         return self._answer(scope, "set")
 
     async def unset(self, request: Request, body: UnsetPropertiesRequest) -> Reply:
@@ -72,7 +73,8 @@ class PropertiesAdmin:
         if body.dry_run:
             check_names(names)
             return self._answer(scope, "would be unset")
-        removed = await self._services.properties.unset(scope, names)
+        with request.changing(lambda: self._services.properties.own(scope)):
+            removed = await self._services.properties.unset(scope, names)
         return self._answer(scope, "unset" if removed else "was not set")
 
     def _answer(self, scope: PropertyScope, outcome: str) -> Reply:

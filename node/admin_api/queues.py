@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
@@ -19,7 +19,7 @@ from isthmus.config.text import no_such
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.admin_api.queue_plan import plan_of
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import BodyHandler, DryRun, Name, ReasonedRequest, right
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, Name, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
@@ -92,7 +92,7 @@ Targets = Annotated[
 ]
 
 
-class QueueValuesRequest(ReasonedRequest, frozen=True, kw_only=True):
+class QueueValuesRequest(AuditedRequest, frozen=True, kw_only=True):
     """Settings of a queue."""
 
     filter: str | None = None
@@ -124,13 +124,13 @@ class SetQueueRequest(QueueValuesRequest, frozen=True, kw_only=True):
     dry_run: DryRun = False
 
 
-class PlaceQueueRequest(ReasonedRequest, frozen=True, kw_only=True):
+class PlaceQueueRequest(AuditedRequest, frozen=True, kw_only=True):
     """Move cursors to offsets."""
 
     positions: Annotated[Offsets, msgspec.Meta(min_length=1)]
 
 
-class PlannedQueueRequest(ReasonedRequest, frozen=True, kw_only=True):
+class PlannedQueueRequest(AuditedRequest, frozen=True, kw_only=True):
     """Clear or delist a queue."""
 
     dry_run: DryRun = False
@@ -142,7 +142,7 @@ class ReleaseQueueRequest(PlannedQueueRequest, frozen=True, kw_only=True):
     from_: Start = msgspec.field(default="0", name="from")
 
 
-class ResumeQueueRequest(ReasonedRequest, frozen=True, kw_only=True):
+class ResumeQueueRequest(AuditedRequest, frozen=True, kw_only=True):
     """End a suspension."""
 
     what: Targets | None = None
@@ -155,7 +155,7 @@ class SuspendQueueRequest(ResumeQueueRequest, frozen=True, kw_only=True):
     dry_run: DryRun = False
 
 
-class ThrottleQueueRequest(ReasonedRequest, frozen=True, kw_only=True):
+class ThrottleQueueRequest(AuditedRequest, frozen=True, kw_only=True):
     """Limit the rate at which each node serves a queue."""
 
     bytes_per_second: Rate | None = None
@@ -163,7 +163,7 @@ class ThrottleQueueRequest(ReasonedRequest, frozen=True, kw_only=True):
     default: Annotated[bool, msgspec.Meta(description="The rates of the config.")] = False
 
 
-class PushReferencesRequest(ReasonedRequest, frozen=True, kw_only=True):
+class PushReferencesRequest(AuditedRequest, frozen=True, kw_only=True):
     """References to keys of one bucket."""
 
     bucket: Annotated[Name, right('a text, as in {"bucket": "b", "keys": ["k"]}')]
@@ -178,7 +178,7 @@ class PushReferencesRequest(ReasonedRequest, frozen=True, kw_only=True):
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=PUSH_WAIT_MAX_MS)] | None = None
 
 
-class CloseGapsRequest(ReasonedRequest, frozen=True, kw_only=True):
+class CloseGapsRequest(AuditedRequest, frozen=True, kw_only=True):
     """Close gaps by their ids, or those of a bucket type within a time range."""
 
     ids: list[str] | None = None
@@ -281,7 +281,7 @@ class QueueAdmin:
 
     # ---------------------------------------------------------------- acts
 
-    async def register(self, _request: Request, body: RegisterQueueRequest) -> Reply:
+    async def register(self, request: Request, body: RegisterQueueRequest) -> Reply:
         """Create a queue on all nodes."""
         known = {**_settings_of(body), "cascade": body.cascade}
         act = self._audit_info(body)
@@ -290,7 +290,8 @@ class QueueAdmin:
             raise RequestRefused(400, "bad-json", "a queue begins at from, or at positions: not both")
         start_ms = _start("now" if body.from_ is msgspec.UNSET else body.from_, act)
         now = await self._applied() if start_ms is None and not positions else None
-        await self._services.queue_acts.register(body.name, known, start_ms or 0, act, positions, now=now)
+        with request.changing(lambda: self._state(body.name)):
+            await self._services.queue_acts.register(body.name, known, start_ms or 0, act, positions, now=now)
         return await self._listed_with_notes(known.get("filter"))
 
     async def set(self, request: Request, body: SetQueueRequest) -> Reply:
@@ -306,9 +307,10 @@ class QueueAdmin:
         if body.dry_run:
             wanted = queue.defined if default else replace(queue.settings, **_checked(name, values))
             return await self._planned("set", name, settings=queue.settings, wanted=wanted, again=again)
-        await self._services.queue_acts.change_settings(
-            name, values, self._audit_info(body), default=default, again=again
-        )
+        with request.changing(lambda: self._state(name)):
+            await self._services.queue_acts.change_settings(
+                name, values, self._audit_info(body), default=default, again=again
+            )
         return await self._listed_with_notes(values.get("filter"))
 
     async def place(self, request: Request, body: PlaceQueueRequest) -> Reply:
@@ -321,7 +323,8 @@ class QueueAdmin:
         """Remove a queue on all nodes; with "dry_run" show what would be lost."""
         if body.dry_run:
             return await self._planned("delist", request.text("queue"))
-        await self._services.queue_acts.delist(request.text("queue"), self._audit_info(body))
+        with request.changing(lambda: self._state(request.text("queue"))):
+            await self._services.queue_acts.delist(request.text("queue"), self._audit_info(body))
         return await self.queues(request)
 
     async def suspend(self, request: Request, body: SuspendQueueRequest) -> Reply:
@@ -330,13 +333,16 @@ class QueueAdmin:
         node = self._wanted_node(name, body.node)
         if body.dry_run:
             return await self._planned("suspend", name, what=what, node=node)
-        await self._services.queue_acts.suspend(name, what, node, self._audit_info(body))
+        with request.changing(lambda: self._state(name)):
+            await self._services.queue_acts.suspend(name, what, node, self._audit_info(body))
         return await self.queues(request)
 
     async def resume(self, request: Request, body: ResumeQueueRequest) -> Reply:
         """End a suspension."""
         what, name = _targets(body), request.text("queue")
-        await self._services.queue_acts.resume(name, what, self._wanted_node(name, body.node), self._audit_info(body))
+        node = self._wanted_node(name, body.node)
+        with request.changing(lambda: self._state(name)):
+            await self._services.queue_acts.resume(name, what, node, self._audit_info(body))
         return await self.queues(request)
 
     async def clear(self, request: Request, body: PlannedQueueRequest) -> Reply:
@@ -357,7 +363,8 @@ class QueueAdmin:
             return await self._planned("release", name, start=start_ms)
         self._services.queues.named(name)
         now = await self._applied() if start_ms is None else None
-        await self._services.queue_acts.release(name, start_ms or 0, act, now)
+        with request.changing(lambda: self._state(name)):
+            await self._services.queue_acts.release(name, start_ms or 0, act, now)
         return await self.queues(request)
 
     async def throttle(self, request: Request, body: ThrottleQueueRequest) -> Reply:
@@ -369,7 +376,8 @@ class QueueAdmin:
             raise RequestRefused(400, "bad-json", f"give {right}; or default alone, true")
         now = self._services.queue_acts.rates(name)  # a rate that the body leaves out stays
         wanted = Rates(now.bytes if size is None else size, now.objects if objects is None else objects)
-        await self._services.queue_acts.throttle(name, None if default else wanted, self._audit_info(body))
+        with request.changing(lambda: self._state(name)):
+            await self._services.queue_acts.throttle(name, None if default else wanted, self._audit_info(body))
         return await self.queues(request)
 
     async def push(self, request: Request, body: PushReferencesRequest) -> Reply:
@@ -385,6 +393,7 @@ class QueueAdmin:
         taken = await self._services.queue_acts.push(
             request.text("queue"), keys, priority, PUSH_WAIT_MS if body.wait_ms is None else body.wait_ms
         )
+        request.changed(None, {"queued": taken})
         reason = "" if taken == len(keys) else "the priority is full: offer the others again"
         return json_reply({"queued": taken, "refused": len(keys) - taken, "reason": reason})
 
@@ -409,7 +418,22 @@ class QueueAdmin:
         )
         answers = await self._services.query.ask(CLOSE_GAPS, gaps, self._nodes())
         closed = sum(one or 0 for one in answers.by_node.values())
+        request.changed(None, {"closed": closed, "unknown": sorted(answers.unknown)})
         return json_reply({"closed": closed, "unknown": sorted(answers.unknown)})
+
+    def _state(self, name: str) -> dict[str, Any] | None:
+        """The state of a queue that operators change, for the audit log; None: there is no such queue."""
+        queues = self._services.queues
+        if name not in queues.machines():
+            return None
+        queue = queues.named(name)
+        stored = queue.stored
+        return {
+            "settings": asdict(queue.settings),
+            "owner": None if stored.owner is None else stored.owner.name,
+            "suspensions": [{"what": one.what, "node": one.node} for one in stored.suspensions],
+            "rates": queue.throttle.rates._asdict(),
+        }
 
     async def _applied(self) -> AppliedOffsets:
         return await applied_offsets(self._services.query, self._nodes())
@@ -428,7 +452,7 @@ class QueueAdmin:
         notes = [no_such("bucket type", one, known) for one in types if known and one not in known]
         return json_reply({"queues": await self._services.queues.listing(), "notes": notes})
 
-    def _audit_info(self, body: ReasonedRequest) -> AuditInfo:
+    def _audit_info(self, body: AuditedRequest) -> AuditInfo:
         return AuditInfo(acting_user(body.by), self._services.time.wall_ms(), body.reason or "")
 
     def _positions(self, offsets: dict[str, int] | None) -> Positions:

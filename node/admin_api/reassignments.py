@@ -131,7 +131,7 @@ class ReassignmentsAdmin:
             )
         )
 
-    async def order(self, _request: Request, body: OrderReassignmentRequest) -> Reply:
+    async def order(self, request: Request, body: OrderReassignmentRequest) -> Reply:
         """Order a file's placement, an even one, or one node instead of another; or only show the moves."""
         bucket_type, names, ignore_racks = body.bucket_type, _distinct(body.nodes), body.ignore_racks
         match body.kind:
@@ -153,23 +153,23 @@ class ReassignmentsAdmin:
                     "bad-json",
                     f"kind is one of {', '.join(REQUESTED_KINDS)}",
                 )
-        return await self._act(body, wanted)
+        return await self._act(request, body, wanted)
 
     async def factor(self, request: Request, body: ChangeFactorRequest) -> Reply:
         """Order another replication factor for a bucket type."""
         name, factor = request.text("name"), body.replication_factor
         return await self._act(
-            body, ReassignmentRequest(ReassignmentKind.FACTOR, name, factor, ignore_racks=body.ignore_racks)
+            request, body, ReassignmentRequest(ReassignmentKind.FACTOR, name, factor, ignore_racks=body.ignore_racks)
         )
 
-    async def drain(self, _request: Request, body: DrainNodesRequest) -> Reply:
+    async def drain(self, request: Request, body: DrainNodesRequest) -> Reply:
         """Move all replicas off nodes and assign them no others; or let them have replicas again."""
         names = _distinct(body.nodes)
         if not names:
             raise RequestRefused(400, "bad-json", "nodes must name one node at least")
         if not body.undo:
             return await self._act(
-                body, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=names, ignore_racks=body.ignore_racks)
+                request, body, ReassignmentRequest(ReassignmentKind.DRAIN, nodes=names, ignore_racks=body.ignore_racks)
             )
         if body.dry_run:
             drained = self._services.controller.placement.drained
@@ -177,11 +177,12 @@ class ReassignmentsAdmin:
                 if name not in drained:
                     raise NoSuch(f"{name} is not drained: {', '.join(sorted(drained)) or 'no node'} is")
             return json_reply({"outcome": "would be undone", "nodes": list(names)})
-        cancelled = await undrain(self._services.controller.metastore, names, acting_user(body.by))
-        await self._seen(lambda: not set(names) & self._services.controller.placement.drained.keys())
+        with request.changing(lambda: {"drained": sorted(self._services.controller.placement.drained)}):
+            cancelled = await undrain(self._services.controller.metastore, names, acting_user(body.by))
+            await self._seen(lambda: not set(names) & self._services.controller.placement.drained.keys())
         return json_reply({"outcome": "undone", "nodes": list(names), "cancelled": cancelled})
 
-    async def _act(self, body: PlannedRequest, wanted: ReassignmentRequest) -> Reply:
+    async def _act(self, request: Request, body: PlannedRequest, wanted: ReassignmentRequest) -> Reply:
         """Show or order a reassignment."""
         controller = self._services.controller
         if body.dry_run:
@@ -190,14 +191,16 @@ class ReassignmentsAdmin:
             by, at_ms = acting_user(body.by), self._services.time.wall_ms()
             plan, number = await submit(controller.metastore, wanted, body.plan, by, at_ms)
             outcome = "nothing to move" if number is None else "ordered"
+            request.changed(None, {"order": number, "title": plan.request.title, "partitions": len(plan.moves)})
         if number is not None:
             await self._seen(lambda: number < controller.placement.next_number)
         return json_reply(reassignment_status.plan_shown(plan, controller.records, outcome, number))
 
-    async def cancel(self, _request: Request, body: CancelReassignmentRequest) -> Reply:
+    async def cancel(self, request: Request, body: CancelReassignmentRequest) -> Reply:
         """Cancel an order: moves under way are reverted, finished ones stay."""
         controller = self._services.controller
         order = await cancel(controller.metastore, body.order, acting_user(body.by))
+        request.changed({"order": order.number, "title": order.title}, {"cancelled": order.number})
 
         def seen() -> bool:
             found = controller.placement.order(order.number)

@@ -19,7 +19,7 @@ from isthmus.config.settings import PeerSettings
 from isthmus.config.validation import check_name, check_peer_url
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, ReasonedRequest, right
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
@@ -51,7 +51,7 @@ Rate = Annotated[int, msgspec.Meta(ge=0, le=RATE_MAX, description="0: no limit."
 OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
 
 
-class SuspendSinkRequest(ReasonedRequest, frozen=True, kw_only=True):
+class SuspendSinkRequest(AuditedRequest, frozen=True, kw_only=True):
     """Suspend or resume fetches of a queue, from a peer, or all."""
 
     queue: str | None = None
@@ -59,7 +59,7 @@ class SuspendSinkRequest(ReasonedRequest, frozen=True, kw_only=True):
     node: OneNode | None = None
 
 
-class SinkLimitsRequest(ReasonedRequest, frozen=True, kw_only=True):
+class SinkLimitsRequest(AuditedRequest, frozen=True, kw_only=True):
     """Limits of a node's sink, or the workers of one queue."""
 
     queue: Annotated[str, msgspec.Meta(description="The workers of this queue alone.")] | None = None
@@ -71,7 +71,7 @@ class SinkLimitsRequest(ReasonedRequest, frozen=True, kw_only=True):
     forget: Annotated[bool, msgspec.Meta(description="The named limits are the config's again.")] = False
 
 
-class RemoveSinkPeerRequest(ReasonedRequest, frozen=True, kw_only=True):
+class RemoveSinkPeerRequest(AuditedRequest, frozen=True, kw_only=True):
     """A queue of another cluster, as one of its nodes serves it."""
 
     queue: str | None = None
@@ -132,12 +132,14 @@ class SinkAdmin:
 
     async def suspend(self, request: Request, body: SuspendSinkRequest) -> Reply:
         """Start no new fetch of a queue, a peer, or all, on one node or on all."""
-        await self._services.sink.suspend(body.queue, body.peer, acting_user(body.by), body.reason or "", body.node)
+        with request.changing(self._state):
+            await self._services.sink.suspend(body.queue, body.peer, acting_user(body.by), body.reason or "", body.node)
         return await self.sink(request)
 
     async def resume(self, request: Request, body: SuspendSinkRequest) -> Reply:
         """Resume fetches."""
-        await self._services.sink.resume(body.queue, body.peer, body.node)
+        with request.changing(self._state):
+            await self._services.sink.resume(body.queue, body.peer, body.node)
         return await self.sink(request)
 
     async def limits(self, request: Request, body: SinkLimitsRequest) -> Reply:
@@ -152,7 +154,8 @@ class SinkAdmin:
             if body.workers is None and not body.forget:
                 raise RequestRefused(400, "bad-json", f"give workers, from 1 to {WORKERS_MAX}, or forget, true")
             workers = None if body.forget else body.workers
-            await sink.set_queue_workers(body.queue, body.node, workers, by, reason)
+            with request.changing(self._state):
+                await sink.set_queue_workers(body.queue, body.node, workers, by, reason)
             return await self.sink(request)
         limits = SinkLimits(
             workers=body.workers,
@@ -165,7 +168,8 @@ class SinkAdmin:
         )
         if not body.forget and (limits.peer_limit or 0) > (limits.workers or WORKERS_MAX):
             raise RequestRefused(400, "bad-json", f"per_peer is at most workers, {limits.workers}: more never bind")
-        await sink.set_limits(limits, body.node, body.forget)
+        with request.changing(self._state):
+            await sink.set_limits(limits, body.node, body.forget)
         return await self.sink(request)
 
     async def add_peer(self, request: Request, body: SinkPeerRequest) -> Reply:
@@ -175,7 +179,8 @@ class SinkAdmin:
             raise RequestRefused(
                 400, "bad-input", f"{name.peer} is this node itself; a peer is a node of another cluster"
             )
-        await self._services.sink.add_peer(peer, acting_user(body.by), body.reason or "")
+        with request.changing(self._state):
+            await self._services.sink.add_peer(peer, acting_user(body.by), body.reason or "")
         return await self.sink(request)
 
     async def check(self, _request: Request, body: SinkPeerRequest) -> Reply:
@@ -197,7 +202,9 @@ class SinkAdmin:
 
     async def remove_peer(self, request: Request, body: RemoveSinkPeerRequest) -> Reply:
         """Stop fetching from a queue, though a file may list it."""
-        await self._services.sink.remove_peer(_link_of(body), acting_user(body.by), body.reason or "")
+        name = _link_of(body)
+        with request.changing(self._state):
+            await self._services.sink.remove_peer(name, acting_user(body.by), body.reason or "")
         return await self.sink(request)
 
     async def conflicts(self, request: Request) -> Reply:
@@ -218,13 +225,25 @@ class SinkAdmin:
         """The changes that this node's sink refused for good, the oldest first, with the reasons."""
         return json_reply({"dead_letters": await self._services.sink.dead_letters()})
 
-    async def retry(self, _request: Request, body: DeadLettersRequest) -> Reply:
+    async def retry(self, request: Request, body: DeadLettersRequest) -> Reply:
         """Push dead letters again: those named, or all."""
-        return json_reply({"retried": await self._services.sink.retry_dead_letters(body.ids)})
+        retried = await self._services.sink.retry_dead_letters(body.ids)
+        request.changed(None, {"retried": retried})
+        return json_reply({"retried": retried})
 
-    async def drop(self, _request: Request, body: DeadLettersRequest) -> Reply:
+    async def drop(self, request: Request, body: DeadLettersRequest) -> Reply:
         """Drop dead letters: those named, or all."""
-        return json_reply({"dropped": await self._services.sink.drop_dead_letters(body.ids)})
+        dropped = await self._services.sink.drop_dead_letters(body.ids)
+        request.changed(None, {"dropped": dropped})
+        return json_reply({"dropped": dropped})
+
+    def _state(self) -> dict[str, Any]:
+        """The state of this node's sink that operators change, for the audit log."""
+        overview = self._services.sink.overview()
+        workers, rates = overview["workers"], overview["throttle"]["configured"]
+        keys = ("suspensions", "peers_set", "queue_workers_set", "limits_set")
+        limits = {"workers": workers["count"], "per_peer": workers["peer_limit"], **rates}
+        return {**{key: overview[key] for key in keys}, "limits": limits}
 
 
 def _link_of(body: RemoveSinkPeerRequest) -> LinkName:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import BodyHandler, JsonRequest, Name, right
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, Name, right
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router, decode_segment
 from isthmus.node.services.container import NodeServices
@@ -16,7 +16,7 @@ from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 EncodedName = Annotated[Name, right("a name that is not empty, percent-encoded where it is no plain text")]
 
 
-class ReapRequest(JsonRequest, frozen=True, kw_only=True):
+class ReapRequest(AuditedRequest, frozen=True, kw_only=True):
     """Reap the tombstone of one key. Bucket and key are percent-encoded."""
 
     bucket: EncodedName
@@ -37,11 +37,13 @@ class ReapsAdmin:
         due waits."""
         return json_reply({"node": self._services.settings.node.name, "partitions": self._services.reaper.status()})
 
-    async def reap(self, _request: Request, body: ReapRequest) -> Reply:
+    async def reap(self, request: Request, body: ReapRequest) -> Reply:
         """Reap one key; names are percent-encoded."""
         bucket_type = DEFAULT_BUCKET_TYPE if body.bucket_type is None else body.bucket_type.encode()
         reaped = await self._services.reaper.ask(Key(bucket_type, _bytes(body.bucket), _bytes(body.key)))
-        return json_reply({"outcome": reaped.outcome, "reason": reaped.reason})
+        answer = {"outcome": reaped.outcome, "reason": reaped.reason}
+        request.changed(None, answer)
+        return json_reply(answer)
 
 
 def _bytes(segment: str) -> bytes:

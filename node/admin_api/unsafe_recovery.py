@@ -93,9 +93,12 @@ class UnsafeRecoveryAdmin:
         if not body.dry_run:
             written = await self._order(record, chosen, copies, acting_user(body.by), "forced")
             plan |= {"outcome": "ordered", "epoch": written.epoch, "lineage": written.lineage}
+            leader = None if record.leader is None else record.leader.node
+            before = {"leader": leader, "epoch": record.epoch, "status": record.status.value, "lineage": record.lineage}
+            request.changed(before, {"leader": chosen.node, "epoch": written.epoch, "lineage": written.lineage})
         return json_reply(plan)
 
-    async def reseed(self, _request: Request, body: ReseedRequest) -> Reply:
+    async def reseed(self, request: Request, body: ReseedRequest) -> Reply:
         """Raise every record above what the replicas have seen, after the metastore lost writes."""
         controller = self._services.controller
         records = controller.records
@@ -115,6 +118,8 @@ class UnsafeRecoveryAdmin:
             if not (known or record.overtaken):
                 continue
             plans.append(await self._reseeded(record, copies, silent, by, dry_run=dry_run, incomplete=incomplete))
+        keys = ("partition", "node", "record_epoch", "outcome", "epoch")
+        request.changed(None, [{key: plan.get(key) for key in keys} for plan in plans])
         forgotten = sorted(
             {p for reported in facts.values() if reported is not None for p in reported} - records.keys()
         )

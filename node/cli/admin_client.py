@@ -20,6 +20,9 @@ from isthmus.repl.http.client import OPEN, PeerCredentials
 
 ADMIN: Final = ListenerKind("--admin", "ISTHMUS_ADMIN", "http://127.0.0.1:8099")
 
+VIA: Final = "X-Isthmus-Via"
+"""The header that marks acts of the command line in the audit log (`node.http.audit`)."""
+
 ANSWER_BYTES_MAX: Final = 64_000_000
 """Largest answer read into memory; a listing of 1,024 partitions has less than one megabyte."""
 
@@ -47,7 +50,7 @@ class AdminClient:
 
     def _exchange(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
-        headers = None if data is None else {"Content-Type": "application/json"}
+        headers = {} if data is None else {"Content-Type": "application/json", VIA: "cli"}
         with self._listener.request(method, path, data, headers) as response:
             status: int = response.status_code
             raw = b"".join(self._listener.pieces(response, ANSWER_BYTES_MAX))

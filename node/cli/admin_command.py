@@ -101,17 +101,21 @@ def admin_act(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add the options of a change to a command, which gets them as the `AdminCommand` `act`.
 
-    `nodes`: --node and --all-nodes. `asks`: --yes and --dry-run; `yes`, `dry_run`: one of them. `reason`: --reason.
+    `nodes`: --node and --all-nodes. `asks`: --yes and --dry-run; `yes`, `dry_run`: one of them. `reason`: the cluster
+    keeps the reason with the change, so that it is sent also when it is empty; nodes of earlier versions refuse it in
+    other changes.
     """
     options: list[Callable[[Any], Any]] = [node_options] * nodes + [YES] * (asks or yes)
-    options += [DRY_RUN] * (asks or dry_run) + [BY] + [REASON] * reason + [admin_option, output_option]
+    options += [DRY_RUN] * (asks or dry_run) + [BY, REASON, admin_option, output_option]
 
-    attributes = ["by"] + ["reason"] * reason + ["node"] * nodes
+    attributes = ["by", "reason"] + ["node"] * nodes
 
     def added(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def run(*, admin: AdminClient, output: str, yes: bool = True, dry_run: bool = False, **given: Any) -> Any:
             attribution = {name: given.pop(name) for name in attributes}
+            if not (reason or attribution["reason"]):
+                del attribution["reason"]
             return command(**given, act=AdminCommand(admin, output, attribution, yes, dry_run))
 
         return with_options(*options)(run)

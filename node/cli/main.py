@@ -64,6 +64,7 @@ NOUNS: Final[Mapping[str, Noun]] = {
         "isthmus.node.cli.bucket", "bucket_group", "Properties of single buckets: show, set and unset them."
     ),
     "option": Noun("isthmus.node.cli.option", "option_group", "Look at dynamic options; set and unset them."),
+    "audit": Noun("isthmus.node.cli.audit", "audit_group", "Look at the audit log: who changed what, and when."),
     "leader": Noun("isthmus.node.cli.leader", "leader_group", "Look at leaders, and balance them."),
     "queue": Noun(
         "isthmus.node.cli.queue", "queue_group", "Look at source queues; register, suspend, limit, release them."

@@ -6,6 +6,7 @@ by `legacy_paths`, which calls these handlers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from isthmus.node.http.application import HttpApplication, Request, json_reply
@@ -26,6 +27,9 @@ class BucketTypeProperties(Protocol):
 
     def shown(self, scope: PropertyScope) -> dict[str, Any]:
         """All properties in force for a scope."""
+
+    def own(self, scope: PropertyScope) -> Mapping[str, Any]:
+        """The properties that are set for the scope itself."""
 
     async def set(self, scope: PropertyScope, wanted: dict[str, Any], by: str) -> None:
         """Set properties. Raises BadProperty, TooManyProperties, NotReady, OutcomeUnknown."""
@@ -61,12 +65,15 @@ class PropertyRoutes:
         props = body.get("props") if isinstance(body, dict) else None
         if not isinstance(props, dict):
             raise RequestRefused(400, "bad-json", 'the body must be JSON of the form {"props": {"allow_mult": true}}')
-        await self._properties.set(scope, props, BY)
+        with request.changing(lambda: self._properties.own(scope)):
+            await self._properties.set(scope, props, BY)
         return Reply(204, [])
 
     async def reset(self, request: Request) -> Reply:
         """Unset all properties of the bucket. 204."""
-        await self._properties.unset(self._scope(request), [])
+        scope = self._scope(request)
+        with request.changing(lambda: self._properties.own(scope)):
+            await self._properties.unset(scope, [])
         return Reply(204, [])
 
     def _scope(self, request: Request) -> PropertyScope:

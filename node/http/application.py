@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -177,8 +178,8 @@ class Request:
     """One request as a routed handler sees it. `params` are the decoded parts of the path."""
 
     __slots__ = (
-        "_budget", "_held", "_receive", "headers", "method", "params", "peer_names", "query", "query_string",
-        "raw_path",
+        "_budget", "_held", "_receive", "after", "before", "document", "headers", "method", "model", "params",
+        "peer_names", "query", "query_string", "raw_path",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, params: dict[str, bytes], budget: BodyBudget) -> None:
@@ -189,9 +190,26 @@ class Request:
         self.peer_names: frozenset[NodeName] = scope.get(PEER_NAMES, NOBODY)
         self.query_string: bytes = scope["query_string"]
         self.query = parse_query(self.query_string)
+        self.document: Any = None
+        """The body, once `json` has read it."""
+        self.model: object = None
+        """The body as the struct of its `BodyHandler`, once it is checked."""
+        self.before: Any = None
+        self.after: Any = None
         self._receive = receive
         self._budget = budget
         self._held = 0
+
+    def changed(self, before: Any, after: Any) -> None:
+        """State the values before and after this request's act, for the audit log; None: not known, or none."""
+        self.before, self.after = before, after
+
+    @contextmanager
+    def changing(self, state: Callable[[], Any]) -> Iterator[None]:
+        """Take the `state` before and after the block, for the audit log."""
+        self.before = state()
+        yield
+        self.after = state()
 
     def header(self, name: bytes) -> bytes | None:
         """The value of a header by its lower-case name; the first one when repeated."""
@@ -221,9 +239,10 @@ class Request:
         if not body:
             return None
         try:
-            return json.loads(body)
+            self.document = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise RequestRefused(400, "bad-json", f"the body is not JSON: {error}") from error
+        return self.document
 
     async def disconnected(self) -> None:
         """Return when the client has closed the connection or its sending side; call after `body`."""
@@ -241,6 +260,21 @@ class Request:
 
 
 RoutedHandler = Callable[[Request], Awaitable["Reply | Stream"]]
+
+
+class RequestAudit(Protocol):
+    """Records acts of operators (`audit.AuditTrail`)."""
+
+    def is_act(self, method: str, pattern: str) -> bool:
+        """Whether requests of a route are acts."""
+
+    async def watch(
+        self, scope: Scope, pattern: str, request: Request, handled: Awaitable[Reply | Stream]
+    ) -> Reply | Stream:
+        """Await the handler of an act, record the outcome, and return the answer. Raises as the handler."""
+
+    async def forbidden(self, scope: Scope, router: Router[RoutedHandler], error: RequestRefused) -> None:
+        """Record a request that was refused for its role, if it is an act."""
 
 
 def json_reply(value: object, status: int = 200) -> Reply:
@@ -276,6 +310,8 @@ class HttpApplication:
         self.counts = RequestCounts()
         self.guard: Guard | None = None
         """Authorizes requests; None: every request is allowed."""
+        self.audit: RequestAudit | None = None
+        """Records acts; None: nothing is recorded."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
@@ -284,7 +320,12 @@ class HttpApplication:
     async def _authorize_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         check_origin(scope["method"], scope["headers"])
         if self.guard is not None:
-            self.guard.check(scope["method"], scope["raw_path"], scope["headers"])
+            try:
+                self.guard.check(scope["method"], scope["raw_path"], scope["headers"])
+            except RequestRefused as refused:
+                if self.audit is not None:
+                    await self.audit.forbidden(scope, self.router, refused)
+                raise
         await self.answer(scope, receive, send)
 
     async def guarded(self, work: Awaitable[None], scope: Scope, receive: Receive, send: Send) -> None:
@@ -321,7 +362,10 @@ class HttpApplication:
         match = self.router.match(method, scope["raw_path"])
         request = Request(scope, receive, match.params, self.budget)
         try:
-            reply = await match.handler(request)
+            handled = match.handler(request)
+            if self.audit is not None and self.audit.is_act(method, match.pattern):
+                handled = self.audit.watch(scope, match.pattern, request, handled)
+            reply = await handled
             if isinstance(reply, Stream):
                 await self._stream(reply, scope, receive, send)
             else:

@@ -13,7 +13,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -161,6 +161,18 @@ def admin_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
     return frozenset({TokenRole.ADMIN})
 
 
+class TokenIdentity(NamedTuple):
+    """A known token, without the token: its most powerful role, and the first digits of its digest, as in the line
+    `sha256:` of a token file."""
+
+    role: TokenRole
+    digest: str
+
+
+DIGEST_DIGITS: Final = 12
+"""Hex digits of a digest that are recorded: enough to tell the tokens of a cluster apart."""
+
+
 class Guard:
     """Authorizes requests of one listener: 401 without a known token, 403 without the role."""
 
@@ -187,7 +199,7 @@ class Guard:
         wanted = self._roles(method, raw_path)
         if not wanted or wanted & self._open or (self._metrics_open and raw_path == b"/metrics"):
             return
-        token = _token_of(headers)
+        token = token_of(headers)
         if token is not None:
             known, found = self._granted(token)
             if wanted & found:
@@ -199,6 +211,17 @@ class Guard:
         what = "no token was shown" if token is None else "the token that was shown is not known here"
         sentence = f"{what}; this needs one of the role {_who_may(wanted)} (Authorization: Bearer TOKEN)"
         raise RequestRefused(401, "unauthorized", sentence, list(CHALLENGES))
+
+    def identify(self, headers: Headers) -> TokenIdentity | None:
+        """The token of a request; None without one that is known."""
+        token = token_of(headers)
+        if token is None:
+            return None
+        known, granted = self._granted(token)
+        if not known:
+            return None
+        role = max((role for role in TokenRole if INCLUDES[role] <= granted), key=lambda role: len(INCLUDES[role]))
+        return TokenIdentity(role, f"sha256:{digest_of(token).hex()[:DIGEST_DIGITS]}")
 
     def _granted(self, token: bytes) -> tuple[bool, frozenset[TokenRole]]:
         digest = digest_of(token)
@@ -240,7 +263,7 @@ def _who_may(wanted: frozenset[TokenRole]) -> str:
     return " or ".join(role.value for role, included in INCLUDES.items() if wanted & included)
 
 
-def _token_of(headers: Headers) -> bytes | None:
+def token_of(headers: Headers) -> bytes | None:
     """The token of a request. A request with two tokens has none, since it is not clear which one is meant."""
     shown = [value for name, value in headers if name == b"authorization"]
     if len(shown) != 1 or len(shown[0]) > CREDENTIAL_BYTES_MAX:

@@ -35,16 +35,15 @@ DryRun = Annotated[bool, msgspec.Meta(description="Only show the effect; nothing
 class JsonRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all request bodies."""
 
+    def only_reads(self) -> bool:
+        """Whether this request changes nothing: a dry run. It is not recorded in the audit log."""
+        return getattr(self, "dry_run", False) is True
+
 
 class AuditedRequest(JsonRequest, frozen=True, kw_only=True):
-    """A change that is recorded with its author."""
-
-    by: By | None = None
-
-
-class ReasonedRequest(AuditedRequest, frozen=True, kw_only=True):
     """A change that is recorded with its author and reason."""
 
+    by: By | None = None
     reason: Reason | None = None
 
 
@@ -66,7 +65,9 @@ class BodyHandler(Generic[B]):
 
     async def __call__(self, request: Request) -> Reply:
         """Read and check the body, then handle the request. Raises RequestRefused."""
-        return await self._handler(request, parse_body(await request.json(), self.model))
+        body = parse_body(await request.json(), self.model)
+        request.model = body
+        return await self._handler(request, body)
 
 
 def parse_body(value: Any, model: type[B]) -> B:

@@ -20,7 +20,9 @@ from isthmus.aae.scheduling.last_comparison import ComparedDifferences
 from isthmus.aae.service import FullSync, FullSyncConfig
 from isthmus.config.settings import Settings
 from isthmus.node.http.listener import Listeners, published
+from isthmus.node.observability.audit_log import AuditLog
 from isthmus.node.security.credentials import NodeCredentials
+from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
@@ -119,6 +121,8 @@ class NodeServices:
         self.cluster_uuid = resources.cluster_uuid
         self.http_url, self.admin_url = resources.http_url, resources.admin_url
         self.credentials = resources.credentials
+        limits = settings.log.audit_size_bytes, settings.log.audit_files_count
+        self.audit = AuditLog(settings.node.data_dir, *limits)
         self.store = resources.store
         self.replog = resources.replog
         self.options = EffectiveOptions(settings)
@@ -313,6 +317,7 @@ class NodeServices:
     def _serve_queries(self) -> None:
         self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
         self.query.serve(TELEMETRY, TelemetryResponder(self.runtime))
+        self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.audit))
         self.query.serve(SINK, SinkResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))

@@ -73,6 +73,10 @@ class PropertyService:
         """All properties in force for a scope, by Riak's names."""
         return shown_properties(self.cache.settings.values(scope), self.factor(scope))
 
+    def own(self, scope: PropertyScope) -> dict[str, Value]:
+        """The properties that are set for the scope itself, as this node knows them."""
+        return {name: setting.value for name, setting in self.cache.settings.own(scope).items()}
+
     def rows(self, scope: PropertyScope) -> list[dict[str, Any]]:
         """A row for each property that may be set: value in force, origin ("bucket", "bucket type" or "default"), by
         whom and when, whether it has an effect, and its meaning."""

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from isthmus.node.admin_api.application import AdminApi
-from isthmus.node.http.json_body import BodyHandler, DryRun, Name, ReasonedRequest, parse_body, right
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, Name, parse_body, right
 from isthmus.node.http.openapi import describe
 from isthmus.node.http.responses import RequestRefused
 from tests.support.node_status import FakeNodeStatus
 
 
-class SampleRequest(ReasonedRequest, frozen=True, kw_only=True):
+class SampleRequest(AuditedRequest, frozen=True, kw_only=True):
     """A body with a field of each kind."""
 
     name: Name

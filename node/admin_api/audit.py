@@ -1,0 +1,83 @@
+"""The audit log in the admin API: who did what, on all nodes, the newest first. docs/audit.md explains a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from isthmus.node.http.application import Request, json_reply
+from isthmus.node.http.responses import Reply, RequestRefused
+from isthmus.node.http.router import Router
+from isthmus.node.services.audit_query import AUDIT, LIMIT_MAX, ReadAudit, merged
+from isthmus.node.services.container import NodeServices
+
+LIMIT: Final = 100
+"""Acts in an answer by default."""
+
+TIME_MAX_MS: Final = 1 << 50
+"""Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""
+
+ALL: Final = "all"
+
+_CURSOR: Final = re.compile(r"([^:,]+):([0-9]{1,15})", re.ASCII)
+
+
+class AuditAdmin:
+    """The route over the audit logs of all nodes."""
+
+    def __init__(self, services: NodeServices, router: Router[Callable[..., Any]]) -> None:
+        self._services = services
+        router.add("GET", "/admin/audit", self.acts)
+
+    async def acts(self, request: Request) -> Reply:
+        """The acts of operators on all nodes, the newest first: ?since=MS&limit=N&node=NAME&before=CURSOR."""
+        since_ms = _number(request, "since", 0, 0, TIME_MAX_MS)
+        limit = _number(request, "limit", LIMIT, 1, LIMIT_MAX)
+        before = _cursor(request.query.get("before"))
+        nodes = self._nodes(request.query.get("node", ALL))
+        if before is not None:
+            nodes &= before.keys()
+        live = nodes & self._services.membership.live_nodes()
+        answers = await self._services.query.ask(AUDIT, ReadAudit(since_ms, limit, before), live, own_may_fail=True)
+        unknown = {**answers.unknown, **dict.fromkeys(nodes - live, "not alive")}
+        acts, following = merged(answers.by_node, limit)
+        found = {**dict.fromkeys(nodes), **answers.by_node}
+        return json_reply(
+            {
+                "acts": acts,
+                "next": None if following is None else ",".join(f"{n}:{i}" for n, i in sorted(following.items())),
+                "nodes": {
+                    node: None if answer is None else {"unreadable": answer.unreadable, "lost": answer.lost}
+                    for node, answer in sorted(found.items())
+                },
+                "unknown": unknown,
+                "at_ms": self._services.time.wall_ms(),
+            }
+        )
+
+    def _nodes(self, wanted: str) -> set[str]:
+        known = set(self._services.membership.known_nodes())
+        if wanted == ALL:
+            return known
+        if wanted not in known:
+            there = ", ".join(sorted(known))
+            raise RequestRefused(404, "unknown-node", f"there is no node {wanted[:64]!r}; there are {there}")
+        return {wanted}
+
+
+def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and least <= int(text[:17]) <= most):
+        raise RequestRefused(400, "bad-query", f"{name}={text[:40]}: a whole number from {least} to {most} is right")
+    return int(text)
+
+
+def _cursor(text: str | None) -> dict[str, int] | None:
+    """The `before` of a request, which is the `next` of an answer. Raises RequestRefused."""
+    if text is None:
+        return None
+    found = [_CURSOR.fullmatch(part) for part in text.split(",")]
+    if not all(found):
+        raise RequestRefused(400, "bad-query", f"before={text[:40]}: `next` of the page before is right")
+    return {each[1]: int(each[2]) for each in found if each is not None}

@@ -1,0 +1,70 @@
+"""`isthmus audit`: the acts of operators on all nodes, from their audit logs. docs/audit.md explains the columns."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlencode
+
+import click
+
+from isthmus.node.cli.admin_command import AdminCommand, admin_query
+from isthmus.node.cli.output import NOTHING, Row, TableSpec, moment_of, object_in
+from isthmus.node.cli.parameters import time_of
+
+LIMIT_MAX: Final = 1_000
+"""Most acts of one answer, as in the admin API."""
+
+
+def _who(row: Row) -> str:
+    """The name of who acted, else the certificate's, the token's role, or the address; and the way."""
+    who = object_in(row, "who")
+    names = ", ".join(map(str, who.get("certificate") or ()))
+    host = str(row.get("from") or "").rpartition(":")[0]
+    return f"{who.get('by') or names or who.get('role') or host or NOTHING} ({row.get('via')})"
+
+
+def _outcome(row: Row) -> str:
+    """The outcome; of a refusal with its reason code."""
+    error = row.get("error")
+    reason = str(error).partition(":")[0] if error else ""
+    return f"{row.get('outcome')}: {reason}" if reason else str(row.get("outcome"))
+
+
+ACTS: Final = TableSpec(
+    ("at", moment_of("at_ms")),
+    "node",
+    ("who", _who),
+    ("act", lambda row: object_in(row, "what").get("act")),
+    ("outcome", _outcome),
+)
+
+
+@click.group("audit")
+def audit_group() -> None:
+    """Look at the audit log: who changed what, and when."""
+
+
+@audit_group.command("list")
+@click.option("--since", metavar="TIME", help="Only acts from this time on, such as 2026-02-03T04:05 (UTC).")
+@click.option("--node", metavar="NAME", help="Only what was asked of this node.")
+@click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=50, show_default=True, help="Most acts to show.")
+@click.option("--before", metavar="CURSOR", help="Go on where a listing ended, as it printed.")
+@admin_query
+def list_acts(since: str | None, node: str | None, limit: int, before: str | None, query: AdminCommand) -> None:
+    """The acts of operators on all nodes, the newest first: when, asked of which node, by whom, by which way, and how
+    it ended. `-o json` has the values before and after, the reason, and the address."""
+    wanted = {
+        "since": None if since is None else time_of(since, "--since"),
+        "node": node,
+        "limit": limit,
+        "before": before,
+    }
+    answer = query.get("/admin/audit?" + urlencode({k: v for k, v in wanted.items() if v is not None}))
+    query.echo_rows(answer, "acts", ACTS)
+    for name, why in object_in(answer, "unknown").items():
+        query.note(f"note: the log of node {name} is unknown: {why}")
+    for name, found in object_in(answer, "nodes").items():
+        if isinstance(found, dict) and found.get("lost"):
+            query.note(f"note: node {name} has lost {found['lost']} lines since it started")
+    if answer.get("next"):
+        query.note(f"older ones: --before {answer['next']}")

@@ -1,0 +1,61 @@
+"""The audit log: its files, and the double in memory, give the same lines back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.node.observability.audit_log import AuditLog
+from tests.support.memory_audit_log import MemoryAuditLog
+
+Log = AuditLog | MemoryAuditLog
+
+
+@pytest.fixture(params=["files", "memory"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Log]:
+    """Makes a log; the one of files is rotated every few lines."""
+    return (lambda: AuditLog(tmp_path, 1_000, 100)) if request.param == "files" else MemoryAuditLog
+
+
+def line(at_ms: int) -> dict[str, Any]:
+    """A line with the keys that logs look at."""
+    return {"at_ms": at_ms, "who": {"by": "ann"}, "what": {"act": "x", "request": [1, None, "ä\n"]}}
+
+
+async def test_lines_come_back_as_they_were_with_their_ids(opened: Callable[[], Log]) -> None:
+    """From 1 on, in the order of the calls, the newest first."""
+    log = opened()
+    for at_ms in range(30):
+        await log.append(line(at_ms))
+    page = await log.page(None, 0, 100)
+    assert page.acts == [{"id": number, **line(number - 1)} for number in range(30, 0, -1)]
+    assert (page.more, page.unreadable) == (False, 0)
+    await log.stop()
+
+
+async def test_concurrent_lines_are_all_there(opened: Callable[[], Log]) -> None:
+    """Whether their writers wait for them or not."""
+    log = opened()
+    await asyncio.gather(*(log.append(line(at_ms)) for at_ms in range(50)))
+    await asyncio.gather(*(log.enqueue(line(at_ms)) for at_ms in range(50, 80)))
+    page = await log.page(None, 0, 100)
+    assert [act["at_ms"] for act in page.acts] == list(range(79, -1, -1))
+    await log.stop()
+
+
+@pytest.mark.parametrize(("before", "since_ms", "limit"), [(None, 0, 5), (20, 0, 5), (20, 15, 9), (1, 0, 9), (4, 0, 3)])
+async def test_pages_have_the_same_bounds(
+    opened: Callable[[], Log], before: int | None, since_ms: int, limit: int
+) -> None:
+    """Below an id, from a time on, as many as were asked for; `more` tells whether that was all."""
+    log = opened()
+    for at_ms in range(30):
+        await log.append(line(at_ms))
+    fit = [number for number in range(30, 0, -1) if number < (before or 31) and number - 1 >= since_ms]
+    page = await log.page(before, since_ms, limit)
+    assert ([act["id"] for act in page.acts], page.more) == (fit[:limit], len(fit) > limit)
+    await log.stop()

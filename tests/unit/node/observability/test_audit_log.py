@@ -1,0 +1,304 @@
+"""The audit log's files: numbers, rotation, restarts, torn lines, full disks, bounded waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from isthmus.node.observability import audit_log
+from isthmus.node.observability.audit_log import AuditLog, AuditPage
+
+
+def line(at_ms: int, act: str = "set option x") -> dict[str, Any]:
+    """A line as `node.http.audit` makes it, without what does not matter here."""
+    return {"at_ms": at_ms, "who": {"by": "ann"}, "what": {"act": act, "request": None}}
+
+
+@asynccontextmanager
+async def opened(directory: Path, file_bytes: int = 1_000_000, files: int = 8) -> AsyncIterator[AuditLog]:
+    """An audit log that is stopped at the end."""
+    found = AuditLog(directory, file_bytes, files)
+    try:
+        yield found
+    finally:
+        await found.stop()
+
+
+def ids(page: AuditPage) -> list[int]:
+    """The ids of a page."""
+    return [act["id"] for act in page.acts]
+
+
+def files(directory: Path) -> list[Path]:
+    """The log's files, the oldest first."""
+    return sorted((directory / "audit").iterdir())
+
+
+async def test_lines_are_numbered_and_on_the_disk_when_append_returns(tmp_path: Path) -> None:
+    """One JSON object a line, in the order of the calls, readable by others than the node's user by nobody."""
+    async with opened(tmp_path) as log:
+        for at_ms in (5, 6, 7):
+            await log.append(line(at_ms))
+        (file,) = files(tmp_path)
+        assert [json.loads(each)["id"] for each in file.read_text().splitlines()] == [1, 2, 3]
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        assert log.counts == {"written": 3, "unsynced": 0, "lost": 0}
+
+
+async def test_pages_go_from_the_newest_to_the_oldest(tmp_path: Path) -> None:
+    """A page ends at its limit and says so; the next one goes on below an id; lines before `since` are left out."""
+    async with opened(tmp_path) as log:
+        for at_ms in range(10, 17):
+            await log.append(line(at_ms))
+        first = await log.page(None, 0, 3)
+        assert (ids(first), first.more) == ([7, 6, 5], True)
+        rest = await log.page(5, 0, 10)
+        assert (ids(rest), rest.more) == ([4, 3, 2, 1], False)
+        assert ids(await log.page(None, 15, 10)) == [7, 6]
+        assert ids(await log.page(1, 0, 10)) == []
+        (file,) = files(tmp_path)
+        os.utime(file, (10, 10))  # the last change, in seconds
+        assert ids(await log.page(None, 10_000 + audit_log.CLOCK_SLACK_MS + 1, 10)) == []
+
+
+async def test_a_log_that_was_never_written_has_no_lines(tmp_path: Path) -> None:
+    """Reading makes no directory."""
+    async with opened(tmp_path) as log:
+        assert await log.page(None, 0, 10) == AuditPage([], False, 0)
+    assert not os.listdir(tmp_path)
+
+
+async def test_files_are_rotated_and_the_oldest_deleted(tmp_path: Path) -> None:
+    """No file is larger than its limit, and no more of them stay than are allowed; pages span files."""
+    async with opened(tmp_path, file_bytes=1_000, files=3) as log:
+        for at_ms in range(100):
+            await log.append(line(at_ms))
+        kept = files(tmp_path)
+        assert len(kept) == 3
+        assert all(0 < file.stat().st_size <= 1_000 for file in kept)
+        page = await log.page(None, 0, 100)
+        assert ids(page) == list(range(100, int(kept[0].stem) - 1, -1))
+        assert len(page.acts) > 20
+        assert ids(await log.page(int(kept[1].stem), 0, 100))[-1] == int(kept[0].stem)
+
+
+async def test_a_lower_limit_holds_from_the_next_file_on(tmp_path: Path) -> None:
+    """A reload changes size and number."""
+    async with opened(tmp_path, file_bytes=500, files=50) as log:
+        for at_ms in range(40):
+            await log.append(line(at_ms))
+        assert len(files(tmp_path)) > 5
+        log.limit(500, 2)
+        for at_ms in range(10):
+            await log.append(line(at_ms))
+        assert len(files(tmp_path)) == 2
+
+
+async def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    """Ids go on, and nothing is overwritten."""
+    for run in range(3):
+        async with opened(tmp_path) as log:
+            await log.append(line(run))
+    async with opened(tmp_path) as log:
+        assert ids(await log.page(None, 0, 10)) == [3, 2, 1]
+    assert len(files(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("torn", [b'{"id":4,"at_ms":', b"\xff\xfe", b"{", b"null", b'{"id":"4","at_ms":1}'])
+async def test_a_torn_last_line_costs_only_itself(tmp_path: Path, torn: bytes) -> None:
+    """A crash amid a write leaves a piece: the next line begins behind it, and readers count it."""
+    async with opened(tmp_path) as log:
+        for at_ms in range(3):
+            await log.append(line(at_ms))
+    (file,) = files(tmp_path)
+    with file.open("ab") as appended:
+        appended.write(torn)
+    async with opened(tmp_path) as log:
+        before = await log.page(None, 0, 10)
+        assert (ids(before), before.unreadable) == ([3, 2, 1], 1)
+        await log.append(line(9))
+        after = await log.page(None, 0, 10)
+        assert (ids(after), after.unreadable) == ([4, 3, 2, 1], 1)
+    assert file.read_bytes().count(torn + b"\n") == 1
+
+
+async def test_a_file_that_is_torn_alone_keeps_its_place_in_the_order(tmp_path: Path) -> None:
+    """The newest file has no whole line: ids go on behind its name."""
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "000000000040.jsonl").write_bytes(b'{"id":40')
+    async with opened(tmp_path) as log:
+        await log.append(line(1))
+        assert ids(await log.page(None, 0, 10)) == [41]
+
+
+async def test_on_a_full_disk_lines_are_lost_counted_and_marked(tmp_path: Path) -> None:
+    """append returns all the same. The loss is logged with who did what; the first line that is written again has the
+    number of those before it, and their ids stay free."""
+    async with opened(tmp_path) as log:
+        await log.append(line(1))
+        (file,) = files(tmp_path)
+    kept = file.rename(tmp_path / "kept")
+    file.symlink_to("/dev/full")
+    async with opened(tmp_path) as log:
+        with structlog.testing.capture_logs() as events:
+            await log.append(line(2, "drain nodes"))
+            await log.append(line(3))
+        assert [(e["event"], e["lines"], e["act"], e["who"]) for e in events] == [
+            ("audit.lost", 1, "drain nodes", {"by": "ann"}), ("audit.lost", 1, "set option x", {"by": "ann"}),
+        ]  # fmt: skip
+        assert "no space" in events[0]["why"].lower()
+        assert log.counts == {"written": 0, "unsynced": 0, "lost": 2}
+        file.unlink()
+        kept.rename(file)
+        log._close()  # the next line opens a file again, as after a rotation
+        await log.append(line(4))
+        first, *_ = (await log.page(None, 0, 10)).acts
+        assert (first["at_ms"], first["lost_before"]) == (4, 2)
+        await log.append(line(5))
+        assert "lost_before" not in (await log.page(None, 0, 1)).acts[0]
+
+
+async def test_a_disk_that_fills_amid_a_line_tears_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a line was written before the disk was full: the next line begins on a line of its own."""
+    write, room = os.write, [200]
+
+    def short(fd: int, data: Any) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(fd, bytes(data[: room[0]]))
+        room[0] -= written
+        return written
+
+    async with opened(tmp_path) as log:
+        monkeypatch.setattr(audit_log.os, "write", short)
+        for at_ms in range(3):
+            await log.append(line(at_ms))
+        room[0] = 1_000_000
+        await log.append(line(9))
+        page = await log.page(None, 0, 10)
+        assert ([act["at_ms"] for act in page.acts], page.unreadable) == ([9, 1, 0], 1)
+        assert page.acts[0]["lost_before"] == 1
+
+
+async def test_a_failed_sync_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line is there and may not survive a power failure."""
+
+    def failing(_fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with opened(tmp_path) as log:
+        await log.append(line(1))
+        monkeypatch.setattr(audit_log.os, "fsync", failing)
+        with structlog.testing.capture_logs() as events:
+            await log.append(line(2))
+        assert [event["event"] for event in events] == ["audit.unsynced"]
+        assert log.counts == {"written": 1, "unsynced": 1, "lost": 0}
+        assert ids(await log.page(None, 0, 10)) == [2, 1]
+
+
+async def test_a_disk_that_hangs_bounds_the_wait_and_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """append gives up waiting after WAIT_S; beyond QUEUE_MAX lines new ones are lost; those that wait are written when
+    the disk goes on."""
+    monkeypatch.setattr(audit_log, "WAIT_S", 0.05)
+    monkeypatch.setattr(audit_log, "QUEUE_MAX", 3)
+    goes_on, sync = threading.Event(), os.fsync
+
+    def hanging(fd: int) -> None:
+        assert goes_on.wait(20)
+        sync(fd)
+
+    monkeypatch.setattr(audit_log.os, "fsync", hanging)
+    async with opened(tmp_path) as log:
+        with structlog.testing.capture_logs() as events:
+            await log.append(line(0))  # in the thread
+            await asyncio.gather(*(log.append(line(at_ms)) for at_ms in range(1, 6)))
+        assert [event["why"] for event in events] == ["too many lines wait for the disk"] * 2
+        goes_on.set()
+        monkeypatch.setattr(audit_log, "WAIT_S", 10)
+        assert log._writing is not None
+        await log._writing
+        await log.append(line(6))
+        page = await log.page(None, 0, 10)
+        assert [act["at_ms"] for act in page.acts] == [6, 3, 2, 1, 0]
+        assert sum(act.get("lost_before", 0) for act in page.acts) == log.counts["lost"] == 2
+
+
+async def test_many_writers_at_once_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of concurrent requests are all there, each once, with few syncs."""
+    syncs, sync = [0], os.fsync
+
+    def counted(fd: int) -> None:
+        syncs[0] += 1
+        sync(fd)
+
+    monkeypatch.setattr(audit_log.os, "fsync", counted)
+    async with opened(tmp_path) as log:
+        await asyncio.gather(*(log.append(line(at_ms)) for at_ms in range(200)))
+        page = await log.page(None, 0, 1_000)
+        assert ids(page) == list(range(200, 0, -1))
+        assert {act["at_ms"] for act in page.acts} == set(range(200))
+    assert syncs[0] < 20
+
+
+async def test_two_logs_on_one_directory_tear_no_line(tmp_path: Path) -> None:
+    """The data directory's lock allows one node; were there two, each line would still be whole."""
+    async with opened(tmp_path) as one, opened(tmp_path) as other:
+        await asyncio.gather(*(each.append(line(at_ms)) for at_ms in range(100) for each in (one, other)))
+        page = await one.page(None, 0, 1_000)
+        assert (len(page.acts), page.unreadable) == (200, 0)
+
+
+async def test_a_line_that_is_too_long_loses_its_values(tmp_path: Path) -> None:
+    """Who and what stay; the line says that it was cut."""
+    huge = {**line(1), "before": "x" * 50_000, "after": "y", "what": {"act": "a", "request": {"k": "z" * 50_000}}}
+    async with opened(tmp_path) as log:
+        await log.append(huge)
+        (found,) = (await log.page(None, 0, 1)).acts
+        assert (found["before"], found["what"], found["cut"]) == (None, {"act": "a", "request": None}, True)
+        assert found["who"] == {"by": "ann"}
+
+
+async def test_texts_of_any_kind_come_back(tmp_path: Path) -> None:
+    """Newlines, NUL, other scripts and half a surrogate pair stay within their line."""
+    text = 'a\nb\x00"\\ Grüße \U0001f600 \ud800'
+    async with opened(tmp_path) as log:
+        await log.append(line(1, text))
+        await log.append(line(2))
+        page = await log.page(None, 0, 10)
+        assert ([act["what"]["act"] for act in page.acts], page.unreadable) == (["set option x", text], 0)
+
+
+async def test_a_long_file_is_read_backward_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of a block, lines are whole."""
+    async with opened(tmp_path) as log:
+        for at_ms in range(20):
+            await log.append(line(at_ms))
+        for block in (1, 7, 100, 1_000):
+            monkeypatch.setattr(audit_log, "BLOCK_BYTES", block)
+            page = await log.page(None, 0, 100)
+            assert (ids(page), page.unreadable) == (list(range(20, 0, -1)), 0)
+
+
+async def test_a_page_of_large_lines_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fits into one answer between nodes, and the next page goes on."""
+    monkeypatch.setattr(audit_log, "PAGE_BYTES_MAX", 1_000)
+    async with opened(tmp_path) as log:
+        for at_ms in range(30):
+            await log.append(line(at_ms))
+        found: list[int] = []
+        while page := await log.page(found[-1] if found else None, 0, 1_000):
+            assert len(page.acts) < 20
+            found += ids(page)
+            if not page.more:
+                break
+        assert found == list(range(30, 0, -1))

@@ -1,0 +1,97 @@
+"""Audit logs of several nodes, merged page by page."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.node.observability.audit_log import AuditLog
+from isthmus.node.services import audit_query
+from isthmus.node.services.audit_query import AUDIT, AuditResponder, NodeAudit, ReadAudit, merged
+from isthmus.repl.model.errors import CodecError, IsthmusError
+
+
+def page(acts: list[tuple[int, int]], *, more: bool = False) -> NodeAudit:
+    """A node's page of lines (id, at_ms)."""
+    return NodeAudit([{"id": number, "at_ms": at_ms} for number, at_ms in acts], more, 0, 0)
+
+
+def all_pages(logs: dict[str, list[int]], limit: int, node_limit: int) -> list[tuple[str, int]]:
+    """(node, id) of all acts, page by page; `logs` has the times of a node's lines, of which a node gives
+    `node_limit` at once."""
+    found: list[tuple[str, int]] = []
+    before: dict[str, int] | None = dict.fromkeys(logs, 1 << 40)
+    while before is not None:
+        answers: dict[str, NodeAudit | None] = {}
+        for node, below in before.items():
+            lines = [(number, at_ms) for number, at_ms in enumerate(logs[node], 1) if number < below][::-1]
+            answers[node] = page(lines[:node_limit], more=len(lines) > node_limit)
+        for node, answer in answers.items():
+            assert answer is not None
+            for act in answer.acts:
+                act["node"] = node
+        acts, before = merged(answers, limit)
+        assert len(acts) <= limit
+        found += [(act["node"], act["id"]) for act in acts]
+    return found
+
+
+def test_acts_of_all_nodes_come_newest_first() -> None:
+    """A node without an answer has no acts, and is no end of the others."""
+    acts, following = merged({"n1": page([(2, 30), (1, 10)]), "n2": page([(7, 20)]), "n3": None}, 10)
+    assert [act["at_ms"] for act in acts] == [30, 20, 10]
+    assert following is None
+
+
+def test_a_page_goes_on_where_the_one_before_ended() -> None:
+    """Of each node below the id that was shown last, or at its first line that was not."""
+    answers = {"n1": page([(2, 30), (1, 10)]), "n2": page([(7, 20)]), "n3": page([(5, 1)])}
+    acts, following = merged(answers, 2)
+    assert ([act["id"] for act in acts], following) == ([2, 7], {"n1": 2, "n3": 6})
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_act_is_shown_once_and_in_its_nodes_order(seed: int) -> None:
+    """Whatever the sizes of pages are, and although clocks are set back; with clocks that only go on, the whole is in
+    the order of times."""
+    rng = random.Random(seed)
+    steady = seed % 2 == 0
+    logs = {
+        f"n{index}": (sorted if steady else list)([rng.randrange(100) for _ in range(rng.randrange(40))])
+        for index in range(3)
+    }
+    node_limit = rng.randrange(1, 20)
+    found = all_pages(logs, rng.randrange(1, 20), node_limit)
+    assert sorted(found) == sorted(
+        (node, number) for node, times in logs.items() for number in range(1, len(times) + 1)
+    )
+    for node in logs:
+        numbers = [number for of, number in found if of == node]
+        assert numbers == sorted(numbers, reverse=True)
+    if steady:
+        times = [logs[node][number - 1] for node, number in found]
+        assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("act", [{}, {"id": "1", "at_ms": 1}, {"id": 1}, {"id": 1, "at_ms": None}])
+def test_an_answer_without_ids_or_times_is_refused(act: dict[str, Any]) -> None:
+    """A node of a later version may be at fault; the page names it as unknown."""
+    body = AUDIT.answers.encode(NodeAudit([act], False, 0, 0))
+    with pytest.raises(CodecError):
+        AUDIT.answers.decode(body)
+
+
+async def test_a_log_that_cannot_be_read_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that is none, and a disk that hangs."""
+    (tmp_path / "audit").write_text("no directory")
+    log = AuditLog(tmp_path, 100_000, 8)
+    responder = AuditResponder("n1", log)
+    with pytest.raises(IsthmusError, match="cannot be read"):
+        await responder.respond(ReadAudit(0, 10))
+    monkeypatch.setattr(audit_query, "READ_S", 0)
+    with pytest.raises(IsthmusError, match="within 0 s"):
+        await responder.respond(ReadAudit(0, 10))
+    await log.stop()
