@@ -41,7 +41,14 @@ from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.ports import CursorWriter, DamageListener, KeyValue, NoDamageListener, TimeSource
+from isthmus.repl.model.ports import (
+    AppliedEntries,
+    CursorWriter,
+    DamageListener,
+    KeyValue,
+    NoDamageListener,
+    TimeSource,
+)
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
@@ -230,19 +237,23 @@ class QueueService:
 
     # ---------------------------------------------------------------- applied entries
 
-    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
+    def applied(self, applied: Sequence[AppliedEntries]) -> None:
         """See `repl.model.ports.ApplyListener`."""
-        if not leader or not entries or partition not in self._led:
-            return
-        self._led[partition] = entries[-1].offset + 1
-        now = self.time.now_ms()
-        for entry in entries:
-            if entry.kind == _CURSOR:
+        led, now = self._led, self.time.now_ms()
+        added = False
+        for partition, entries, leader in applied:
+            if not leader or partition not in led:
+                continue
+            led[partition] = entries[-1].offset + 1
+            if any(entry.kind == _CURSOR for entry in entries):
                 self._applied_with_cursors(partition, entries, now)
-                return
-        for queue in self._queues.values():
-            queue.machine.add(partition, entries, now)
-            queue.waiters.look_soon()
+                continue
+            added = True
+            for queue in self._queues.values():
+                queue.machine.add(partition, entries, now)
+        if added:
+            for queue in self._queues.values():
+                queue.waiters.look_soon()
 
     def _applied_with_cursors(self, partition: int, entries: Sequence[Entry], now_ms: int) -> None:
         for queue in self._queues.values():

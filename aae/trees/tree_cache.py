@@ -29,7 +29,7 @@ from isthmus.aae.trees.tree_files import load_and_remove_tree, remove_trees, sav
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError, LocalFault, Overloaded
 from isthmus.repl.model.keys import SEGMENT_COUNT
-from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.model.ports import AppliedEntries, TimeSource
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Family, Sample
 
@@ -199,11 +199,14 @@ class TreeCache:
 
     # -- updates ----------------------------------------------------------------------------------------
 
-    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:  # noqa: ARG002
+    def applied(self, applied: Sequence[AppliedEntries]) -> None:
         """See ApplyListener. Costs one XOR per entry."""
-        cached = self.cached.get(partition)
-        if cached is None:
-            return  # opened since the last poll; the next poll reads its applied offset
+        for partition, entries, _ in applied:
+            cached = self.cached.get(partition)
+            if cached is not None:  # else opened since the last poll; the next poll reads its applied offset
+                self._applied(partition, cached, entries)
+
+    def _applied(self, partition: int, cached: CachedTree, entries: Sequence[Entry]) -> None:
         first = entries[0].offset
         if first != cached.offset:
             self._gap(partition, cached)

@@ -37,7 +37,7 @@ from isthmus.repl.coordinator.write_batch import (
     never_unreplicated,
 )
 from isthmus.repl.coordinator.write_batch_fast_path import APPLIED, add_items
-from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.entry import EntryKind, make_entry
 from isthmus.repl.model.errors import (
     BadInput,
     Corruption,
@@ -48,6 +48,7 @@ from isthmus.repl.model.errors import (
     clear_traceback,
 )
 from isthmus.repl.model.keys import Key, key_hash, partition_index
+from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.properties import NO_SETTINGS, PropertySource
 from isthmus.repl.model.record import PartitionRecord
 from isthmus.repl.model.requests import (
@@ -214,13 +215,14 @@ class Coordinator:
         """Set the isolation of reads that name none: by bucket type, `default` for all others."""
         self._reads.set_defaults(default, of_types)
 
-    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:  # noqa: ARG002
+    def applied(self, applied: Sequence[AppliedEntries]) -> None:
         """See `repl.model.ports.ApplyListener`: the store remembers the requests from now on."""
-        pending = self._pending_requests.get(partition)
-        if pending:
-            for entry in entries:
-                if entry.request_id:
-                    pending.pop(request_name(entry.key_hash, entry.request_id), None)
+        for partition, entries, _ in applied:
+            pending = self._pending_requests.get(partition)
+            if pending:
+                for entry in entries:
+                    if entry.request_id:
+                        pending.pop(request_name(entry.key_hash, entry.request_id), None)
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:  # noqa: ARG002
         """See `repl.model.ports.ApplyListener`: pending entries are dropped, or another leader applies them."""

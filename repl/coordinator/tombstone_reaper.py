@@ -29,7 +29,7 @@ from isthmus.repl.model.entry import CHANGES, Entry, EntryKind, KeyRow, decode_k
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotLeader, NotReady
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Object, Summary, encode_with_summary
-from isthmus.repl.model.ports import NoDifferences, ReapBarrier, UnrepairedDifferences
+from isthmus.repl.model.ports import AppliedEntries, NoDifferences, ReapBarrier, UnrepairedDifferences
 from isthmus.repl.model.properties import PropertySource, TypeProperties
 from isthmus.repl.model.vclock import counter_of, increment, pack_counter
 from isthmus.repl.runtime.partition import Partition
@@ -216,11 +216,14 @@ class Reaper:
         else:
             self._led.pop(partition, None)
 
-    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
+    def applied(self, applied: Sequence[AppliedEntries]) -> None:
         """See `repl.model.ports.ApplyListener`: notes new tombstones that will be reaped, and reaped ones."""
-        led = self._led.get(partition) if leader else None
-        if led is None:
-            return
+        for partition, entries, leader in applied:
+            led = self._led.get(partition) if leader else None
+            if led is not None:
+                self._note_applied(partition, led, entries)
+
+    def _note_applied(self, partition: int, led: _Led, entries: Sequence[Entry]) -> None:
         kind = self._properties.of_type(self._runtime.partitions[partition].bucket_type)
         if not kind.reaps:
             return

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError
@@ -24,15 +24,22 @@ class TimeSource(Protocol):
         """Milliseconds since 1970; for last-modified, logs and lag; never for order."""
 
 
+class AppliedEntries(NamedTuple):
+    """Entries of one partition that are in the store and visible, in offset order; never empty.
+
+    `leader` is true for all entries between the two calls of `ApplyListener.leadership`, including those of a hand-over
+    that fails."""
+
+    partition: int
+    entries: Sequence[Entry]
+    leader: bool
+
+
 class ApplyListener(Protocol):
     """A listener to applied entries, called in offset order on the event loop; must not block."""
 
-    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
-        """`entries` are in the store and visible.
-
-        `leader` is true for all entries between the two calls of `leadership`, including those of a hand-over that
-        fails.
-        """
+    def applied(self, applied: Sequence[AppliedEntries]) -> None:
+        """An apply step is in the store: the entries of each of its partitions."""
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """This node started to lead `partition` (its barrier is applied) or stopped."""

@@ -54,12 +54,14 @@ def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., obj
 
 @dataclass(slots=True)
 class ApplyJob:
-    """Entries [start, end) of a partition; `entries` is None when they must be read from the log."""
+    """Entries [start, end) of a partition, known to be committed since `committed_ms`; `entries` is None when they must
+    be read from the log."""
 
     partition: int
     start: int
     end: int
     entries: Sequence[Entry] | None
+    committed_ms: int
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class _Work:
 
     steps: list[PartitionStep]
     prepared: Prepared | None
+    committed_ms: int = 0
     read: ApplyJob | None = None
     aside: Callable[[], None] | None = None
     soft: Mapping[bytes, bytes] = field(default_factory=dict)
@@ -76,8 +79,9 @@ class _Work:
 class ApplyEvents(Protocol):
     """Results of the applier, on the event loop."""
 
-    def on_written(self, steps: list[PartitionStep], read_back: bool) -> None:
-        """`steps` are in the store; the receiver calls `Applier.written`. `read_back`: entries came from the log."""
+    def on_written(self, steps: list[PartitionStep], committed_ms: int, read_back: bool) -> None:
+        """`steps` are in the store; the receiver calls `Applier.written`. `committed_ms`: when the oldest of their
+        entries was committed, 0 without entries. `read_back`: entries came from the log."""
 
     def fail(self, error: Exception) -> None:
         """A write failed; nothing is written any more."""
@@ -139,7 +143,7 @@ class Applier:
         """Write waiting soft cursors alone, unless a batch is being written or waits."""
         if self._soft and not self._busy and not self._jobs:
             soft, self._soft = self._soft, {}
-            self._hand_over([PartitionStep(partition, (), cursors) for partition, cursors in soft.items()], 0)
+            self._hand_over([PartitionStep(partition, (), cursors) for partition, cursors in soft.items()], 0, 0)
 
     def written(self, steps: Sequence[PartitionStep]) -> None:
         """`steps` were written: begin the next batch, if anything waits."""
@@ -178,9 +182,10 @@ class Applier:
             return
         first = next(iter(self._jobs))
         if self._jobs[first][0].entries is None:
-            self._give(_Work([], None, self._take(first), soft=self._soft.pop(first, {})))
+            self._give(_Work([], None, read=self._take(first), soft=self._soft.pop(first, {})))
             return
         steps = []
+        committed_ms = self._jobs[first][0].committed_ms
         entries_left = STEP_ENTRIES_MAX
         for partition in list(self._jobs):
             if entries_left <= 0:
@@ -188,7 +193,7 @@ class Applier:
             waiting = self._jobs[partition]
             parts: list[Sequence[Entry]] = []
             while waiting and entries_left > 0 and (entries := waiting[0].entries) is not None:
-                waiting.popleft()
+                committed_ms = min(committed_ms, waiting.popleft().committed_ms)
                 parts.append(entries)
                 entries_left -= len(entries)
             if not parts:
@@ -201,7 +206,7 @@ class Applier:
             steps.append(
                 PartitionStep(partition, joined) if cursors is None else PartitionStep(partition, joined, cursors)
             )
-        self._hand_over(steps, STEP_ENTRIES_MAX - entries_left)
+        self._hand_over(steps, STEP_ENTRIES_MAX - entries_left, committed_ms)
 
     def _take(self, partition: int) -> ApplyJob:
         """The partition's next job; its other jobs wait for its next turn."""
@@ -211,7 +216,7 @@ class Applier:
             self._jobs[partition] = waiting
         return job
 
-    def _hand_over(self, steps: list[PartitionStep], entry_count: int) -> None:
+    def _hand_over(self, steps: list[PartitionStep], entry_count: int, committed_ms: int) -> None:
         if self._stopped:
             return  # the thread's last result came after the stop, and the store may be closed
         try:
@@ -221,11 +226,11 @@ class Applier:
             return
         if entry_count <= LOOP_ENTRIES_MAX and self._store.takes_at_once(prepared):
             self._busy = True
-            self._loop.call_soon(self._write_on_loop, steps, prepared)
+            self._loop.call_soon(self._write_on_loop, steps, prepared, committed_ms)
         else:
-            self._give(_Work(steps, prepared))
+            self._give(_Work(steps, prepared, committed_ms))
 
-    def _write_on_loop(self, steps: list[PartitionStep], prepared: Prepared) -> None:
+    def _write_on_loop(self, steps: list[PartitionStep], prepared: Prepared, committed_ms: int) -> None:
         try:
             with self._stopping:
                 if self._stopped:
@@ -234,7 +239,7 @@ class Applier:
         except Exception as error:  # noqa: BLE001 - as in the thread
             self._events.fail(error)
             return
-        self._events.on_written(steps, False)
+        self._events.on_written(steps, committed_ms, False)
 
     def _give(self, work: _Work) -> None:
         self._busy = True
@@ -247,11 +252,11 @@ class Applier:
                     self._write_read_back(work.read, work.soft)
                 elif work.aside is not None:
                     work.aside()
-                    call_threadsafe(self._loop, self._events.on_written, [], False)
+                    call_threadsafe(self._loop, self._events.on_written, [], 0, False)
                 else:
                     assert work.prepared is not None
                     self._store.commit(work.prepared)
-                    call_threadsafe(self._loop, self._events.on_written, work.steps, False)
+                    call_threadsafe(self._loop, self._events.on_written, work.steps, work.committed_ms, False)
         except Exception as error:  # noqa: BLE001 - whatever it was, the process must not go on
             call_threadsafe(self._loop, self._events.fail, error)
 
@@ -262,8 +267,8 @@ class Applier:
         steps = [PartitionStep(job.partition, entries, soft)]
         self._store.write(steps)
         reached = entries[-1].offset + 1
-        self._rest = ApplyJob(job.partition, reached, job.end, None) if reached < job.end else None
-        call_threadsafe(self._loop, self._events.on_written, steps, True)
+        self._rest = ApplyJob(job.partition, reached, job.end, None, job.committed_ms) if reached < job.end else None
+        call_threadsafe(self._loop, self._events.on_written, steps, job.committed_ms, True)
 
 
 EARLY_PAUSE_S: Final = 0.1

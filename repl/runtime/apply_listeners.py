@@ -1,19 +1,19 @@
 """Notifies listeners after entries are applied; a failing listener does not affect the others.
 
-A listener that raises keeps neither other listeners nor the replica from going on. It finds missed entries by itself
-with the next ones: queues read the change index, trees are built again.
+A listener that raises keeps neither other listeners nor the replicas from going on. It finds missed entries, of all
+partitions of the apply step, by itself with the next ones: queues read the change index, trees are built again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import structlog
 
 from isthmus.repl.model.entry import Entry
-from isthmus.repl.model.ports import ApplyListener
+from isthmus.repl.model.ports import AppliedEntries, ApplyListener
 
 log = structlog.get_logger(__name__)
 
@@ -37,14 +37,15 @@ class ApplyListeners:
         """Notify `listener` from now on, after those added before."""
         self._listeners.append(listener)
 
-    def applied(self, partition: int, entries: Sequence[Entry]) -> None:
-        """Entries are in the store."""
-        leader = partition in self._led
+    def applied(self, steps: Iterable[tuple[int, Sequence[Entry]]]) -> None:
+        """Entries of these partitions are in the store."""
+        led = self._led
+        applied = [AppliedEntries(partition, entries, partition in led) for partition, entries in steps]
         for listener in self._listeners:
             try:
-                listener.applied(partition, entries, leader)
+                listener.applied(applied)
             except Exception as bug:  # noqa: BLE001 - see the module's docstring
-                self._bug(listener, partition, bug)
+                self._bug(listener, bug)
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """This node began to lead a partition (its barrier is applied), or ceased to."""
@@ -56,10 +57,10 @@ class ApplyListeners:
             try:
                 listener.leadership(partition, leading, applied_offset)
             except Exception as bug:  # noqa: BLE001 - see the module's docstring
-                self._bug(listener, partition, bug)
+                self._bug(listener, bug)
 
-    def _bug(self, listener: ApplyListener, partition: int, bug: Exception) -> None:
+    def _bug(self, listener: ApplyListener, bug: Exception) -> None:
         now_s = time.monotonic()
         if now_s >= self._log_at_s:
             self._log_at_s = now_s + LOG_EVERY_S
-            log.error("runtime.hook_bug", partition=partition, hook=type(listener).__name__, exc_info=bug)
+            log.error("runtime.hook_bug", hook=type(listener).__name__, exc_info=bug)

@@ -5,17 +5,17 @@
     failures     entries that a leader refused to append, whose leadership ended before they were committed, or whose
                  clients got an unknown outcome because they were not committed in time
 
-`repl.runtime.runtime` calls this once a batch; all entries of a batch count with its longest time. Durations go into
-fixed buckets, which only rise, as Prometheus expects; rate, average and maximum of the recent past come from two
-alternating windows. Pure: `now_ms` comes in. Metric names are in `repl.telemetry`; sums over a cluster in
-`node.services.telemetry`.
+`repl.runtime.runtime` calls this once for each batch that is appended, and once for each apply step; all entries of a
+batch or step count with its longest time. Durations go into fixed buckets, which only rise, as Prometheus expects;
+rate, average and maximum of the recent past come from two alternating windows. Pure: `now_ms` comes in. Metric names
+are in `repl.telemetry`; sums over a cluster in `node.services.telemetry`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -171,17 +171,22 @@ class ReplicationLatency:
         for lost in partition.timestamps.remove_appended_above(partition.replica.high_watermark):
             self._fail(partition, lost.kind, LOST, lost.entries, now_ms)
 
-    def applied(self, partition: Partition, entries: Sequence[Entry], now_ms: int) -> None:
-        """Entries are in the store."""
-        since_ms, batches = partition.timestamps.applied(entries[-1].offset + 1, now_ms)
-        bucket_type = partition.bucket_type
-        kinds = list(map(_KIND_OF, entries))
-        alike = kinds.count(kinds[0]) == len(kinds)
-        for kind, count in ((kinds[0], len(kinds)),) if alike else Counter(kinds).items():
-            self._add(self._applied, (bucket_type, kind), now_ms - since_ms, count, now_ms)
-        for batch in batches:
-            self.batches += 1
-            self._add(self._replicated, (bucket_type, batch.kind), now_ms - batch.at_ms, batch.entries, now_ms)
+    def applied(self, steps: Iterable[tuple[Partition, Sequence[Entry]]], since_ms: int, now_ms: int) -> None:
+        """An apply step is in the store; the oldest of its entries was committed at `since_ms`."""
+        kinds: dict[bytes, list[int]] = {}
+        replicated: dict[tuple[bytes, int, int], int] = {}
+        for partition, entries in steps:
+            bucket_type = partition.bucket_type
+            kinds.setdefault(bucket_type, []).extend(map(_KIND_OF, entries))
+            for _, at_ms, kind, count in partition.timestamps.applied(entries[-1].offset + 1):
+                self.batches += 1
+                batch = bucket_type, kind, at_ms
+                replicated[batch] = replicated.get(batch, 0) + count
+        for bucket_type, of_entries in kinds.items():
+            for kind, count in Counter(of_entries).items():
+                self._add(self._applied, (bucket_type, kind), now_ms - since_ms, count, now_ms)
+        for (bucket_type, kind, at_ms), count in replicated.items():
+            self._add(self._replicated, (bucket_type, kind), now_ms - at_ms, count, now_ms)
 
     @staticmethod
     def _add(

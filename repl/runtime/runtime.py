@@ -398,15 +398,18 @@ class Runtime:
         try:
             committed = partition.replica.persisted_quietly(end, now_ms)
             if committed:
-                self._apply(partition, committed, now_ms)
+                self._storage.apply(partition, committed, now_ms)
             return committed is not None
         except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
             self._quarantine(partition, bug)
             return True
 
-    def on_applied(self, steps: Sequence[PartitionStep]) -> None:
-        """See `StorageEvents`: answer the requests that waited for these entries, and notify listeners."""
+    def on_applied(self, steps: Sequence[PartitionStep], committed_ms: int) -> None:
+        """See `StorageEvents`: answer the requests that waited for these entries, and notify listeners, once for each
+        apply step."""
         partitions, now_ms = self.partitions, self.time.now_ms()
+        applied: list[tuple[Partition, Sequence[Entry]]] = []
+        followed: list[tuple[Partition, Sequence[fx.Effect]]] = []
         for partition_id, entries, _ in steps:
             if not entries:
                 continue
@@ -414,16 +417,25 @@ class Runtime:
             end = entries[-1].offset + 1
             try:
                 replica = partition.replica
-                effects = () if replica.applied_quietly(end) else replica.step(ev.AppliedTo(end), now_ms)
-                self.latency.applied(partition, entries, now_ms)
+                effects: Sequence[fx.Effect] = ()
+                if not replica.applied_quietly(end):
+                    effects = replica.step(ev.AppliedTo(end), now_ms)
                 partition.waiters.applied(end)
-                self.listeners.applied(partition_id, entries)
-                if effects:
-                    self._perform(partition, effects, now_ms)
+            except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
+                self._quarantine(partition, bug)
+                continue
+            applied.append((partition, entries))
+            if effects:
+                followed.append((partition, effects))
+        self.listeners.applied([(partition.id, entries) for partition, entries in applied])
+        for partition, effects in followed:  # only now: listeners learn of a barrier before they learn of leadership
+            try:
+                self._perform(partition, effects, now_ms)
             except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
                 self._quarantine(partition, bug)
         self._ticks.arm()
         self.flush()
+        self.latency.applied(applied, committed_ms, now_ms)
 
     # -- effects of the core ------------------------------------------------------------------------------
 
@@ -443,7 +455,7 @@ class Runtime:
                 case fx.Send():
                     self._sender.send(partition, effect)
                 case fx.Apply():
-                    self._apply(partition, effect.end, now_ms)
+                    self._storage.apply(partition, effect.end, now_ms)
                 case fx.ReadReady():
                     partition.waiters.reads_confirmed(effect.tokens)
                 case fx.ReadRefused():
@@ -495,14 +507,9 @@ class Runtime:
         try:
             end = rule(*arguments)
             if end:
-                self._apply(partition, end, now_ms)
+                self._storage.apply(partition, end, now_ms)
         except Exception as bug:  # noqa: BLE001 - as in `_feed_at`
             self._quarantine(partition, bug)
-
-    def _apply(self, partition: Partition, end: int, now_ms: int) -> None:
-        """Apply committed entries below `end`."""
-        self._storage.apply(partition, end)
-        partition.timestamps.committed(end, now_ms)
 
     def _role_changed(self, partition: Partition, effect: fx.RoleChanged) -> None:
         write = log.error if effect.role is ReplicaRole.FAILED else log.info

@@ -42,8 +42,8 @@ class StorageEvents(Protocol):
         """Partition -> offset below which its log is durable; before that, logs of `truncations` were cut or restarted
         at the given offset."""
 
-    def on_applied(self, steps: Sequence[PartitionStep]) -> None:
-        """Steps are in the store."""
+    def on_applied(self, steps: Sequence[PartitionStep], committed_ms: int) -> None:
+        """Steps are in the store; the oldest of their entries was committed at `committed_ms`."""
 
     def fail(self, error: Exception) -> None:
         """End the process: log or store can no longer be trusted."""
@@ -169,7 +169,6 @@ class Storage:
         """Let the log begin and end at `at_offset`, after a state transfer."""
         self._replog.restart(partition.id, at_offset, table)
         partition.unapplied.reset(at_offset)
-        partition.timestamps.forget_commits()
         partition.log_start = at_offset
         log.info("log.restarted", partition=partition.id, at_offset=at_offset)
 
@@ -187,11 +186,11 @@ class Storage:
 
     # -- store --------------------------------------------------------------------------------------------
 
-    def apply(self, partition: Partition, end: int) -> None:
-        """Apply all entries below `end`; the applier gets them at the next `flush`."""
+    def apply(self, partition: Partition, end: int, now_ms: int) -> None:
+        """Apply all entries below `end`, which are committed; the applier gets them at the next `flush`."""
         keep = not self.window.exceeded or partition.leads
         for start, stop, entries in partition.unapplied.hand_over(end, keep=keep):
-            self._jobs.append(ApplyJob(partition.id, start, stop, entries))
+            self._jobs.append(ApplyJob(partition.id, start, stop, entries, now_ms))
 
     def flush(self) -> None:
         """Submit the entries of this turn of the loop to the applier."""
@@ -241,7 +240,7 @@ class Storage:
 
     # -- ApplyEvents and CheckpointSource -----------------------------------------------------------------
 
-    def on_written(self, steps: list[PartitionStep], read_back: bool) -> None:
+    def on_written(self, steps: list[PartitionStep], committed_ms: int, read_back: bool) -> None:
         """Release the entries of `steps` from memory, and report them as applied."""
         self._applier.written(steps)
         for step in steps:
@@ -250,7 +249,7 @@ class Storage:
             self._partitions[step.partition].unapplied.applied(step.entries, read_back=read_back)
             if self.replay.waits:
                 self.replay.passed(step.partition, step.entries[-1].offset + 1)
-        self._events.on_applied(steps)
+        self._events.on_applied(steps, committed_ms)
 
     def fail(self, error: Exception) -> None:
         """The applier failed."""

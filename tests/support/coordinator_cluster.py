@@ -126,7 +126,7 @@ class FakeRuntime:
         place.replica.applied = end = entries[-1].offset + 1
         place.unapplied.applied(entries, read_back=True)
         place.waiters.applied(end)
-        self.listeners.applied(place.id, entries)
+        self.listeners.applied([(place.id, entries)])
 
     def lead(self, partition: int, epoch: int) -> None:
         """Begin to lead: a barrier is appended and applied."""

@@ -21,6 +21,7 @@ from isthmus.repl.model import vclock
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key
+from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import Isolation
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.store.port import PartitionStep
@@ -114,7 +115,7 @@ class QueueNode:
     def apply(self, partition: int, *entries: Entry) -> None:
         """`entries`, made one after the other, are stored, then told."""
         self.store.write([PartitionStep(partition, entries)])
-        self.queues.applied(partition, entries, True)
+        self.queues.applied([AppliedEntries(partition, entries, True)])
 
     def put(
         self,

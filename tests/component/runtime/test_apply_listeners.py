@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from isthmus.repl.isr.effects import ReplicaRole
-from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
+from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import WriteRequest
 from tests.support.runtime_cluster import Cluster, Node, eventually
 
@@ -29,12 +29,13 @@ class Listener:
         self.missed: list[tuple[int, int]] = []
         self.begun = 0
 
-    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
+    def applied(self, applied: Sequence[AppliedEntries]) -> None:
         """Entries of a leader must follow on what it knows."""
-        if partition == 0 and leader and self.next >= 0:
-            if entries[0].offset != self.next:
-                self.missed.append((self.next, entries[0].offset))
-            self.next = entries[-1].offset + 1
+        for partition, entries, leader in applied:
+            if partition == 0 and leader and self.next >= 0:
+                if entries[0].offset != self.next:
+                    self.missed.append((self.next, entries[0].offset))
+                self.next = entries[-1].offset + 1
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """It begins or ends."""
@@ -113,7 +114,7 @@ async def test_entries_applied_during_a_failed_handover_reach_the_listeners(
 class FailingListener:
     """A hook with a bug."""
 
-    def applied(self, _partition: int, _entries: Sequence[Entry], _leader: bool) -> None:
+    def applied(self, _applied: Sequence[AppliedEntries]) -> None:
         """Never works."""
         raise ValueError("a bug in what apply tells")
 

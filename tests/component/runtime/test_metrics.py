@@ -17,7 +17,7 @@ from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import OutcomeUnknown
 from isthmus.repl.model.record import Member
-from isthmus.repl.runtime.entry_timestamps import COMMITTED_MAX, EntryTimestamps
+from isthmus.repl.runtime.entry_timestamps import EntryTimestamps
 from isthmus.repl.runtime.latency import BOUNDS_MS, LOST, TIMED_OUT, WINDOW_MS, Histogram, ReplicationLatency
 from isthmus.repl.runtime.metrics import ISR, LEADER, OSR, ReplogSizes, part_of, replog_sizes, samples
 from tests.component.runtime.test_several_nodes import put
@@ -81,10 +81,9 @@ def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> No
     times.appended(partition, EntryKind.DATA, 3, 100)
     partition.replica.leo = 4
     times.appended(partition, EntryKind.CURSOR, 1, 105)
-    partition.timestamps.committed(4, 130)
-    times.applied(partition, [entry(0), entry(1)], 150)
+    times.applied([(partition, [entry(0), entry(1)])], 130, 150)
     assert times.replicated_times(150) == {}
-    times.applied(partition, [entry(2), entry(3, EntryKind.CURSOR)], 160)
+    times.applied([(partition, [entry(2), entry(3, EntryKind.CURSOR)])], 130, 160)
     replicated, applied = times.replicated_times(160), times.applied_times(160)
     assert {kind: (t.entries, t.recent.total_ms) for (_, kind), t in replicated.items()} == {
         "write": (3, 180),
@@ -96,7 +95,6 @@ def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> No
     }
     assert times.batches == 2
     assert not partition.timestamps._appended
-    assert not partition.timestamps._committed
 
 
 def test_entries_lost_with_a_leadership_are_failures_and_committed_ones_are_not() -> None:
@@ -110,7 +108,7 @@ def test_entries_lost_with_a_leadership_are_failures_and_committed_ones_are_not(
     assert times.failures() == {}
     times.role_changed(partition, ReplicaRole.IDLE, 8)
     assert times.failures() == {(b"default", "write", LOST): 3}
-    times.applied(partition, [entry(0), entry(1)], 9)
+    times.applied([(partition, [entry(0), entry(1)])], 8, 9)
     assert times.replicated_times(9)[b"default", "write"].entries == 2
     times.refused(partition, [entry(2), entry(3, EntryKind.CURSOR)], "not-enough-replicas", 9)
     assert times.failures() == {
@@ -153,15 +151,31 @@ async def test_a_write_that_is_not_replicated_in_time_is_a_failure(
         assert times.recent_failures(now_ms)[b"default", "write", TIMED_OUT].per_s > 0
 
 
-def test_times_of_commits_are_bounded() -> None:
-    """A store that falls behind for long keeps COMMITTED_MAX times, and counts the newest with an older one."""
-    times, partition = ReplicationLatency(), a_partition()
-    for end in range(1, 3 * COMMITTED_MAX):
-        partition.timestamps.committed(end, end)
-    assert len(partition.timestamps._committed) == COMMITTED_MAX
-    assert partition.timestamps._committed[-1] == (3 * COMMITTED_MAX - 1, COMMITTED_MAX)
-    times.applied(partition, [entry(offset) for offset in range(3 * COMMITTED_MAX - 1)], 3 * COMMITTED_MAX)
-    assert not partition.timestamps._committed
+def test_an_apply_step_counts_all_its_partitions() -> None:
+    """Entries of several partitions that are applied in one step are counted by bucket type and kind, with the step's
+    one time from the commit on, and each with the time of its own append."""
+    times, one, other, third = ReplicationLatency(), a_partition(leo=2), a_partition(leo=3), a_partition(leo=1)
+    third.bucket_type = b"third"
+    times.appended(one, EntryKind.DATA, 2, 100)
+    times.appended(other, EntryKind.DATA, 3, 90)
+    times.applied(
+        [
+            (one, [entry(0), entry(1)]),
+            (other, [entry(0), entry(1), entry(2)]),
+            (third, [entry(0, EntryKind.CURSOR)]),
+        ],
+        150,
+        160,
+    )
+    applied, replicated = times.applied_times(160), times.replicated_times(160)
+    assert {of: (t.entries, t.recent.total_ms) for of, t in applied.items()} == {
+        (b"default", "write"): (5, 50),
+        (b"third", "cursor"): (1, 10),
+    }
+    assert {of: (t.entries, t.recent.total_ms) for of, t in replicated.items()} == {
+        (b"default", "write"): (5, 2 * 60 + 3 * 70)
+    }
+    assert times.batches == 2
 
 
 async def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, start_cluster: ClusterFactory) -> None:

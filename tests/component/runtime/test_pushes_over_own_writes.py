@@ -11,9 +11,9 @@ from isthmus.queues.filters import parse_filter
 from isthmus.queues.origin_check import owed
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.window_rules import Budget
-from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, decode_object, encode_object, write
+from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from tests.support.memory_metastore import MemoryEnsemble
@@ -30,10 +30,11 @@ class OriginRecorder:
     def __init__(self) -> None:
         self.of: dict[bytes, list[bytes]] = {}
 
-    def applied(self, partition: int, entries: Sequence[Entry], leader: bool) -> None:
-        for entry in entries:
-            if entry.key and leader:
-                self.of.setdefault(entry.key, []).append(entry.origin)
+    def applied(self, applied: Sequence[AppliedEntries]) -> None:
+        for _, entries, leader in applied:
+            for entry in entries:
+                if entry.key and leader:
+                    self.of.setdefault(entry.key, []).append(entry.origin)
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """Nothing to note."""

@@ -322,7 +322,7 @@ async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_clu
             def __init__(self, member: Node) -> None:
                 self.member = member
 
-            def applied(self, partition: int, entries: object, leader: bool) -> None:
+            def applied(self, applied: object) -> None:
                 """Nothing."""
 
             def leadership(self, partition: int, leading: bool, _applied: int) -> None:

@@ -24,6 +24,7 @@ from isthmus.repl.model.errors import (
 )
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object, encode_object, merge, write
+from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, pack_counter
 from isthmus.repl.replog import writer
@@ -241,8 +242,8 @@ async def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Pa
             self.origins: list[tuple[bytes, bytes]] = []
             self.led: list[tuple[int, bool]] = []
 
-        def applied(self, partition: int, entries: list, leader: bool) -> None:
-            self.origins += [(e.key, e.origin) for e in entries if e.key and leader]
+        def applied(self, applied: list[AppliedEntries]) -> None:
+            self.origins += [(e.key, e.origin) for step in applied for e in step.entries if e.key and step.leader]
 
         def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
             self.led.append((partition, leading))

@@ -165,7 +165,7 @@ class StrictQueueService(QueueService):
 class StrictApplyListeners(ApplyListeners):
     """ApplyListeners that raise the exceptions of listeners, as violations."""
 
-    def _bug(self, listener: ApplyListener, partition: int, bug: Exception) -> None:
+    def _bug(self, listener: ApplyListener, bug: Exception) -> None:
         raise bug
 
 
@@ -312,7 +312,7 @@ class QueueProcess(Process):
         with self.loop.entered():
             place.unapplied.applied(entries, read_back=True)
             place.waiters.applied(event.end)
-            self.listeners.applied(partition, entries)
+            self.listeners.applied([(partition, entries)])
 
     def _answer(self, partition: int, end: int) -> None:
         """Waiters did."""

@@ -17,6 +17,7 @@ from isthmus.aae.trees.tree_cache import CachedTree, TreeCache
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import CodecError, Corruption, NotReady, OutcomeUnknown
+from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History
 from tests.support.fullsync_fakes import FakeReplicas, FakeRpc, lone_repair
@@ -56,7 +57,7 @@ class Replica:
     def apply(self, entries: list[Entry]) -> None:
         """Apply entries."""
         self.store.write([PartitionStep(PARTITION, entries)])
-        self.trees.applied(PARTITION, entries, False)
+        self.trees.applied([AppliedEntries(PARTITION, entries, False)])
 
 
 def pair(tmp_path: Path) -> tuple[Replica, Replica, list[Entry]]:

@@ -18,6 +18,7 @@ from isthmus.queues.queue_documents import AuditInfo, QueueState
 from isthmus.queues.status import HELP
 from isthmus.queues.wire import SERVING, SUSPENDED, BatchAck, OwnCluster, OwnedByOther, UnknownQueue
 from isthmus.repl.model.errors import BadConfig, BadInput, NotReady, OutcomeUnknown, Overloaded
+from isthmus.repl.model.ports import AppliedEntries
 from tests.support.memory_metastore import MemoryEnsemble, WriteFault
 from tests.support.queue_node import PARTITIONS, QueueNode
 from tests.support.queue_source import OURS, SINK, THIRD
@@ -450,8 +451,7 @@ async def test_changes_of_a_follower_are_not_offered() -> None:
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=0)
         entry = queue_node.factory.data(P, b"a")
-        queue_node.queues.applied(P, [entry], False)
-        queue_node.queues.applied(77, [entry], True)
+        queue_node.queues.applied([AppliedEntries(P, [entry], False), AppliedEntries(77, [entry], True)])
         assert keys(await queue_node.fetch(wait_ms=20)) == []
 
 

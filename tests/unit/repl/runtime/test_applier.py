@@ -30,13 +30,16 @@ class ApplierFixture:
         self.log.start(lambda _ends, _truncations: None, self.fail)
         self.store = MemoryStore()
         self.steps: list[tuple[int, int, int, bool]] = []
+        self.commit_times: list[int] = []
         self.failures: list[Exception] = []
         self.applier = Applier(self.store, self.log, self, asyncio.get_running_loop())
 
     def fail(self, error: Exception) -> None:
         self.failures.append(error)
 
-    def on_written(self, steps: list[PartitionStep], read_back: bool) -> None:
+    def on_written(self, steps: list[PartitionStep], committed_ms: int, read_back: bool) -> None:
+        if steps:
+            self.commit_times.append(committed_ms)
         self.steps += [
             (s.partition, s.entries[0].offset, s.entries[-1].offset + 1, read_back) for s in steps if s.entries
         ]
@@ -48,8 +51,8 @@ async def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) 
 
     fixture = ApplierFixture()
     fixture.log.append(0, entries(0, 40, 1_000_000))
-    fixture.applier.submit([ApplyJob(0, 0, 40, None)])
-    fixture.applier.submit([ApplyJob(1, 0, 3, entries(0, 3))])
+    fixture.applier.submit([ApplyJob(0, 0, 40, None, 7)])
+    fixture.applier.submit([ApplyJob(1, 0, 3, entries(0, 3), 7)])
     fixture.applier.start()
     await eventually(lambda: fixture.applier.idle)
     order = [partition for partition, _, _, _ in fixture.steps]
@@ -60,15 +63,32 @@ async def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) 
     assert not fixture.failures
 
 
+async def test_a_step_is_reported_with_the_time_of_its_oldest_commit() -> None:
+    """What waits while a step is written is written together, and counts as committed when the oldest of it was; so
+    does each part of what is read back."""
+
+    fixture = ApplierFixture()
+    fixture.log.append(2, entries(0, 9, 1_000_000))
+    fixture.applier.submit([ApplyJob(0, 0, 1, entries(0, 1), 10)])
+    fixture.applier.submit([ApplyJob(0, 1, 2, entries(1, 1), 30)])
+    fixture.applier.submit([ApplyJob(1, 0, 1, entries(0, 1), 20)])
+    fixture.applier.start()
+    await eventually(lambda: fixture.applier.idle)
+    fixture.applier.submit([ApplyJob(2, 0, 9, None, 40)])
+    await eventually(lambda: fixture.applier.idle)
+    assert fixture.commit_times == [10, 20, 40, 40]
+    assert fixture.applier.stop(5)
+
+
 async def test_read_back_and_memory_join_in_order() -> None:
     """Jobs of one partition are written in the order of their offsets, whichever way their entries come; what is read
     back is reported as such, and waiting read-backs are one."""
 
     fixture = ApplierFixture()
     fixture.log.append(0, entries(0, 12))
-    fixture.applier.submit([ApplyJob(0, 0, 2, None), ApplyJob(0, 2, 5, None)])
-    fixture.applier.submit([ApplyJob(0, 5, 7, entries(5, 2)), ApplyJob(0, 7, 9, entries(7, 2))])
-    fixture.applier.submit([ApplyJob(0, 9, 10, None), ApplyJob(0, 10, 12, None)])
+    fixture.applier.submit([ApplyJob(0, 0, 2, None, 7), ApplyJob(0, 2, 5, None, 7)])
+    fixture.applier.submit([ApplyJob(0, 5, 7, entries(5, 2), 7), ApplyJob(0, 7, 9, entries(7, 2), 7)])
+    fixture.applier.submit([ApplyJob(0, 9, 10, None, 7), ApplyJob(0, 10, 12, None, 7)])
     fixture.applier.soft_cursor(0, b"q", b"soft")
     fixture.applier.start()
     await eventually(lambda: fixture.applier.idle)

@@ -118,6 +118,9 @@ class ThreadRecordingStore(MemoryStore):
         super().commit(prepared)
 
 
+COMMITTED_MS = 7
+
+
 class ApplierFixture:
     """An applier whose store notes which thread writes."""
 
@@ -127,8 +130,9 @@ class ApplierFixture:
         self.applier = Applier(store or self.store, MemoryLog(), self, asyncio.get_running_loop())
         self.applier.start()
 
-    def on_written(self, steps: list[PartitionStep], read_back: bool) -> None:
+    def on_written(self, steps: list[PartitionStep], committed_ms: int, read_back: bool) -> None:
         """See ApplyEvents."""
+        assert committed_ms == COMMITTED_MS
         assert not read_back
         self.applier.written(steps)
 
@@ -150,15 +154,15 @@ async def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> N
 
     fixture = ApplierFixture()
     here = threading.current_thread().name
-    fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+    fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3), COMMITTED_MS)])
     assert not fixture.applier.idle
     assert fixture.store.applied(0).offset == 0
     assert await fixture.applied(3) == here
     many = 3 + LOOP_ENTRIES_MAX + 1
-    fixture.applier.submit([ApplyJob(0, 3, many, entries(3, many - 3))])
+    fixture.applier.submit([ApplyJob(0, 3, many, entries(3, many - 3), COMMITTED_MS)])
     assert await fixture.applied(many) == "apply"
     fixture.store.accepts_inline = False
-    fixture.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
+    fixture.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1), COMMITTED_MS)])
     assert await fixture.applied(many + 1) == "apply"
     assert fixture.applier.stop(5)
     assert not fixture.failures
@@ -168,7 +172,7 @@ async def test_nothing_is_written_by_the_loop_once_the_applier_is_stopped() -> N
     """What waited for the loop's next turn stays unwritten, as the store is about to be closed."""
 
     fixture = ApplierFixture()
-    fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+    fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3), COMMITTED_MS)])
     assert fixture.applier.stop(5)
     await asyncio.sleep(0.01)
     assert fixture.store.applied(0).offset == 0
@@ -185,8 +189,8 @@ async def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Pa
     fixture, loop = ApplierFixture(store), asyncio.get_running_loop()
     bugs: list[object] = []
     loop.set_exception_handler(lambda _loop, context: bugs.append(context))
-    fixture.applier.submit([ApplyJob(0, 0, many := LOOP_ENTRIES_MAX + 1, entries(0, many))])
-    fixture.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1))])
+    fixture.applier.submit([ApplyJob(0, 0, many := LOOP_ENTRIES_MAX + 1, entries(0, many), COMMITTED_MS)])
+    fixture.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1), COMMITTED_MS)])
     assert fixture.applier.stop(5)  # the loop is blocked: the report waits
     store.close()
     await asyncio.sleep(0.01)
@@ -199,11 +203,11 @@ async def test_a_write_by_the_loop_that_fails_ends_the_writing() -> None:
 
     fixture = ApplierFixture()
     fixture.store.refuses = True
-    fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3))])
+    fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3), COMMITTED_MS)])
     await asyncio.sleep(0.01)
     assert [str(failure) for failure in fixture.failures] == ["no room"]
     fixture.store.refuses = False
-    fixture.applier.submit([ApplyJob(0, 3, 4, entries(3, 1))])
+    fixture.applier.submit([ApplyJob(0, 3, 4, entries(3, 1), COMMITTED_MS)])
     await asyncio.sleep(0.01)
     assert not fixture.store.threads
     assert fixture.applier.stop(5)

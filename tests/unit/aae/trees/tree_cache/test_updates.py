@@ -16,6 +16,7 @@ from isthmus.aae.trees.tree_builder import TreeBuild, row_leaf
 from isthmus.aae.trees.tree_cache import TreeCache, TreeState
 from isthmus.aae.trees.tree_files import load_and_remove_tree, save_tree
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
+from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History, open_store
@@ -56,7 +57,7 @@ class TreeFixture:
     def report_applied(self, entries: list[Entry]) -> None:
         """The report of apply."""
         self.applied = entries[-1].offset + 1
-        self.trees.applied(PARTITION, entries, True)
+        self.trees.applied([AppliedEntries(PARTITION, entries, True)])
 
     def fold(self) -> HashTree:
         """The tree that the store is."""
