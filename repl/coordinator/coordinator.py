@@ -376,7 +376,7 @@ class Coordinator:
             key=queue,
             payload=payload,
         )
-        refused = self._runtime.append(led, (entry,))
+        refused = self._runtime.append(led, (entry,), self._runtime.time.now_ms())
         if refused is not None:
             raise refused
         waiter = BatchResult(self._loop.create_future(), 1)
@@ -513,13 +513,15 @@ class Coordinator:
         return BadInput(f"bucket or key is longer than limits.key_size ({self._key_limit_bytes} bytes)")
 
     def _take(self) -> None:
-        """Take what arrived, partition by partition."""
+        """Take what arrived, partition by partition, as one group with one time."""
         inbox, self._inbox = self._inbox, {}
+        time = self._runtime.time
+        wall_ms, now_ms = time.wall_ms(), time.now_ms()
         with self._runtime.replog.grouped():
             for partition_id, shares in inbox.items():
-                self._append_batch(self._runtime.partitions[partition_id], shares)
+                self._append_batch(self._runtime.partitions[partition_id], shares, wall_ms, now_ms)
 
-    def _append_batch(self, partition: Partition, shares: list[_LocalPart]) -> None:
+    def _append_batch(self, partition: Partition, shares: list[_LocalPart], wall_ms: int, now_ms: int) -> None:
         """Make the entries of all items and append them together; register who waits for which offset."""
         refused: IsthmusError | None = not_led(self._runtime, self.routes, partition.id)
         if refused is not None:
@@ -532,7 +534,7 @@ class Coordinator:
             runtime.cluster_uuid,
             self._limits,
             self._properties.of_type(partition.bucket_type),
-            runtime.time.wall_ms(),
+            wall_ms,
             self._pending_requests.get(partition.id, {}),
             self.unreplicated,
         )
@@ -542,7 +544,7 @@ class Coordinator:
             pending.append(PendingBatch(end, waiter, slots))
         self._metrics.count_batch(batch)
         if batch.entries:
-            refused = runtime.append(partition, batch.entries)
+            refused = runtime.append(partition, batch.entries, now_ms)
             if refused is not None:
                 _refuse(shares, refused)
                 return

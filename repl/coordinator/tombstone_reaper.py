@@ -386,7 +386,7 @@ class Reaper:
         """Append the entries. Raises Retryable when nothing was appended."""
         if not batch.entries:
             return
-        refused = self._runtime.append(partition, batch.entries)
+        refused = self._runtime.append(partition, batch.entries, self._runtime.time.now_ms())
         if refused is not None:
             raise refused
         partition.unapplied.add_pending_rows(batch.new_rows)

@@ -256,12 +256,12 @@ class Runtime:
 
     # -- requests -----------------------------------------------------------------------------------------
 
-    def append(self, partition: Partition, entries: Sequence[Entry]) -> IsthmusError | None:
-        """Append a leader's new entries; None when they are on their way, else why none was appended."""
+    def append(self, partition: Partition, entries: Sequence[Entry], now_ms: int) -> IsthmusError | None:
+        """Append a leader's new entries; None when they are on their way, else why none was appended. `now_ms` is the
+        same for all partitions that append in one turn of the loop."""
         error = NotReady("the node is stopping") if self._stopping else self._storage.refusal(entries)
         if error is None:
             replica = partition.replica
-            now_ms = self.time.now_ms()
             effects = replica.step(ev.Append(replica.epoch, tuple(entries)), now_ms)
             refused = self._perform(partition, effects, now_ms)
             if refused is None:
@@ -269,7 +269,7 @@ class Runtime:
                 self._ticks.arm()
                 return None
             error = partition.refusal(refused.reason)
-        self.latency.refused(partition, entries, error.reason, self.time.now_ms())
+        self.latency.refused(partition, entries, error.reason, now_ms)
         return error
 
     def committed(self, partition: Partition) -> asyncio.Future[None]:

@@ -96,7 +96,7 @@ class FakeRuntime:
         self.confirmed: list[int] = []
         self.appends: list[int] = []
 
-    def append(self, place: FakePartition, entries: Sequence[Entry]) -> IsthmusError | None:
+    def append(self, place: FakePartition, entries: Sequence[Entry], _now_ms: int) -> IsthmusError | None:
         if self.refusal is not None:
             return self.refusal
         self.appends.append(len(entries))

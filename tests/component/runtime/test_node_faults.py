@@ -198,7 +198,7 @@ async def test_a_leader_with_a_full_disk_refuses_writes_and_hands_over(
         leader = await t.led()
         await put(leader, b"k", b"v")
         fill(leader)
-        error = leader.runtime.append(leader.partition(), _an_entry(leader))
+        error = leader.runtime.append(leader.partition(), _an_entry(leader), leader.runtime.time.now_ms())
         assert error is not None
         assert error.reason == "out-of-storage"
         assert await leader.coordinator.get(key(b"k")) is not None

@@ -437,7 +437,7 @@ class Runtime:
         """Of the log: one write for all that is appended meanwhile; here each turn of the writer is one."""
         return contextlib.nullcontext()
 
-    def append(self, place: Partition, entries: Sequence[Entry]) -> IsthmusError | None:
+    def append(self, place: Partition, entries: Sequence[Entry], _now_ms: int) -> IsthmusError | None:
         """As the runtime's."""
         process = self._process
         if not process.alive or process.stopping or place.id not in process.replicas:

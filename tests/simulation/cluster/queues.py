@@ -179,7 +179,7 @@ class QueueClient(Client):
                 self.simulation.counts["reaps"] += reaps.reap(Key(TYPE, BUCKET, key), hash64, found.offset)
         if batch.entries:
             with process.loop.entered():
-                refused = process.runtime.append(place, batch.entries)
+                refused = process.runtime.append(place, batch.entries, process.time.now_ms())
             if refused is None:
                 place.unapplied.add_pending_rows(batch.new_rows)
         return True
