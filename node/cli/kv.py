@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 import click
 
-from isthmus.node.cli.admin_command import AdminCommand, admin_query
+from isthmus.node.cli.admin_command import AdminCommand, admin_act
 from isthmus.node.cli.credentials import credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.object_client import HTTP, ClusterClient
@@ -29,15 +29,15 @@ from isthmus.repl.model.errors import BadInput
 @click.command("reap")
 @click.argument("where", metavar="[TYPE/]BUCKET")
 @click.argument("name", metavar="KEY")
-@admin_query
-def reap(where: str, name: str, query: AdminCommand) -> None:
+@admin_act()
+def reap(where: str, name: str, act: AdminCommand) -> None:
     """Remove the tombstone of KEY, whatever its bucket's delete_mode, if every replica is in sync and every queue has
     its acknowledgement. Otherwise shows what it waits for, and exits with code 4. Names are percent-encoded where
     they hold a slash or are no plain text."""
     kind, bucket = split_bucket(where)
-    answer: dict[str, Any] = query.post("/admin/reaps", bucket_type=kind, bucket=bucket, key=name)
+    answer: dict[str, Any] = act.post("/admin/reaps", bucket_type=kind, bucket=bucket, key=name)
     outcome, reason = cell(answer.get("outcome")), cell(answer.get("reason"))
-    if query.json:
+    if act.json:
         echo_json(answer)
     elif outcome == "reaped":
         click.echo(printable(f"{where} {name}: reaped"))

@@ -15,7 +15,7 @@ import click
 
 from isthmus.config.text import quantity
 from isthmus.config.validation import check_name
-from isthmus.node.cli.admin_command import AdminCommand, admin_query
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     Row,
@@ -168,13 +168,13 @@ def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
     callback=bucket_type_name,
     help="What to create.",
 )
-@admin_query
-def assign(path: Path, validate_only: bool, bucket_type: str, query: AdminCommand) -> None:
+@admin_act()
+def assign(path: Path, validate_only: bool, bucket_type: str, act: AdminCommand) -> None:
     """Create bucket type T with the placement in a file, as `plan -o json` prints it. `reassign` moves what exists."""
     replica_map = read_map(path)
     body = {"bucket_type": bucket_type, "validate_only": validate_only, **replica_map_document(replica_map)}
     try:
-        answer = query.post("/admin/partitions/assign", **body)
+        answer = act.post("/admin/partitions/assign", **body)
     except CommandFailed as error:
         if not validate_only or error.reason != "unavailable":
             raise
@@ -184,7 +184,7 @@ def assign(path: Path, validate_only: bool, bucket_type: str, query: AdminComman
             "partitions": len(replica_map),
             "not_checked": f"whether these nodes live: {error}",
         }
-    query.echo(answer, _sentence(answer, path, bucket_type))
+    act.echo(answer, _sentence(answer, path, bucket_type))
 
 
 def read_map(path: Path) -> ReplicaMap:

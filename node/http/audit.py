@@ -208,8 +208,8 @@ class AuditTrail:
             await self._lines.append(line)
 
     async def local(self, act: str, via: str, error: str | None) -> None:
-        """Record an act that came without a request, as by a signal."""
-        outcome = Outcome("done" if error is None else "refused", None, error)
+        """Record an act that came without a request, as by a signal. `error`: what was not carried out, and why."""
+        outcome = Outcome("done" if error is None else "unknown", None, error)
         what = {"act": act, "route": None, "path": None, "request": None}
         nobody = {"by": None, "role": None, "token": None, "certificate": None}
         await self._lines.append(self._document(nobody, None, via, what, outcome))
@@ -300,10 +300,11 @@ def redacted(value: Any, secret: str = "", depth: int = 0) -> Any:
 
 
 def bounded(value: Any) -> Any:
-    """`value`, or its beginning when its JSON is longer than VALUE_BYTES_MAX."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    """`value` as it comes back from JSON, or its beginning when its JSON is longer than VALUE_BYTES_MAX. What JSON does
+    not have is text; keys that it does not have are left out."""
+    text = json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
     size = len(text.encode(errors="backslashreplace"))
-    return value if size <= VALUE_BYTES_MAX else {"start": text[: VALUE_BYTES_MAX // 4], "bytes": size}
+    return json.loads(text) if size <= VALUE_BYTES_MAX else {"start": text[: VALUE_BYTES_MAX // 4], "bytes": size}
 
 
 def _is_secret(name: str, value: object) -> bool:

@@ -184,6 +184,8 @@ class AuditLog:
                 done += 1
         except OSError as error:
             why = error.strerror or str(error)
+        except (TypeError, ValueError) as error:  # a defect: no line may end the writing of others
+            why = f"a line that is no JSON: {error}"
         return lines[done:], why, done == 0 or self._fd < 0 or self._sync()
 
     def _write_line(self, line: Line, lost_before: int) -> None:

@@ -16,15 +16,15 @@ def test_a_key_is_reaped_or_the_reason_is_reported(
 ) -> None:
     """One line and code 0; else the reason and code 4; JSON is the node's answer either way."""
     listener.respond("/admin/reaps", {"outcome": "reaped", "reason": ""})
-    assert cli.main(["kv", "reap", "notes/b", "k"]) == Exit.OK
+    assert cli.main(["kv", "reap", "notes/b", "k", "--by", "ann"]) == Exit.OK
     assert capsys.readouterr().out == "notes/b k: reaped\n"
     waits = {"outcome": "waits", "reason": "queue to-west: acknowledged below offset 3"}
     listener.respond("/admin/reaps", waits)
-    assert cli.main(["kv", "reap", "b", "k", "-o", "json"]) == Exit.REFUSED
+    assert cli.main(["kv", "reap", "b", "k", "--by", "ann", "--reason", "r", "-o", "json"]) == Exit.REFUSED
     shown = capsys.readouterr()
     assert json.loads(shown.out) == waits
     assert "queue to-west" in shown.err
     assert listener.posted == [
-        ("/admin/reaps", {"bucket_type": "notes", "bucket": "b", "key": "k"}),
-        ("/admin/reaps", {"bucket_type": "default", "bucket": "b", "key": "k"}),
+        ("/admin/reaps", {"bucket_type": "notes", "bucket": "b", "key": "k", "by": "ann"}),
+        ("/admin/reaps", {"bucket_type": "default", "bucket": "b", "key": "k", "by": "ann", "reason": "r"}),
     ]

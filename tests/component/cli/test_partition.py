@@ -186,12 +186,13 @@ def test_a_right_file_is_valid_as_far_as_it_can_be_checked(capsys: pytest.Captur
 def test_an_assignment_shows_what_came_of_it(
     node: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path, outcome: str, words: str
 ) -> None:
-    """What is sent is the map, the type and whether only to check; -o json is the node's answer."""
+    """What is sent is the map, the type, who asks and whether only to check; -o json is the node's answer."""
     node["answer"] = {"outcome": outcome, "bucket_type": "t", "partitions": 2}
-    arguments = ["partition", "assign", "--file", map_file(tmp_path, RIGHT), "--bucket-type", "t"]
+    arguments = ["partition", "assign", "--file", map_file(tmp_path, RIGHT), "--bucket-type", "t", "--by", "ann"]
     assert cli.main(arguments) == Exit.OK
     assert capsys.readouterr().out == words
-    assert node["posted"] == ("/admin/partitions/assign", {"bucket_type": "t", "validate_only": False, **RIGHT})
+    body = {"bucket_type": "t", "validate_only": False, **RIGHT, "by": "ann"}
+    assert node["posted"] == ("/admin/partitions/assign", body)
     assert cli.main([*arguments, "-o", "json", "--validate-only"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == node["answer"]
     assert node["posted"][1]["validate_only"] is True

@@ -128,8 +128,8 @@ def test_all_faults_are_reported_at_once_in_the_order_of_lines() -> None:
     [
         ("[sink]\npoll_ms = 5000", '2: sink.poll_ms: unknown key; in a file the unit stands in the value: poll = "5s"'),
         ("[sink]\nlevel = 1", "2: sink.level: unknown here; there is such a key in [log]"),
-        ("[log]\nx = 1", "2: log.x: unknown key; known here: level, format"),
-        ("[log]\n'a b' = 1", '2: log."a b": unknown key; known here: level, format'),
+        ("[log]\nx = 1", "2: log.x: unknown key; known here: level, format, audit_size, audit_files"),
+        ("[log]\n'a b' = 1", '2: log."a b": unknown key; known here: level, format, audit_size, audit_files'),
         ("log = 1", "1: node.log: unknown key; known here: name, cluster, data_dir, id, rack"),
         (
             "[queues]\nname = 'a'",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -256,6 +257,12 @@ def test_large_values_are_recorded_by_their_beginning() -> None:
     assert (cut["bytes"], cut["start"][:5], len(cut["start"])) == (24_000, '["äää', audit.VALUE_BYTES_MAX // 4)
 
 
+def test_values_that_json_does_not_have_are_text() -> None:
+    """A handler's value never keeps its line from being written."""
+    found = bounded({"path": Path("/x"), ("a", 1): 2, 3: (4, 5), "raw": b"\xff"})
+    assert found == {"path": "/x", "3": [4, 5], "raw": "b'\\xff'"}
+
+
 async def test_words_of_an_act_are_bounded() -> None:
     """Thousands of names are no words."""
     recorded = Recorded()
@@ -271,9 +278,9 @@ async def test_an_act_without_a_request_is_recorded() -> None:
     assert isinstance(recorded.app.audit, AuditTrail)
     await recorded.app.audit.local("reload", "signal", None)
     await recorded.app.audit.local("reload", "signal", "n1.toml: no such file")
-    done, refused = recorded.kept.lines
+    done, failed = recorded.kept.lines
     assert (done["via"], done["what"]["act"], done["outcome"], done["error"]) == ("signal", "reload", "done", None)
-    assert (refused["outcome"], refused["error"]) == ("refused", "n1.toml: no such file")
+    assert (failed["outcome"], failed["error"]) == ("unknown", "n1.toml: no such file")
 
 
 def all_routes(client_api: ClientApi) -> dict[str, HttpApplication]:

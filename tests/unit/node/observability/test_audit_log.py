@@ -233,6 +233,16 @@ async def test_a_disk_that_hangs_bounds_the_wait_and_the_queue(tmp_path: Path, m
         assert sum(act.get("lost_before", 0) for act in page.acts) == log.counts["lost"] == 2
 
 
+async def test_a_line_that_is_no_json_is_lost_alone(tmp_path: Path) -> None:
+    """Lines before and behind it are written."""
+    async with opened(tmp_path) as log:
+        with structlog.testing.capture_logs() as events:
+            for each in (line(1), {**line(2), "before": object()}, line(3)):
+                await log.append(each)
+        assert [event["event"] for event in events] == ["audit.lost"]
+        assert [act["at_ms"] for act in (await log.page(None, 0, 10)).acts] == [3, 1]
+
+
 async def test_many_writers_at_once_share_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of concurrent requests are all there, each once, with few syncs."""
     syncs, sync = [0], os.fsync

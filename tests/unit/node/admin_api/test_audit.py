@@ -1,0 +1,137 @@
+"""GET /admin/audit of a cluster: any node answers for all, and names those that do not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from isthmus.node.admin_api.application import AdminApi
+from isthmus.node.observability.audit_log import AuditLog
+from isthmus.node.services.audit_query import AUDIT, AuditResponder
+from isthmus.node.services.cluster_query import ClusterQuery
+from isthmus.repl.model.errors import NotReady
+from tests.support.node_status import FakeNodeStatus
+
+NOTHING_LOST = {"unreadable": 0, "lost": 0}
+
+
+class Links:
+    """Connections between the nodes of this test; `cut` ones do not answer."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, ClusterQuery] = {}
+        self.cut: set[str] = set()
+
+    async def request(self, node: str, method: str, body: bytes, _timeout_ms: int) -> bytes:
+        """See NodeLinks."""
+        if node in self.cut:
+            raise NotReady("timed out")
+        return await self.nodes[node].request_handlers()[method]("n1", body)
+
+
+class Cluster:
+    """Nodes n1 to n3, of which n1 is asked; n4 is known and down."""
+
+    def __init__(self, directory: Path) -> None:
+        self.links = Links()
+        self.logs: dict[str, AuditLog] = {}
+        for name in ("n1", "n2", "n3"):
+            (directory / name).mkdir()
+            self.logs[name] = AuditLog(directory / name, 1_000_000, 4)
+            self.links.nodes[name] = ClusterQuery(name, self.links)
+            self.links.nodes[name].serve(AUDIT, AuditResponder(name, self.logs[name]))
+        services = SimpleNamespace(
+            query=self.links.nodes["n1"],
+            membership=SimpleNamespace(live_nodes=lambda: {*self.logs}, known_nodes=lambda: {*self.logs, "n4"}),
+            time=SimpleNamespace(wall_ms=lambda: 5_000),
+        )
+        self.api = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
+
+    async def act(self, node: str, at_ms: int) -> None:
+        """Write a line to a node's log."""
+        await self.logs[node].append({"at_ms": at_ms, "node": node, "who": {}, "what": {"act": "x"}})
+
+    async def get(self, query: str = "") -> dict[str, Any]:
+        """The answer."""
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"method": "GET", "raw_path": b"/admin/audit", "headers": [], "query_string": query.encode()}
+        await self.api(scope, receive, send)
+        found: dict[str, Any] = json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+        return found
+
+
+@asynccontextmanager
+async def cluster_of(directory: Path) -> AsyncIterator[Cluster]:
+    """A cluster whose logs are closed at the end."""
+    cluster = Cluster(directory)
+    async with AsyncExitStack() as stack:
+        for log in cluster.logs.values():
+            stack.push_async_callback(log.stop)
+        yield cluster
+
+
+def shown(answer: dict[str, Any]) -> list[tuple[str, int]]:
+    """(node, at_ms) of the acts of an answer."""
+    return [(act["node"], act["at_ms"]) for act in answer["acts"]]
+
+
+async def test_all_nodes_are_joined_and_those_without_an_answer_are_null(tmp_path: Path) -> None:
+    """The newest act first; a node that is down, and one that does not answer, are named with the reason."""
+    async with cluster_of(tmp_path) as cluster:
+        for node, at_ms in (("n1", 10), ("n2", 20), ("n3", 30), ("n1", 40)):
+            await cluster.act(node, at_ms)
+        answer = await cluster.get()
+        assert shown(answer) == [("n1", 40), ("n3", 30), ("n2", 20), ("n1", 10)]
+        assert (answer["unknown"], answer["nodes"]["n4"], answer["next"]) == ({"n4": "not alive"}, None, None)
+        cluster.links.cut.add("n3")
+        answer = await cluster.get()
+        assert shown(answer) == [("n1", 40), ("n2", 20), ("n1", 10)]
+        assert answer["nodes"] == {"n1": NOTHING_LOST, "n2": NOTHING_LOST, "n3": None, "n4": None}
+        assert answer["unknown"]["n3"] == "not-ready: timed out"
+        assert shown(await cluster.get("node=n2")) == [("n2", 20)]
+
+
+async def test_the_log_of_the_asked_node_may_be_the_unknown_one(tmp_path: Path) -> None:
+    """Its disk fails: the others are shown all the same."""
+    async with cluster_of(tmp_path) as cluster:
+        await cluster.act("n2", 20)
+        (tmp_path / "n1" / "audit").write_text("no directory")
+        answer = await cluster.get()
+        assert shown(answer) == [("n2", 20)]
+        assert (answer["nodes"]["n1"], "cannot be read" in answer["unknown"]["n1"]) == (None, True)
+
+
+async def test_pages_go_on_over_all_nodes(tmp_path: Path) -> None:
+    """Each act once; acts that come meanwhile are not on later pages; a node that was away stays away from them."""
+    async with cluster_of(tmp_path) as cluster:
+        for at_ms in range(12):
+            await cluster.act(f"n{at_ms % 3 + 1}", at_ms)
+        cluster.links.cut.add("n3")
+        found, cursor = [], ""
+        for _ in range(10):
+            answer = await cluster.get(f"limit=3{cursor}")
+            found += [at_ms for _, at_ms in shown(answer)]
+            if answer["next"] is None:
+                break
+            cursor = f"&before={answer['next']}"
+            cluster.links.cut.clear()
+            await cluster.act("n1", 100)
+        assert found == [10, 9, 7, 6, 4, 3, 1, 0]
+
+
+async def test_a_cursor_is_checked(tmp_path: Path) -> None:
+    """One of a node that is gone asks nobody; one of another form is refused."""
+    async with cluster_of(tmp_path) as cluster:
+        assert (await cluster.get("before=n9:4"))["acts"] == []
+        assert (await cluster.get("before=,"))["reason"] == "bad-query"
