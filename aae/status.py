@@ -13,7 +13,7 @@ from isthmus.aae.scheduling.check import CONCLUSIVE
 from isthmus.aae.scheduling.gap_healing import GapHealer
 from isthmus.aae.scheduling.history import CheckResult
 from isthmus.aae.scheduling.operator_documents import PeerOverride
-from isthmus.aae.scheduling.schedule import RETRIES_MAX, TimeRange, checks_per_day
+from isthmus.aae.scheduling.schedule import RETRIES_MAX, CheckKind, TimeRange, checks_per_day
 from isthmus.aae.scheduling.scheduler import CheckScheduler, PeerState
 from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.config.text import quantity
@@ -23,6 +23,12 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_fullsync_running": Family("1 while a check runs.", "0 or 1", "full-sync"),
     "isthmus_fullsync_checks_total": Family(
         "Checks of bucket types that ended, by peer and verdict.", "checks", "full-sync", ("peer", "verdict")
+    ),
+    "isthmus_fullsync_checks_per_day": Family(
+        "Checks a day that are configured, of all kinds but none; 0: nothing is checked without a command.",
+        "checks a day",
+        "full-sync",
+        ("peer",),
     ),
     "isthmus_fullsync_repairs_total": Family("Keys that checks queued for repair.", "keys", "full-sync"),
     "isthmus_tree_rows_audited_total": Family(
@@ -60,6 +66,9 @@ def samples(manager: CheckScheduler, wall_ms: int) -> list[Sample]:
     found += [
         ("isthmus_fullsync_checks_total", {"peer": name, "verdict": verdict.value}, count)
         for (name, verdict), count in manager.totals.items()
+    ]
+    found += [
+        ("isthmus_fullsync_checks_per_day", {"peer": name}, _slots_a_day(peer)) for name, peer in manager.peers.items()
     ]
     found += [
         (
@@ -244,6 +253,10 @@ def _why(peer: PeerState) -> str:
     if peer.retry is not None:
         return f"could not look, tried again ({peer.retry.tries} of {RETRIES_MAX}): {peer.retry.reason}"
     return f"{quantity(len(peer.plan.kinds), 'check')} a day"
+
+
+def _slots_a_day(peer: PeerState) -> int:
+    return sum(count for kind, count in checks_per_day(peer.settings).items() if kind is not CheckKind.NONE)
 
 
 def _ranged(times: TimeRange) -> dict[str, Any]:

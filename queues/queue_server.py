@@ -141,6 +141,7 @@ class QueueServer:
         self.throttle = Throttle(self.configured, time.now_ms())
         self.writing_cursor: set[int] = set()
         """Partitions for which a CURSOR entry is being written."""
+        self._served_since_ms = time.now_ms()
         self.waiters = LongPollWaiters(settings.name, self.wake)
         self._producers: deque[asyncio.Future[None]] = deque()
         """Bulk producers that wait for space."""
@@ -323,6 +324,15 @@ class QueueServer:
             bucket_types=types_of(found),
             differences=differences_shown(found),
         )
+
+    def fetch_age_ms(self, now_ms: int) -> int | None:
+        """Time since a node of the owner asked for changes here, 0 while one waits; since this node serves the queue
+        where none has. None while nobody has to: no owner, or no partition that is led here."""
+        owner, machine = self.stored.owner, self.machine
+        if owner is None or not owner.cluster or not machine.windows:
+            return None
+        newest_ms = machine.newest_fetch_ms
+        return 0 if self.waiters else now_ms - (self._served_since_ms if newest_ms is None else newest_ms)
 
     def check_ledger(self) -> None:
         """Check that the ledger balances; log a change."""

@@ -501,7 +501,7 @@ class QueueService:
 
     def metrics(self) -> list[Sample]:
         """Samples of every queue; their help lines are `queues.status.HELP`."""
-        return [sample for queue in self._queues.values() for sample in samples_of(queue, self.time.wall_ms())]
+        return [sample for queue in self._queues.values() for sample in samples_of(queue, self.time)]
 
     def status(self) -> dict[str, str]:
         """State of this component: {"actor", "state", "reason"}."""

@@ -97,6 +97,8 @@ class SourceQueue:
         self._first_window = 0
         """Index of the window whose turn is first in the next batch."""
         self._last_fetch_ms: int | None = None
+        self.newest_fetch_ms: int | None = None
+        """When a fetch of an owner last began here, however long ago; None: never in this process's life."""
         self._pacing = BatchPacing()
         self._gathering_from_ms: dict[int, int] = {}
         """Partition -> when the first of its changes that are ready arrived; those that were read or came back do not
@@ -258,7 +260,7 @@ class SourceQueue:
         if self._last_fetch_ms is None:
             for window in self.windows.values():
                 window.tracking = window.tracking or window.owner_version == self.owner_version
-        self._last_fetch_ms = now_ms
+        self._last_fetch_ms = self.newest_fetch_ms = now_ms
         for batch in self.leases.not_held(session, holding):
             self.release(batch)
 

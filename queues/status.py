@@ -28,6 +28,13 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_queue_oldest_age_seconds": Family(
         "Age of the oldest change in memory that is not acknowledged; 0 when none.", "seconds", "queues", ("queue",)
     ),
+    "isthmus_queue_last_fetch_age_seconds": Family(
+        "Time since the cluster that owns the queue last asked for changes of the partitions led here; absent where "
+        "there is no owner, or nothing is led.",
+        "seconds",
+        "queues",
+        ("queue",),
+    ),
     "isthmus_queue_objects_in_memory": Family("Whole objects that wait in memory.", "changes", "queues", ("queue",)),
     "isthmus_queue_references_in_memory": Family(
         "References in memory: waiting, in flight, or acknowledged out of order.", "changes", "queues", ("queue",)
@@ -233,17 +240,17 @@ def ledger(queue: QueueServer) -> dict[str, Any]:
     }
 
 
-def samples_of(queue: QueueServer, wall_ms: int) -> list[Sample]:
+def samples_of(queue: QueueServer, time: TimeSource) -> list[Sample]:
     """The queue's samples. Waiting changes are counted as far as they are in memory: a scrape reads no store."""
     machine, budget, counts = queue.machine, queue.machine.budget, queue.machine.counts
     ledger = machine.ledger()
     labels = {"queue": queue.settings.name}
-    oldest = machine.oldest_ms()
+    oldest, fetch_age_ms = machine.oldest_ms(), queue.fetch_age_ms(time.now_ms())
     numbers: list[tuple[str, float]] = [
         ("isthmus_queue_waiting_in_memory", machine.waiting_count()),
         ("isthmus_queue_unread_partitions", len(machine.incomplete_windows())),
         ("isthmus_queue_in_flight", machine.in_flight_count()),
-        ("isthmus_queue_oldest_age_seconds", 0.0 if oldest is None else max(0, wall_ms - oldest) / 1000),
+        ("isthmus_queue_oldest_age_seconds", 0.0 if oldest is None else max(0, time.wall_ms() - oldest) / 1000),
         ("isthmus_queue_objects_in_memory", budget.objects),
         ("isthmus_queue_references_in_memory", budget.references),
         ("isthmus_queue_suspended", float(queue.serving_suspension is not None)),
@@ -257,10 +264,12 @@ def samples_of(queue: QueueServer, wall_ms: int) -> list[Sample]:
         ("isthmus_queue_refused_acknowledgements_total", counts.refused),
         ("isthmus_queue_publishing_suspended", float(machine.publishing_suspended is not None)),
         ("isthmus_queue_given_up_total", ledger.given_up),
-        ("isthmus_queue_ledger_off", ledger.unbalanced),
+        ("isthmus_queue_ledger_off", queue.ledger_off),
         ("isthmus_queue_gaps", sum(len(w.state.gaps) for w in machine.windows.values()) + len(queue.stored.lost)),
         ("isthmus_queue_throttled_seconds_total", queue.throttle.throttled_ms / 1000),
         ("isthmus_queue_held_types", len(machine.held_back_since())),
         ("isthmus_queue_lower_waiting", sum(bulk.waiting_count for bulk in machine.bulk_queues)),
     ]
+    if fetch_age_ms is not None:
+        numbers.append(("isthmus_queue_last_fetch_age_seconds", fetch_age_ms / 1000))
     return [(name, labels, value) for name, value in numbers]

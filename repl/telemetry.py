@@ -99,8 +99,16 @@ HELP: Final[Mapping[str, Family]] = {
         "partitions",
         ("stage",),
     ),
+    "isthmus_metastore_connected": Family(
+        "1 while this node has a connection with the metastore.", "0 or 1", "partitions"
+    ),
     "isthmus_metastore_unreadable_documents": Family(
         "Records and registrations in the metastore that cannot be read.", "documents", "partitions"
+    ),
+    "isthmus_partitions_offline": Family(
+        "Partitions of the cluster that are not online, by the records that this node has read.",
+        "partitions",
+        "partitions",
     ),
     "isthmus_move_orders_ended_total": Family(
         "Placement orders that ended while this node was the controller, by outcome.",
@@ -173,6 +181,9 @@ HELP: Final[Mapping[str, Family]] = {
         "Partitions of this node that receive rows of their leader's store.", "partitions", "partitions"
     ),
     "isthmus_storage_full": Family("1 while the log's disk is full.", "0 or 1", "logs and store"),
+    "isthmus_storage_free_bytes": Family(
+        "Free space of the log's disk, as last measured; at 128 MiB the disk counts as full.", "bytes", "logs and store"
+    ),
     "isthmus_storage_refused_forwards_total": Family(
         "Messages with entries that this node refused as a follower because its disk is full.",
         "messages",

@@ -7,7 +7,7 @@ components. The HTTP APIs take `NodeServices`.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -74,6 +74,7 @@ from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.telemetry import Sample
 from isthmus.sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import FILE_NAME, DeadLetters
@@ -88,6 +89,10 @@ class MetastoreSession:
 
     def __init__(self) -> None:
         self.state = SessionState.SUSPENDED
+
+    def samples(self) -> Iterator[Sample]:
+        """For Prometheus."""
+        yield "isthmus_metastore_connected", {}, self.state is SessionState.CONNECTED
 
 
 @dataclass(frozen=True)

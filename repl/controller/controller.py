@@ -481,9 +481,14 @@ class Controller:
         )
         return True
 
-    def suspicion_samples(self) -> Iterator[Sample]:
-        """Suspicions of this node."""
-        return iter(()) if self.suspicions is None else self.suspicions.samples()
+    def samples(self) -> Iterator[Sample]:
+        """What this node knows of the whole cluster: unreadable documents, partitions that are not online; and its
+        suspicions."""
+        yield from self.unread.samples()
+        offline = sum(record.status is not PartitionStatus.ONLINE for record in self.records.values())
+        yield "isthmus_partitions_offline", {}, offline
+        if self.suspicions is not None:
+            yield from self.suspicions.samples()
 
     # -- operators ----------------------------------------------------------------------------------------
 

@@ -408,6 +408,7 @@ class FileLog:
             fsync_count=self._tail.fsync_count,
             fsync_seconds=self._tail.fsync_seconds,
             pending_entries=max(0, self._entries_queued - self._writer.entries_written),
+            free_bytes=self._writer.free_bytes,
         )
 
     def close(self) -> None:

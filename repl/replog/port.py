@@ -66,6 +66,8 @@ class LogStats:
     fsync_count: int
     fsync_seconds: float
     pending_entries: int
+    free_bytes: int
+    """Free space of the disk, as it was last measured."""
 
 
 OnAboveLimit = Callable[[], None]

@@ -122,6 +122,8 @@ class LogWriter:
         self.batches_written = 0
         self.bytes_written = 0
         self.spendable_bytes = 0
+        self.free_bytes = 0
+        """Free space of the log's disk at the last check."""
         self.space_check_queued = False
         """A space check is queued; one is enough, however often it is requested while a disk stalls."""
         self.check_space()
@@ -260,7 +262,7 @@ class LogWriter:
     def check_space(self) -> None:
         """Check the free space now; preallocated bytes of the newest file count as free. Raises OSError."""
         self.space_check_queued = False
-        free = self._io.free_bytes(self._directory)
-        self.spendable_bytes = self.bytes_written + free + self._tail.preallocated_bytes
+        self.free_bytes = self._io.free_bytes(self._directory)
+        self.spendable_bytes = self.bytes_written + self.free_bytes + self._tail.preallocated_bytes
         self._space_checked_at = time.monotonic()
         self._space_checked_bytes = self.bytes_written

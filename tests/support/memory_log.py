@@ -252,6 +252,7 @@ class MemoryLog:
             fsync_count=0,
             fsync_seconds=0.0,
             pending_entries=self._entries_queued - self._entries_written,
+            free_bytes=1 << 40,
         )
 
     def close(self) -> None:

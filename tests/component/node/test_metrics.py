@@ -13,6 +13,7 @@ from isthmus.config.loader import load_file
 from isthmus.node.daemon import METRICS
 from isthmus.node.local.ports import free_port
 from isthmus.node.observability.metrics import kind_of
+from isthmus.node.services.container import MetastoreSession
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
@@ -88,6 +89,13 @@ def test_a_running_node_shows_what_is_defined(exposition: str) -> None:
             assert sample.labels.keys() - {"le"} == set(METRICS[name].labels), name
         seen.add(name)
     assert len(seen) > 0.7 * len(METRICS), METRICS.keys() - seen
+
+
+def test_the_session_with_the_metastore_shows(exposition: str) -> None:
+    """A node that serves is connected with its metastore; one that has no connection says so."""
+    assert "\nisthmus_metastore_connected 1.0\n" in exposition
+    session = MetastoreSession()
+    assert list(session.samples()) == [("isthmus_metastore_connected", {}, False)]
 
 
 def test_replication_is_timed_in_histograms(exposition: str) -> None:

@@ -184,6 +184,7 @@ async def test_a_disk_that_fills_without_writes_is_reported_at_once(
         for member in (leader, t.followers()[0]):
             member.disk.free = 0
             await eventually(lambda member=member: member.partition().reason.startswith("out-of-storage"), 4.0)
+            assert ("isthmus_storage_free_bytes", {}, 0) in member.runtime.metrics()
             member.disk.free = None
             await eventually(lambda member=member: not member.partition().reason.startswith("out-of-storage"), 4.0)
 

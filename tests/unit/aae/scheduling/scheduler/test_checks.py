@@ -367,6 +367,7 @@ async def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
     names = {(name, labels.get("verdict")): value for name, labels, value in samples(fixture.scheduler, START + 9_000)}
     assert names["isthmus_fullsync_checks_total", "repaired"] == 1
     assert names["isthmus_fullsync_proven_age_seconds", None] == 9.0
+    assert names["isthmus_fullsync_checks_per_day", None] == 24
     (tmp_path / "fullsync.0").write_bytes(b"rubbish")
     (tmp_path / "fullsync.1").write_bytes(b"rubbish")
     assert operator_view(SchedulerFixture(tmp_path, WEST))["peers"][0]["results"] == []

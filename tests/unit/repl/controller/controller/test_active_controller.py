@@ -55,6 +55,27 @@ async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends(
         await eventually(lambda: cluster.online() and not cluster.leads()["n1"])
 
 
+async def test_every_node_counts_the_partitions_without_a_leader() -> None:
+    """Where the only replicas of partitions die, each node that is left counts these in its metrics."""
+
+    async with running(DefaultType(partition_count=4, factor=1, settle_ms=0), 1, 2, 3) as cluster:
+        await eventually(cluster.online)
+        lost = cluster.leads()["n2"]
+        assert lost
+
+        def offline() -> set[float]:
+            return {
+                value
+                for node in cluster.living
+                for name, _, value in node.controller.samples()
+                if name == "isthmus_partitions_offline"
+            }
+
+        assert offline() == {0}
+        await cluster.nodes["n2"].die()
+        await eventually(lambda: offline() == {lost})
+
+
 async def suspecting(cluster: Cluster, hold_ms: int = 0) -> None:
     """Connections between all nodes stand; sessions that were known for `hold_ms` may be suspected."""
     await eventually(lambda: all(node.registrations.keys() == cluster.nodes.keys() for node in cluster.living))

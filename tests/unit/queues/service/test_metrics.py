@@ -1,0 +1,65 @@
+"""Metrics of source queues that alerts are built on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from isthmus.queues.source_queue import IDLE_MS
+from tests.support.queue_node import QueueNode
+
+pytestmark = pytest.mark.virtual_time
+
+
+def numbers(queue_node: QueueNode) -> dict[str, float]:
+    """The samples of the only queue."""
+    return {name: value for name, _, value in queue_node.queues.metrics()}
+
+
+async def test_the_age_of_the_last_fetch_grows_though_the_queue_leaves_memory() -> None:
+    """A queue that nobody fetches from drops what it has in memory, and the age of its oldest change with it. The age
+    of the last fetch goes on. Without an owner nobody has to fetch."""
+    async with QueueNode() as queue_node:
+        queue_node.put(b"a")
+        assert "isthmus_queue_last_fetch_age_seconds" not in numbers(queue_node)
+        assert len((await queue_node.fetch()).items) == 1
+        assert numbers(queue_node)["isthmus_queue_last_fetch_age_seconds"] == pytest.approx(0, abs=0.1)
+        away_s = 3 * IDLE_MS / 1000
+        await asyncio.sleep(away_s)
+        found = numbers(queue_node)
+        assert found["isthmus_queue_oldest_age_seconds"] == 0
+        assert found["isthmus_queue_last_fetch_age_seconds"] == pytest.approx(away_s, abs=1)
+
+
+async def test_a_fetch_that_waits_has_no_age() -> None:
+    """A long poll without changes is a fetch under way."""
+    async with QueueNode() as queue_node:
+        waiting = asyncio.create_task(queue_node.fetch(wait_ms=20_000))
+        await asyncio.sleep(15)
+        assert numbers(queue_node)["isthmus_queue_last_fetch_age_seconds"] == 0
+        await waiting
+
+
+async def test_a_restarted_node_counts_from_its_start() -> None:
+    """A node that nobody has fetched from since its start counts from there."""
+    async with QueueNode() as queue_node:
+        await queue_node.fetch(wait_ms=0)
+        await queue_node.crash()
+        await queue_node.start()
+        await asyncio.sleep(40)
+        assert numbers(queue_node)["isthmus_queue_last_fetch_age_seconds"] == pytest.approx(40, abs=1)
+
+
+async def test_an_unbalanced_ledger_shows_while_the_queue_serves() -> None:
+    """Changes that a ledger lacks are in the metric within the second in which ledgers are checked."""
+    async with QueueNode() as queue_node:
+        queue_node.put(b"a", b"b", b"c")
+        await queue_node.drain()
+        (served,) = queue_node.served()
+        await queue_node.eventually(lambda: not served.machine.incomplete_windows())
+        await asyncio.sleep(2)
+        assert numbers(queue_node)["isthmus_queue_ledger_off"] == 0
+        next(iter(served.machine.windows.values())).ledger.given_up += 2
+        await asyncio.sleep(2)
+        assert numbers(queue_node)["isthmus_queue_ledger_off"] == 2
