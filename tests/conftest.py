@@ -38,7 +38,11 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("isthmus")
 
-TOOLS: Final = {"network": ("ip", "tc", "iptables", "nsenter"), "disks": ("mkfs.ext4", "mount", "losetup")}
+TOOLS: Final = {
+    "network": ("ip", "tc", "iptables", "nsenter"),
+    "disks": ("mkfs.ext4", "mount", "losetup"),
+    "promtool": ("promtool",),
+}
 """Marker -> the programs that its tests run."""
 
 TOGETHER: Final = re.compile(
@@ -236,7 +240,7 @@ def _strace_works() -> bool:
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Counts what `-m` left out."""
     for item in items:
-        for marker in ("slow", "root", "strace"):
+        for marker in ("slow", "root", "strace", "promtool"):
             if item.get_closest_marker(marker):
                 _left_out[marker] += 1
 

@@ -1,0 +1,193 @@
+"""The alert rules of deploy/prometheus, evaluated by promtool on the metrics of clusters with a fault each.
+
+`records/CASE.json` is what `tests.component.alerts.record` scraped. The first scrape is repeated for ten minutes before
+the others. After the last one the fault goes on: gauges keep their value, counters and ages go on at their last pace.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+import yaml
+
+from tests.component.alerts.record import CASES, RECORDS, RULES, rule_metrics
+
+BEFORE_S: Final = 600
+"""How long the clusters are as in the first scrape, unless the fault was there from the start."""
+
+LASTS_S: Final = 3_900
+"""How long a fault goes on after the last scrape: longer than all but one rule waits."""
+
+PACE_COUNT: Final = 5
+"""Scrapes from which the pace of a counter or an age is taken."""
+
+
+class Expected(NamedTuple):
+    """The alerts that fire after `after_s` of the fault, all of them; before it there are none."""
+
+    alerts: frozenset[str]
+    after_s: int = LASTS_S
+
+
+def firing(*names: str, after_s: int = LASTS_S) -> Expected:
+    """These, without their common beginning."""
+    return Expected(frozenset(f"Isthmus{name}" for name in names), after_s)
+
+
+EXPECTED: Final = {
+    "healthy": firing(),
+    "node-down": firing("NodeDown", "UnderReplicated"),
+    "writes-refused": firing("NodeDown", "UnderReplicated", "WritesRefused", "ReplicationStuck", "ServerErrors"),
+    "stalled-followers": firing("UnderReplicated", "WritesRefused", "ReplicationStuck"),
+    "partition-offline": firing("NodeDown", "PartitionOffline"),
+    "unclean-election": firing("NodeDown", "UnderReplicated", "UncleanElection", after_s=1_200),
+    "metastore-unreachable": firing("MetastoreUnreachable"),
+    "not-registered": firing("NotRegistered", "PartitionOffline"),
+    "document-unreadable": firing("MetastoreDocumentUnreadable"),
+    "metastore-rolled-back": firing("MetastoreRolledBack", "PartitionOffline"),
+    "disk-full": firing("DiskFull", "DiskNearlyFull", "UnderReplicated"),
+    "disk-nearly-full": firing("DiskNearlyFull"),
+    "link-cut": firing("QueueNotFetched", "SinkFailing"),
+    "queue-throttled": firing("QueueLag", "SinkLag"),
+    "queue-suspended": firing("QueueSuspended", "QueueLag"),
+    "publishing-suspended": firing("PublishingSuspended", "GapsOpen"),
+    "gaps-open": firing("GapsOpen"),
+    "ledger-off": firing("LedgerOff"),
+    "bucket-type-missing": firing("BucketTypeMissing", "QueueLag"),
+    "dead-letters": firing("DeadLetters"),
+    "fullsync-late": firing("FullSyncLate"),
+    "fullsync-never": firing("FullSyncNeverProven", after_s=6 * 3_600 + 300),
+    "certificate-valid": firing(),
+    "certificate-expires": firing("CertificateExpires"),
+    "audit-lines-lost": firing("AuditLinesLost", after_s=1_800),
+    "certificate-expires-now": firing("CertificateExpires", "CertificateExpiresNow"),
+}
+"""Case -> the alerts of its fault."""
+
+Value = float | None
+
+
+def run_of(value: Value, count: int, step: float = 0.0) -> str:
+    """`count` samples in promtool's notation, `step` apart; None: there are none."""
+    return f"_x{count}" if value is None else f"{value:g}{step:+g}x{count - 1}" if step else f"{value!r}+0x{count - 1}"
+
+
+def samples_of(name: str, runs: list[list[Any]], before: int, after: int) -> str:
+    """A series in promtool's notation: the first sample `before` times more, and `after` more that go on."""
+    values: list[Value] = [value for value, count in runs for _ in range(count)]
+    parts = [run_of(values[0], before)] if before else []
+    last: Value = None
+    for value, count in runs:
+        if value is None and last is not None:  # what a failed scrape leaves
+            parts += ["stale", *([run_of(None, count - 1)] if count > 1 else [])]
+        else:
+            parts.append(run_of(value, count))
+        last = value
+    metric = name.partition("{")[0]
+    step = 0.0
+    recent = values[-PACE_COUNT:]
+    goes_on = metric.endswith(("_total", "_age_seconds")) or metric == "isthmus_replicate_oldest_seconds"
+    if goes_on and None not in recent:
+        first, end = recent[0], recent[-1]
+        assert first is not None
+        assert end is not None
+        step = max(0.0, (end - first) / (len(recent) - 1))
+    parts.append(run_of(None if last is None else last + step, after, step))
+    return " ".join(parts)
+
+
+def promtool_test(record: dict[str, Any], expected: Expected) -> dict[str, Any]:
+    """A file of promtool's tests for one record."""
+    before = BEFORE_S if record["fault_at"] else 0
+    series = record["series"]
+    scrapes = max(sum(count for _, count in runs) for runs in series.values())
+    end = before + scrapes + expected.after_s
+
+    def alerts(at_s: int, names: frozenset[str]) -> dict[str, Any]:
+        return {
+            "expr": 'group by (alertname) (ALERTS{alertstate="firing"})',
+            "eval_time": f"{at_s}s",
+            "exp_samples": [{"labels": f'{{alertname="{name}"}}', "value": 1} for name in sorted(names)],
+        }
+
+    return {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1s",
+                "input_series": [
+                    {"series": name, "values": samples_of(name, runs, before, expected.after_s + 1)}
+                    for name, runs in series.items()
+                ],
+                "promql_expr_test": [
+                    *([alerts(before + record["fault_at"] - 1, frozenset())] if before else []),
+                    alerts(end, expected.alerts),
+                ],
+            }
+        ],
+    }
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run promtool."""
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=50, check=False)
+
+
+def outcome(folder: Path, record: dict[str, Any], expected: Expected) -> subprocess.CompletedProcess[str]:
+    """What promtool finds of a record."""
+    file = folder / "test.yml"
+    file.write_text(yaml.safe_dump(promtool_test(record, expected), width=1 << 30))
+    return promtool("test", "rules", file)
+
+
+def recorded(case: str) -> dict[str, Any]:
+    """A record."""
+    found: dict[str, Any] = json.loads((RECORDS / f"{case}.json").read_text())
+    return found
+
+
+def alerts_of_rules() -> Iterator[str]:
+    """Names of all alerts."""
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"]
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("case", EXPECTED)
+def test_a_fault_fires_its_alerts_and_no_other(case: str, tmp_path: Path) -> None:
+    """On the metrics of a cluster with the fault just the expected alerts fire, and before the fault none."""
+    done = outcome(tmp_path, recorded(case), EXPECTED[case])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_fires_on_a_record() -> None:
+    """Each rule has a fault that it is tested with; each case has a record of the metrics that the rules use now."""
+    assert set(alerts_of_rules()) == {name for expected in EXPECTED.values() for name in expected.alerts}
+    assert set(EXPECTED) == set(CASES) == {path.stem for path in RECORDS.glob("*.json")}
+    seen = {name.partition("{")[0] for case in CASES for name in recorded(case)["series"]}
+    assert seen == rule_metrics()
+
+
+@pytest.mark.promtool
+def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:
+    """The evaluation tells: with another expectation the same record fails."""
+    record = recorded("node-down")
+    for expected in (firing("NodeDown"), firing("NodeDown", "UnderReplicated", "DiskFull")):
+        done = outcome(tmp_path, record, expected)
+        assert done.returncode == 1, done.stdout
+        assert "IsthmusUnderReplicated" in done.stdout + done.stderr
+
+
+@pytest.mark.promtool
+def test_rules_and_sample_configuration_are_valid() -> None:
+    """Promtool accepts the rules and the sample that loads them."""
+    done = promtool("check", "config", RULES.parent / "prometheus.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"SUCCESS: {len(list(alerts_of_rules()))} rules found" in done.stdout
