@@ -346,6 +346,10 @@ class ListenSettings:
     connections_limit: Annotated[int, ValueRange(1, 100_000)] = 4096
     """Open connections per listener; one more is answered 503. Each costs about 30 KB."""
 
+    # Below 1 no dashboard is live; each stream costs a write of some 10 KB each 2 s.
+    live_streams_limit: Annotated[int, ValueRange(1, 1_000)] = 64
+    """Open streams of `/admin/live`, one for each page of a dashboard; one more is answered 503."""
+
     # From what clients' ordinary headers need to what a connection may cost in memory.
     header_limit_bytes: Annotated[int, ValueRange(4 * KB, 1 * MB)] = 64 * KB
     """Request line and headers together; above it the request is answered 431 and the connection closed."""

@@ -27,6 +27,7 @@ from isthmus.node.cli.exit_codes import MEANINGS
 from isthmus.node.cli.main import root
 from isthmus.node.daemon import METRICS
 from isthmus.node.observability.metrics import kind_of
+from isthmus.node.services.history_series import SERIES, name_of
 
 DOCS: Final = Path(__file__).parent
 WIDTH: Final = 120
@@ -189,15 +190,19 @@ def properties_blocks() -> dict[str, str]:
 
 
 def metrics_blocks() -> dict[str, str]:
-    """Section -> the table of its metrics, in the order of the definitions."""
+    """Section -> the table of its metrics, in the order of the definitions; and the table of the history's series."""
     rows: dict[str, list[tuple[str, ...]]] = {}
     for name, family in METRICS.items():
         kind = "histogram" if name.endswith("_duration_seconds") else kind_of(name)[1]
         labels = " ".join(f"`{label}`" for label in family.labels)
         rows.setdefault(family.section, []).append((f"`{name}`", kind, labels, family.meaning, family.unit))
+    series = [(f"`{name_of(one, one.scope.name)}`", one.scope.value, one.meaning, one.unit) for one in SERIES.values()]
     return {
-        f"metrics of {section}": table(("name", "type", "labels", "meaning", "unit"), found)
-        for section, found in rows.items()
+        **{
+            f"metrics of {section}": table(("name", "type", "labels", "meaning", "unit"), found)
+            for section, found in rows.items()
+        },
+        "series of the history": table(("series", "scope", "meaning", "unit"), series),
     }
 
 

@@ -41,6 +41,7 @@ from isthmus.aae.trees import tree_cache
 from isthmus.config.loader import ConfigError, load_file
 from isthmus.config.settings import Settings
 from isthmus.config.text import quantity
+from isthmus.node.admin_api import live
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.client_api import application
 from isthmus.node.client_api.application import ClientApi
@@ -59,6 +60,7 @@ from isthmus.node.observability.metrics import Metrics
 from isthmus.node.observability.version import program_version
 from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
+from isthmus.node.services import history_sampler
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
@@ -132,6 +134,8 @@ METRICS: Final = {
     **credentials.HELP,
     **logs.HELP,
     **audit_log.HELP,
+    **history_sampler.HELP,
+    **live.HELP,
 }
 """Every metric of a node, by name."""
 
@@ -282,6 +286,7 @@ class Node:
         await services.queues.start()
         await services.sink.start()
         await services.fullsync.start_checks()
+        services.history_sampler.start()
         await self._listeners.start(self.client_api, self.admin_api)
         self._serving = True
         log.info("node.up", http=http_url, admin=admin_url, cluster_uuid=cluster_uuid.hex())
@@ -386,6 +391,8 @@ class Node:
                 services.sink.metrics,
                 services.fullsync.metrics,
                 services.row_streams.metrics,
+                services.history_sampler.samples,
+                self.admin_api.live.samples,
                 self._listeners.samples,
                 self.client_api.samples,
                 self._credentials.samples,
@@ -490,6 +497,8 @@ class Node:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         self.client_api.stop()
+        self.admin_api.stop()
+        await services.history_sampler.stop()
         services.row_streams.stop()
         await self._listeners.drain()
         await services.fullsync.stop_checks()

@@ -16,7 +16,9 @@ from isthmus.node.admin_api.audit import AuditAdmin
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
 from isthmus.node.admin_api.folds import add_folds
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
+from isthmus.node.admin_api.history import HistoryAdmin
 from isthmus.node.admin_api.leaders import GLANCE_MS, LeadershipsAdmin, balance_summary
+from isthmus.node.admin_api.live import LiveAdmin
 from isthmus.node.admin_api.options import OptionsAdmin
 from isthmus.node.admin_api.properties import PropertiesAdmin
 from isthmus.node.admin_api.queues import QueueAdmin
@@ -82,8 +84,14 @@ class AdminApi(HttpApplication):
         SinkAdmin(services, router)
         TelemetryAdmin(services, router)
         AuditAdmin(services, router)
+        HistoryAdmin(services, router)
+        self.live = LiveAdmin(services, self, router)
         FullSyncAdmin(services, self)
         add_folds(self, services)
+
+    def stop(self) -> None:
+        """End the streams of viewers."""
+        self.live.stop()
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See Face.refusal; here as JSON."""
@@ -94,7 +102,11 @@ class AdminApi(HttpApplication):
     # -- the cluster --------------------------------------------------------------------------------------
 
     async def cluster(self, _request: Request) -> Reply:
-        """The state of the cluster: nodes, counts, controller, problems and their reasons.
+        """The state of the cluster: nodes, counts, controller, problems and their reasons."""
+        return json_reply(await self.cluster_document())
+
+    async def cluster_document(self) -> dict[str, Any]:
+        """The answer to `GET /admin/cluster`.
 
         From the metastore; it waits up to GLANCE_MS for the controller, which alone knows what it moves, and for the
         live nodes' facts about their replicas.
@@ -124,36 +136,34 @@ class AdminApi(HttpApplication):
         state, state_reason = cluster_status.state_of(balancing, problems, moving["reason"])
         troubles = (services.sink.failing(), services.sink.passed_over())
         links = [f"to other clusters, at node {services.settings.node.name}: {why}" for why in troubles if why]
-        return json_reply(
-            {
-                "cluster": services.settings.node.cluster,
-                "state": state,
-                "state_reason": state_reason,
-                "cluster_uuid": services.cluster_uuid.hex(),
-                "node": services.settings.node.name,
-                "ready": serves,
-                "reason": why_not,
-                "version": program_version(),
-                "controller": controller.controller,
-                "metastore": services.session.value,
-                "registered": services.registrar.inc != 0,
-                "read_at_ms": controller.read_at_ms,
-                "started_ms": services.started_ms,
-                "partitions": cluster_status.partition_counts(records),
-                "replicas": cluster_status.replica_counts(records),
-                "under_replicated": cluster_status.under_replicated(records),
-                "below_min_isr": cluster_status.below_min_isr(records),
-                "unclean_elections": cluster_status.unclean_elections(records),
-                "waiting": controller.waiting,
-                "balancing": balancing,
-                "moving": moving,
-                "problems": problems,
-                "warnings": [*services.credentials.problems(), *cluster_status.silent(facts), *links],
-                "silent": sorted(name for name, reported in facts.items() if reported is None),
-                "nodes": cluster_status.node_rows(records, registrations, drained),
-                "actors": [services.queues.status(), services.sink.status(), services.fullsync.status()],
-            }
-        )
+        return {
+            "cluster": services.settings.node.cluster,
+            "state": state,
+            "state_reason": state_reason,
+            "cluster_uuid": services.cluster_uuid.hex(),
+            "node": services.settings.node.name,
+            "ready": serves,
+            "reason": why_not,
+            "version": program_version(),
+            "controller": controller.controller,
+            "metastore": services.session.value,
+            "registered": services.registrar.inc != 0,
+            "read_at_ms": controller.read_at_ms,
+            "started_ms": services.started_ms,
+            "partitions": cluster_status.partition_counts(records),
+            "replicas": cluster_status.replica_counts(records),
+            "under_replicated": cluster_status.under_replicated(records),
+            "below_min_isr": cluster_status.below_min_isr(records),
+            "unclean_elections": cluster_status.unclean_elections(records),
+            "waiting": controller.waiting,
+            "balancing": balancing,
+            "moving": moving,
+            "problems": problems,
+            "warnings": [*services.credentials.problems(), *cluster_status.silent(facts), *links],
+            "silent": sorted(name for name, reported in facts.items() if reported is None),
+            "nodes": cluster_status.node_rows(records, registrations, drained),
+            "actors": [services.queues.status(), services.sink.status(), services.fullsync.status()],
+        }
 
     async def partitions(self, request: Request) -> Reply:
         """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state."""

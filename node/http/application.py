@@ -160,6 +160,9 @@ class Connected(Protocol):
     def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
         """Send a whole answer in one piece. Returns False when it must be sent by ASGI messages."""
 
+    def abort(self) -> None:
+        """Cut the connection; what was written and not sent is lost."""
+
 
 class Stream(NamedTuple):
     """An answer of unknown length, sent chunk by chunk as the client reads.
@@ -178,8 +181,8 @@ class Request:
     """One request as a routed handler sees it. `params` are the decoded parts of the path."""
 
     __slots__ = (
-        "_budget", "_held", "_receive", "after", "before", "document", "headers", "method", "model", "params",
-        "peer_names", "query", "query_string", "raw_path",
+        "_budget", "_held", "_receive", "after", "before", "connection", "document", "headers", "method", "model",
+        "params", "peer_names", "query", "query_string", "raw_path",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, params: dict[str, bytes], budget: BodyBudget) -> None:
@@ -187,6 +190,7 @@ class Request:
         self.raw_path: bytes = scope["raw_path"]
         self.headers: Headers = scope["headers"]
         self.params = params
+        self.connection: Connected | None = scope.get(CONNECTION)
         self.peer_names: frozenset[NodeName] = scope.get(PEER_NAMES, NOBODY)
         self.query_string: bytes = scope["query_string"]
         self.query = parse_query(self.query_string)

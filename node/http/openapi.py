@@ -147,6 +147,17 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
         (200, 404, 409), {"object_format": {"enum": ["internal"]}}, answer="application/octet-stream"
     ),
     ("POST", "/queuename/{queue}"): OperationSpec((200, 404, 413), body="application/json", answer=_TEXT),
+    ("GET", "/admin/history"): OperationSpec(
+        (200, 404),
+        {
+            "range": {"enum": ["hour", "day"]},
+            "series": {"type": "string"},
+            "node": {"type": "string"},
+            "bucket_type": {"type": "string"},
+        },
+        required=("series",),
+    ),
+    ("GET", "/admin/live"): OperationSpec((200, 404), {"bucket_type": {"type": "string"}}, answer="text/event-stream"),
     ("GET", "/"): OperationSpec((200,), answer=_ANY),
     ("GET", "/ping"): OperationSpec((200,), answer=_TEXT),
     ("GET", "/livez"): OperationSpec((200,), answer=_TEXT),

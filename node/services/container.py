@@ -38,6 +38,9 @@ from isthmus.node.services.fullsync_query import (
     FullSyncSuspendResponder,
 )
 from isthmus.node.services.fullsync_status import FullSyncStatus
+from isthmus.node.services.history import History
+from isthmus.node.services.history_query import NEWEST, PLACES, NewestResponder, PlacesResponder
+from isthmus.node.services.history_sampler import HistorySampler, ProcessSource, node_sources
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.node.services.membership import ClusterMembership
 from isthmus.node.services.properties import PropertyService
@@ -300,6 +303,10 @@ class NodeServices:
             fullsync=self.fullsync_status,
             sink=self.sink,
         )
+        self.history = History()
+        process = ProcessSource(settings.node.data_dir, self.store, self.replog, self.time, self.read_pool)
+        sources = node_sources(self.runtime, process, self.queues.metrics, self.sink.metrics, self.coordinator.metrics)
+        self.history_sampler = HistorySampler(name, self.history, sources, self.time)
         self._serve_queries()
         for component in (
             self.coordinator,
@@ -323,6 +330,8 @@ class NodeServices:
         self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
         self.query.serve(TELEMETRY, TelemetryResponder(self.runtime))
         self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.audit))
+        self.query.serve(PLACES, PlacesResponder(self.history))
+        self.query.serve(NEWEST, NewestResponder(self.history, self.time))
         self.query.serve(SINK, SinkResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))

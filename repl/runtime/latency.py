@@ -124,10 +124,11 @@ KIND_NAMES: Final = {int(kind): "write" if kind is EntryKind.DATA else kind.name
 
 
 class KindTimes(NamedTuple):
-    """Durations of one kind of entry: how many since the node started, and the recent past."""
+    """Durations of one kind of entry: how many since the node started and their sum, and the recent past."""
 
     entries: int
     recent: RateWindow
+    total_ms: int
 
 
 class ReplicationLatency:
@@ -237,6 +238,6 @@ class ReplicationLatency:
 
 def _by_kind_name(of: dict[tuple[bytes, int], Histogram], now_ms: int) -> dict[tuple[bytes, str], KindTimes]:
     return {
-        (bucket_type, KIND_NAMES[kind]): KindTimes(durations.count, durations.recent(now_ms))
+        (bucket_type, KIND_NAMES[kind]): KindTimes(durations.count, durations.recent(now_ms), durations.total_ms)
         for (bucket_type, kind), durations in of.items()
     }

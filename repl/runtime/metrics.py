@@ -6,7 +6,7 @@ Each replica counts as one of three: `leader`, `isr` (a follower that the record
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from isthmus.repl.isr.effects import ReplicaRole
@@ -69,6 +69,31 @@ def worst_isr(records: Iterable[PartitionRecord]) -> PartitionRecord | None:
     return min(records, key=lambda r: (len(r.isr) - r.effective_min_isr, len(r.isr), r.partition), default=None)
 
 
+def led_records(partitions: Iterable[Partition]) -> dict[bytes, list[PartitionRecord]]:
+    """Bucket type -> the records of its partitions that this node leads."""
+    led: dict[bytes, list[PartitionRecord]] = {}
+    for partition in partitions:
+        if partition.leads and partition.replica.record is not None:
+            led.setdefault(partition.bucket_type, []).append(partition.replica.record)
+    return led
+
+
+def under_replicated(led: Mapping[bytes, Collection[PartitionRecord]]) -> int:
+    """How many of `led_records` have a replica out of sync."""
+    return sum(len(r.isr) < len(r.replicas) for records in led.values() for r in records)
+
+
+def oldest_waits_ms(partitions: Iterable[Partition], now_ms: int) -> dict[bytes, int]:
+    """Bucket type -> for how long the oldest entry appended by a leader here has waited to apply; 0: none waits."""
+    oldest: dict[bytes, int] = {}
+    for partition in partitions:
+        if partition.leads:
+            appended_ms = partition.timestamps.oldest_append_ms()
+            waits_ms = 0 if appended_ms is None else now_ms - appended_ms
+            oldest[partition.bucket_type] = max(waits_ms, oldest.get(partition.bucket_type, 0))
+    return oldest
+
+
 def _replica_samples(partitions: Collection[Partition]) -> list[Sample]:
     """Replicas by role, and how far the led partitions are from losing their min-ISR."""
     replicas = [partition.replica for partition in partitions]
@@ -81,12 +106,8 @@ def _replica_samples(partitions: Collection[Partition]) -> list[Sample]:
         ("isthmus_partitions_far", {}, sum(r.far_position is not None for r in replicas)),
         ("isthmus_partitions_rolled_back", {}, sum(r.reason.startswith(ROLLED_BACK) for r in replicas)),
     ]
-    led: dict[bytes, list[PartitionRecord]] = {}
-    for partition in partitions:
-        if partition.leads and partition.replica.record is not None:
-            led.setdefault(partition.bucket_type, []).append(partition.replica.record)
-    under = sum(len(r.isr) < len(r.replicas) for records in led.values() for r in records)
-    samples.append(("isthmus_partitions_under_replicated", {}, under))
+    led = led_records(partitions)
+    samples.append(("isthmus_partitions_under_replicated", {}, under_replicated(led)))
     samples.append(("isthmus_unclean_elections", {}, sum(r.lineage for records in led.values() for r in records)))
     for bucket_type, records in led.items():
         worst = worst_isr(records)
@@ -109,15 +130,9 @@ def _replog_samples(partitions: Collection[Partition], replog: Replog, now_ms: i
             ("isthmus_replog_unapplied_entries_average", labels, sizes.unapplied / sizes.replicas),
             ("isthmus_replog_unapplied_entries_max", labels, sizes.unapplied_max),
         ]
-    oldest: dict[bytes, int] = {}
-    for partition in partitions:
-        if partition.leads:
-            appended_ms = partition.timestamps.oldest_append_ms()
-            waits_ms = 0 if appended_ms is None else now_ms - appended_ms
-            oldest[partition.bucket_type] = max(waits_ms, oldest.get(partition.bucket_type, 0))
     samples += [
         ("isthmus_replicate_oldest_seconds", {"bucket_type": bucket_type.decode()}, waits_ms / 1000)
-        for bucket_type, waits_ms in oldest.items()
+        for bucket_type, waits_ms in oldest_waits_ms(partitions, now_ms).items()
     ]
     return samples
 
