@@ -278,7 +278,7 @@ class FullSyncAdmin:
         return {
             "suspensions": [{"peer": one.peer, "node": one.node} for one in documents.suspensions.value],
             "set": {
-                name: {node or "all": {"removed": one.removed, "values": dict(one.values)} for node, one in of.items()}
+                name: {node: {"removed": one.removed, "values": dict(one.values)} for node, one in of.items()}
                 for name, of in found.items()
                 if peer in (None, name)
             },

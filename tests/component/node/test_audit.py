@@ -90,6 +90,64 @@ def test_acts_by_all_ways_are_recorded_and_survive_a_restart(
         assert [act["id"] for act in json.loads(capsys.readouterr().out)["acts"]] == [5, 4, 3, 2, 1]
 
 
+FULL_SYNC = '[[fullsync]]\nname = "west"\nurls = "http://127.0.0.1:9"\nqueue = "to-west"\n'
+
+
+def test_acts_tell_what_was_before_and_after(tmp_path: Path) -> None:
+    """The part of the state that an act changes, of queues, sink, full-sync, placement, properties and records; null
+    where there was nothing, or where it is not known."""
+    peer = {"queue": "to-east", "url": "http://127.0.0.1:9"}
+    with running_node(tmp_path, QUEUE + FULL_SYNC) as node:
+
+        def changed(path: str, body: dict[str, Any], *keys: str, status: int = 200) -> tuple[Any, Any]:
+            """The values before and after an act, at `keys` within them."""
+            answer = call(node.admin, "POST", f"/admin/{path}", {**body, "by": "ann", "reason": "why"})
+            assert answer[0] == status, answer
+            (act,) = acts(node, "?limit=1")["acts"]
+            assert (act["what"]["path"], act["who"]["by"], act["reason"]) == (f"/admin/{path}", "ann", "why")
+            found = [act["before"], act["after"]]
+            for key in keys:
+                found = [None if value is None else value[key] for value in found]
+            return found[0], found[1]
+
+        queue = "queues/to-west"
+        assert changed("queues/register", {"name": "more", "filter": "any"}, "settings", "filter") == (None, "any")
+        assert changed(f"{queue}/set", {"object_limit": 7}, "settings", "object_limit_count") == (1_000, 7)
+        rates = changed(f"{queue}/throttle", {"objects_per_second": 9}, "rates")
+        assert rates == ({"bytes": 0, "objects": 0}, {"bytes": 0, "objects": 9})
+        serving = [{"what": "serving", "node": "n1"}]
+        assert changed(f"{queue}/suspend", {"node": "n1"}, "suspensions") == ([], serving)
+        assert changed(f"{queue}/resume", {"node": "n1"}, "suspensions") == (serving, [])
+        assert changed(f"{queue}/push", {"bucket": "b", "keys": ["k"]}) == (None, {"queued": 1})
+        assert changed("queues/more/delist", {}, "owner") == (None, None)
+        (after,) = {len(each) for each in changed("sink/suspend", {}, "suspensions")} - {0}
+        assert after == 1
+        assert changed("sink/limits", {"workers": 3}, "limits", "workers")[1] == 3
+        none, one = changed("sink/peers/add", peer, "peers_set")
+        assert (none, [each["url"] for each in one]) == ([], [peer["url"]])
+        assert changed("sink/dead-letters/drop", {}) == (None, {"dropped": 0})
+        assert changed("fullsync/suspend", {"peer": "west"}, "suspensions") == ([], [{"peer": "west", "node": None}])
+        assert changed("fullsync/set", {"peer": "west", "values": {"all": 2}}, "set") == (
+            {}, {"west": {"*": {"removed": False, "values": {"all": 2}}}},
+        )  # fmt: skip
+        assert changed("fullsync/set-range", {"since_ms": 1, "before_ms": 5}, "west", "range") == (None, [1, 5])
+        assert changed("fullsync/clear-range", {}, "west", "range") == ([1, 5], None)
+        assert changed("fullsync/suppress-auto", {"count": 4}, "west", "suppressed") == (0, 4)
+        created = changed("bucket-types/notes", {"partition_count": 1, "replication_factor": 1}, "outcome")
+        assert created == (None, "created")
+        props = changed("bucket-types/notes/properties/set", {"props": {"allow_mult": False}})
+        assert props == ({}, {"allow_mult": False})
+        assert changed("bucket-types/notes/properties/unset", {}) == ({"allow_mult": False}, {})
+        assert changed("reaps", {"bucket": "b", "key": "k"}, "outcome") == (None, "no-tombstone")
+        erase = {"kind": "erase-keys", "partition": 0, "dry_run": False}
+        status, _ = call(node.admin, "POST", "/admin/folds", {**erase, "by": "ann"})
+        assert (status, acts(node, "?limit=1")["acts"][0]["after"]["done"]) == (200, 0)
+        newest = acts(node, "?limit=1")["acts"][0]["id"]
+        call(node.admin, "POST", "/admin/folds", {"kind": "erase-keys", "partition": 0})
+        call(node.admin, "POST", "/admin/folds", {"kind": "find-keys", "partition": 0, "dry_run": False})
+        assert acts(node, "?limit=1")["acts"][0]["id"] == newest, "neither changes anything"
+
+
 def test_pages_are_asked_for_by_time_number_and_node(tmp_path: Path) -> None:
     """Each bound of the question; what is wrong is refused with what is right."""
     with running_node(tmp_path) as node:
