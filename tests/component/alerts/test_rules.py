@@ -69,6 +69,8 @@ EXPECTED: Final = {
 }
 """Case -> the alerts of its fault."""
 
+DASHBOARD: Final = RULES.parents[1] / "grafana" / "isthmus.json"
+
 Value = float | None
 
 
@@ -191,3 +193,19 @@ def test_rules_and_sample_configuration_are_valid() -> None:
     done = promtool("check", "config", RULES.parent / "prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"SUCCESS: {len(list(alerts_of_rules()))} rules found" in done.stdout
+
+
+@pytest.mark.promtool
+def test_the_expressions_of_the_dashboard_are_valid(tmp_path: Path) -> None:
+    """Promtool parses each query of the Grafana dashboard, its variables replaced."""
+    queries = [
+        target["expr"].replace("$__rate_interval", "5m").replace("$", "")
+        for panel in json.loads(DASHBOARD.read_text())["panels"]
+        for target in panel.get("targets", ())
+    ]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = promtool("check", "rules", file)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"SUCCESS: {len(queries)} rules found" in done.stdout
