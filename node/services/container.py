@@ -305,7 +305,7 @@ class NodeServices:
         )
         self.history = History()
         process = ProcessSource(settings.node.data_dir, self.store, self.replog, self.time, self.read_pool)
-        sources = node_sources(self.runtime, process, self.queues.metrics, self.sink.metrics, self.coordinator.metrics)
+        sources = node_sources(self.runtime, process, self.queues, self.sink.metrics, self.coordinator.metrics)
         self.history_sampler = HistorySampler(name, self.history, sources, self.time)
         self._serve_queries()
         for component in (

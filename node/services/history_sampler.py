@@ -1,8 +1,8 @@
 """The sampler: reads this node's components every 2 s and adds what they say to the history.
 
-It counts nothing by itself: the numbers are those of the metrics and of `isthmus cluster telemetry`. Each source is
-read in a turn of the event loop of its own, so that requests wait for one source at most; files are read in a thread.
-Nodes read at different moments of their places, so that nodes of one machine do not all read at once.
+It counts nothing by itself: the numbers are those of the metrics and of `isthmus cluster telemetry`. Each source, and
+each queue, is read in a turn of the event loop of its own, so that requests wait for one of them at most; files are
+read in a thread. Nodes read at different moments of their places, so that nodes of one machine do not all read at once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import structlog
 
 from isthmus.node.services.history import HOUR, History, Reading
 from isthmus.node.services.history_series import ALL_TYPES, COLUMNS, Column, Scope, worst_value
+from isthmus.queues.service import QueueService
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.metrics import led_records, oldest_waits_ms, replog_sizes, under_replicated, worst_isr
@@ -52,8 +53,8 @@ HELP: Final[Mapping[str, Family]] = {
 class HistorySource(Protocol):
     """A component whose numbers are kept. Belongs to the event loop."""
 
-    def readings(self) -> Iterable[Reading]:
-        """Its numbers now."""
+    def readings(self) -> Iterable[Reading | None]:
+        """Its numbers now; None where the event loop may run."""
 
 
 class RuntimeSource:
@@ -220,10 +221,28 @@ class MetricsSource:
 
     def readings(self) -> Iterator[Reading]:
         """See HistorySource."""
-        for name, labels, value in self._samples():
-            for column, factor, only in PICKS.get(name, ()):
-                if only is None or labels[only[0]] == only[1]:
-                    yield COLUMNS[column], _label_of(COLUMNS[column], labels), value * factor
+        return _picked(self._samples())
+
+
+class QueuesSource:
+    """As MetricsSource, for queues: a node with many partitions reads one in half a millisecond."""
+
+    def __init__(self, queues: QueueService) -> None:
+        self._queues = queues
+
+    def readings(self) -> Iterator[Reading | None]:
+        """See HistorySource."""
+        for samples in self._queues.metrics_by_queue():
+            yield from _picked(samples)
+            yield None
+
+
+def _picked(samples: Iterable[Sample]) -> Iterator[Reading]:
+    """The readings that samples for Prometheus are, as far as they are in PICKS."""
+    for name, labels, value in samples:
+        for column, factor, only in PICKS.get(name, ()):
+            if only is None or labels[only[0]] == only[1]:
+                yield COLUMNS[column], _label_of(COLUMNS[column], labels), value * factor
 
 
 def _label_of(column: Column, labels: Mapping[str, str]) -> str:
@@ -277,7 +296,13 @@ class HistorySampler:
         for source in self._sources:
             began_s = time.perf_counter()
             try:
-                readings += source.readings()
+                for reading in source.readings():
+                    if reading is not None:
+                        readings.append(reading)
+                        continue
+                    self._spent_s += time.perf_counter() - began_s
+                    await asyncio.sleep(0)
+                    began_s = time.perf_counter()
             except Exception:
                 if source not in self._failing:
                     log.exception("history.source_failed", source=type(source).__name__)
@@ -300,7 +325,8 @@ class HistorySampler:
 
 
 def node_sources(
-    runtime: Runtime, process: ProcessSource, *samples: Callable[[], Iterable[Sample]]
+    runtime: Runtime, process: ProcessSource, queues: QueueService, *samples: Callable[[], Iterable[Sample]]
 ) -> list[HistorySource]:
-    """All sources of a node; `samples` are its components' samples for Prometheus."""
-    return [RuntimeSource(runtime), LatencySource(runtime), process, *(MetricsSource(each) for each in samples)]
+    """All sources of a node; `samples` are its other components' samples for Prometheus."""
+    others = [MetricsSource(each) for each in samples]
+    return [RuntimeSource(runtime), LatencySource(runtime), process, QueuesSource(queues), *others]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,14 @@ from isthmus.node.services.history_query import (
     PlacesBody,
     PlacesResponder,
 )
-from isthmus.node.services.history_sampler import FILES_EVERY_MS, PICKS, HistorySampler, MetricsSource, ProcessSource
+from isthmus.node.services.history_sampler import (
+    FILES_EVERY_MS,
+    PICKS,
+    HistorySampler,
+    MetricsSource,
+    ProcessSource,
+    QueuesSource,
+)
 from isthmus.node.services.history_series import COLUMNS, SERIES, Scope, UnknownSeries, choose, name_of
 from isthmus.repl.model.errors import BadInput, CodecError
 from isthmus.repl.telemetry import Sample
@@ -107,6 +115,32 @@ def test_samples_of_metrics_become_columns() -> None:
         ("queue.oldest_age_ms", "q"): 1500,
         ("refusals.per_s", ""): 3,
     }
+
+
+async def test_the_loop_runs_between_queues() -> None:
+    """A node with many queues reads one in a turn of the loop; their numbers are of one sample all the same."""
+    turns: list[str] = []
+
+    def by_queue() -> Iterator[list[Sample]]:
+        for queue in ("a", "b", "c"):
+            turns.append(queue)
+            yield [("isthmus_queue_gaps", {"queue": queue}, 2)]
+
+    async def others() -> None:
+        while len(turns) < 8:
+            turns.append("another's turn")
+            await asyncio.sleep(0)
+
+    queues: Any = SimpleNamespace(metrics_by_queue=by_queue)
+    time, history = FakeTime(), History()
+    sampler = HistorySampler("n1", history, [QueuesSource(queues)], time)
+    await sampler.sample()
+    turns.clear()
+    time.at_ms += 2_000
+    await asyncio.gather(others(), sampler.sample())
+    between = [turns.index(queue) for queue in ("a", "b", "c")]
+    assert all(second - first > 1 for first, second in pairwise(between)), turns
+    assert [history.newest["queue.gaps", queue] for queue in ("a", "b", "c")] == [2, 2, 2]
 
 
 async def test_a_source_that_fails_is_left_out_and_logged_once() -> None:
