@@ -18,6 +18,11 @@ unexport PYTHONDONTWRITEBYTECODE
 FAST_TESTS := $(addprefix tests/unit/,config queues sink aae/scheduling repl/model repl/isr repl/controller repl/coordinator) \
 	tests/contract tests/project --ignore=tests/project/test_conftest.py --ignore=tests/project/test_environment_script.py
 
+# The dashboard's JavaScript. Deno comes as a Python package, asks no server, and leaves no cache outside of .venv.
+PAGES := node/dashboard
+export DENO_NO_UPDATE_CHECK := 1
+export DENO_DIR := $(CURDIR)/.venv/deno
+
 .PHONY: help venv demo test test-fast test-all lint byte-code docs bench bench-peers sim mesh faults endurance wheel clean
 
 help:
@@ -25,7 +30,7 @@ help:
 	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more; WORKERS=0 runs them in one process"
 	@echo "make test-fast pure parts, contracts on doubles, checks of the project: less than a minute"
 	@echo "make test-all  the same with every test (slow, root, strace, promtool)"
-	@echo "make lint      ruff, mypy, import contracts"
+	@echo "make lint      ruff, mypy, import contracts; format, rules and types of the dashboard"
 	@echo "make docs      the generated parts of docs/: commands, settings, options, properties, metrics"
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
 	@echo "make mesh      clusters that replicate to each other in virtual time, whatever operators do; SEEDS=0:4000 is a night's run"
@@ -48,6 +53,9 @@ lint: venv
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/deno fmt --quiet --check --config $(PAGES)/deno.json $(PAGES)/static/js $(PAGES)/static/pages
+	@$(BIN)/deno lint --quiet --config $(PAGES)/deno.json $(PAGES)/static/js $(PAGES)/static/pages
+	@$(BIN)/deno check --quiet --config $(PAGES)/deno.json $(PAGES)/static/js/app.js
 
 # In a new checkout one process compiles all tests, during lint; without it each worker would compile all of them.
 byte-code: venv

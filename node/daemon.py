@@ -51,6 +51,7 @@ from isthmus.node.client_api.properties import PropertyRoutes
 from isthmus.node.client_api.riak_info import RiakView
 from isthmus.node.client_api.row_streams import RowRoutes
 from isthmus.node.client_api.trees import TreeRoutes
+from isthmus.node.dashboard.routes import Dashboard
 from isthmus.node.http import authorization, listener
 from isthmus.node.http.audit import AuditTrail
 from isthmus.node.http.listener import Listeners, bind
@@ -376,6 +377,7 @@ class Node:
         self._audit = AuditTrail(name, services.audit, self._time, guards["admin"])
         self.client_api.audit = AuditTrail(name, services.audit, self._time, guards["http"])
         self.admin_api.audit = self._audit
+        Dashboard(self.admin_api, guards["admin"], cluster_name, settings.node.name)
         self.metrics = Metrics(
             [
                 services.runtime.metrics,

@@ -54,6 +54,9 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "cluster": Noun(
         "isthmus.node.cli.cluster", "cluster_group", "Look at a cluster as a whole, and repair its metastore."
     ),
+    "dashboard": Noun(
+        "isthmus.node.cli.dashboard", "dashboard_command", "The address of a node's pages for a browser, and a login."
+    ),
     "partition": Noun(
         "isthmus.node.cli.partition", "partition_group", "Look at partitions, place and move them, and force a leader."
     ),

@@ -182,7 +182,7 @@ class Request:
 
     __slots__ = (
         "_budget", "_held", "_receive", "after", "before", "connection", "document", "headers", "method", "model",
-        "params", "peer_names", "query", "query_string", "raw_path",
+        "params", "peer_names", "query", "query_string", "raw_path", "secure",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, params: dict[str, bytes], budget: BodyBudget) -> None:
@@ -192,6 +192,8 @@ class Request:
         self.params = params
         self.connection: Connected | None = scope.get(CONNECTION)
         self.peer_names: frozenset[NodeName] = scope.get(PEER_NAMES, NOBODY)
+        self.secure = PEER_NAMES in scope
+        """Whether the connection is TLS."""
         self.query_string: bytes = scope["query_string"]
         self.query = parse_query(self.query_string)
         self.document: Any = None

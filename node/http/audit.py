@@ -97,6 +97,9 @@ ACTS: Final[Mapping[tuple[str, str], str]] = {
 
 NOT_ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/admin/sink/check"): "reads",
+    ("POST", "/dashboard/session"): "login",
+    ("POST", "/dashboard/session/end"): "logout",
+    ("POST", "/dashboard/links"): "login",
     ("POST", "/batch/get"): "reads",
     ("POST", "/rows"): "reads",
     ("POST", "/rows/changes"): "reads",

@@ -3,7 +3,7 @@
 A role includes others (`INCLUDES`). A path that is not listed here needs more rather than less: a request that changes
 something through the admin API needs `application` unless its path is in OPERATE. Paths are matched as they were sent,
 segment by segment as the router does, so that no other spelling of a path reaches a handler. Tokens are kept by
-`repl.security.tokens`.
+`repl.security.tokens`, logins of browsers by `node.http.sessions`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Final, NamedTuple
 import structlog
 
 from isthmus.config.settings import TokenSettings
+from isthmus.node.http.csrf import OF_BROWSERS
 from isthmus.node.http.responses import Headers, RequestRefused
+from isthmus.node.http.sessions import LoginSessions
 from isthmus.repl.security.tokens import digest_of, is_among, watched_digests
 from isthmus.repl.security.watched_files import ReloadingFile
 from isthmus.repl.telemetry import Family, Sample
@@ -76,6 +78,12 @@ READING_TREES: Final = frozenset({b"/trees/roots", b"/trees/leaves", b"/trees/cl
 
 NODES: Final = b"/cluster/nodes"
 """The path where sinks and clients learn which nodes live."""
+
+DASHBOARD: Final = b"/dashboard/"
+"""Beginning of the dashboard's paths on `admin`. Its files are the same for everybody, and are needed to log in."""
+
+LOGIN_LINKS: Final = b"/dashboard/links"
+"""The request for a one-time login, which has the roles of the token that asks."""
 
 OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
     (b"queues", b"*", b"suspend"),
@@ -152,6 +160,10 @@ def admin_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
     """The roles of which a request of the admin API needs any one; none: it needs no token."""
     if raw_path in PROBES:
         return frozenset()
+    if raw_path == LOGIN_LINKS:
+        return READERS
+    if raw_path == b"/" or raw_path.startswith(DASHBOARD):
+        return frozenset()
     if method in ("GET", "HEAD"):
         return READERS
     parts = raw_path.split(b"/")[2:] if raw_path.startswith(b"/admin/") else []
@@ -176,8 +188,10 @@ DIGEST_DIGITS: Final = 12
 class Guard:
     """Authorizes requests of one listener: 401 without a known token, 403 without the role."""
 
-    def __init__(self, listener: str, settings: TokenSettings) -> None:
-        """`listener` is "http" or "admin". Raises BadConfig when a file cannot be used."""
+    def __init__(self, listener: str, settings: TokenSettings, sessions: LoginSessions | None = None) -> None:
+        """`listener` is "http" or "admin"; `sessions`: logins of browsers, if the listener has any. Raises BadConfig
+        when a file cannot be used."""
+        self.sessions = sessions
         self._listener = listener
         self._roles = http_roles if listener == "http" else admin_roles
         self._digests = [(INCLUDES[TokenRole(name)], watched_digests(path)) for name, path in settings.files.items()]
@@ -199,32 +213,55 @@ class Guard:
         wanted = self._roles(method, raw_path)
         if not wanted or wanted & self._open or (self._metrics_open and raw_path == b"/metrics"):
             return
-        token = token_of(headers)
+        token = self.token_digest(headers)
         if token is not None:
             known, found = self._granted(token)
             if wanted & found:
+                self._check_page(method, headers)
                 return
             if known:
-                self._count(403)
+                self.count_refused(403)
                 raise RequestRefused(403, "forbidden", f"this needs a token of the role {_who_may(wanted)}")
-        self._count(401)
+        self.count_refused(401)
+        if self.sessions is not None and self.sessions.shown(headers):
+            # Without challenges: a browser would ask for a password, where the page asks for a login.
+            raise RequestRefused(401, "unauthorized", "this session is over; log in again")
         what = "no token was shown" if token is None else "the token that was shown is not known here"
         sentence = f"{what}; this needs one of the role {_who_may(wanted)} (Authorization: Bearer TOKEN)"
         raise RequestRefused(401, "unauthorized", sentence, list(CHALLENGES))
 
     def identify(self, headers: Headers) -> TokenIdentity | None:
-        """The token of a request; None without one that is known."""
-        token = token_of(headers)
-        if token is None:
+        """The token of a request, or that its session stands for; None without one that is known."""
+        digest = self.token_digest(headers)
+        if digest is None:
             return None
-        known, granted = self._granted(token)
+        known, granted = self._granted(digest)
         if not known:
             return None
         role = max((role for role in TokenRole if INCLUDES[role] <= granted), key=lambda role: len(INCLUDES[role]))
-        return TokenIdentity(role, f"sha256:{digest_of(token).hex()[:DIGEST_DIGITS]}")
+        return TokenIdentity(role, f"sha256:{digest.hex()[:DIGEST_DIGITS]}")
 
-    def _granted(self, token: bytes) -> tuple[bool, frozenset[TokenRole]]:
-        digest = digest_of(token)
+    def token_digest(self, headers: Headers) -> bytes | None:
+        """The digest of the token that a request shows, or that its session stands for; a token counts before a
+        session. The token may be unknown."""
+        if any(name == b"authorization" for name, _ in headers):
+            token = token_of(headers)
+            return None if token is None else digest_of(token)
+        return None if self.sessions is None else self.sessions.token_of(headers)
+
+    def roles_of(self, digest: bytes) -> frozenset[TokenRole]:
+        """The roles of the token of this digest; none for an unknown one."""
+        return self._granted(digest)[1]
+
+    def _check_page(self, method: str, headers: Headers) -> None:
+        """Check that a change under a session comes from a page, whose origin was checked before (`csrf`). Raises
+        RequestRefused."""
+        names = {name for name, _ in headers}
+        if method not in ("GET", "HEAD") and b"authorization" not in names and not names & OF_BROWSERS:
+            sentence = "a change under a session needs the browser's Origin or Sec-Fetch-Site; programs send a token"
+            raise RequestRefused(403, "other-origin", sentence)
+
+    def _granted(self, digest: bytes) -> tuple[bool, frozenset[TokenRole]]:
         in_force = [watched.current() for _, watched in self._digests]
         if in_force != self._in_force:
             self._in_force = in_force
@@ -240,7 +277,8 @@ class Guard:
             self._grants[digest] = granted
         return known, granted
 
-    def _count(self, status: int) -> None:
+    def count_refused(self, status: int) -> None:
+        """Count a refusal, and log one of them now and then."""
         self.refused[status] = self.refused.get(status, 0) + 1
         now_s = monotonic()
         if now_s - self._said_s >= LOG_INTERVAL_S:
@@ -253,9 +291,9 @@ class Guard:
             yield "isthmus_http_unauthorized_total", {"listener": self._listener, "status": str(status)}, count
 
 
-def guard_of(listener: str, settings: TokenSettings) -> Guard | None:
+def guard_of(listener: str, settings: TokenSettings, sessions: LoginSessions | None = None) -> Guard | None:
     """The guard of a listener; None without tokens, so that every request is allowed. Raises BadConfig."""
-    return Guard(listener, settings) if settings.files else None
+    return Guard(listener, settings, sessions) if settings.files else None
 
 
 def _who_may(wanted: frozenset[TokenRole]) -> str:

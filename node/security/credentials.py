@@ -21,6 +21,7 @@ from isthmus.config.settings import PeerSettings, Settings
 from isthmus.config.warnings import ConfigWarning, warnings_of
 from isthmus.node.http.authorization import guard_of
 from isthmus.node.http.listener import ListenerTls
+from isthmus.node.http.sessions import LoginSessions
 from isthmus.node.security import certificates
 from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.model.errors import BadConfig
@@ -79,7 +80,8 @@ class NodeCredentials:
         if tls.metastore:
             session = client_contexts(_files_of(settings, "cluster"), check_host=True)
             self.metastore = self._keep(session).current
-        self.guards = {name: guard_of(name, settings.tokens) for name in ("http", "admin")}
+        logins = LoginSessions(f"isthmus-{settings.node.cluster}-{settings.node.name}")
+        self.guards = {"http": guard_of("http", settings.tokens), "admin": guard_of("admin", settings.tokens, logins)}
         self._peers_expire_s: Callable[[], Mapping[str, float]] = dict
         self._telling: asyncio.Task[None] | None = None
 

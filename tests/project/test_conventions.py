@@ -128,11 +128,11 @@ BANNED: Final = ("pickle", "cPickle", "_pickle", "dill", "shelve", "marshal", "e
 
 
 def test_nothing_is_left_to_do() -> None:
-    """No file says that something is still to be done, and none names a place on one machine."""
+    """No file of ours says that something is still to be done, and none names a place on one machine."""
     words = "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3])
     wrong = re.compile(rf"\b({words})\b|(?<![\w.-])/(root|home/\w+|work|Users/\w+)/")
     found = []
-    for path in checked_in():
+    for path in (each for each in checked_in() if "vendor" not in each.parts):
         try:
             text = (CHECKOUT / path).read_text()
         except UnicodeDecodeError:  # a picture, say

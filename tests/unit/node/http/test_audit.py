@@ -17,6 +17,7 @@ from isthmus.node.client_api.application import ClientApi
 from isthmus.node.client_api.properties import PropertyRoutes
 from isthmus.node.client_api.row_streams import RowRoutes
 from isthmus.node.client_api.trees import TreeRoutes
+from isthmus.node.dashboard.routes import Dashboard
 from isthmus.node.http import audit
 from isthmus.node.http.application import PEER_NAMES, HttpApplication, Request, json_reply
 from isthmus.node.http.audit import ACTS, NOT_ACTS, REDACTED, AuditTrail, bounded, redacted
@@ -289,7 +290,9 @@ def all_routes(client_api: ClientApi) -> dict[str, HttpApplication]:
     PropertyRoutes(nothing, client_api)
     TreeRoutes(nothing, nothing, client_api, cluster=b"", cluster_name="")
     RowRoutes(nothing, nothing, nothing, nothing, client_api, cluster=b"", cluster_name="")
-    return {"admin": AdminApi(SimpleNamespace(), FakeNodeStatus()), "http": client_api}  # type: ignore[arg-type]
+    admin_api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    Dashboard(admin_api, None, "c", "n")
+    return {"admin": admin_api, "http": client_api}
 
 
 def changing(app: HttpApplication) -> set[tuple[str, str]]:

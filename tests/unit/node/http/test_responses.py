@@ -31,7 +31,7 @@ def documented():
 def refused_in_the_code():
     """(status, reason) of every `Refused(...)` that the HTTP packages make."""
     found = set()
-    folders = (ROOT / "node" / name for name in ("http", "client_api", "admin_api"))
+    folders = (ROOT / "node" / name for name in ("http", "client_api", "admin_api", "dashboard"))
     for path in (path for folder in folders for path in folder.glob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "RequestRefused":

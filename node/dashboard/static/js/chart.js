@@ -1,0 +1,115 @@
+/**
+ * Time series by uPlot. A null is a gap in the line: nothing is drawn where nothing was measured.
+ *
+ * Lines differ by colour and by dashes, and the legend has the values at the cursor. The colours are those of Okabe and
+ * Ito, which colour-blind people tell apart; css/base.css has them for both themes.
+ */
+
+// @ts-types="../vendor/uPlot.d.ts"
+import uPlot from "../vendor/uPlot.esm.js";
+import { h } from "./dom.js";
+import { current, onChange } from "./settings.js";
+import { moment } from "./time.js";
+import { number, UNKNOWN } from "./units.js";
+
+const HEIGHT_PX = 200;
+const COLOURS = 7;
+const DASHES = [[], [8, 4], [2, 3]];
+
+/**
+ * @typedef {object} ChartOptions
+ * @property {string} title
+ * @property {string[]} series names for the legend
+ * @property {(value: number | null | undefined) => string} [unit] text of a value (units.js); a plain number without it
+ * @property {AbortSignal} signal aborted when the page is left
+ * @property {string} [sync] charts of the same word share their cursor
+ * @property {boolean[]} [stepped] series that are drawn as steps: counts and limits
+ */
+
+/**
+ * @typedef {object} Chart
+ * @property {HTMLElement} element
+ * @property {(atMs: number[], values: (number | null)[][]) => void} show replaces all data; one list for each series
+ */
+
+/**
+ * A chart with the given series; it has its box's width.
+ * @param {ChartOptions} options
+ * @returns {Chart}
+ */
+export function chart({ title, series, unit = number, signal, sync, stepped = [] }) {
+  const box = h("div", { class: "plot" });
+  const summary = h("p", { class: "hidden" });
+  const element = h("figure", { class: "chart", "aria-label": title }, h("figcaption", {}, title), box, summary);
+  /** @type {uPlot | null} */
+  let plot = null;
+  /** @type {uPlot.AlignedData} */
+  let data = /** @type {any} */ ([[], ...series.map(() => [])]);
+
+  /** @param {string} name a colour of css/base.css */
+  function colour(name) {
+    const probe = h("span", { class: `colour-${name}` });
+    element.append(probe);
+    const found = getComputedStyle(probe).color;
+    probe.remove();
+    return found;
+  }
+
+  function draw() {
+    plot?.destroy();
+    plot = null;
+    const width = box.clientWidth;
+    if (!width) return;
+    const [text, grid] = [colour("text"), colour("grid")];
+    const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
+    plot = new uPlot(
+      {
+        width,
+        height: HEIGHT_PX,
+        tzDate: (s) => current().utc ? uPlot.tzDate(new Date(s * 1000), "Etc/UTC") : new Date(s * 1000),
+        cursor: sync ? { sync: { key: sync } } : {},
+        scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
+        axes: [axis, { ...axis, size: 70, values: (_, splits) => splits.map((value) => unit(value)) }],
+        series: [
+          { value: (_, s) => s === null ? "–" : moment(s * 1000) },
+          ...series.map((label, index) => ({
+            label,
+            stroke: colour(String(index % COLOURS + 1)),
+            width: 2,
+            dash: DASHES[Math.floor(index / COLOURS) % DASHES.length],
+            spanGaps: false,
+            paths: stepped[index] ? uPlot.paths.stepped?.({ align: 1 }) : undefined,
+            points: { show: series.length < 4 ? undefined : false },
+            value: (/** @type {uPlot} */ _, /** @type {number | null} */ v) => v === null ? UNKNOWN : unit(v),
+          })),
+        ],
+      },
+      data,
+      box,
+    );
+  }
+
+  const resized = new ResizeObserver(() => {
+    if (plot && box.clientWidth) plot.setSize({ width: box.clientWidth, height: HEIGHT_PX });
+    else draw();
+  });
+  resized.observe(box);
+  onChange(draw, signal);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw, { signal });
+  signal.addEventListener("abort", () => {
+    resized.disconnect();
+    plot?.destroy();
+    plot = null;
+  });
+
+  return {
+    element,
+    show(atMs, values) {
+      data = /** @type {any} */ ([atMs.map((ms) => ms / 1000), ...values]);
+      if (plot) plot.setData(data);
+      else draw();
+      const last = values.map((each, index) => `${series[index]}: ${unit(each.at(-1))}`);
+      summary.textContent = `Newest values: ${last.join(", ")}`;
+    },
+  };
+}

@@ -1,0 +1,6 @@
+/** Every page, in the order of the navigation. A page is registered by its import and its place here. */
+
+import { page as overview } from "../pages/overview.js";
+
+/** @type {import("./router.js").Page[]} */
+export const PAGES = [overview];

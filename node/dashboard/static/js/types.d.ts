@@ -1,0 +1,132 @@
+// Shapes of the admin API's answers, as far as pages use them (docs/http.md). For the checker alone; not served.
+
+export interface NodeRow {
+  name: string;
+  id: number | null;
+  rack: string | null;
+  state: "live" | "leaving" | "gone";
+  reason: string;
+  leaders: number;
+  replicas: number;
+  in_sync: number;
+  http: string | null;
+  admin: string | null;
+  drained: boolean;
+}
+
+export interface ClusterStatus {
+  cluster: string;
+  state: string;
+  state_reason: string;
+  cluster_uuid: string;
+  node: string;
+  ready: boolean;
+  reason: string;
+  version: string;
+  controller: string | null;
+  metastore: string;
+  registered: boolean;
+  read_at_ms: number | null;
+  started_ms: number;
+  partitions: { total: number; election: number; candidate_found: number; online: number; offline: number };
+  replicas: { total: number; in_sync: number };
+  under_replicated: number[];
+  below_min_isr: number[];
+  unclean_elections: Record<string, number>;
+  balancing: { state: string; reason: string; automatic: boolean; imbalance: number } | null;
+  moving: { orders: number; done: number; under_way: number; total: number; reason: string };
+  problems: string[];
+  warnings: string[];
+  silent: string[];
+  nodes: NodeRow[];
+  actors: { actor: string; state: string; reason: string }[];
+}
+
+export interface ReplicaState {
+  node: string;
+  role: string | null;
+  leo: number | null;
+  lag: number | null;
+  in_sync: boolean;
+  reason: string;
+}
+
+export interface Partition {
+  partition: number;
+  bucket_type: string;
+  index: number;
+  leader: string | null;
+  replicas: string[];
+  adding: string[];
+  removing: string[];
+  isr: string[];
+  elr: string[];
+  min_isr: number;
+  epoch: number;
+  leo: number | null;
+  hw: number | null;
+  applied: number | null;
+  lag: number | null;
+  status: string;
+  reason: string;
+  replica_states: ReplicaState[];
+}
+
+export interface LagRow {
+  queue: string;
+  cluster: string | null;
+  uuid: string | null;
+  reason: string;
+  bucket_type: string;
+  seconds: number | null;
+  objects: number | null;
+  bytes: number | null;
+  in_flight: number | null;
+  partitions: number;
+  unknown_partitions: number[];
+  proven_ms: number | null;
+}
+
+export interface SinkLink {
+  queue: string;
+  peer: string;
+  source_cluster: string | null;
+  state: string;
+  reason: string;
+  recent_lag_ms_p99: number | null;
+  last_answer_ms: number | null;
+  last_error: string | null;
+}
+
+export interface SinkNodes {
+  nodes: { node: string; sink: { sinks: SinkLink[]; dead_letters: { kept: number; given_up: number } } | null }[];
+}
+
+export interface FullsyncPeer {
+  name: string;
+  cluster: string | null;
+  state: string;
+  reason: string;
+  proven_ms: Record<string, number | null>;
+}
+
+export interface FullsyncNodes {
+  nodes: Record<string, { peers: FullsyncPeer[] } | null>;
+}
+
+export interface Leaders {
+  controller: string;
+  state: string;
+  reason: string;
+  automatic: boolean;
+  imbalance: number;
+  leaders: Record<string, number>;
+  plan: { partition: number; from: string; to: string }[];
+  run: {
+    by: string;
+    outcome: string;
+    done: number;
+    failed: number;
+    moves: { partition: number; from: string; to: string; state: string; reason: string }[];
+  } | null;
+}

@@ -1,0 +1,89 @@
+/** Numbers with units. A value that is not known is the word "unknown", never 0. */
+
+export const UNKNOWN = "unknown";
+
+/** @typedef {number | null | undefined} Value */
+
+/**
+ * @param {Value} value
+ * @param {(value: number) => string} text
+ */
+function known(value, text) {
+  return typeof value === "number" && Number.isFinite(value) ? text(value) : UNKNOWN;
+}
+
+/** @param {number} value */
+function digits(value) {
+  const size = Math.abs(value);
+  return value.toLocaleString("en", {
+    maximumFractionDigits: size >= 100 || Number.isInteger(value) ? 0 : size >= 10 ? 1 : 2,
+  });
+}
+
+/** A count: 1,234. @param {Value} value */
+export function count(value) {
+  return known(value, (v) => Math.round(v).toLocaleString("en"));
+}
+
+/** A number with up to two decimals. @param {Value} value */
+export function number(value) {
+  return known(value, digits);
+}
+
+/** Bytes, in powers of 1000 as config files have them: 1.5 MB. @param {Value} value */
+export function bytes(value) {
+  return known(value, (v) => {
+    const names = ["B", "kB", "MB", "GB", "TB", "PB"];
+    let power = 0;
+    while (Math.abs(v) >= 999.5 && power < names.length - 1) [v, power] = [v / 1000, power + 1];
+    return `${digits(v)} ${names[power]}`;
+  });
+}
+
+/** Something each second: 12 /s. @param {Value} value */
+export function rate(value) {
+  return known(value, (v) => `${digits(v)} /s`);
+}
+
+/** A share of 1: 42 %. @param {Value} value */
+export function percent(value) {
+  return known(value, (v) => `${digits(v * 100)} %`);
+}
+
+/**
+ * A length of time, given in seconds: 4.2 ms, 3 s, 2 min 5 s, 4 h 10 min.
+ * @param {Value} value
+ * @returns {string}
+ */
+export function seconds(value) {
+  return known(value, (v) => {
+    if (v < 0) return `-${seconds(-v)}`;
+    if (v === 0) return "0 s";
+    if (v < 0.001) return `${digits(v * 1e6)} µs`;
+    if (v < 1) return `${digits(v * 1000)} ms`;
+    if (v < 60) return `${digits(v)} s`;
+    const whole = Math.round(v);
+    const [days, hours, minutes] = [
+      Math.floor(whole / 86400),
+      Math.floor(whole / 3600) % 24,
+      Math.floor(whole / 60) % 60,
+    ];
+    if (days) return `${days} d ${hours} h`;
+    return hours ? `${hours} h ${minutes} min` : `${minutes} min ${whole % 60} s`;
+  });
+}
+
+/** The same, given in ms. @param {Value} value */
+export function milliseconds(value) {
+  return known(value, (v) => seconds(v / 1000));
+}
+
+/**
+ * "1 node", "2 nodes".
+ * @param {number} value
+ * @param {string} noun
+ * @param {string} [plural]
+ */
+export function quantity(value, noun, plural = `${noun}s`) {
+  return `${count(value)} ${value === 1 ? noun : plural}`;
+}
