@@ -147,6 +147,15 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
         (200, 404, 409), {"object_format": {"enum": ["internal"]}}, answer="application/octet-stream"
     ),
     ("POST", "/queuename/{queue}"): OperationSpec((200, 404, 413), body="application/json", answer=_TEXT),
+    ("GET", "/"): OperationSpec((200,), answer=_ANY),
+    ("GET", "/ping"): OperationSpec((200,), answer=_TEXT),
+    ("GET", "/livez"): OperationSpec((200,), answer=_TEXT),
+    ("GET", "/readyz"): OperationSpec((200,), answer=_TEXT),
+    ("GET", "/metrics"): OperationSpec((200,), answer=_TEXT),
+}
+"""(method, pattern) -> the specification of an operation."""
+
+ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
     ("GET", "/admin/history"): OperationSpec(
         (200, 404),
         {
@@ -158,13 +167,8 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
         required=("series",),
     ),
     ("GET", "/admin/live"): OperationSpec((200, 404), {"bucket_type": {"type": "string"}}, answer="text/event-stream"),
-    ("GET", "/"): OperationSpec((200,), answer=_ANY),
-    ("GET", "/ping"): OperationSpec((200,), answer=_TEXT),
-    ("GET", "/livez"): OperationSpec((200,), answer=_TEXT),
-    ("GET", "/readyz"): OperationSpec((200,), answer=_TEXT),
-    ("GET", "/metrics"): OperationSpec((200,), answer=_TEXT),
 }
-"""(method, pattern) -> the specification of an operation."""
+"""As OPERATIONS, of the admin API."""
 
 _ASKED: Final = OperationSpec((200, 404, 502))
 _PUSHED: Final = OperationSpec((200, 404, 409, 413, 502, 504), body="application/json")
@@ -175,7 +179,8 @@ _RESET: Final = OperationSpec((200, 204, 404, 409, 504))
 def operation_of(method: str, pattern: str) -> OperationSpec:
     """The specification of a route; without an entry the usual one of its method: JSON in and out."""
     usual = {"GET": _ASKED, "PUT": _SET, "DELETE": _RESET}.get(method, _PUSHED)
-    return OPERATIONS.get((method, pattern), usual)
+    key = (method, pattern)
+    return OPERATIONS.get(key) or ADMIN_OPERATIONS.get(key, usual)
 
 
 def describe(api: HttpApplication, title: str, version: str, *, objects: bool) -> dict[str, Any]:

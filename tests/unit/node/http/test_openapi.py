@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.client_api.objects import METHODS
 from isthmus.node.http import openapi
-from isthmus.node.http.openapi import OBJECT_PATHS, OPERATIONS, WORDS, operation_of
+from isthmus.node.http.openapi import ADMIN_OPERATIONS, OBJECT_PATHS, OPERATIONS, WORDS, describe, operation_of
+from tests.support.node_status import FakeNodeStatus
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "http.md"
 
@@ -38,6 +41,14 @@ def test_the_description_matches_the_routes(client_api: Any, described: dict[str
     ids = [op["operationId"] for op in found.values()]
     assert len(ids) == len(set(ids))
     assert OPERATIONS.keys() <= found.keys()
+
+
+def test_operations_of_the_admin_api_are_its_routes() -> None:
+    """What is said of one operation there is said of one that is routed, and stands in its description."""
+    api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
+    found = operations(describe(api, "operators", "1", objects=False))
+    assert ADMIN_OPERATIONS.keys() <= found.keys()
+    assert "text/event-stream" in found["GET", "/admin/live"]["responses"]["200"]["content"]
 
 
 def test_object_paths_are_distinguished_from_routes(client_api: Any) -> None:
