@@ -58,7 +58,7 @@ async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends(
 async def test_every_node_counts_the_partitions_without_a_leader() -> None:
     """Where the only replicas of partitions die, each node that is left counts these in its metrics."""
 
-    async with running(DefaultType(partition_count=4, factor=1, settle_ms=0), 1, 2, 3) as cluster:
+    async with running(DefaultType(partition_count=4, factor=1, settle_ms=300), 1, 2, 3) as cluster:
         await eventually(cluster.online)
         lost = cluster.leads()["n2"]
         assert lost
