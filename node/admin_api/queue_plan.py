@@ -12,7 +12,7 @@ from typing import Any, Final
 from isthmus.config.settings import QueueSettings
 from isthmus.config.text import quantity
 from isthmus.queues.filters import includes_more, parse_filter
-from isthmus.queues.queue_documents import PUBLISHING
+from isthmus.queues.queue_documents import PUBLISHING, SERVING
 
 PRIORITIES: Final = ("real_time", "full_sync", "fold")
 
@@ -109,11 +109,15 @@ def _effect(act: str, waiting: Mapping[str, int | None], gaps: int | None, owner
             return f"takes the queue, in which {changes} {waits}, from {to}; the next cluster that fetches {begins}"
         case _:
             where = "on all nodes" if wish.get("node") is None else f"on node {wish['node']}"
-            serving = "" if list(wish.get("what") or ()) == [PUBLISHING] else ", and serves none"
-            still = "are still served" if not serving else "wait"
+            what = set(wish["what"])
+            if PUBLISHING not in what:
+                return f"serves no changes {where}: they wait, also new ones, until serving is resumed; now {changes}"
+            serving = ", and serves none" if SERVING in what else ""
+            one = waiting["real_time"] == 1
+            still = ("waits" if one else "wait") if serving else f"{'is' if one else 'are'} still served"
             return (
                 f"publishes no changes {where}{serving}: changes from now on become a gap until a full-sync closes it; "
-                f"{changes_wait} {still}"
+                f"{changes} from before {still}"
             )
 
 

@@ -166,6 +166,7 @@ def test_a_dry_run_counts_the_changes_that_would_be_left_out(tmp_path: Path) -> 
             ("to-west/clear", {}, "discards 0 changes that wait for no cluster yet, 2 references of full-sync"),
             ("to-west/delist", {}, "0 changes that wait for no cluster yet, 2 references of full-sync and 0 of folds"),
             ("to-west/release", {"from": "now"}, "begins with new changes: waiting changes become a gap"),
+            ("to-west/suspend", {}, "serves no changes on all nodes: they wait"),
             ("to-west/suspend", {"what": "publishing"}, "changes from now on become a gap"),
             ("to-west/suspend", {"what": ["serving", "publishing"], "node": "n1"}, "on node n1, and serves none"),
             ("to-west/set", {"filter": "bucketname:b"}, "it offers nothing more than before, so no gap is recorded"),
