@@ -55,7 +55,7 @@ lint: venv
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/deno fmt --quiet --check --config $(PAGES)/deno.json $(PAGES)/static/js $(PAGES)/static/pages
 	@$(BIN)/deno lint --quiet --config $(PAGES)/deno.json $(PAGES)/static/js $(PAGES)/static/pages
-	@$(BIN)/deno check --quiet --config $(PAGES)/deno.json $(PAGES)/static/js/app.js
+	@$(BIN)/deno check --quiet --config $(PAGES)/deno.json $(PAGES)/static/js/*.js $(PAGES)/static/pages/*.js
 
 # In a new checkout one process compiles all tests, during lint; without it each worker would compile all of them.
 byte-code: venv

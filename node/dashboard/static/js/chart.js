@@ -1,16 +1,16 @@
 /**
  * Time series by uPlot. A null is a gap in the line: nothing is drawn where nothing was measured.
  *
- * Lines differ by colour and by dashes, and the legend has the values at the cursor. The colours are those of Okabe and
- * Ito, which colour-blind people tell apart; css/base.css has them for both themes.
+ * Lines differ by colour and by dashes. The colours are those of Okabe and Ito, which colour-blind people tell apart;
+ * css/base.css has them for both themes.
  */
 
-// @ts-types="../vendor/uPlot.d.ts"
+// @ts-types="../vendor/uPlot.d.cts"
 import uPlot from "../vendor/uPlot.esm.js";
 import { h } from "./dom.js";
 import { current, onChange } from "./settings.js";
 import { moment } from "./time.js";
-import { number, UNKNOWN } from "./units.js";
+import { number } from "./units.js";
 
 const HEIGHT_PX = 200;
 const COLOURS = 7;
@@ -31,6 +31,20 @@ const DASHES = [[], [8, 4], [2, 3]];
  * @property {HTMLElement} element
  * @property {(atMs: number[], values: (number | null)[][]) => void} show replaces all data; one list for each series
  */
+
+/**
+ * The places of numbers without a neighbour. A line needs two, so that these would not be seen.
+ * @param {ArrayLike<number | null | undefined>} values
+ * @returns {number[]}
+ */
+function lonePoints(values) {
+  const found = [];
+  for (let index = 0; index < values.length; index++) {
+    const alone = (values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null;
+    if ((values[index] ?? null) !== null && alone) found.push(index);
+  }
+  return found;
+}
 
 /**
  * A chart with the given series; it has its box's width.
@@ -55,6 +69,17 @@ export function chart({ title, series, unit = number, signal, sync, stepped = []
     return found;
   }
 
+  /**
+   * The text of the legend: of the value at the cursor, or where there is none the newest.
+   * @param {uPlot} plot
+   * @param {number | null} value
+   * @param {number} own
+   * @param {number | null} place
+   */
+  function legend(plot, value, own, place) {
+    return unit(place === null ? plot.data[own]?.at(-1) : value);
+  }
+
   function draw() {
     plot?.destroy();
     plot = null;
@@ -71,7 +96,7 @@ export function chart({ title, series, unit = number, signal, sync, stepped = []
         scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
         axes: [axis, { ...axis, size: 70, values: (_, splits) => splits.map((value) => unit(value)) }],
         series: [
-          { value: (_, s) => s === null ? "–" : moment(s * 1000) },
+          { value: (_, s) => s === null ? "newest" : moment(s * 1000) },
           ...series.map((label, index) => ({
             label,
             stroke: colour(String(index % COLOURS + 1)),
@@ -79,8 +104,11 @@ export function chart({ title, series, unit = number, signal, sync, stepped = []
             dash: DASHES[Math.floor(index / COLOURS) % DASHES.length],
             spanGaps: false,
             paths: stepped[index] ? uPlot.paths.stepped?.({ align: 1 }) : undefined,
-            points: { show: series.length < 4 ? undefined : false },
-            value: (/** @type {uPlot} */ _, /** @type {number | null} */ v) => v === null ? UNKNOWN : unit(v),
+            points: {
+              show: false,
+              filter: (/** @type {uPlot} */ plot, /** @type {number} */ own) => lonePoints(plot.data[own]),
+            },
+            value: legend,
           })),
         ],
       },

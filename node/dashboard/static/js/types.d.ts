@@ -130,3 +130,13 @@ export interface Leaders {
     moves: { partition: number; from: string; to: string; state: string; reason: string }[];
   } | null;
 }
+
+/** GET /admin/history: null where nothing was measured. */
+export interface History {
+  step_ms: number;
+  from_ms: number;
+  to_ms: number;
+  nodes: Record<string, Record<string, (number | null)[]> | null>;
+  unknown: Record<string, string>;
+  cluster: { series: Record<string, (number | null)[]>; counted: number[] } | null;
+}
