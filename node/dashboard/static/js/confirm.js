@@ -10,7 +10,7 @@ import { can } from "./session.js";
 import { change, current } from "./settings.js";
 import { failure, loading } from "./states.js";
 
-/** @typedef {import("./dom.js").Child | import("./dom.js").Child[]} Shown */
+/** @typedef {import("./dom.js").Child} Shown */
 
 /**
  * @typedef {object} Act
@@ -71,7 +71,7 @@ export function openAct(act) {
     const verb = h("button", { type: "submit", class: act.danger ? "danger" : "primary" }, act.verb ?? "Do it");
     replace(
       content,
-      ...[act.dryRun ? act.describe?.(plan) : null],
+      act.dryRun ? act.describe?.(plan) : null,
       act.sentence ? h("p", {}, act.sentence) : null,
       fields,
     );
@@ -86,7 +86,7 @@ export function openAct(act) {
       plan = await post(act.path, { ...act.body, dry_run: true }, leave.signal);
       if (act.nothing?.(plan)) {
         close.textContent = "Close";
-        replace(content, ...[act.describe?.(plan)]);
+        replace(content, act.describe?.(plan));
       } else ask();
     } catch (error) {
       if (!leave.signal.aborted) replace(content, failure(error));
@@ -105,7 +105,7 @@ export function openAct(act) {
       replace(
         content,
         h("p", { class: "notice good", role: "status" }, h("span", { "aria-hidden": "true" }, "● "), "Done."),
-        ...[act.result?.(answer)],
+        act.result?.(answer),
       );
     } catch (error) {
       replace(content, failure(error));
@@ -178,7 +178,7 @@ export async function openDetails(title, path, render) {
   document.body.append(dialog);
   dialog.showModal();
   try {
-    replace(content, ...[render(await get(path, leave.signal))]);
+    replace(content, render(await get(path, leave.signal)));
   } catch (error) {
     if (!leave.signal.aborted) replace(content, failure(error));
   }

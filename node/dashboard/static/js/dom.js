@@ -1,6 +1,6 @@
 /** Elements and texts. Names of keys, buckets and nodes become text nodes, never HTML. */
 
-/** @typedef {Node | string | number | null | undefined | false} Child */
+/** What is within an element, in any nesting of lists. @typedef {import("./types.d.ts").Child} Child */
 
 /**
  * An element with attributes, listeners (`onclick: ...`) and children. A true attribute is empty; null and false leave
@@ -8,7 +8,7 @@
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
  * @param {Record<string, unknown>} [attributes]
- * @param {...(Child | Child[])} children
+ * @param {...Child} children
  * @returns {HTMLElementTagNameMap[K]}
  */
 export function h(tag, attributes = {}, ...children) {
@@ -22,7 +22,7 @@ export function h(tag, attributes = {}, ...children) {
  * @template {keyof SVGElementTagNameMap} K
  * @param {K} tag
  * @param {Record<string, unknown>} [attributes]
- * @param {...(Child | Child[])} children
+ * @param {...Child} children
  * @returns {SVGElementTagNameMap[K]}
  */
 export function svg(tag, attributes = {}, ...children) {
@@ -34,7 +34,7 @@ export function svg(tag, attributes = {}, ...children) {
 /**
  * Put children in the place of all that is there.
  * @param {Element} parent
- * @param {...(Child | Child[])} children
+ * @param {...Child} children
  */
 export function replace(parent, ...children) {
   parent.replaceChildren(...nodes(children));
@@ -43,7 +43,7 @@ export function replace(parent, ...children) {
 /**
  * @param {Element} element
  * @param {Record<string, unknown>} attributes
- * @param {(Child | Child[])[]} children
+ * @param {Child[]} children
  */
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
@@ -55,10 +55,13 @@ function fill(element, attributes, children) {
 }
 
 /**
- * @param {(Child | Child[])[]} children
+ * @param {Child[]} children
  * @returns {(Node | string)[]}
  */
 function nodes(children) {
-  return children.flat().filter((child) => child !== null && child !== undefined && child !== false)
-    .map((child) => child instanceof Node ? child : String(child));
+  return children.flatMap((child) => {
+    if (child === null || child === undefined || child === false) return [];
+    if (Array.isArray(child)) return nodes(child);
+    return child instanceof Node ? child : String(child);
+  });
 }

@@ -48,9 +48,10 @@ export function partial(nodes, what = "their numbers are unknown, and no sum has
  * @template T
  * @param {HTMLElement} box
  * @param {string | ((signal: AbortSignal) => Promise<T>)} source a path of the admin API, or a function
- * @param {(value: T) => import("./dom.js").Child | import("./dom.js").Child[]} render
+ * @param {(value: T) => import("./dom.js").Child} render
  * @param {{everyMs: number, signal: AbortSignal}} options
- * @returns {{reload: () => Promise<void>}} reload: load now, for instance after a change
+ * @returns {{reload: () => Promise<void>, redraw: () => void}} reload: load now, for instance after a change; redraw:
+ *   show what was loaded last
  */
 export function watch(box, source, render, { everyMs, signal }) {
   const load = typeof source === "string" ? (/** @type {AbortSignal} */ s) => get(source, s) : source;
@@ -66,7 +67,7 @@ export function watch(box, source, render, { everyMs, signal }) {
     if (last === null) return;
     const focus = focusedKey(content);
     const opened = new Set([...content.querySelectorAll("details[open][data-key]")].map(keyOf));
-    replace(content, ...[render(last.value)]);
+    replace(content, render(last.value));
     for (const each of content.querySelectorAll("details[data-key]")) {
       if (opened.has(keyOf(each))) each.setAttribute("open", "");
     }
@@ -100,7 +101,7 @@ export function watch(box, source, render, { everyMs, signal }) {
   document.addEventListener("visibilitychange", () => document.hidden || reload(), { signal });
   onChange(show, signal);
   reload();
-  return { reload };
+  return { reload, redraw: show };
 }
 
 /** @param {Element} element */

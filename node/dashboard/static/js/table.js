@@ -6,7 +6,7 @@ import { h } from "./dom.js";
  * @template Row
  * @typedef {object} Column
  * @property {string} title
- * @property {(row: Row) => import("./dom.js").Child | import("./dom.js").Child[]} cell
+ * @property {(row: Row) => import("./dom.js").Child} cell
  * @property {boolean} [number] aligned to the right
  * @property {string} [hint] what the column means
  */
@@ -25,8 +25,8 @@ export function table(caption, columns, rows) {
       {},
       columns.map((column, index) =>
         index === 0
-          ? h("th", { scope: "row" }, ...[column.cell(row)])
-          : h("td", { class: column.number ? "number" : null }, ...[column.cell(row)])
+          ? h("th", { scope: "row" }, column.cell(row))
+          : h("td", { class: column.number ? "number" : null }, column.cell(row))
       ),
     )
   );
@@ -39,12 +39,12 @@ export function table(caption, columns, rows) {
 
 /**
  * Names and values beside each other.
- * @param {[string, import("./dom.js").Child | import("./dom.js").Child[]][]} pairs
+ * @param {[string, import("./dom.js").Child][]} pairs
  */
 export function facts(pairs) {
   return h(
     "dl",
     { class: "facts" },
-    pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, ...[value]))),
+    pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
   );
 }

@@ -1,5 +1,7 @@
 // Shapes of the admin API's answers, as far as pages use them (docs/http.md). For the checker alone; not served.
 
+export type Child = Node | string | number | null | undefined | false | Child[];
+
 export interface NodeRow {
   name: string;
   id: number | null;
@@ -139,4 +141,48 @@ export interface History {
   nodes: Record<string, Record<string, (number | null)[]> | null>;
   unknown: Record<string, string>;
   cluster: { series: Record<string, (number | null)[]>; counted: number[] } | null;
+}
+
+export interface MovePlan {
+  outcome: string;
+  order: number | null;
+  title: string;
+  plan: string;
+  partitions: { partition: number; from: string[]; to: string[]; adds: string[]; removes: string[] }[];
+  copies: number;
+  nodes: { node: string; replicas: number; then: number }[];
+  notes: string[];
+}
+
+export interface Moves {
+  at_once: number;
+  paused: string;
+  orders: {
+    order: number;
+    kind: string;
+    title: string;
+    by: string;
+    at_ms: number;
+    cancelled_by: string | null;
+    done: number;
+    total: number;
+    estimate_ms: number | null;
+    partitions: {
+      partition: number;
+      stage: string;
+      reason: string;
+      copies: { node: string; in_sync: boolean; lag: number | null; reason: string }[];
+    }[];
+  }[];
+  ended: {
+    order: number;
+    title: string;
+    by: string;
+    at_ms: number;
+    ended_ms: number;
+    outcome: string;
+    done: number;
+    total: number;
+  }[];
+  drained: { node: string; by: string; at_ms: number }[];
 }
