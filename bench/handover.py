@@ -28,7 +28,7 @@ from isthmus.node.local import directory as places
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import key_hash, partition_index
 
-HAND_OVER: Final = Target(100, "ms median without a write", at_least=False)
+HAND_OVER: Final = Target(50, "ms median without a write", at_least=False)
 
 PARTITIONS: Final = 4
 TOPOLOGY: Final = THREE_NODES.replace("partitions = 1\n", f"partitions = {PARTITIONS}\nbalance = false\n")
