@@ -32,8 +32,8 @@ class AuditAdmin:
 
     async def acts(self, request: Request) -> Reply:
         """The acts of operators on all nodes, the newest first: ?since=MS&limit=N&node=NAME&before=CURSOR."""
-        since_ms = _number(request, "since", 0, 0, TIME_MAX_MS)
-        limit = _number(request, "limit", LIMIT, 1, LIMIT_MAX)
+        since_ms = request.number("since", 0, 0, TIME_MAX_MS)
+        limit = request.number("limit", LIMIT, 1, LIMIT_MAX)
         before = _cursor(request.query.get("before"))
         nodes = self._nodes(request.query.get("node", ALL))
         if before is not None:
@@ -64,13 +64,6 @@ class AuditAdmin:
             there = ", ".join(sorted(known))
             raise RequestRefused(404, "unknown-node", f"there is no node {wanted[:64]!r}; there are {there}")
         return {wanted}
-
-
-def _number(request: Request, name: str, default: int, least: int, most: int) -> int:
-    text = request.query.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and least <= int(text[:17]) <= most):
-        raise RequestRefused(400, "bad-query", f"{name}={text[:40]}: a whole number from {least} to {most} is right")
-    return int(text)
 
 
 def _cursor(text: str | None) -> dict[str, int] | None:

@@ -43,8 +43,8 @@ log = structlog.get_logger(__name__)
 SUPPRESSED_MAX: Final = 240
 """Most checks of kind auto that one request suppresses: the most of a day. More is a suspension."""
 
-RESULTS_DIGITS_MAX: Final = 9
-"""Longest `results`; no peer has so many."""
+RESULTS_MAX: Final = 999_999_999
+"""Largest `results`; no peer keeps so many."""
 
 TIME_MAX_MS: Final = 1 << 50
 """Largest wall-clock time, as for queues: beyond the year 30,000 the unit must be wrong."""
@@ -152,10 +152,7 @@ class FullSyncAdmin:
         return self._services.fullsync.scheduler
 
     async def _status(self, request: Request) -> Reply:
-        wanted = request.query.get("results", str(RESULTS_SHOWN))
-        if not (wanted.isascii() and wanted.isdigit() and len(wanted) <= RESULTS_DIGITS_MAX):
-            raise RequestRefused(400, "bad-query", f"results={wanted[:40]}: write a number")
-        return json_reply(await self._shown(int(wanted)))
+        return json_reply(await self._shown(request.number("results", RESULTS_SHOWN, 0, RESULTS_MAX)))
 
     async def _shown(self, results: int) -> dict[str, Any]:
         own = self._services.fullsync_status.checks(results)

@@ -259,10 +259,8 @@ class QueueAdmin:
 
     async def peek(self, request: Request) -> Reply:
         """The next references of this node's share."""
-        asked = request.query.get("count", str(PEEK))
-        if not (asked.isascii() and asked.isdigit() and 0 < int(asked[:9]) <= PEEK_MAX):
-            raise RequestRefused(400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {PEEK_MAX} is right")
-        items = await self._services.queue_acts.peek(request.text("queue"), int(asked))
+        count = request.number("count", PEEK, 1, PEEK_MAX)
+        items = await self._services.queue_acts.peek(request.text("queue"), count)
         return json_reply({"references": [reference_shown(item) for item in items]})
 
     async def test_filter(self, request: Request) -> Reply:

@@ -209,12 +209,7 @@ class SinkAdmin:
 
     async def conflicts(self, request: Request) -> Reply:
         """The newest concurrent changes that this node's sink fetched, newest first: ?count=N."""
-        asked = request.query.get("count", str(CONFLICTS))
-        if not (asked.isascii() and asked.isdigit() and 0 < int(asked[:9]) <= CONFLICTS_MAX):
-            raise RequestRefused(
-                400, "bad-query", f"count={asked[:40]}: a whole number from 1 to {CONFLICTS_MAX} is right"
-            )
-        found = await self._services.sink.conflicts(int(asked))
+        found = await self._services.sink.conflicts(request.number("count", CONFLICTS, 1, CONFLICTS_MAX))
         rows = [
             {**conflict_as_dict(one), "ours": _clock(one.ours), "theirs": _clock(one.theirs)}
             for one in found["conflicts"]

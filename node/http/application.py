@@ -144,6 +144,9 @@ JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
 """Largest JSON body (operators' requests); above it 413."""
 
 
+DIGITS_MAX: Final = 19
+"""Digits of a number in a query, leading zeros included: those of the largest of 64 bits."""
+
 NOBODY: Final[frozenset[NodeName]] = frozenset()
 
 CONNECTION: Final = "isthmus.connection"
@@ -230,6 +233,16 @@ class Request:
             return self.params[param].decode()
         except UnicodeDecodeError:
             raise RequestRefused(400, "bad-path", f"the {param} in the URL is not UTF-8") from None
+
+    def number(self, name: str, default: int, least: int, most: int) -> int:
+        """A whole number of the query, in decimal digits. Raises RequestRefused 400 beyond `least` to `most`."""
+        text = self.query.get(name)
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX and least <= int(text) <= most):
+            right = f"a whole number from {least} to {most}"
+            raise RequestRefused(400, "bad-query", f"{name}={text[:40]}: {right} is right")
+        return int(text)
 
     async def body(self, limit: int = JSON_BODY_LIMIT_BYTES, limit_name: str = "the limit here") -> bytes:
         """The whole body; call once. Raises as `read_body` does."""
