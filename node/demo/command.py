@@ -24,7 +24,7 @@ from isthmus.node.cli.parameters import FiniteFloat
     metavar="N",
     help="Operations a second; 0 is as fast as possible. Without it the replay takes 100 s.",
 )
-@click.option("--keep", is_flag=True, help="Leave the clusters running and print how to talk to them.")
+@click.option("--keep", is_flag=True, help="Leave the clusters running, and print how to talk to them.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Seed of the history that is made here.")
 @click.option(
     "--operations",
@@ -56,11 +56,12 @@ def demo_command(
     Each cluster has three nodes and keeps three replicas of every key. The history of a git repository is replayed
     into cluster east while cluster west receives it; meanwhile one of east's nodes and its ZooKeeper are killed with
     kill -9, and you see leaders move and replicas fall out of sync and return. Kill more of the processes shown, if
-    you like. Then every key of both clusters is compared with the repository. Ends with 0 only when both clusters hold
-    exactly what they must, with 1 and the differences named otherwise.
+    you like, and watch it on the dashboards, whose addresses are printed. Then every key of both clusters is compared
+    with the repository. Ends with 0 only when both clusters hold exactly what they must, with 1 and the differences
+    named otherwise.
     """
     from isthmus.node.demo.live_view import view_for
-    from isthmus.node.demo.run import MADE_COUNT, DemoOptions, curl_lines, run_demo
+    from isthmus.node.demo.run import MADE_COUNT, DemoOptions, curl_lines, dashboard_lines, run_demo
 
     view = view_for(output)
     demo = run_demo(DemoOptions(git, rate, keep, seed, directory, operations or MADE_COUNT, not no_break), view)
@@ -77,6 +78,6 @@ def demo_command(
         view.note(f"NOT EQUAL: {verdict.difference_count:,} differences; {outstanding}")
     if keep:
         view.note("the clusters go on running:")
-        for line in curl_lines(demo):
+        for line in (*dashboard_lines(demo), *curl_lines(demo)):
             view.note(f"  {line}")
     return Exit.OK if outcome.equal else Exit.DIFFERS

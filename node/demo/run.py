@@ -102,6 +102,9 @@ def run_demo(options: DemoOptions, view: DemoView) -> Demo:
             view.note(f"clusters are in {directory}")
             demo.clusters = clusters.up(READY_TIMEOUT_S, lambda line: view.note(f"  {line}"))["clusters"]
             view.note(f"  up after {time.monotonic() - began_s:.0f} s")
+            view.note("see every write cross, in a browser:")
+            for line in dashboard_lines(demo):
+                view.note(f"  {line}")
             with closing(_DemoRun(options, histories, demo, view)) as run:
                 run.all()
             demo.outcome.total_seconds = _seconds_since(began_s)
@@ -269,6 +272,11 @@ def sample_key(bucket: bytes, expected: Expectation) -> tuple[bytes, bytes] | No
     texts = [key for key in small if key.endswith((b".md", b".txt", b".toml", b".py", b".json"))]
     chosen = min(texts or small, key=len, default=None)
     return None if chosen is None else (bucket, chosen)
+
+
+def dashboard_lines(demo: Demo) -> list[str]:
+    """The address of each cluster's dashboard, at its first node. The demo has no tokens, so no login is needed."""
+    return [f"{cluster['nodes'][0]['admin']}/   # dashboard of {name}" for name, cluster in demo.clusters.items()]
 
 
 def curl_lines(demo: Demo) -> list[str]:

@@ -14,7 +14,7 @@ from isthmus.node.demo import run
 from isthmus.node.demo.history import GitHistory, HistoryFault, MadeHistory
 from isthmus.node.demo.live_view import DemoProgress, PlainView
 from isthmus.node.demo.outcome import DemoOutcome
-from isthmus.node.demo.run import Demo, DemoOptions, choose_histories, curl_lines, run_demo
+from isthmus.node.demo.run import Demo, DemoOptions, choose_histories, curl_lines, dashboard_lines, run_demo
 from isthmus.node.demo.verify import VerifyResult
 from isthmus.node.demo.watch import ClusterSnapshot, DemoSnapshot
 from isthmus.node.local.clusters import LocalClusters
@@ -134,11 +134,13 @@ def test_an_outcome_is_equal_only_without_differences_and_outstanding_changes(
 
 
 def test_kept_clusters_are_explained_with_encoded_paths(tmp_path: Path) -> None:
-    """The printed commands name both clusters, encode the key, and say how to stop."""
+    """The printed addresses and commands name both clusters, encode the key, and say how to stop."""
     clusters = {
         name: {"nodes": [{"http": f"http://{name}:1", "admin": f"http://{name}:2"}]} for name in ("east", "west")
     }
-    lines = curl_lines(Demo(DemoOutcome(), tmp_path / "with space", clusters, (b"git", b"docs/a b.md")))
+    demo = Demo(DemoOutcome(), tmp_path / "with space", clusters, (b"git", b"docs/a b.md"))
+    assert [line.split()[0] for line in dashboard_lines(demo)] == ["http://east:2/", "http://west:2/"]
+    lines = curl_lines(demo)
     assert any("'http://east:1/buckets/git/keys/docs%2Fa%20b.md'" in line for line in lines)
     assert any("'http://west:1/" in line for line in lines)
     assert f"local down --dir '{tmp_path}/with space'" in lines[-1]
