@@ -217,7 +217,9 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_replog_files": Family("Number of the node's log files.", "files", "logs and store"),
     "isthmus_replog_written_entries_total": Family("Entries written to the log.", "entries", "logs and store"),
     "isthmus_replog_batches_total": Family("Group commits.", "batches", "logs and store"),
-    "isthmus_replog_fsyncs_total": Family("Syncs of log files.", "syncs", "logs and store"),
+    "isthmus_replog_fsyncs_total": Family(
+        "Syncs of log files, without those of preallocation.", "syncs", "logs and store"
+    ),
     "isthmus_replog_fsync_seconds_total": Family("Time spent in syncs of log files.", "seconds", "logs and store"),
     "isthmus_apply_duration_seconds": Family(
         "Time of entries from commit, as known on this node, until they are in the store.",

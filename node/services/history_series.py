@@ -216,7 +216,7 @@ def _other_series() -> list[Series]:
             ("disk.total_bytes", "bytes", "Size of that disk."),
             ("store.size_bytes", "bytes", "Approximate size of the store on disk, read each 30 s."),
             ("log.size_bytes", "bytes", "Size of the node's log files."),
-            ("log.syncs_per_s", "syncs a second", "Syncs of log files."),
+            ("log.syncs_per_s", "syncs a second", "Syncs of log files, without those of preallocation."),
         ),
         sync_average,
         *rows(

@@ -61,7 +61,7 @@ class FileIO(Protocol):
         """
 
     def allocate(self, fd: int, position: int, length: int) -> None:
-        """Extend the file from `position`, its end, by `length` bytes of zeros, and wait until they are on disk.
+        """Extend the file from `position`, its end, by `length` bytes of zeros.
 
         An error may leave a part of it done. A file system that cannot allocate blocks raises; nothing is emulated.
         """
@@ -161,7 +161,6 @@ class SystemFiles:
         # else the sync of each frame would bring it to the file system's journal that its blocks are written now
         for begin in range(0, length, len(ZEROS)):
             self.pwritev(fd, [ZEROS[: length - begin]], position + begin)
-        os.fdatasync(fd)
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)

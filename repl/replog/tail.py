@@ -213,8 +213,14 @@ class LogTail:
                 self._failed = True
                 raise
             self._preallocation_refused = True
-            allocate_to = self._io.size(fd)
+            file.disk_bytes = self._io.size(fd)
+            return
         file.disk_bytes = allocate_to
+        try:
+            self._io.fdatasync(fd)
+        except OSError:  # of whatever kind: a sync after a failed one proves nothing
+            self._failed = True
+            raise
 
     def sync(self) -> None:
         """Wait until everything written is on disk; from any thread."""

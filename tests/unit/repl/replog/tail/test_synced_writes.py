@@ -42,6 +42,21 @@ def test_a_synced_write_behind_unsynced_ones_syncs_them_all() -> None:
     tail.close()
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_failed_sync_of_preallocated_space_is_a_failure(number: int) -> None:
+    """A file system may refuse space; a sync that fails ends the tail, also for lack of space."""
+    disk = MemoryDisk()
+    tail = a_tail(disk)
+    tail.write([b"one"], 1, synced=True)
+    disk.fault = lambda what: OSError(number, os.strerror(number)) if what == "fdatasync" else None
+    with pytest.raises(OSError, match=os.strerror(number)):
+        tail.preallocate(1)
+    disk.fault = lambda _: None
+    with pytest.raises(OSError, match="an earlier write or sync of the log failed"):
+        tail.write([b"two"], 1, synced=True)
+    tail.close()
+
+
 @pytest.mark.parametrize("step", ["allocate", "write", "dsync", "truncate"])
 def test_nothing_is_tried_again_after_a_failed_step(step: str) -> None:
     """The first failure of a tail is its last call of the disk: all later ones fail without one."""
