@@ -68,8 +68,8 @@ RIAK_CLUSTER: Final = RIAK_NAME.encode().ljust(16, b"\0")
 """Stands for a Riak's uuid; no uuid that Isthmus draws has this form."""
 
 READS_MAX: Final = 3
-"""How often a queue's documents are read in a row because a fetch took the queue during the read. A read that is older
-than the last take-over is followed by another at the take-over's watch event."""
+"""How often a queue's documents are read in a row because a fetch took the queue during the read. Each repeat needs
+another take-over at this node; with so many, the caller retries."""
 
 POP_ATTEMPTS_MAX: Final = 64
 """How many references to vanished objects one pop skips before it answers that there is nothing. A guess: 64 reads take
@@ -457,8 +457,8 @@ class QueueService:
             before = queue.stored.owner
             state = await queue.documents.refresh()
             if queue.stored.owner == before:
-                break
-        return state
+                return state
+        raise NotReady(f"queue {queue.settings.name} was taken over during each of {READS_MAX} reads of its documents")
 
     async def follow_definitions(self) -> None:
         """Add and remove queues so that they are those of the definitions. Raises NotReady."""
@@ -501,7 +501,7 @@ class QueueService:
 
     def metrics(self) -> list[Sample]:
         """Samples of every queue; their help lines are `queues.status.HELP`."""
-        return [sample for queue in self._queues.values() for sample in samples_of(queue, self.time)]
+        return [sample for samples in self.metrics_by_queue() for sample in samples]
 
     def metrics_by_queue(self) -> Iterator[list[Sample]]:
         """As `metrics`, queue by queue, for a caller that lets the event loop run between them."""

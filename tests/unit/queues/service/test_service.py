@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import isthmus.queues.backlog_count as counting_room
 import isthmus.queues.long_poll as polls_room
@@ -376,6 +377,28 @@ async def test_an_owner_made_during_a_read_of_the_documents_stays(monkeypatch: p
         await reading
         assert len(owners) > 1
         assert set(owners) == {"west"}
+
+
+async def test_a_queue_taken_over_during_each_read_keeps_its_newest_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads that are never newer than the last take-over are not applied: the caller learns that it has to retry."""
+
+    async with QueueNode() as queue_node:
+        queue_node.put(b"a")
+        assert keys(await queue_node.fetch()) == [b"a"]
+        queue = queue_node.queues.named("q")
+        refresh, owner = queue.documents.refresh, queue.stored.owner
+        assert owner is not None
+
+        async def overtaken() -> QueueState:
+            state, before = await refresh(), queue.stored
+            assert before.owner is not None
+            queue.stored = before._replace(owner=replace(before.owner, version=before.owner.version + 1))
+            return state
+
+        monkeypatch.setattr(queue.documents, "refresh", overtaken)
+        with pytest.raises(NotReady, match="was taken over during each of 3 reads"):
+            await queue_node.queues.refresh("q")
+        assert queue.stored.owner == replace(owner, version=owner.version + 3)
 
 
 async def test_refused_cursor_entries_are_tried_again() -> None:
