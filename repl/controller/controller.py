@@ -348,7 +348,7 @@ class Controller:
         now_ms = self._time.now_ms()
         if self._contact.alone(now_ms):
             log.warning("controller.alone", reason="no other registered node is reached: another one is to decide")
-        self._contact.gave_up(now_ms)
+            self._contact.gave_up(now_ms)
         async with self._claiming:
             await self._give_up_claim()
         self._claim_known = False

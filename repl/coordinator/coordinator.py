@@ -307,13 +307,7 @@ class Coordinator:
             return self._submit((request,))
         waiter = BatchResult(self._loop.create_future(), 1)
         waiter.remaining = 1
-        part = _new(_LocalPart, ((request,), waiter, [0], [hash64]))
-        parts = self._inbox.get(partition)
-        if parts is None:
-            self._inbox[partition] = [part]
-        else:
-            parts.append(part)
-        self._gate.arrived()
+        self._enqueue(partition, _new(_LocalPart, ((request,), waiter, [0], [hash64])))
         self._timeouts.add(waiter)
         return waiter.future
 
@@ -493,6 +487,10 @@ class Coordinator:
             _refuse((part,), refused)
             return
         part.waiter.preset(part.slots, None)
+        self._enqueue(partition, part)
+
+    def _enqueue(self, partition: int, part: _LocalPart) -> None:
+        """Put a part into the inbox of a partition that is served here."""
         self._inbox.setdefault(partition, []).append(part)
         self._gate.arrived(len(part.slots))
 

@@ -21,7 +21,7 @@ hold up items for longer; after this time they are refused at once."""
 
 @dataclass(slots=True)
 class _Wait:
-    """The wait for the leadership of `epoch`; `over` is done when it ends, for whatever reason."""
+    """The wait for the leadership of `epoch`; `over` is done when it begins or ends, or after WAIT_S."""
 
     epoch: int
     over: asyncio.Future[None]
@@ -36,8 +36,8 @@ class UpcomingLeaderships:
         """Partition -> the newest wait, also one whose time is over."""
 
     def wait(self, partition: Partition | None) -> asyncio.Future[None] | None:
-        """Done when this node serves `partition`, when its leadership ends, or after WAIT_S; None where there is
-        nothing to wait for."""
+        """Done when this node serves `partition`, when its leadership ends, or after WAIT_S, as where a candidate gives
+        up; None where there is nothing to wait for."""
         if partition is None or not partition.replica.about_to_lead:
             return None
         wait = self._waits.get(partition.id)

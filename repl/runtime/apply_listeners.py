@@ -45,7 +45,7 @@ class ApplyListeners:
             try:
                 listener.applied(applied)
             except Exception as bug:  # noqa: BLE001 - see the module's docstring
-                self._bug(listener, bug)
+                self._bug(listener, bug, [each.partition for each in applied])
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
         """This node began to lead a partition (its barrier is applied), or ceased to."""
@@ -57,10 +57,10 @@ class ApplyListeners:
             try:
                 listener.leadership(partition, leading, applied_offset)
             except Exception as bug:  # noqa: BLE001 - see the module's docstring
-                self._bug(listener, bug)
+                self._bug(listener, bug, [partition])
 
-    def _bug(self, listener: ApplyListener, bug: Exception) -> None:
+    def _bug(self, listener: ApplyListener, bug: Exception, partitions: Sequence[int]) -> None:
         now_s = time.monotonic()
         if now_s >= self._log_at_s:
             self._log_at_s = now_s + LOG_EVERY_S
-            log.error("runtime.hook_bug", hook=type(listener).__name__, exc_info=bug)
+            log.error("runtime.hook_bug", hook=type(listener).__name__, partitions=partitions, exc_info=bug)

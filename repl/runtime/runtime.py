@@ -427,7 +427,9 @@ class Runtime:
             applied.append((partition, entries))
             if effects:
                 followed.append((partition, effects))
-        self.listeners.applied([(partition.id, entries) for partition, entries in applied])
+        if applied:
+            self.listeners.applied([(partition.id, entries) for partition, entries in applied])
+            self.latency.applied(applied, committed_ms, now_ms)
         for partition, effects in followed:  # only now: listeners learn of a barrier before they learn of leadership
             try:
                 self._perform(partition, effects, now_ms)
@@ -435,7 +437,6 @@ class Runtime:
                 self._quarantine(partition, bug)
         self._ticks.arm()
         self.flush()
-        self.latency.applied(applied, committed_ms, now_ms)
 
     # -- effects of the core ------------------------------------------------------------------------------
 
