@@ -58,9 +58,13 @@ class NodeOfEnsemble(Node):
 
 
 async def eventually(holds: Callable[[], object], what: str) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():
-            await asyncio.sleep(0.02)
+    """Wait until `holds()`; without it in PATIENCE_S, the failure has `what`."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not within {PATIENCE_S:g} s: {what}") from None
 
 
 @asynccontextmanager
