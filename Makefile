@@ -7,8 +7,8 @@ ARGS ?=
 ISTHMUS_TEST_MARKS ?= not slow and not root and not strace and not promtool
 
 # Over how many processes `make test` spreads the tests; 0: all in this one, as a debugger needs it. Tests wait more than
-# they compute, so that six fill two cores. A process that ends amid a test ends the run.
-WORKERS ?= 6
+# they compute, so that eight fill two cores. A process that ends amid a test ends the run.
+WORKERS ?= 8
 SPREAD := --dist loadscope --max-worker-restart=0
 
 # Without byte code on disk every worker and every process that a test starts would compile all modules again.

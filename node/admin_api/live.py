@@ -103,7 +103,7 @@ class Viewer:
             self._writing = True
             yield next_chunk
             self._writing = False
-            if not self._waiting:
+            if not self._waiting and not self._ended:
                 self._wake.clear()
                 try:
                     async with asyncio.timeout(HEARTBEAT_S):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
@@ -95,6 +96,7 @@ class NodeListener:
         check_path(path)
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         timeouts_s = (min(CONNECT_TIMEOUT_S, wait_s), wait_s)
+        began_s = time.monotonic()
         try:
             with self._session.request(
                 method,
@@ -109,9 +111,8 @@ class NodeListener:
                     raise self.unavailable("speaks TLS: write https://")
                 yield response
         except OSError as error:  # everything that requests raises is one
-            raise NoAnswer(
-                Exit.UNAVAILABLE, "unavailable", self._sentence(f"does not answer: {cause(error)}")
-            ) from error
+            sentence = self._sentence(f"does not answer: {cause(error, time.monotonic() - began_s)}")
+            raise NoAnswer(Exit.UNAVAILABLE, "unavailable", sentence) from error
 
     def pieces(self, response: Any, limit_bytes: int | None) -> Iterator[bytes]:
         """The body of an answer as it comes. Raises CommandFailed (UNAVAILABLE) above the limit."""
@@ -151,7 +152,7 @@ def check_path(path: str) -> None:
             raise CommandFailed(Exit.USAGE, "bad-input", sentence)
 
 
-def cause(error: BaseException) -> str:
+def cause(error: BaseException, waited_s: float) -> str:
     """The cause at the root of a chain of exceptions, as text."""
     words = "no valid answer"
     seen: BaseException | None = error
@@ -162,7 +163,7 @@ def cause(error: BaseException) -> str:
         if isinstance(seen, WrongPeer):
             return str(seen)
         if isinstance(seen, TimeoutError):
-            return f"no answer within {ANSWER_TIMEOUT_S:.0f} s"
+            return f"no answer within {waited_s:.2g} s"
         if isinstance(seen, OSError) and seen.strerror:
             words = seen.strerror.lower()
         seen = seen.__cause__ or seen.__context__

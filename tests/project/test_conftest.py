@@ -120,7 +120,10 @@ def test_stuck():
 
 
 def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest on one module below a copy of the conftest whose grace is short."""
+    """Run pytest on one module below a copy of the conftest whose grace is short.
+
+    Its temporary files are its own: else it would also clean up those of earlier runs, together with all others that
+    do, and take as long as that takes or end with a warning."""
     (folder / "tests").mkdir()
     shutil.copy(REPOSITORY / "pyproject.toml", folder / "pyproject.toml")
     conftest = (REPOSITORY / "tests" / "conftest.py").read_text()
@@ -129,7 +132,16 @@ def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess
     (folder / "tests" / "test_them.py").write_text(tests)
     outside = {name: value for name, value in os.environ.items() if name != "ISTHMUS_NO_SKIPS"}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={folder / 'temporary'}",
+            *arguments,
+        ],
         cwd=folder,
         env={**outside, **environ},
         capture_output=True,

@@ -8,7 +8,13 @@ import sys
 
 import pytest
 
-PRINT_POLICY = "import os; from isthmus.node import daemon; daemon.tune(); print(os.sched_getscheduler(0))"
+PRINT_POLICY = """
+import os
+from isthmus.node import daemon  # before the policy is set: an idle one may wait long beside other tests
+os.sched_setscheduler(0, {policy}, os.sched_param(0))
+daemon.tune()
+print(os.sched_getscheduler(0))
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the policies are those of Linux")
@@ -17,7 +23,7 @@ def test_a_node_is_scheduled_in_batches_unless_somebody_chose_a_policy(started_u
     """A process under the usual policy takes SCHED_BATCH; one that was started under another keeps that."""
     policy: int = getattr(os, started_under)
     answer = subprocess.run(
-        [sys.executable, "-c", f"import os; os.sched_setscheduler(0, {policy}, os.sched_param(0)); {PRINT_POLICY}"],
+        [sys.executable, "-c", PRINT_POLICY.format(policy=policy)],
         check=True,
         capture_output=True,
         text=True,
