@@ -220,7 +220,9 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_replog_fsyncs_total": Family(
         "Syncs of log files, without those of preallocation.", "syncs", "logs and store"
     ),
-    "isthmus_replog_fsync_seconds_total": Family("Time spent in syncs of log files.", "seconds", "logs and store"),
+    "isthmus_replog_fsync_seconds_total": Family(
+        "Time spent in syncs of log files, without those of preallocation.", "seconds", "logs and store"
+    ),
     "isthmus_apply_duration_seconds": Family(
         "Time of entries from commit, as known on this node, until they are in the store.",
         "seconds",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
@@ -14,7 +13,7 @@ import click
 from isthmus.config.validation import check_peer_url
 from isthmus.node.cli.credentials import access_from
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
+from isthmus.repl.http.client import OPEN, ConnectTimeout, PeerCredentials, WrongPeer, session
 from isthmus.repl.security.tls import trouble_of
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -95,15 +94,14 @@ class NodeListener:
         CommandFailed (UNAVAILABLE), NoAnswer among them, also from what reads it."""
         check_path(path)
         wait_s = self._timeout_s if timeout_s is None else timeout_s
-        timeouts_s = (min(CONNECT_TIMEOUT_S, wait_s), wait_s)
-        began_s = time.monotonic()
+        connect_s = min(CONNECT_TIMEOUT_S, wait_s)
         try:
             with self._session.request(
                 method,
                 self.url + path,
                 data=body,
                 headers=headers,
-                timeout=timeouts_s,
+                timeout=(connect_s, wait_s),
                 allow_redirects=False,
                 stream=True,
             ) as response:
@@ -111,7 +109,8 @@ class NodeListener:
                     raise self.unavailable("speaks TLS: write https://")
                 yield response
         except OSError as error:  # everything that requests raises is one
-            sentence = self._sentence(f"does not answer: {cause(error, time.monotonic() - began_s)}")
+            timeout_s = connect_s if isinstance(error, ConnectTimeout) else wait_s
+            sentence = self._sentence(f"does not answer: {cause(error, timeout_s)}")
             raise NoAnswer(Exit.UNAVAILABLE, "unavailable", sentence) from error
 
     def pieces(self, response: Any, limit_bytes: int | None) -> Iterator[bytes]:
@@ -152,8 +151,8 @@ def check_path(path: str) -> None:
             raise CommandFailed(Exit.USAGE, "bad-input", sentence)
 
 
-def cause(error: BaseException, waited_s: float) -> str:
-    """The cause at the root of a chain of exceptions, as text."""
+def cause(error: BaseException, timeout_s: float) -> str:
+    """The cause at the root of a chain of exceptions, as text; `timeout_s` is what a time-out in it waited for."""
     words = "no valid answer"
     seen: BaseException | None = error
     while seen is not None:
@@ -163,7 +162,7 @@ def cause(error: BaseException, waited_s: float) -> str:
         if isinstance(seen, WrongPeer):
             return str(seen)
         if isinstance(seen, TimeoutError):
-            return f"no answer within {waited_s:.2g} s"
+            return f"no answer within {timeout_s:g} s"
         if isinstance(seen, OSError) and seen.strerror:
             words = seen.strerror.lower()
         seen = seen.__cause__ or seen.__context__
