@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
@@ -13,7 +14,7 @@ import click
 from isthmus.config.validation import check_peer_url
 from isthmus.node.cli.credentials import access_from
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.repl.http.client import OPEN, ConnectTimeout, PeerCredentials, WrongPeer, session
+from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
 from isthmus.repl.security.tls import trouble_of
 
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -95,6 +96,7 @@ class NodeListener:
         check_path(path)
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         connect_s = min(CONNECT_TIMEOUT_S, wait_s)
+        began_s = time.monotonic()
         try:
             with self._session.request(
                 method,
@@ -109,8 +111,9 @@ class NodeListener:
                     raise self.unavailable("speaks TLS: write https://")
                 yield response
         except OSError as error:  # everything that requests raises is one
-            timeout_s = connect_s if isinstance(error, ConnectTimeout) else wait_s
-            sentence = self._sentence(f"does not answer: {cause(error, timeout_s)}")
+            # a TLS handshake waits `connect_s` too, and its time-out looks like that of an answer but for the time
+            ran_out_s = connect_s if time.monotonic() - began_s < wait_s else wait_s
+            sentence = self._sentence(f"does not answer: {cause(error, ran_out_s)}")
             raise NoAnswer(Exit.UNAVAILABLE, "unavailable", sentence) from error
 
     def pieces(self, response: Any, limit_bytes: int | None) -> Iterator[bytes]:

@@ -38,9 +38,6 @@ RATE_MIN_BYTES: Final = 1_000
 """Least bytes a second of an answer, once it has taken longer than the timeout for one byte; a slower answer is given
 up, because it would occupy its thread for ever. An eighth of a link of 64 kbit/s."""
 
-ConnectTimeout = requests.ConnectTimeout
-"""What a request through `session` raises when no connection was accepted in time."""
-
 REFUSAL_BYTES_MAX: Final = 2_000
 """Bytes read of an answer with an error status: enough for its error message."""
 

@@ -25,10 +25,8 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self.plugged: dict[str, MemoryLinks] = {}
         self._cut: set[frozenset[str]] = set()
-        self.lost: Callable[[str, str, LinkMessage], bool] = lambda _sender, _to, _message: False
-        """Asked of each message: True loses it, on a connection that stands."""
-        self.lost_of_partition: Callable[[int, LinkMessage], bool] = lambda _partition, _message: False
-        """Asked likewise, by the message's partition."""
+        self.lost: Callable[[str, str, int, LinkMessage], bool] = lambda _sender, _to, _partition, _message: False
+        """Asked of each message, by sender, receiver and partition: True loses it, on a connection that stands."""
 
     def passable(self, one: str, other: str) -> bool:
         return one in self.plugged and other in self.plugged and frozenset((one, other)) not in self._cut
@@ -153,7 +151,7 @@ class MemoryLinks:
             if self.catch_up_room(node) < len(item) < self._catch_up_limit_bytes:
                 return False
             self._catch_up_waiting[node] = self._catch_up_waiting.get(node, 0) + len(item)
-        if self._network.lost(self._node, node, message) or self._network.lost_of_partition(partition, message):
+        if self._network.lost(self._node, node, partition, message):
             return True
         if node not in self._out:
             self._out[node] = []

@@ -118,7 +118,7 @@ async def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(
         leader = await t.led()
         await eventually(lambda: leader.partition().replica.options.max_time_lag_ms == 3_600_000)
         silent = t.followers()[0].node
-        t.network.lost = lambda sender, to, _message: silent in (sender, to)
+        t.network.lost = lambda sender, to, _partition, _message: silent in (sender, to)
         writing = asyncio.create_task(put(leader, b"k"))
         await asyncio.sleep(0.5)
         assert not writing.done()

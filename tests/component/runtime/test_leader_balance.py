@@ -90,7 +90,7 @@ async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path,
         for body in (b"\xc1", msgpack.packb([0, epoch, target.node]), msgpack.packb([0, -1, target.node, 5])):
             with pytest.raises(BadInput):
                 await at_leader.answer("x", body)
-        t.network.lost = lambda _sender, to, message: to == target.node and is_entries(message)
+        t.network.lost = lambda _sender, to, _partition, message: to == target.node and is_entries(message)
         writes = [
             asyncio.create_task(leader.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v"))))
             for n in range(1_100)
@@ -99,7 +99,7 @@ async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path,
         with pytest.raises(NotReady, match="lacks 1100 entries"):
             await at_leader.answer("x", encode(0, epoch, target.node, 1_000))
         assert leader.partition().replica.role is ReplicaRole.LEADER
-        t.network.lost = lambda _sender, _to, _message: False
+        t.network.lost = lambda _sender, _to, _partition, _message: False
         await asyncio.gather(*writes)
         await t.level()
         assert await at_leader.answer("x", encode(0, epoch, target.node, 3_000)) == b""

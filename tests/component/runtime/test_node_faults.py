@@ -89,14 +89,16 @@ async def test_uncommitted_entries_of_a_follower_are_bounded_by_its_own_window(
         await t.kill(small)
         tiny = await t.open(small, window_bytes=100_000)
         await t.level()
-        t.network.lost = lambda sender, _to, message: sender == other and isinstance(message, AppendAck | StreamAck)
+        t.network.lost = lambda sender, _to, _partition, message: (
+            sender == other and isinstance(message, AppendAck | StreamAck)
+        )
         writes = [asyncio.create_task(put(leader, b"%d" % n, b"x" * 50_000)) for n in range(12)]
         await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 12)
         await put_one_more(leader, writes)
         await eventually(lambda: tiny.partition().replica.durable >= leader.partition().replica.leo > 13)
         assert tiny.partition().replica.applied < 5
         assert tiny.runtime._storage.window.held_bytes < 200_000
-        t.network.lost = lambda _sender, _to, _message: False
+        t.network.lost = lambda _sender, _to, _partition, _message: False
         await asyncio.gather(*writes)
         await t.level()
         assert stored_values(tiny, b"11") == [b"x" * 50_000]
@@ -253,7 +255,7 @@ async def test_forwards_are_cut_to_messages_of_bounded_size(
         await t.level()
         sizes: list[int] = []
 
-        def watch(sender: str, _to: str, message: LinkMessage) -> bool:
+        def watch(sender: str, _to: str, _partition: int, message: LinkMessage) -> bool:
             if sender == leader.node and is_entries(message):
                 assert isinstance(message, StreamGroup) is streams
                 if isinstance(message, StreamGroup):

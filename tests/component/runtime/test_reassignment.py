@@ -141,7 +141,7 @@ async def test_a_killed_controller_is_followed_by_one_that_goes_on(
         await eventually(lambda: len(first.controller.registrations) == 4)
         for n in range(20):
             await first.coordinator.write(WriteRequest(key(b"%d" % n), Content(b"v")))
-        t.network.lost = lambda _sender, to, message: to == "n4" and is_entries(message)
+        t.network.lost = lambda _sender, to, _partition, message: to == "n4" and is_entries(message)
         gone = first.node
         wish = {"kind": "replace", "nodes": [gone, "n4"]}
         status, ordered = await ask(others[0], "POST", "/admin/moves", wish)
@@ -155,7 +155,7 @@ async def test_a_killed_controller_is_followed_by_one_that_goes_on(
         await eventually(lambda: any(member.controller.decides for member in others), 20)
         await eventually(lambda: all(r.leader is not None for r in others[0].controller.records.values()), 20)
         assert others[0].controller.placement.order(1) is not None
-        t.network.lost = lambda _sender, _to, _message: False
+        t.network.lost = lambda _sender, _to, _partition, _message: False
         await eventually(lambda: reassignment_finished(others[0]), 30)
         assert all(set(r.replicas) == {"n4", *(h.node for h in others)} for r in others[0].controller.records.values())
         await all_read(others, [b"%d" % n for n in range(20)])
@@ -170,7 +170,7 @@ async def test_an_order_that_is_cancelled_goes_back(tmp_path: Path, start_cluste
         member = t.members["n2"]
         await eventually(lambda: len(member.controller.registrations) == 4)
         await member.coordinator.write(WriteRequest(key(b"a"), Content(b"v")))
-        t.network.lost = lambda _sender, to, message: to == "n4" and is_entries(message)
+        t.network.lost = lambda _sender, to, _partition, message: to == "n4" and is_entries(message)
         path = "/admin/bucket-types/default/replication-factor"
         _, plan = await ask(member, "POST", path, {"replication_factor": 4, "dry_run": True})
         status, said = await ask(member, "POST", path, {"replication_factor": 2, "plan": plan["plan"]})

@@ -261,7 +261,7 @@ async def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_clust
         leader = await t.led()
         count = 0
 
-        def lossy(_sender: str, _to: str, message: Message) -> bool:
+        def lossy(_sender: str, _to: str, _partition: int, message: Message) -> bool:
             nonlocal count
             if not is_entries(message):
                 return False
@@ -273,7 +273,7 @@ async def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_clust
         assert outcomes == [None] * 50
         for n in range(4):
             await put(leader, b"again-%d" % n, b"v")
-        t.network.lost = lambda _sender, _to, _message: False
+        t.network.lost = lambda _sender, _to, _partition, _message: False
         await t.level()
         assert count > 5
         logs = [log_of(member) for member in t.members.values()]
@@ -383,7 +383,7 @@ async def test_writes_of_several_partitions_travel_in_streams(tmp_path: Path, st
         received = sum(stream_groups(member, "received") for member in t.members.values())
         by_message: list[Message] = []
 
-        def watch(_sender: str, _to: str, message: LinkMessage) -> bool:
+        def watch(_sender: str, _to: str, _partition: int, message: LinkMessage) -> bool:
             if isinstance(message, AppendEntries) and message.entries:
                 by_message.append(message)
             return False

@@ -200,7 +200,7 @@ async def test_a_transfer_that_is_cut_anywhere_goes_on(
         await trimmed_beyond(leader, taker.partition().replica.leo)
         chunks = 0
 
-        def lost(_sender: str, to: str, message: Message) -> bool:
+        def lost(_sender: str, to: str, _partition: int, message: Message) -> bool:
             nonlocal chunks
             if to == taker.node and isinstance(message, TransferRows | TransferMetadata):
                 chunks += 1
@@ -305,7 +305,7 @@ async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(
         await t.kill(away.node)
         while (await t.led()).runtime.replog.start_of(0) <= end:
             await put(await t.led(), next(mine), b"x" * 1_000)
-        t.network.lost_of_partition = lambda partition, message: partition == 0 and isinstance(message, TransferRows)
+        t.network.lost = lambda _sender, _to, partition, message: partition == 0 and isinstance(message, TransferRows)
         for _ in range(2):
             back = await t.open(away.node)
             await eventually(
@@ -319,7 +319,7 @@ async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(
             await eventually(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
             assert back.partition().replica.far_position is not None
             await t.kill(away.node)
-        t.network.lost_of_partition = lambda _partition, _message: False
+        t.network.lost = lambda _sender, _to, _partition, _message: False
         await t.open(away.node)
         await same_everywhere(t)
 
