@@ -26,6 +26,7 @@ from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
+from isthmus.node.services.dead_letter_query import DEAD_LETTERS, DeadLetterResponder
 from isthmus.node.services.downtimes import Downtimes
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_ports import NodeLayout, NodePeerAccess, NodeReplicas
@@ -333,6 +334,7 @@ class NodeServices:
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
         self.query.serve(SINK, SinkResponder(self.sink))
+        self.query.serve(DEAD_LETTERS, DeadLetterResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))
         self.query.serve(FULLSYNC_SUSPEND, FullSyncSuspendResponder(self.fullsync))
