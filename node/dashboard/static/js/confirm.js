@@ -12,6 +12,8 @@ import { failure, loading } from "./states.js";
 
 /** @typedef {import("./dom.js").Child} Shown */
 
+/** @typedef {(words: object, show: (shown: Shown) => void, signal: AbortSignal) => Promise<any>} Run */
+
 /**
  * @typedef {object} Act
  * @property {string} title as a question: "Drain node n1?"
@@ -26,6 +28,7 @@ import { failure, loading } from "./states.js";
  * @property {boolean} [danger]
  * @property {(answer: any) => Shown} [result] the result in words
  * @property {() => void} [done] called after the change, for instance to load again
+ * @property {Run} [run] sends the change in several requests, and shows how far it is; without it `path` is asked once
  */
 
 /**
@@ -99,9 +102,12 @@ export function openAct(act) {
     sent = true;
     change({ by: by.value.trim() });
     const words = { by: by.value.trim() || null, reason: why.value.trim() || null };
-    replace(buttons, loading());
+    close.textContent = "Stop";
+    replace(buttons, loading(), act.run ? close : null);
     try {
-      const answer = await post(act.path, { ...act.body, ...act.bind?.(plan), ...words });
+      const answer = act.run
+        ? await act.run(words, (shown) => replace(content, shown), leave.signal)
+        : await post(act.path, { ...act.body, ...act.bind?.(plan), ...words });
       replace(
         content,
         h("p", { class: "notice good", role: "status" }, h("span", { "aria-hidden": "true" }, "● "), "Done."),
@@ -118,19 +124,26 @@ export function openAct(act) {
   dialog.addEventListener("close", () => {
     leave.abort();
     dialog.remove();
-    if (opener instanceof HTMLElement) {
-      const key = opener.dataset.key;
-      const again = opener.isConnected
-        ? opener
-        : [...document.querySelectorAll("[data-key]")].find((each) =>
-          each instanceof HTMLElement && each.dataset.key === key
-        );
-      if (again instanceof HTMLElement) again.focus();
-    }
+    focusAgain(opener);
   });
   document.body.append(dialog);
   dialog.showModal();
   begin();
+}
+
+/**
+ * Give the focus back to what had it before a dialog, though the page may have drawn itself anew since.
+ * @param {Element | null} opener
+ */
+export function focusAgain(opener) {
+  if (!(opener instanceof HTMLElement)) return;
+  const { key } = opener.dataset;
+  const again = opener.isConnected
+    ? opener
+    : [...document.querySelectorAll("[data-key]")].find((each) =>
+      each instanceof HTMLElement && each.dataset.key === key
+    );
+  if (again instanceof HTMLElement) again.focus();
 }
 
 /**

@@ -2,7 +2,9 @@
 
 import { page as cluster } from "../pages/cluster.js";
 import { page as overview } from "../pages/overview.js";
+import { page as queues } from "../pages/queues.js";
+import { page as sinks } from "../pages/sinks.js";
 import { page as telemetry } from "../pages/telemetry.js";
 
 /** @type {import("./router.js").Page[]} */
-export const PAGES = [overview, cluster, telemetry];
+export const PAGES = [overview, cluster, queues, sinks, telemetry];

@@ -66,11 +66,13 @@ export function watch(box, source, render, { everyMs, signal }) {
   function show() {
     if (last === null) return;
     const focus = focusedKey(content);
+    const scrolled = new Map([...content.querySelectorAll(".scroll")].map((box) => [keyOf(box), box.scrollLeft]));
     const opened = new Set([...content.querySelectorAll("details[open][data-key]")].map(keyOf));
     replace(content, render(last.value));
     for (const each of content.querySelectorAll("details[data-key]")) {
       if (opened.has(keyOf(each))) each.setAttribute("open", "");
     }
+    for (const box of content.querySelectorAll(".scroll")) box.scrollLeft = scrolled.get(keyOf(box)) ?? 0;
     if (focus !== null) {
       const again = [...content.querySelectorAll("[data-key]")].find((each) => keyOf(each) === focus);
       if (again instanceof HTMLElement) again.focus();

@@ -93,15 +93,209 @@ export interface SinkLink {
   queue: string;
   peer: string;
   source_cluster: string | null;
+  source_uuid: string | null;
+  from: string;
+  suspended: SinkSuspension | null;
   state: string;
   reason: string;
+  delay_ms: number | null;
+  errors_in_a_row: number;
+  running: number;
+  applied: number;
+  merged: number;
+  superseded: number;
+  rejected: number;
+  failed: number;
+  recent_lag_ms_p50: number | null;
   recent_lag_ms_p99: number | null;
   last_answer_ms: number | null;
+  last_batch_ms: number | null;
   last_error: string | null;
+  last_error_ms: number | null;
+}
+
+/** One node's sink; `queue`, `peer` and `node` of a suspension are null for all. */
+export interface SinkOverview {
+  node: string;
+  state: string;
+  reason: string;
+  workers: { count: number; busy: number; peer_limit: number; queue_limits: Record<string, number> };
+  throttle: Throttle;
+  limits_set: Made | null;
+  sources: SinkSource[];
+  dead_letters: { kept: number | null; given_up: number | null };
+  suspensions: SinkSuspension[];
+  queue_workers_set: (Made & { queue: string; node: string | null; workers: number })[];
+  peers_set: (Made & { queue: string; url: string; cluster: string; removed: boolean })[];
+  peers_unusable: { queue: string; url: string; reason: string }[];
+  sinks: SinkLink[];
+}
+
+export type SinkSuspension = Made & { queue: string | null; peer: string | null; node: string | null };
+
+export interface SinkSource {
+  source_cluster: string;
+  source_uuid: string;
+  queue: string;
+  fetched: number;
+  fetched_bytes: number;
+  applied: number;
+  merged: number;
+  superseded: number;
+  rejected: number;
+  failed: number;
+  under_way: number;
+  last_batch_ms: number | null;
 }
 
 export interface SinkNodes {
-  nodes: { node: string; sink: { sinks: SinkLink[]; dead_letters: { kept: number; given_up: number } } | null }[];
+  nodes: { node: string; sink: SinkOverview | null }[];
+  unknown: Record<string, string>;
+}
+
+/** Who changed something, when, and why. */
+export interface Made {
+  by: string;
+  at_ms: number;
+  reason: string;
+}
+
+/** Rates each second; null in `configured` and `file`: no limit. */
+export interface Rates<T> {
+  bytes_per_second: T;
+  objects_per_second: T;
+}
+
+export interface Throttle {
+  configured: Rates<number | null>;
+  file?: Rates<number | null>;
+  binding: string | null;
+  achieved: Rates<number>;
+  throttled_seconds: number;
+}
+
+export interface DeadLetter {
+  id: number;
+  at_ms: number;
+  queue: string;
+  peer: string;
+  source_cluster: string;
+  key: [string, string, string];
+  reason: string;
+  error: string;
+  size_bytes: number;
+  object_kept: boolean;
+  tries: number;
+}
+
+export interface DeadLetterNodes {
+  nodes: {
+    node: string;
+    dead_letters: DeadLetter[] | null;
+    more: boolean | null;
+    kept: number | null;
+    given_up: number | null;
+  }[];
+  unknown: Record<string, string>;
+}
+
+/** One node's part of a queue. */
+export interface QueuePart {
+  publishing: string;
+  serving: string;
+  reason: string;
+  partitions: number;
+  waiting: number | null;
+  in_flight: number;
+  oldest_age_ms: number | null;
+  priorities: Record<Priority, { waiting: number | null; in_flight: number }>;
+  throttle: Throttle;
+}
+
+export type Priority = "real_time" | "full_sync" | "fold";
+
+/** A queue of the whole cluster. */
+export interface Queue {
+  name: string;
+  filter: string;
+  cascade: boolean;
+  overflow: string;
+  riak_fetch: boolean;
+  owner: { cluster: string; uuid: string; version: number; since_ms: number; by: string } | null;
+  suspensions: (Made & { what: string; node: string | null })[];
+  decree: (Made & { what: string; version: number }) | null;
+  limits: { queue: number; objects: number; object_bytes: number };
+  differs: string[];
+  lacking: string[];
+  publishing: string;
+  serving: string;
+  reason: string;
+  unknown: string;
+  priorities: Record<Priority, { waiting: number | null; in_flight: number | null; at_least: number }>;
+  oldest_age_ms: number | null;
+  consumers: {
+    node: string;
+    last_fetch_ms: number;
+    at: string;
+    last_given_ms: number | null;
+    given: number;
+    in_flight: number;
+    waits_at: string[];
+  }[];
+  rates: {
+    set: Made | null;
+    binding: string[];
+    achieved: Rates<number | null>;
+    throttled_seconds: number | null;
+  };
+  held_types: Record<string, number>;
+  nodes: Record<string, QueuePart | null>;
+}
+
+export interface Queues {
+  queues: Queue[];
+  unknown: Record<string, string>;
+}
+
+export interface Gap {
+  queue: string;
+  id: string;
+  node: string;
+  partition: number | null;
+  from_offset: number | null;
+  upto_offset: number | null;
+  from_ms: number;
+  upto_ms: number | null;
+  count_at_least: number;
+  count_at_most: number | null;
+  what: string;
+  by: string;
+  reason: string;
+}
+
+export interface Gaps {
+  gaps: Gap[];
+  unknown: string[];
+  unknown_partitions: Record<string, number[]>;
+}
+
+/** What was sent of a queue, or received from one (`direction`). */
+export interface LedgerRow {
+  direction: "sent" | "received";
+  queue: string;
+  state: string;
+  reason: string;
+  closes: boolean | null;
+  found: number | null;
+  eligible: number | null;
+  acknowledged: number | null;
+  collapsed: number | null;
+  collapsed_unseen: number | null;
+  vanished: number | null;
+  given_up: number | null;
+  handed_on: number | null;
+  waiting: number | null;
+  in_flight: number | null;
 }
 
 export interface FullsyncPeer {

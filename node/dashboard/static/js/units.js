@@ -87,3 +87,14 @@ export function milliseconds(value) {
 export function quantity(value, noun, plural = `${noun}s`) {
   return `${count(value)} ${value === 1 ? noun : plural}`;
 }
+
+/**
+ * A sum that lacks parts unless it is `whole`: 12, or "unknown, at least 12".
+ * @param {number} value
+ * @param {boolean} whole
+ * @param {(value: number) => string} [text]
+ */
+export function atLeast(value, whole, text = count) {
+  if (whole) return text(value);
+  return value ? `${UNKNOWN}, at least ${text(value)}` : UNKNOWN;
+}
