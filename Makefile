@@ -39,7 +39,7 @@ help:
 	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
 	@echo "make bench-peers our clusters beside etcd and NATS, which must be installed; ARGS=\"--rounds 1 --only etcd\" and others"
 	@echo "make wheel     dist/isthmus-VERSION.whl, and the same as dist/isthmus.zip, the ending that Spark's --py-files knows"
-	@echo "make venv      the environment alone, .venv from a Python 3.11 or 3.12 (PYTHON=/path/to/python names one)"
+	@echo "make venv      the environment alone, .venv from a Python 3.11, 3.12 or 3.13 (PYTHON=/path/to/python names one)"
 	@echo "make clean     removes the environment and all caches"
 
 venv:

@@ -1,4 +1,4 @@
-"""The node's store on LevelDB; the only module that imports plyvel.
+"""The node's store on LevelDB; the only module that imports plyvel (from Python 3.13 on its fork plyvel-next).
 
 Turns apply steps into one LevelDB batch, moves the durable floors by checkpoints, serves reads, and knows after a
 restart whether rows may be missing and a replay is due (docs/protocol.md H36). It must not decode objects, decide what
@@ -14,6 +14,7 @@ dropped pages that it called clean. The store then refuses writes until it is op
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -22,7 +23,10 @@ from threading import Lock
 from time import monotonic
 from typing import Any, Final, NamedTuple
 
-import plyvel
+if sys.version_info < (3, 13):
+    import plyvel
+else:  # plyvel has no wheels for it; this fork, with the same interface, has
+    import plyvel_next as plyvel
 
 from isthmus.repl.model.entry import NO_OFFSET
 from isthmus.repl.model.errors import Corruption, LocalFault
