@@ -36,6 +36,7 @@ from isthmus.node.http.responses import Reply, RequestRefused, refusal
 from isthmus.node.observability.version import program_version
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.node_query import NODE_HEALTH
 from isthmus.node.services.replica_query import REPLICAS, ReplicaForm
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, PlacementDiffers
 from isthmus.repl.controller.placement import BadReplicaMap, checked_replica_map
@@ -70,6 +71,7 @@ class AdminApi(HttpApplication):
         add_openapi(self, "Isthmus: operators", program_version())
         router = self.router
         router.add("GET", "/admin/cluster", self.cluster)
+        router.add("GET", "/admin/nodes/health", self.health)
         router.add("GET", "/admin/partitions", self.partitions)
         router.add("POST", "/admin/partitions/assign", BodyHandler(AssignPartitionsRequest, self.partitions_assign))
         BucketTypesAdmin(services, router)
@@ -164,6 +166,16 @@ class AdminApi(HttpApplication):
             "nodes": cluster_status.node_rows(records, registrations, drained),
             "actors": [services.queues.status(), services.sink.status(), services.fullsync.status()],
         }
+
+    async def health(self, _request: Request) -> Reply:
+        """Version, disk and certificates of every node; null for a node that does not answer, with the reason."""
+        services = self._services
+        live = services.membership.live_nodes()
+        answers = await services.query.ask(NODE_HEALTH, None, live)
+        unknown = {**dict.fromkeys(services.membership.known_nodes() - live, "not alive"), **answers.unknown}
+        found = {**dict.fromkeys(unknown), **answers.by_node}
+        nodes = {node: None if one is None else msgspec.to_builtins(one) for node, one in sorted(found.items())}
+        return json_reply({"nodes": nodes, "unknown": unknown, "at_ms": services.time.wall_ms()})
 
     async def partitions(self, request: Request) -> Reply:
         """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state."""

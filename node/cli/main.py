@@ -51,6 +51,9 @@ NOUNS: Final[Mapping[str, Noun]] = {
     ),
     "config": Noun("isthmus.node.cli.config", "config_group", "Check and show config files."),
     "kv": Noun("isthmus.node.cli.kv", "kv_group", "Get, put, delete and list values."),
+    "status": Noun(
+        "isthmus.node.cli.status", "status_command", "All clusters on one screen: what is behind, held, amiss."
+    ),
     "cluster": Noun(
         "isthmus.node.cli.cluster", "cluster_group", "Look at a cluster as a whole, and repair its metastore."
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,6 +65,9 @@ class ListenerKind(NamedTuple):
 class NoAnswer(CommandFailed):
     """The node did not answer, or the connection broke before its whole answer came."""
 
+    reached = False
+    """The request may have been sent: what it asked for may have been done."""
+
 
 class NodeListener:
     """A listener at `url`, http(s)://HOST:PORT; raises CommandFailed (usage) when it is not."""
@@ -114,7 +119,9 @@ class NodeListener:
             # a TLS handshake waits `connect_s` too, and its time-out looks like that of an answer but for the time
             ran_out_s = connect_s if time.monotonic() - began_s < wait_s else wait_s
             sentence = self._sentence(f"does not answer: {cause(error, ran_out_s)}")
-            raise NoAnswer(Exit.UNAVAILABLE, "unavailable", sentence) from error
+            failure = NoAnswer(Exit.UNAVAILABLE, "unavailable", sentence)
+            failure.reached = not was_refused(error)
+            raise failure from error
 
     def pieces(self, response: Any, limit_bytes: int | None) -> Iterator[bytes]:
         """The body of an answer as it comes. Raises CommandFailed (UNAVAILABLE) above the limit."""
@@ -152,6 +159,19 @@ def check_path(path: str) -> None:
         if (name := unquote(part)) in (".", ".."):
             sentence = f"the name {name!r} cannot stand in the path of a request: to HTTP it is a step to another path"
             raise CommandFailed(Exit.USAGE, "bad-input", sentence)
+
+
+def was_refused(error: BaseException | None) -> bool:
+    """True where no connection was made at all: refused, no route, no such host, or a handshake that failed."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError | socket.gaierror | ssl.SSLError):
+            return True
+        if isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+            return True
+        if type(error).__name__ in ("ConnectTimeout", "ConnectTimeoutError"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def cause(error: BaseException, timeout_s: float) -> str:

@@ -147,6 +147,10 @@ class NodeCredentials:
         ]
         return found
 
+    def expiries_ms(self) -> dict[str, int]:
+        """When the first certificate of each file expires, in ms since 1970, by the key of the file."""
+        return {key: watched.current() for key, watched in self._expiries.items()}
+
     def samples(self) -> Iterator[Sample]:
         """Samples for Prometheus."""
         for key, watched in self._expiries.items():

@@ -43,6 +43,7 @@ from isthmus.node.services.history_query import NEWEST, PLACES, NewestResponder,
 from isthmus.node.services.history_sampler import HistorySampler, ProcessSource, node_sources
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.node.services.membership import ClusterMembership
+from isthmus.node.services.node_query import NODE_HEALTH, NodeHealthResponder
 from isthmus.node.services.properties import PropertyService
 from isthmus.node.services.queue_coverage import QueueCoverage
 from isthmus.node.services.queue_query import QUEUES, QueueResponder
@@ -332,6 +333,7 @@ class NodeServices:
         self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.audit))
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
+        self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms))
         self.query.serve(SINK, SinkResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))

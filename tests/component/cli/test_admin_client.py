@@ -400,3 +400,38 @@ def test_an_admin_url_is_checked_before_it_is_used(capsys: pytest.CaptureFixture
     err = capsys.readouterr().err
     assert err.startswith("isthmus: --admin: ")
     assert "HOST:PORT" in err
+
+
+def test_the_next_address_is_asked_where_a_node_does_not_answer(listener: FakeAdminListener) -> None:
+    """Of several addresses the first that answers is used, and stays; a change goes on only where nothing was sent."""
+    listener.respond("/admin/lag", {"lag": []})
+    listener.respond("/admin/suspend", {"done": True})
+    client = admin_client.AdminClient(f"http://127.0.0.1:9,{listener.url}", timeout_s=2)
+    assert client.get("/admin/lag") == {"lag": []}
+    assert client.url == listener.url
+    again = admin_client.AdminClient(["http://127.0.0.1:9", listener.url], timeout_s=2)
+    assert again.post("/admin/suspend", {}) == {"done": True}
+    again.close()
+    client.close()
+
+
+def test_a_change_that_may_have_been_made_is_not_made_twice(listener: FakeAdminListener) -> None:
+    """A node that took the request and did not answer is the end of a change, and the next address is not asked."""
+    listener.respond("/admin/suspend", {"done": True})
+    listener.respond("/admin/lag", {"lag": []})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = admin_client.AdminClient([url, listener.url], timeout_s=0.3)
+        with pytest.raises(CommandFailed, match="no answer within"):
+            client.post("/admin/suspend", {})
+        assert listener.posted == []
+        assert client.get("/admin/lag") == {"lag": []}
+        client.close()
+
+
+def test_no_address_answers_names_them_all() -> None:
+    """The failure says of each address why."""
+    client = admin_client.AdminClient("http://127.0.0.1:9,http://127.0.0.1:11", timeout_s=1)
+    with pytest.raises(CommandFailed, match=r"no node answers: http://127\.0\.0\.1:9 .*127\.0\.0\.1:11"):
+        client.get("/admin/lag")
+    client.close()
