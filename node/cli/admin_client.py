@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from isthmus.node.cli.credentials import credential_options
+from isthmus.node.cli.credentials import Endpoint, connection_options
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.node_listener import ANSWER_TIMEOUT_S, ListenerKind, NoAnswer, NodeListener
 from isthmus.repl.http.client import OPEN, PeerCredentials
@@ -95,10 +95,15 @@ class AdminClient:
         raise listener.refused(status, reason if isinstance(reason, str) else "unknown", answer["error"])
 
 
+def client_of(endpoint: Endpoint) -> AdminClient:
+    """The client of the admin listeners of an endpoint."""
+    return AdminClient(endpoint.urls, endpoint.access)
+
+
 def admin_option(command: Command) -> Command:
-    """Add `--admin URL`, as the argument `admin` (an `AdminClient`), and the credential options."""
-    option = ADMIN.add_option("admin", AdminClient, "Admin listener of any node of the cluster.")
-    return option(credential_options(command))
+    """Add `--admin URL`, as the argument `admin` (an `AdminClient`), and the other connection options."""
+    option = ADMIN.add_option("admin", client_of, "Admin listener of any node of the cluster.")
+    return connection_options(option(command))
 
 
 @functools.cache

@@ -413,7 +413,7 @@ def peer_group() -> None:
 @peer_group.command("add")
 @click.argument("name")
 @click.option("--urls", required=True, metavar="URL,...", help="HTTP listeners of some of its nodes.")
-@click.option("--cluster", metavar="NAME", help="The cluster that must answer there.")
+@click.option("--peer-cluster", "cluster", metavar="NAME", help="The cluster that must answer there.")
 @value_options
 @admin_act(nodes=True, reason=True)
 def add(name: str, urls: str, wants: dict[str, int], act: AdminCommand, **given: Any) -> None:

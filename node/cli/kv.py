@@ -17,11 +17,13 @@ from urllib.parse import quote, unquote_to_bytes
 
 import click
 
+from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.admin_command import AdminCommand, admin_act
-from isthmus.node.cli.credentials import credential_options
+from isthmus.node.cli.credentials import Endpoint, connection_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.node_listener import first_reachable
 from isthmus.node.cli.object_client import HTTP, ClusterClient
-from isthmus.node.cli.output import cell, echo_json, moment, output_option, printable
+from isthmus.node.cli.output import cell, echo_json, moment, objects_in, output_option, printable
 from isthmus.node.cli.parameters import split_bucket, with_options
 from isthmus.repl.model.errors import BadInput
 
@@ -70,14 +72,31 @@ def _is_hex(pair: bytes) -> bool:
     return all(byte in b"0123456789abcdefABCDEF" for byte in pair)
 
 
+def _client_of(endpoint: Endpoint) -> ClusterClient:
+    """The client listener of an endpoint. A context that names admin listeners alone: a node of it is asked."""
+    if endpoint.entry is None:
+        return ClusterClient(endpoint.urls[0], endpoint.access)
+    if endpoint.entry.http:
+        return ClusterClient(first_reachable(endpoint.entry.http), endpoint.access)
+    admin = AdminClient(endpoint.urls, endpoint.access)
+    try:
+        rows = objects_in(admin.get("/admin/cluster"), "nodes")
+    finally:
+        admin.close()
+    urls = [row["http"] for row in rows if row.get("state") == "live" and isinstance(row.get("http"), str)]
+    if not urls:
+        raise CommandFailed(Exit.UNAVAILABLE, "unavailable", f"{admin.url} names no node that lives: --http URL")
+    return ClusterClient(first_reachable(urls), endpoint.access)
+
+
 http_options: Final = with_options(
-    credential_options,
+    connection_options,
     click.option(
         "--percent", is_flag=True, is_eager=True, help="Names are percent-encoded, here and in what is printed."
     ),
     click.option("--bucket-type", "--type", "bucket_type", default="default", show_default=True, help="Bucket type."),
     HTTP.add_option(
-        "client", ClusterClient, "Client listener of any node of the cluster; requests about a key go on to its leader."
+        "client", _client_of, "Client listener of any node of the cluster; requests about a key go on to its leader."
     ),
 )
 """Options of every command at a client listener."""

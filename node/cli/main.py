@@ -49,6 +49,9 @@ NOUNS: Final[Mapping[str, Noun]] = {
         "node_group",
         "Run a node; list, drain and remove nodes; give a restored one a new identity.",
     ),
+    "context": Noun(
+        "isthmus.node.cli.context", "context_group", "Name clusters: addresses and credentials, typed once."
+    ),
     "config": Noun("isthmus.node.cli.config", "config_group", "Check and show config files."),
     "kv": Noun("isthmus.node.cli.kv", "kv_group", "Get, put, delete and list values."),
     "status": Noun(
@@ -100,6 +103,7 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "fold": Noun(
         "isthmus.node.cli.fold", "fold_group", "Look at, or act upon, all keys of a type, a bucket or a range."
     ),
+    "help": Noun("isthmus.node.cli.help", "help_command", "The help of a command, of connections, of exit codes."),
 }
 """In the order of the help. A noun whose module is not installed is not offered."""
 

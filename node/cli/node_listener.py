@@ -6,15 +6,15 @@ import errno
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import click
 
 from isthmus.config.validation import check_peer_url
-from isthmus.node.cli.credentials import access_from
+from isthmus.node.cli.credentials import ConnectionOption, Endpoint, endpoint_of, is_typed
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
 from isthmus.repl.security.tls import trouble_of
@@ -42,20 +42,21 @@ class ListenerKind(NamedTuple):
     default: str
 
     def add_option(
-        self, parameter: str, client: Callable[[str, PeerCredentials], Any], help_text: str
+        self, parameter: str, client: Callable[[Endpoint], Any], help_text: str
     ) -> Callable[[Command], Command]:
         """A decorator that adds the option to a command, which gets the client of the listener as `parameter`."""
 
-        def made(context: click.Context, _parameter: click.Parameter, value: str) -> Any:
-            return client(value, access_from(context))
+        def made(context: click.Context, _parameter: click.Parameter, value: str | None) -> Any:
+            typed = is_typed(context, parameter)
+            return client(endpoint_of(context, self.option, value or "", self.default, typed=typed))
 
         return click.option(
             self.option,
             parameter,
+            cls=ConnectionOption,
             metavar="URL",
             envvar=self.variable,
-            default=self.default,
-            show_default=True,
+            show_default=self.default,
             show_envvar=True,
             callback=made,
             help=help_text,
@@ -144,6 +145,22 @@ class NodeListener:
         """The failure of a request that was answered with an error status."""
         hint = TOKEN_HINT if status == UNAUTHORIZED else ""
         return CommandFailed(Exit.REFUSED if status < 500 else Exit.UNAVAILABLE, reason, sentence + hint)
+
+
+PROBE_S: Final = 1.0
+"""How long an address may take to accept where there is another one."""
+
+
+def first_reachable(urls: Sequence[str]) -> str:
+    """The first address that accepts a connection; the first one where none does, whose failure then names it."""
+    for url in urls if len(urls) > 1 else ():
+        parts = urlsplit(url)
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 0), PROBE_S).close()
+        except OSError:
+            continue
+        return url
+    return urls[0]
 
 
 def reason_of(response: Any) -> str:

@@ -61,7 +61,9 @@ class CliContext:
 
     output: str = "table"
     credentials: dict[str, str] = field(default_factory=dict)
-    """Option -> path of a credential file; never its content."""
+    """Connection option -> its value: a name, or the path of a credential file; never its content."""
+    typed: set[str] = field(default_factory=set)
+    """Connection options that stand on the command line, not in the environment."""
 
 
 def _remember(context: click.Context, _parameter: click.Parameter, value: str) -> str:

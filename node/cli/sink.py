@@ -286,7 +286,11 @@ def conflicts(count: int, query: AdminCommand) -> None:
 QUEUE = click.option("--queue", help="Only fetches from the queue of this name.")
 PEER = click.option("--peer", metavar="URL", help="Only fetches from this peer.")
 CLUSTER = click.option(
-    "--cluster", default="", help="The cluster that must answer there; its certificate must name it."
+    "--peer-cluster",
+    "cluster",
+    default="",
+    metavar="NAME",
+    help="The cluster that must answer there; its certificate must name it.",
 )
 DEFAULT = click.option("--default", "forget", is_flag=True, help="Use the config files again.")
 

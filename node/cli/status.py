@@ -13,9 +13,20 @@ from typing import Any, Final
 import click
 
 from isthmus.node.cli.admin_client import ADMIN, AdminClient
-from isthmus.node.cli.credentials import access_from, credential_options
+from isthmus.node.cli.contexts import CLUSTERS_MAX
+from isthmus.node.cli.credentials import (
+    CHOICES,
+    ConnectionOption,
+    Endpoint,
+    access_from,
+    connection_options,
+    context_in_use,
+    endpoint_in,
+    endpoint_of,
+    is_typed,
+)
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import PIPE_COLUMNS, echo_json, output_option
+from isthmus.node.cli.output import PIPE_COLUMNS, CliContext, echo_json, output_option
 from isthmus.node.cli.parameters import FiniteFloat
 from isthmus.node.cli.status_lines import screen
 from isthmus.node.cli.status_report import PATHS, ClusterAnswers, report
@@ -26,9 +37,6 @@ ANSWER_S: Final = 6.0
 
 INTERVAL_S: Final = 2.0
 """Between two pictures of `--watch`."""
-
-CLUSTERS_MAX: Final = 16
-"""Most clusters of one picture: more do not fit a screen. Each is asked by as many threads as there are questions."""
 
 CODES: Final = {"ok": Exit.OK, "warning": Exit.DIFFERS, "critical": Exit.DIFFERS, "unknown": Exit.UNAVAILABLE}
 """State of the report -> exit code."""
@@ -86,13 +94,14 @@ def gathered(sources: Sequence[ClusterSource], pool: ThreadPoolExecutor) -> list
 @click.option(
     "--admin",
     "admins",
+    cls=ConnectionOption,
     metavar="URL[,URL...]",
     multiple=True,
     envvar=ADMIN.variable,
     show_envvar=True,
     help="Admin listeners of nodes of one cluster, the first that answers; once for each cluster.",
 )
-@credential_options
+@connection_options
 @output_option
 @click.pass_context
 def status_command(
@@ -107,22 +116,18 @@ def status_command(
         raise BadInput("--watch is for people; programs ask again")
     if count is not None and not watch:
         raise BadInput("--count ends --watch: give both")
-    urls = admins or (ADMIN.default,)
-    if len(urls) > CLUSTERS_MAX:
-        raise BadInput(f"--admin: at most {CLUSTERS_MAX} clusters are shown at once")
-    access = access_from(context)
-    sources = [ClusterSource("", partial(AdminClient, each, access, ANSWER_S)) for each in urls]
+    sources, title = _sources(context, admins)
     pool = ThreadPoolExecutor(len(sources) * len(PATHS), thread_name_prefix="status")
     try:
         if watch:
-            return _watch(sources, pool, interval, count)
+            return _watch(sources, pool, interval, count, title)
         found = report(gathered(sources, pool))
         at_ms = time.time_ns() // 1_000_000
         if output == "json":
             echo_json({"at_ms": at_ms, **found})
         else:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_COLUMNS
-            click.echo("\n".join(screen(found, title="isthmus status", at_ms=at_ms, width=width, height=None)))
+            click.echo("\n".join(screen(found, title=title, at_ms=at_ms, width=width, height=None)))
         return CODES[found["state"]]
     finally:
         pool.shutdown(cancel_futures=True)
@@ -130,11 +135,35 @@ def status_command(
             source.close()
 
 
+def _sources(context: click.Context, admins: Sequence[str]) -> tuple[list[ClusterSource], str]:
+    """The clusters to ask, and the title: those of --admin, else all of the context, or its one of --cluster."""
+    options = context.ensure_object(CliContext)
+    said = [flag for flag, name, _, _ in CHOICES if name in options.typed]
+    if admins and said and is_typed(context, "admins"):
+        raise CommandFailed(Exit.USAGE, "usage", f"--admin names nodes, and {said[0]} a context: give one of them")
+    found = context_in_use(context) if said or not admins else None
+    title = "isthmus status" + (f", context {found[0]}" if found else "")
+    if admins and not said:
+        access = access_from(context)
+        endpoints = [Endpoint(tuple(each.split(",")), access) for each in admins]
+    elif found is None or "cluster_name" in options.credentials:
+        endpoints = [endpoint_of(context, ADMIN.option, "", ADMIN.default, typed=False)]
+    else:
+        endpoints = [endpoint_in(context, found[1], name) for name in found[1].clusters]
+    if len(endpoints) > CLUSTERS_MAX:
+        raise BadInput(f"--admin: at most {CLUSTERS_MAX} clusters are shown at once")
+    return [
+        ClusterSource(each.cluster, partial(AdminClient, each.urls, each.access, ANSWER_S)) for each in endpoints
+    ], title
+
+
 HOME: Final = "\x1b[H\x1b[J"
 """To the upper left corner, and clear from there."""
 
 
-def _watch(sources: Sequence[ClusterSource], pool: ThreadPoolExecutor, interval_s: float, count: int | None) -> int:
+def _watch(
+    sources: Sequence[ClusterSource], pool: ThreadPoolExecutor, interval_s: float, count: int | None, title: str
+) -> int:
     """Draw until Ctrl-C or `count` pictures; the last picture stays."""
     drawn = 0
     try:
@@ -144,8 +173,8 @@ def _watch(sources: Sequence[ClusterSource], pool: ThreadPoolExecutor, interval_
             terminal = sys.stdout.isatty()
             size = shutil.get_terminal_size()
             width, height = (size.columns, size.lines - 1) if terminal else (PIPE_COLUMNS, None)
-            title = f"isthmus status, every {interval_s:g} s"
-            lines = screen(found, title=title, at_ms=at_ms, width=width, height=height)
+            head = f"{title}, every {interval_s:g} s"
+            lines = screen(found, title=head, at_ms=at_ms, width=width, height=height)
             sys.stdout.write(HOME if terminal else "")
             click.echo("\n".join(lines))
             drawn += 1

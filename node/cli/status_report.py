@@ -49,7 +49,7 @@ DISK_FREE_CRITICAL: Final = 0.03
 leaves time to act. A guess."""
 
 BY_FILE: Final = "the file of node "
-"""Begin of the author of an option that a cluster took from the config of its first node (`controller.bucket_types`)."""
+"""How the author of an option begins that a cluster took from the config of its first node; no person set it."""
 
 CAUSES_MAX: Final = 4
 """Causes that a link names; each is a sentence, and `isthmus sink list` has them all."""

@@ -179,7 +179,9 @@ def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
     act = {"by": "ann", "reason": "site"}
     said = ["--by", "ann", "--reason", "site"]
     url = "https://10.0.0.7:8098"
-    assert cli.main(["sink", "add-peer", url, "q", "--cluster", "east", "--peer-token-file", "/t", *said]) == Exit.OK
+    assert (
+        cli.main(["sink", "add-peer", url, "q", "--peer-cluster", "east", "--peer-token-file", "/t", *said]) == Exit.OK
+    )
     assert cli.main(["sink", "remove-peer", url, "q", *said]) == Exit.OK
     assert cli.main(["sink", "set-workers", "3", "--queue", "q", *said]) == Exit.OK
     assert cli.main(["sink", "set-workers", "--default", "--queue", "q", "--node", "w1", *said]) == Exit.OK
