@@ -17,6 +17,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     echo_facts,
     echo_json,
     echo_table,
@@ -42,9 +43,19 @@ cluster_group.add_command(reseed)
 # --- status ---
 
 NODES: Final = TableSpec(
-    ("node", "name"), "id", "rack", "state", "drained", "leaders", "replicas", "in_sync", "http", "admin", "cluster"
+    ("node", "name"),
+    column("id", leave=2),
+    column("rack", leave=3),
+    column("state", state=True),
+    column("drained", leave=1),
+    "leaders",
+    "replicas",
+    "in_sync",
+    column("http", leave=4, host=True),
+    column("admin", leave=5, host=True),
+    column("cluster", leave=6, host=True),
 )
-ACTORS: Final = TableSpec("actor", "state", ("reason", value_or_nothing("reason")))
+ACTORS: Final = TableSpec("actor", column("state", state=True), column("reason", value_or_nothing("reason"), text=True))
 NOT_ONLINE: Final = ("election", "candidate_found", "offline")
 
 

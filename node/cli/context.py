@@ -73,6 +73,7 @@ def _file(option: str, text: str | None) -> str:
 @click.pass_context
 def add(
     context: click.Context,
+    /,
     name: str,
     admins: tuple[str, ...],
     https: tuple[str, ...],

@@ -18,6 +18,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     attribution,
+    column,
     echo_json,
     milliseconds,
     moment,
@@ -84,13 +85,13 @@ def _queue(peer: Row) -> str:
 
 PEERS: Final = TableSpec(
     ("peer", "name"),
-    "state",
-    ("next", _next_check),
-    ("kind", lambda row: row.get("next_kind") or "-"),
-    "bucket_type",
+    column("state", state=True),
+    column("next", _next_check, leave=3),
+    column("kind", lambda row: row.get("next_kind") or "-", leave=4),
+    column("bucket_type", leave=1),
     ("proven in sync as of", lambda row: "never" if row["proven_at_ms"] is None else moment(row["proven_at_ms"])),
-    ("repairs to", _queue),
-    "reason",
+    column("repairs to", _queue, leave=2),
+    column("reason", text=True),
 )
 """One row for each peer and bucket type."""
 
@@ -102,15 +103,15 @@ def _differences(result: Row) -> str:
 RESULTS: Final = TableSpec(
     "peer",
     ("began", moment_of("began_ms")),
-    "kind",
-    "bucket_type",
-    "verdict",
-    ("took", lambda result: milliseconds(1000 * result.get("seconds", 0))),
-    ("differences", _differences),
-    "queued",
-    "left",
-    "transient",
-    "reason",
+    column("kind", leave=5),
+    column("bucket_type", leave=3),
+    column("verdict", state=True),
+    column("took", lambda result: milliseconds(1000 * result.get("seconds", 0)), leave=6),
+    column("differences", _differences, text=True),
+    column("queued", leave=1),
+    column("left", leave=2),
+    column("transient", leave=4),
+    column("reason", text=True),
 )
 
 

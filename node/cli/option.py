@@ -15,6 +15,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     moment_or_nothing,
     named,
     objects_in,
@@ -27,13 +28,17 @@ BUCKET_TYPE = click.option("--bucket-type", metavar="T", help="For this bucket t
 
 OPTIONS: Final = TableSpec(
     "option",
-    ("for", lambda row: "cluster" if row.get("bucket_type") is None else f"bucket type {row['bucket_type']}"),
-    "default",
+    column(
+        "for",
+        lambda row: "cluster" if row.get("bucket_type") is None else f"bucket type {row['bucket_type']}",
+        leave=1,
+    ),
+    column("default", leave=3),
     ("set", lambda row: "" if row.get("set") is None else row["set"]),
     "effective",
-    ("from", "origin"),
-    ("by", value_or_nothing("by")),
-    ("when", moment_or_nothing("at_ms")),
+    column("from", "origin", leave=2),
+    column("by", value_or_nothing("by"), leave=4),
+    column("when", moment_or_nothing("at_ms"), leave=5),
 )
 
 

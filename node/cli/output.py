@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -252,10 +253,10 @@ def value_or_nothing(key: str) -> Callable[[Row], Any]:
 
 def echo_table(columns: Sequence[str | Column], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows under upper-case headings; values become text by `cell`."""
-    width_max = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_COLUMNS
     context = click.get_current_context(silent=True)
     options = None if context is None else context.find_object(CliContext)
     wide = options is not None and options.output == "wide"
+    width_max = shutil.get_terminal_size().columns if sys.stdout.isatty() and not wide else PIPE_COLUMNS
     for line in table_lines(columns, rows, width_max, wide=wide, marks=sys.stdout.isatty()):
         click.echo(line)
 
@@ -279,7 +280,8 @@ def table_lines(
     lines = _drawn(kept, shown, width_max)
     if left_out and hint:
         names = ", ".join(each.heading.upper() for each in found if each in left_out)
-        lines.append(_styled(f"-o wide has more: {names}"[:width_max], "bright_black"))
+        hint_line = textwrap.shorten(f"-o wide has more: {names}", width_max, placeholder=" ...")
+        lines.append(_styled(hint_line, "bright_black"))
     return lines
 
 
@@ -316,6 +318,10 @@ def _fitting(columns: Sequence[Column], cells: list[list[str]], width_max: int) 
         if needed(kept) <= width_max:
             break
         kept.remove(each)
+    for each in sorted((each for each in columns if each not in kept), key=lambda each: each.leave):
+        more = [one for one in columns if one in kept or one is each]
+        if needed(more) <= width_max:
+            kept = more
     return kept, [each for each in columns if each not in kept]
 
 
@@ -368,8 +374,8 @@ def _colour_of(text: str, of: Column) -> str:
     return "" if mark is None or not of.state else mark.value
 
 
-def _styled(text: str, colour: str, *, bold: bool = False) -> str:
-    return click.style(text, fg=colour, bold=bold or None) if has_colours() else text
+def _styled(text: str, colour: str) -> str:
+    return click.style(text, fg=colour) if has_colours() else text
 
 
 def styled(text: str, mark: Mark | None, *, bold: bool = False) -> str:

@@ -21,6 +21,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     echo_json,
     echo_table,
     output_option,
@@ -54,16 +55,16 @@ def _leader(row: Row) -> Any:
 
 PARTITIONS: Final = TableSpec(
     "partition",
-    ("type", lambda row: f"{cell(row.get('bucket_type'))}/{cell(row.get('index'))}"),
+    column("type/index", lambda row: f"{cell(row.get('bucket_type'))}/{cell(row.get('index'))}", leave=3),
     ("leader", _leader),
-    "replicas",
+    column("replicas", leave=2),
     "isr",
-    "leo",
-    "hw",
-    ("apply", "applied"),
-    "lag",
-    "status",
-    ("reason", value_or_nothing("reason")),
+    column("leo", leave=4),
+    column("hw", leave=5),
+    column("apply", "applied", leave=6),
+    column("lag", leave=1),
+    column("status", state=True),
+    column("reason", value_or_nothing("reason"), text=True),
 )
 
 

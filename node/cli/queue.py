@@ -19,6 +19,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     echo_facts,
     echo_json,
     milliseconds,
@@ -99,15 +100,15 @@ def _suspensions(queue: Row) -> Iterator[dict[str, Any]]:
 QUEUES: Final = TableSpec(
     "node",
     ("queue", "name"),
-    "filter",
+    column("filter", leave=6),
     ("owner", _owner_cluster),
     "waiting",
-    ("repairs", _lower_waiting),
-    "in_flight",
-    ("oldest", _oldest_age),
-    "publishing",
-    "serving",
-    ("reason", _reason),
+    column("repairs", _lower_waiting, leave=2),
+    column("in_flight", leave=3),
+    column("oldest", _oldest_age, leave=1),
+    column("publishing", leave=4, state=True),
+    column("serving", state=True),
+    column("reason", _reason, text=True),
 )
 
 

@@ -20,6 +20,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     echo_json,
     milliseconds,
     moment,
@@ -160,7 +161,7 @@ def _share(row: Row) -> str:
     return f"{cell(row.get('bucket_type'))}/{cell(row.get('index'))}"
 
 
-PLAN: Final = TableSpec("partition", ("type", _share), "from", "to")
+PLAN: Final = TableSpec("partition", ("type/index", _share), "from", "to")
 PLANNED_NODES: Final = TableSpec("node", "replicas", "then")
 
 
@@ -211,14 +212,19 @@ def read_places(path: Path) -> Any:
 # --- moves ---
 
 IN_FLIGHT: Final = TableSpec(
-    "partition", ("type", _share), ("state", "stage"), "adds", "removes", ("reason", value_or_nothing("reason"))
+    "partition",
+    column("type/index", _share, leave=1),
+    column("state", "stage", state=True),
+    "adds",
+    "removes",
+    column("reason", value_or_nothing("reason"), text=True),
 )
 ENDED: Final = TableSpec(
     "order",
-    ("what", "title"),
-    "by",
-    ("ended", moment_of("ended_ms")),
-    "outcome",
+    column("what", "title", text=True),
+    column("by", leave=2),
+    column("ended", moment_of("ended_ms"), leave=1),
+    column("outcome", state=True),
     ("done", lambda order: f"{cell(order.get('done'))} of {cell(order.get('total'))}"),
 )
 
@@ -275,7 +281,17 @@ def _heading(order: Row) -> str:
 
 # --- node list ---
 
-NODES: Final = TableSpec(("node", "name"), "id", "rack", "state", "drained", "leaders", "replicas", "in_sync", "reason")
+NODES: Final = TableSpec(
+    ("node", "name"),
+    column("id", leave=2),
+    column("rack", leave=3),
+    column("state", state=True),
+    column("drained", leave=1),
+    "leaders",
+    "replicas",
+    "in_sync",
+    column("reason", text=True),
+)
 
 
 @click.command("list")

@@ -19,6 +19,7 @@ from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
+    column,
     echo_facts,
     echo_json,
     moment,
@@ -42,17 +43,20 @@ LAGS: Final = TableSpec(
     ("type", "bucket_type"),
     "seconds",
     "objects",
-    "bytes",
-    ("proven as of", lambda row: "never" if row.get("proven_ms") is None else moment(row["proven_ms"])),
-    "reason",
+    column("bytes", leave=2),
+    column("proven as of", lambda row: "never" if row.get("proven_ms") is None else moment(row["proven_ms"]), leave=1),
+    column("reason", text=True),
 )
 SENT: Final = TableSpec(
-    ("to", _cluster), "queue", "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished",
-    "given_up", "handed_on", "waiting", "in_flight", "state", "reason",
+    ("to", _cluster), "queue", column("found", leave=9), column("eligible", leave=3), "acknowledged",
+    column("collapsed", leave=6), column("collapsed_unseen", leave=7), column("vanished", leave=5),
+    column("given_up", leave=1), column("handed_on", leave=8), "waiting", column("in_flight", leave=4),
+    column("state", state=True), column("reason", text=True),
 )  # fmt: skip
 RECEIVED: Final = TableSpec(
-    ("from", _cluster), "queue", "fetched", "applied", "merged", "superseded", "rejected", "failed", "under_way",
-    "state", "reason",
+    ("from", _cluster), "queue", "fetched", column("applied", leave=6), column("merged", leave=4),
+    column("superseded", leave=5), column("rejected", leave=1), column("failed", leave=2),
+    column("under_way", leave=3), column("state", state=True), column("reason", text=True),
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from isthmus.node.cli.output import (
     TableSpec,
     attribution,
     cell,
+    column,
     duration_of,
     echo_facts,
     milliseconds,
@@ -155,15 +156,15 @@ def _last_error(sink: Row) -> Any:
 SINKS: Final = TableSpec(
     "node",
     "queue",
-    "peer",
-    "from",
-    "state",
-    ("delay", duration_of("delay_ms")),
-    *OUTCOMES,
-    ("lag p50", duration_of("lag_ms_p50")),
-    ("lag p99", duration_of("lag_ms_p99")),
-    ("reason", value_or_nothing("reason")),
-    ("last error", _last_error),
+    column("peer", host=True),
+    column("from", leave=9),
+    column("state", state=True),
+    column("delay", duration_of("delay_ms"), leave=8),
+    *(column(outcome, leave=number) for number, outcome in enumerate(OUTCOMES, 2)),
+    column("lag p50", duration_of("lag_ms_p50"), leave=1),
+    column("lag p99", duration_of("lag_ms_p99"), leave=6),
+    column("reason", value_or_nothing("reason"), text=True),
+    column("last error", _last_error, leave=7, text=True),
 )
 
 

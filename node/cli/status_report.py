@@ -136,11 +136,10 @@ def _dead_letters(of: ClusterAnswers) -> int | None:
     """Dead letters of all nodes; None as soon as one node's are not known."""
     if "sinks" not in of.answers:
         return None
-    kept = [
-        object_in(object_in(row, "sink"), "dead_letters").get("kept")
-        for row in objects_in(of.answers["sinks"], "nodes")
-    ]
-    return sum(kept) if all(isinstance(count, int) for count in kept) else None
+    rows = objects_in(of.answers["sinks"], "nodes")
+    kept = [object_in(object_in(row, "sink"), "dead_letters").get("kept") for row in rows]
+    known = [count for count in kept if isinstance(count, int)]
+    return sum(known) if len(known) == len(kept) else None
 
 
 def free_share(disk: Row) -> float | None:
