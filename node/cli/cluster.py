@@ -28,16 +28,17 @@ from isthmus.node.cli.output import (
     objects_in,
     value_or_nothing,
 )
+from isthmus.node.cli.rolling_restart import rolling_restart, wait_command
 from isthmus.node.cli.unsafe_recovery import reseed
 
 
 @click.group("cluster")
 def cluster_group() -> None:
-    """Look at a cluster as a whole, and repair its metastore."""
+    """Look at a cluster as a whole, wait for it, restart its nodes one by one, and repair its metastore."""
 
 
-cluster_group.add_command(adopt_command)
-cluster_group.add_command(reseed)
+for command in (adopt_command, reseed, wait_command, rolling_restart):
+    cluster_group.add_command(command)
 
 
 # --- status ---

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from isthmus.config.units import parse_duration
 from isthmus.config.validation import check_name
 from isthmus.node.cli.admin_client import whoami
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
@@ -29,6 +30,21 @@ class FiniteFloat(click.FloatRange):
         """The number. Fails as click does."""
         number = super().convert(value, param, ctx)
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
+
+
+class Duration(click.ParamType[int]):
+    """A duration, as in config files ("90s", "2h"), or a bare number of seconds, as plugins have it; milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Milliseconds. Fails as click does."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_duration(f"{value}s" if str(value).replace(".", "", 1).isdecimal() else str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
