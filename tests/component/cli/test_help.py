@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.credentials import CHOICES, OPTIONS
 from isthmus.node.cli.exit_codes import MEANINGS, Exit
+from isthmus.node.observability.version import program_version
 
 
 def test_help_shows_any_command_and_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,3 +63,24 @@ def test_every_command_that_asks_a_node_takes_all_connection_options() -> None:
         return found
 
     assert lacking(cli.root) == []
+
+
+def test_the_root_help_has_sections_and_a_line_for_each_noun(capsys: pytest.CaptureFixture[str]) -> None:
+    """Basics first, development last; no summary is wrapped at 80 columns, and every noun stands in one section."""
+    assert cli.main(["--help"]) == Exit.OK
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Options", *cli.GROUPS]
+    listed = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in cli.NOUNS]
+    assert listed == [name for nouns in cli.GROUPS.values() for name in nouns]
+    assert max(map(len, lines)) <= 80
+    for name in cli.NOUNS:
+        assert any(line.startswith(f"  {name} ") and line.endswith(cli.NOUNS[name].summary) for line in lines), name
+
+
+def test_version_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """As --version, and with Python and system; as JSON for programs."""
+    assert cli.main(["version"]) == Exit.OK
+    assert capsys.readouterr().out.startswith(f"isthmus {program_version()}, Python 3.")
+    assert cli.main(["version", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["isthmus"] == program_version()
