@@ -24,6 +24,7 @@ from isthmus.node.cli.contexts import (
 )
 from isthmus.node.cli.credentials import OPTIONS, access_from
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.node_listener import with_scheme
 from isthmus.node.cli.output import TableSpec, echo_facts, echo_json, echo_result, echo_rows, output_option
 from isthmus.node.cli.parameters import checking, with_options
 from isthmus.repl.model.errors import BadInput
@@ -47,7 +48,7 @@ def context_group() -> None:
 
 def _urls(option: str, given: tuple[str, ...]) -> tuple[str, ...]:
     with checking(option):
-        found = tuple(check_peer_url(url.strip()) for each in given for url in each.split(","))
+        found = tuple(check_peer_url(with_scheme(url.strip())) for each in given for url in each.split(","))
         if len(set(found)) != len(found) or len(found) > ADDRESSES_MAX:
             raise ValueError(f"name each of 1 to {ADDRESSES_MAX} addresses once")
     return found

@@ -79,7 +79,7 @@ class NodeListener:
         self._kind = kind
         self._timeout_s = timeout_s
         try:
-            self.url = check_peer_url(url)
+            self.url = check_peer_url(with_scheme(url))
         except ValueError as error:
             raise CommandFailed(Exit.USAGE, "bad-input", f"{kind.option}: {error}") from None
         self._session = session(access=access)
@@ -145,6 +145,11 @@ class NodeListener:
         """The failure of a request that was answered with an error status."""
         hint = TOKEN_HINT if status == UNAUTHORIZED else ""
         return CommandFailed(Exit.REFUSED if status < 500 else Exit.UNAVAILABLE, reason, sentence + hint)
+
+
+def with_scheme(url: str) -> str:
+    """An address of a listener; HOST:PORT alone is http://HOST:PORT."""
+    return url if "://" in url or ":" not in url else f"http://{url}"
 
 
 PROBE_S: Final = 1.0

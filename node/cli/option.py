@@ -22,6 +22,7 @@ from isthmus.node.cli.output import (
     printable,
     value_or_nothing,
 )
+from isthmus.node.cli.parameters import add_old_name
 
 NAME = click.argument("name")
 BUCKET_TYPE = click.option("--bucket-type", metavar="T", help="For this bucket type, not for the cluster.")
@@ -55,11 +56,11 @@ def list_options(bucket_type: str | None, query: AdminCommand) -> None:
     _echo(query, query.get(f"/admin/options{_query(bucket_type)}"))
 
 
-@option_group.command("get")
+@option_group.command("show")
 @NAME
 @BUCKET_TYPE
 @admin_query
-def get(name: str, bucket_type: str | None, query: AdminCommand) -> None:
+def show(name: str, bucket_type: str | None, query: AdminCommand) -> None:
     """One option, with its range and meaning."""
     answer = query.get(f"{_path(name)}{_query(bucket_type)}")
     _echo(query, answer)
@@ -67,6 +68,9 @@ def get(name: str, bucket_type: str | None, query: AdminCommand) -> None:
     if not query.json and rows:
         click.echo(f"\nrange: {cell(rows[0].get('range'))} {cell(rows[0].get('unit')).replace('-', '')}".rstrip())
         click.echo(printable(str(rows[0].get("meaning"))))
+
+
+add_old_name(option_group, "get", show)
 
 
 @option_group.command("set", context_settings={"ignore_unknown_options": True})

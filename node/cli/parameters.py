@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import sys
@@ -47,6 +48,28 @@ class Duration(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class RenamedOption(click.Option):
+    """An option that is also accepted under `old` names, which no help shows."""
+
+    def __init__(self, *arguments: Any, old: tuple[str, ...], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.old = old
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """See click.Option."""
+        own = self.opts
+        self.opts = [*own, *self.old]
+        super().add_to_parser(parser, ctx)
+        self.opts = own
+
+
+def add_old_name(group: click.Group, name: str, command: click.Command) -> None:
+    """Let a group accept `command` under an old name, which no help shows."""
+    old = copy.copy(command)
+    old.hidden = True
+    group.add_command(old, name)
+
+
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """A decorator that adds these options and arguments to a command, in this order."""
 
@@ -90,6 +113,14 @@ def bucket_type_name(_context: click.Context, _parameter: click.Parameter, value
         return value if value is None else check_name(value)
 
 
+def type_and_bucket(where: str) -> tuple[str, str]:
+    """Bucket type and bucket of TYPE/BUCKET, both given. Raises BadInput."""
+    bucket_type, slash, bucket = where.partition("/")
+    if not slash or not bucket_type or not bucket:
+        raise BadInput(f"{where!r} is not TYPE/BUCKET, such as {DEFAULT_BUCKET_TYPE.decode()}/users")
+    return bucket_type, bucket
+
+
 def split_bucket(where: str) -> tuple[str, str]:
     """Bucket type and bucket of [TYPE/]BUCKET; without a slash the bucket is of the default type."""
     bucket_type, slash, bucket = where.partition("/")
@@ -118,7 +149,13 @@ def confirm(yes: bool, question: str, output: str = "table") -> None:
 
 
 YES: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+DRY_RUN: Final = click.option(
+    "--dry-run",
+    is_flag=True,
+    cls=RenamedOption,
+    old=("--validate-only",),
+    help="Show what would change; change nothing.",
+)
 BY: Final = click.option(
     "--by", default=whoami, show_default="USER@HOST", help="Name of the person who runs this command; shown to others."
 )

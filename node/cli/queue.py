@@ -29,7 +29,7 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
-from isthmus.node.cli.parameters import time_of, with_options
+from isthmus.node.cli.parameters import add_old_name, time_of, type_and_bucket, with_options
 from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
@@ -295,11 +295,19 @@ LEDGERS: Final = TableSpec(
 )  # fmt: skip
 
 
-@queue_group.command("ledger")
+@click.command("ledger")
 @NAME
 @admin_query
 def ledger(name: str, query: AdminCommand) -> None:
     """The outcome of every change that queue NAME was to give out, by node, and whether the two sides agree."""
+    echo_ledger(name, query)
+
+
+add_old_name(queue_group, "ledger", ledger)
+
+
+def echo_ledger(name: str, query: AdminCommand) -> None:
+    """Print the ledger of a queue, a row for each node."""
     answer = query.get(_path(name, "ledger"))
     if query.echo_json(answer):
         return
@@ -334,7 +342,7 @@ GAPS: Final = TableSpec(
 )
 
 
-@queue_group.command("gaps")
+@click.command("gaps")
 @click.argument("name", required=False)
 @click.option("--close", "ids", multiple=True, metavar="ID", help="Close this gap: a full-sync of its range was clean.")
 @admin_act()
@@ -345,7 +353,7 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], act: AdminCommand) ->
     """
     if ids:
         if name is None:
-            raise click.UsageError("name the queue of the gaps: isthmus queue gaps NAME --close ID")
+            raise click.UsageError("name the queue of the gaps: isthmus gaps NAME --close ID")
         _close(act, name, list(dict.fromkeys(ids)))
         return
     answer = act.get("/admin/gaps" + (f"?queue={quote(name, safe='')}" if name else ""))
@@ -357,6 +365,9 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], act: AdminCommand) ->
     for queue, partitions in object_in(answer, "unknown_partitions").items():
         numbers = ", ".join(map(str, partitions))
         click.echo(printable(f"queue {queue}: gaps of partitions {numbers} are not known now"), err=True)
+
+
+add_old_name(queue_group, "gaps", gaps_of_queues)
 
 
 def _close(act: AdminCommand, name: str, ids: list[str]) -> None:
@@ -375,13 +386,13 @@ def _close(act: AdminCommand, name: str, ids: list[str]) -> None:
 
 @queue_group.command("test-filter")
 @NAME
-@click.argument("bucket_type", metavar="TYPE")
-@click.argument("bucket")
+@click.argument("where", metavar="TYPE/BUCKET")
 @click.argument("object_key", metavar="[KEY]", required=False)
 @admin_query
-def test_filter(name: str, bucket_type: str, bucket: str, object_key: str | None, query: AdminCommand) -> None:
+def test_filter(name: str, where: str, object_key: str | None, query: AdminCommand) -> None:
     """Test whether queue NAME would offer a change of TYPE/BUCKET KEY in real time, and which rule decides. Rules look
     at type and bucket only: KEY makes no difference. A bucket type that does not exist is reported."""
+    bucket_type, bucket = type_and_bucket(where)
     change = f"type={quote(bucket_type, safe='')}&bucket={quote(bucket, safe='')}"
     answer = query.get(_path(name, f"filter?{change}"))
     verdict = "offered" if answer.get("offered") else "not offered"
@@ -551,17 +562,17 @@ def throttle(name: str, size: str | None, objects: int | None, default: bool, ac
 
 @queue_group.command("push")
 @NAME
-@click.argument("bucket_type", metavar="TYPE")
-@click.argument("bucket")
+@click.argument("where", metavar="TYPE/BUCKET")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @click.option("--fold", is_flag=True, help="At the fold priority, below full-sync.")
 @click.option("--percent", is_flag=True, help="BUCKET and keys are percent-encoded, for bytes that are not UTF-8.")
 @admin_act()
-def push(name: str, keys: tuple[str, ...], percent: bool, act: AdminCommand, **place: Any) -> Exit:
+def push(name: str, where: str, keys: tuple[str, ...], percent: bool, act: AdminCommand, **place: Any) -> Exit:
     """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says. Code
     3 if the queue had space for the first of them only. With --fold they go below the full-sync priority."""
-    encoding = {"encoding": "percent"} if percent else {}
-    answer = act.post(_path(name, "push"), keys=list(keys), **place, **encoding)
+    bucket_type, bucket = type_and_bucket(where)
+    place |= {"bucket_type": bucket_type, "bucket": bucket} | ({"encoding": "percent"} if percent else {})
+    answer = act.post(_path(name, "push"), keys=list(keys), **place)
     refused = f"; {answer.get('refused')} refused: {answer.get('reason')}" if answer.get("refused") else ""
     queued = answer.get("queued")
     act.echo(answer, f"queue {name}: {queued} reference{'s' * (queued != 1)} queued{refused}")

@@ -17,7 +17,7 @@ from isthmus.aae.reconcile.run_directory import SEED, RunDirectory, known_runs
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable
-from isthmus.node.cli.parameters import BY, time_of
+from isthmus.node.cli.parameters import BY, RenamedOption, time_of
 from isthmus.node.cli.reconcile_jobs import export, import_, java_home, stats, trees
 from isthmus.node.cli.reconcile_options import (
     BUCKET_TYPE,
@@ -47,7 +47,13 @@ VERDICTS_SHOWN: Final = ("diverged", "unreachable", "transient", "filtered")
 SIDES: Final = {"source": "left", "sink": "right"}
 
 OUTPUT = click.option(
-    "--output", required=True, metavar="DIR", help="Directory of runs, which driver and workers reach."
+    "--dir",
+    "output",
+    cls=RenamedOption,
+    old=("--output",),
+    required=True,
+    metavar="DIR",
+    help="Directory of runs, which driver and workers reach.",
 )
 
 
@@ -111,8 +117,10 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option("--filter", default="", metavar="RULES", help="A queue's filter: what it leaves out is filtered.")
 @click.option(
-    "--rate-limit",
+    "--rate",
     "rows_per_second",
+    cls=RenamedOption,
+    old=("--rate-limit",),
     type=click.IntRange(0),
     default=0,
     help="Rows a second of each cluster; 0: no limit.",
@@ -131,15 +139,18 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
 )  # fmt: skip
 @click.option("--right-token-file", default="", callback=absolute, help="One for the right cluster, if it has others.")
 @click.option(
-    "--ca-file", "--ca", "ca_file", default="", envvar="ISTHMUS_CA", show_envvar=True, callback=absolute,
+    "--ca", "ca_file", cls=RenamedOption, old=("--ca-file",), default="",
+    envvar="ISTHMUS_CA", show_envvar=True, callback=absolute,
     help="Authorities of the nodes' certificates.",
 )  # fmt: skip
 @click.option(
-    "--certificate-file", "--cert", "certificate_file", default="", envvar="ISTHMUS_CERT", show_envvar=True,
+    "--cert", "certificate_file", cls=RenamedOption, old=("--certificate-file",), default="",
+    envvar="ISTHMUS_CERT", show_envvar=True,
     callback=absolute, help="A client certificate.",
 )  # fmt: skip
 @click.option(
-    "--key-file", "--key", "key_file", default="", envvar="ISTHMUS_KEY", show_envvar=True, callback=absolute,
+    "--key", "key_file", cls=RenamedOption, old=("--key-file",), default="",
+    envvar="ISTHMUS_KEY", show_envvar=True, callback=absolute,
     help="Its private key.",
 )  # fmt: skip
 @OUTPUT

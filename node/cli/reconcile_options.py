@@ -17,7 +17,7 @@ from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import CliContext, format_option, printable
 
 FORMAT = format_option("-o", "format_")
-"""`-o` of commands whose --output is a directory."""
+"""`-o` of commands whose --output was a directory."""
 
 BUCKET_TYPE = click.option("--bucket-type", default="default", show_default=True)
 RUN_ID = click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")

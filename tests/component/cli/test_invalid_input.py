@@ -100,7 +100,7 @@ def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys
     assert cli.main(["queue", "throttle", "q", "--bytes", "10MB", "--default"]) == Exit.USAGE
     assert "--default alone" in capsys.readouterr().err
     listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 0, "reason": ""})
-    assert cli.main(["queue", "push", "q", "default", "b", "k"]) == Exit.OK
+    assert cli.main(["queue", "push", "q", "default/b", "k"]) == Exit.OK
     assert capsys.readouterr().out == "queue q: 1 reference queued\n"
 
 

@@ -134,7 +134,7 @@ def test_a_filter_tested_with_a_missing_type_is_reported(
     """Any rule offers any name: whoever mistypes it would take the answer for the other type's."""
     answer = {"offered": True, "reason": "rule any offers it", "filter": "any", "note": 'no such bucket type: "nots"'}
     listener.respond("/admin/queues/q/filter?type=nots&bucket=b", answer)
-    assert cli.main(["queue", "test-filter", "q", "nots", "b"]) == Exit.OK
+    assert cli.main(["queue", "test-filter", "q", "nots/b"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[1] == 'note: no such bucket type: "nots"'
 
 
@@ -143,7 +143,7 @@ def test_a_filter_tested_with_a_missing_type_is_reported(
     [
         ["queue", "peek", "\udcff"],
         ["queue", "suspend", "q", "--reason", "disk \udcff"],
-        ["queue", "push", "q", "default", "\udcff", "k"],
+        ["queue", "push", "q", "default/\udcff", "k"],
         ["option", "set", "x", "1", "--by", "\udcff"],
     ],
 )
@@ -193,10 +193,10 @@ def test_references_refused_by_a_full_queue_are_incomplete(
 ) -> None:
     """Incomplete: whoever goes by the code would have taken all of them for queued."""
     listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 2, "reason": "the priority is full"})
-    assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.UNAVAILABLE
+    assert cli.main(["queue", "push", "q", "default/b", "k", "l", "m"]) == Exit.UNAVAILABLE
     assert capsys.readouterr().out == "queue q: 1 reference queued; 2 refused: the priority is full\n"
     listener.respond("/admin/queues/q/push", {"queued": 3, "refused": 0, "reason": ""})
-    assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.OK
+    assert cli.main(["queue", "push", "q", "default/b", "k", "l", "m"]) == Exit.OK
 
 
 def test_an_endless_value_is_refused(
