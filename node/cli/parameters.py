@@ -6,12 +6,13 @@ import copy
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import click
 
+from isthmus.config.text import no_such
 from isthmus.config.units import parse_duration
 from isthmus.config.validation import check_name
 from isthmus.node.cli.admin_client import whoami
@@ -171,6 +172,21 @@ def _only_one(context: click.Context, _parameter: click.Parameter, value: Any) -
             raise click.UsageError("--node and --all-nodes contradict each other: give one of them")
         context.meta[_NODES_GIVEN] = True
     return value
+
+
+ONE_NODE: Final = click.option("--node", metavar="NAME", help="Only this node; without it all nodes.")
+ALL_NODES_BEFORE: Final = click.option("--all", "everywhere", is_flag=True, hidden=True, expose_value=False)
+"""All nodes are the default; earlier versions needed the option for that."""
+
+
+def of_node(rows: Sequence[Mapping[str, Any]], node: str | None) -> list[Mapping[str, Any]]:
+    """The rows of a node, or all of them; "node" names each one's. Raises BadInput for a node that none is of."""
+    if node is None:
+        return list(rows)
+    found = [row for row in rows if row.get("node") == node]
+    if not found:
+        raise BadInput(f"--node: {no_such('node', node, sorted({str(row.get('node')) for row in rows}))}")
+    return found
 
 
 node_options: Final = with_options(

@@ -29,7 +29,15 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
-from isthmus.node.cli.parameters import add_old_name, time_of, type_and_bucket, with_options
+from isthmus.node.cli.parameters import (
+    ALL_NODES_BEFORE,
+    ONE_NODE,
+    add_old_name,
+    of_node,
+    time_of,
+    type_and_bucket,
+    with_options,
+)
 from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
@@ -113,21 +121,32 @@ QUEUES: Final = TableSpec(
 
 
 @queue_group.command("list")
-@click.option("--all", "everywhere", is_flag=True, help="Ask every node, not only the one that answers.")
+@ONE_NODE
+@ALL_NODES_BEFORE
 @admin_query
-def list_queues(everywhere: bool, query: AdminCommand) -> None:
-    """Every queue with its owner, what waits and what is in flight at the node that answers, which counts the
-    partitions that it leads. With --all at every node."""
-    answer = query.get("/admin/queues/nodes" if everywhere else "/admin/queues")
-    if query.json or not everywhere:
-        query.echo_rows(answer, "queues", QUEUES)
+def list_queues(node: str | None, query: AdminCommand) -> None:
+    """Every queue on every node, with its owner, what waits and what is in flight: a node counts the partitions that it
+    leads."""
+    rows = _of_nodes(query, node)
+    if query.json:
+        echo_json({"queues": [row for row in rows if "name" in row], "silent": _silent_nodes(rows)})
         return
-    rows: list[Row] = []
-    for node in objects_in(answer, "nodes"):
-        silent = "the node is gone: others lead its share" if node.get("gone") else "the node does not answer"
-        queues = node["queues"] if isinstance(node.get("queues"), list) else [{"reason": silent}]
-        rows += [{**queue, "node": node.get("node")} for queue in queues]
     QUEUES.echo(rows)
+
+
+def _of_nodes(query: AdminCommand, node: str | None) -> list[Row]:
+    """A row for each queue of each node; of a node that does not answer one that says so."""
+    rows: list[Row] = []
+    for each in of_node(objects_in(query.get("/admin/queues/nodes"), "nodes"), node):
+        silent = "the node is gone: others lead its share" if each.get("gone") else "the node does not answer"
+        queues = objects_in(each, "queues") if isinstance(each.get("queues"), list) else [{"reason": silent}]
+        rows += [{**queue, "node": each.get("node")} for queue in queues]
+    return rows
+
+
+def _silent_nodes(rows: Sequence[Row]) -> dict[str, Any]:
+    """Node without an answer -> why."""
+    return {str(row.get("node")): row.get("reason") for row in rows if "name" not in row}
 
 
 # --- show ---
@@ -140,23 +159,69 @@ PRIORITIES: Final = TableSpec("priority", *PRIORITY_COUNTS)
 
 @queue_group.command("show")
 @NAME
+@ONE_NODE
 @admin_query
-def show(name: str, query: AdminCommand) -> None:
-    """Everything about queue NAME on the node that answers: priorities, limits, throttle, suspensions."""
-    queues = objects_in(query.get("/admin/queues"), "queues")
-    found = [queue for queue in queues if queue.get("name") == name]
+def show(name: str, node: str | None, query: AdminCommand) -> None:
+    """Everything about queue NAME: owner, filter, limits, suspensions, and what waits, in sum and on each node. With
+    --node its counters there."""
+    rows = _of_nodes(query, node)
+    found = [queue for queue in rows if queue.get("name") == name]
+    silent = _silent_nodes(rows)
     if not found:
-        known = [str(queue.get("name")) for queue in queues]
+        known = sorted({str(queue["name"]) for queue in rows if "name" in queue})
+        if silent and not known:
+            sentence = f"{', '.join(silent)} does not answer: what is known of queue {name} is not known"
+            raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
         raise CommandFailed(Exit.REFUSED, "unknown-queue", no_such("queue", name, known))
     if query.json:
-        echo_json(found[0])
+        whole = {"name": name, "waiting": _sum_of(found, silent, "waiting"), "silent": silent, "nodes": found}
+        echo_json(whole if node is None else found[0])
         return
-    echo_facts(queue_facts(found[0]))
+    if node is None:
+        echo_facts([fact for fact in queue_facts(found[0]) if fact[0] not in OF_ONE_NODE])
+        echo_facts((what, _sum_of(found, silent, what)) for what in ("waiting", "in_flight", "gaps"))
+        click.echo()
+        SHARES.echo([*found, *({"node": each, "reason": why} for each, why in silent.items())])
+    else:
+        echo_facts(queue_facts(found[0]))
     click.echo()
     PRIORITIES.echo(
-        {"priority": shown, **{count: found[0]["priorities"][priority].get(count, "") for count in PRIORITY_COUNTS}}
+        {
+            "priority": shown,
+            **{
+                count: ""
+                if count not in found[0]["priorities"][priority]
+                else _sum_of([each["priorities"][priority] for each in found], silent, count)
+                for count in PRIORITY_COUNTS
+            },
+        }
         for priority, shown in PRIORITY_NAMES.items()
     )
+
+
+OF_ONE_NODE: Final = (
+    "node", "reason", "publishing", "serving", "partitions led here", "waiting", "oldest", "in memory",
+    "since the node began", "acknowledgements", "gaps",
+)  # fmt: skip
+"""Facts that differ between the nodes of a queue."""
+
+SHARES: Final = TableSpec(
+    "node",
+    column("led", "partitions", leave=2),
+    "waiting",
+    column("in_flight", leave=1),
+    ("oldest", _oldest_age),
+    column("publishing", leave=3, state=True),
+    column("serving", state=True),
+    column("reason", _reason, text=True),
+)
+
+
+def _sum_of(rows: Sequence[Row], silent: Mapping[str, Any], key: str) -> int | None:
+    """The sum over all nodes; None where one does not answer, or does not know."""
+    numbers = [row.get(key) for row in rows]
+    known = [number for number in numbers if isinstance(number, int)]
+    return None if silent or len(known) < len(numbers) else sum(known)
 
 
 def queue_facts(queue: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -104,7 +104,7 @@ PARTITION  LEADER  ISR                     STATUS    REASON
                                                      node is gone
 -o wide has more: TYPE/INDEX, REPLICAS, LEO, HW, APPLY, LAG
 """,
-    ("sink", "list", "--all"): """\
+    ("sink", "list"): """\
 NODE    QUEUE    PEER         STATE      LAG P50  REASON
 east-1  to-east  west-1:8098  \u2713 running  12.5 ms  properties differ from the
                                                   source's: bucket type default:
@@ -123,7 +123,7 @@ replication.max.time.lag.millis  cluster  3s       -    3s         default
 replication.min.isr              cluster  RF - 1   1    1          default
 -o wide has more: BY, WHEN
 """,
-    ("queue", "list", "--all"): """\
+    ("queue", "list"): """\
 NODE    QUEUE    OWNER  WAITING  OLDEST   SERVING      REASON
 east-1  to-west  west   15       unknown  ! suspended  serving suspended: disk
                                                        swap (by ann@ops,
@@ -161,12 +161,12 @@ def test_wide_and_a_pipe_have_every_column(
 ) -> None:
     """-o wide has all columns and whole addresses on any terminal; a pipe does, too, a line a row, without marks."""
     respond_with_tables(east)
-    main(["sink", "list", "--all"])
+    main(["sink", "list"])
     piped = capsys.readouterr().out
     assert "LAG P99  REASON" in piped
     assert "http://west-1.data-centre.example.com:8098  config  running  0.0 ms" in piped
     assert len(piped.splitlines()) == 4
-    wide = shown("sink", "list", "--all", "-o", "wide", width=80, monkeypatch=monkeypatch, capsys=capsys)
+    wide = shown("sink", "list", "-o", "wide", width=80, monkeypatch=monkeypatch, capsys=capsys)
     assert "LAST ERROR" in wide
     assert "http://west-1.data-centre.example.com:8098" in wide
     assert "has more" not in wide
