@@ -43,6 +43,7 @@ GUIDES: Final[Mapping[str, str]] = {
     "config": "[the config file](config.md)",
     "context": "[which cluster](#which-cluster)",
     "dev": "[security](security.md)",
+    "events": "[what happened](#what-happened)",
     "fold": "[folds](fullsync.md#folds)",
     "fullsync": "[full-sync](fullsync.md)",
     "gaps": "[queues](queues.md)",

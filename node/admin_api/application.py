@@ -14,6 +14,7 @@ import msgspec
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.audit import AuditAdmin
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
+from isthmus.node.admin_api.events import EventsAdmin
 from isthmus.node.admin_api.folds import add_folds
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
 from isthmus.node.admin_api.history import HistoryAdmin
@@ -86,6 +87,7 @@ class AdminApi(HttpApplication):
         SinkAdmin(services, router)
         TelemetryAdmin(services, router)
         AuditAdmin(services, router)
+        EventsAdmin(services, router)
         HistoryAdmin(services, router)
         self.live = LiveAdmin(services, self, router)
         FullSyncAdmin(services, self)

@@ -62,6 +62,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
         "bucket": _cli("bucket", "bucket_group", "Properties of single buckets: show, set and unset them."),
         "option": _cli("option", "option_group", "Look at dynamic options; set and unset them."),
         "config": _cli("config", "config_group", "Check and show config files."),
+        "events": _cli("events", "events_command", "What happened lately on all nodes, in one timeline."),
         "audit": _cli("audit", "audit_group", "Look at the audit log: who changed what, and when."),
     },
     "Replication": {

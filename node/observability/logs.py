@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 
 from isthmus.config.settings import LogSettings
+from isthmus.node.observability.events import recent
 from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
@@ -110,6 +111,7 @@ def configure(settings: LogSettings, node: str) -> None:
         named,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        recent.keep,
         structlog.processors.format_exc_info,
     ]
     renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()

@@ -21,12 +21,14 @@ from isthmus.aae.service import FullSync, FullSyncConfig
 from isthmus.config.settings import Settings
 from isthmus.node.http.listener import Listeners, published
 from isthmus.node.observability.audit_log import AuditLog
+from isthmus.node.observability.events import recent
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
 from isthmus.node.services.downtimes import Downtimes
+from isthmus.node.services.event_query import EVENTS, EventResponder
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_ports import NodeLayout, NodePeerAccess, NodeReplicas
 from isthmus.node.services.fullsync_query import (
@@ -331,6 +333,7 @@ class NodeServices:
         self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
         self.query.serve(TELEMETRY, TelemetryResponder(self.runtime))
         self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.audit))
+        self.query.serve(EVENTS, EventResponder(self.settings.node.name, recent, self.fullsync_status))
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
         self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms))
