@@ -57,6 +57,7 @@ GUIDES: Final[Mapping[str, str]] = {
     "queue": "[queues](queues.md)",
     "reconcile": "[Spark](spark.md)",
     "sink": "[sinks](sinks.md)",
+    "support-bundle": "[support bundles](#support-bundles)",
     "status": "[the status of all clusters](#the-status-of-all-clusters)",
 }
 """Noun -> the pages that explain it."""

@@ -44,6 +44,8 @@ class AdminClient:
         each = [url.strip() for url in urls.split(",")] if isinstance(urls, str) else urls
         self._listeners = [NodeListener(ADMIN, url, access, timeout_s) for url in each]
         self._at = 0
+        self.token = access.token
+        """Gives the token that is shown; None for none."""
 
     @property
     def url(self) -> str:

@@ -46,16 +46,14 @@ GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
     "Basics": {
         "status": _cli("status", "status_command", "All clusters on one screen: what is behind, held, amiss."),
         "context": _cli("context", "context_group", "Name clusters: addresses and credentials, typed once."),
-        "dashboard": _cli(
-            "dashboard", "dashboard_command", "The address of a node's pages for a browser, and a login."
-        ),
-        "check": _cli("check", "check_group", "Probes for monitoring: lag, isr, sync, gaps; a line and a code."),
+        "dashboard": _cli("dashboard", "dashboard_command", "The address of a node's pages for a browser."),
+        "check": _cli("check", "check_group", "Probes for monitoring: lag, isr, sync, gaps, sink."),
         "help": _cli("help", "help_command", "The help of a command, of connections, of exit codes."),
         "version": _cli("version", "version_command", "The version of this program, and of Python."),
     },
     "Cluster": {
         "cluster": _cli("cluster", "cluster_group", "A cluster as a whole: status, waiting, restarts, recovery."),
-        "node": _cli("node", "node_group", "Run a node; list, drain and remove nodes; renew a restored one."),
+        "node": _cli("node", "node_group", "Run a node; list, drain, remove and renew nodes."),
         "partition": _cli("partition", "partition_group", "Look at partitions, place and move them, force a leader."),
         "leader": _cli("leader", "leader_group", "Look at leaders, and balance them."),
         "bucket-type": _cli("bucket_type", "bucket_type_group", "Make and change bucket types; where they are."),
@@ -63,20 +61,23 @@ GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
         "option": _cli("option", "option_group", "Look at dynamic options; set and unset them."),
         "config": _cli("config", "config_group", "Check and show config files."),
         "events": _cli("events", "events_command", "What happened lately on all nodes, in one timeline."),
+        "support-bundle": _cli(
+            "support", "support_command", "Collect what a support case needs in one file, no secrets."
+        ),
         "audit": _cli("audit", "audit_group", "Look at the audit log: who changed what, and when."),
     },
     "Replication": {
         "lag": _cli("replication", "lag_command", "How far other clusters are behind: seconds, objects, bytes."),
-        "queue": _cli("queue", "queue_group", "Look at source queues; register, suspend, limit, release them."),
+        "queue": _cli("queue", "queue_group", "Look at source queues; register, suspend, limit them."),
         "sink": _cli("sink", "sink_group", "Look at sinks; suspend and resume them."),
-        "gaps": _cli("queue", "gaps_of_queues", "Changes that queues gave up and no full-sync has closed yet."),
+        "gaps": _cli("queue", "gaps_of_queues", "Changes that queues gave up, not closed by full-sync yet."),
         "ledger": _cli("replication", "ledger_command", "The outcome of every change sent and received."),
         "fullsync": _cli("fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."),
-        "explain": _cli("replication", "explain_command", "One key: where it was accepted, where it is, what is next."),
+        "explain": _cli("replication", "explain_command", "One key: where accepted, where it is, what is next."),
     },
     "Data": {
         "kv": _cli("kv", "kv_group", "Get, put, delete and list values."),
-        "fold": _cli("fold", "fold_group", "Look at, or act upon, all keys of a type, a bucket or a range."),
+        "fold": _cli("fold", "fold_group", "Look at, or act on, all keys of a type, bucket or range."),
     },
     "Spark": {
         "reconcile": _cli("reconcile", "reconcile_group", "Compare two clusters key by key, and repair what differs."),

@@ -104,6 +104,10 @@ class NodeCredentials:
             found = self._accesses[way] = PeerCredentials(contexts, peer.cluster, token)
         return found
 
+    def secrets(self) -> list[str]:
+        """The tokens that this node shows to others, for removing them from texts. Its own files have digests alone."""
+        return [each.token() for each in self._accesses.values() if each.token is not None]
+
     def start(self, peers_expire_s: Callable[[], Mapping[str, float]]) -> None:
         """Begin to report problems. `peers_expire_s`: expiry of connected nodes' certificates, in s."""
         self._peers_expire_s = peers_expire_s

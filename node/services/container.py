@@ -22,6 +22,7 @@ from isthmus.config.settings import Settings
 from isthmus.node.http.listener import Listeners, published
 from isthmus.node.observability.audit_log import AuditLog
 from isthmus.node.observability.events import recent
+from isthmus.node.observability.logs import lines
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from isthmus.node.services.cluster_gaps import ClusterGaps
@@ -53,6 +54,7 @@ from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.node.services.replication_facts import ReplicationFacts
 from isthmus.node.services.sink_query import SINK, SinkResponder
+from isthmus.node.services.support_query import SUPPORT, SupportResponder
 from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryResponder
 from isthmus.node.services.wiring import (
     RpcRegistry,
@@ -337,6 +339,8 @@ class NodeServices:
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
         self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms))
+        self.support = SupportResponder(self.settings, self.credentials, lines)
+        self.query.serve(SUPPORT, self.support)
         self.query.serve(SINK, SinkResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))
