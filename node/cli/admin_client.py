@@ -41,8 +41,9 @@ class AdminClient:
     def __init__(
         self, urls: str | Sequence[str], access: PeerCredentials = OPEN, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> None:
-        each = [url.strip() for url in urls.split(",")] if isinstance(urls, str) else urls
-        self._listeners = [NodeListener(ADMIN, url, access, timeout_s) for url in each]
+        self.urls = tuple(url.strip() for url in urls.split(",")) if isinstance(urls, str) else tuple(urls)
+        self._listeners = [NodeListener(ADMIN, url, access, timeout_s) for url in self.urls]
+        self._access = access
         self._at = 0
         self.token = access.token
         """Gives the token that is shown; None for none."""
@@ -51,6 +52,10 @@ class AdminClient:
     def url(self) -> str:
         """The address that answered last; at first the first one."""
         return self._listeners[self._at].url
+
+    def with_timeout(self, timeout_s: float) -> AdminClient:
+        """The same listeners, with another time-out and connections of their own."""
+        return AdminClient(self.urls, self._access, timeout_s)
 
     def close(self) -> None:
         """Close the connections."""

@@ -96,6 +96,10 @@ Each summary fits a line of 80 columns."""
 NOUNS: Final[Mapping[str, Noun]] = {name: noun for nouns in GROUPS.values() for name, noun in nouns.items()}
 
 
+COMPLETE_VARIABLE: Final = "_ISTHMUS_COMPLETE"
+"""Is set while a shell asks for completions."""
+
+
 class LazyNouns(click.Group):
     """A group whose members are imported when they are used."""
 
@@ -115,6 +119,10 @@ class LazyNouns(click.Group):
             sentence = missing or f"`isthmus {cmd_name}` lacks a part: {error}; install Isthmus again"
             raise CommandFailed(Exit.LOCAL_FAULT, "missing-part", sentence) from error
         assert isinstance(command, click.Command)
+        if COMPLETE_VARIABLE in os.environ:
+            from isthmus.node.cli import completion
+
+            completion.attach(cmd_name, command)
         return command
 
     def resolve_command(
