@@ -7,7 +7,6 @@ and the help of commands. tests/project fails when a page differs from what this
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 import click
 
+from isthmus.config import sample
 from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES
 from isthmus.config.dynamic_options import OPTIONS
 from isthmus.config.schema import RELOADED, SettingKey, SettingKind, as_text, keys_of, range_text
@@ -149,14 +149,7 @@ def setting_row(key: SettingKey, meaning: str) -> tuple[str, str, str, str]:
 
 def docstrings_of(section: type) -> dict[str, str]:
     """Field -> the docstring below it, in one line. Raises ValueError for a field without one."""
-    module = ast.parse(textwrap.dedent(inspect.getsource(section)))
-    assert isinstance(module.body[0], ast.ClassDef)
-    body = module.body[0].body
-    found: dict[str, str] = {}
-    for field, below in zip(body, [*body[1:], None], strict=True):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
+    found = sample.docstrings_of(section)
     missing = [key.field for key in keys_of(section).values() if key.inner is None and key.field not in found]
     if missing:
         raise ValueError(f"settings of {section.__name__} without a docstring: {', '.join(missing)}")

@@ -158,10 +158,10 @@ def status(node: str | None, results: int, query: AdminCommand) -> None:
         click.echo(printable(f"{one.get('name')}: removed {attribution(one)}"))
     for one in objects_in(answer, "left_out"):
         click.echo(printable(f"warning: {one.get('name')}: does not count on this node: {one.get('reason')}"))
-    found = [{**result, "peer": peer.get("name")} for peer in peers for result in peer.get("results", ())]
-    if found:
+    shown = [{**result, "peer": peer.get("name")} for peer in peers for result in peer.get("results", ())]
+    if shown:
         click.echo("")
-        RESULTS.echo(found)
+        RESULTS.echo(shown)
         for peer in peers:
             _echo_named(peer.get("name"), list(peer.get("named", ())))
 

@@ -251,9 +251,8 @@ def show(node: str | None, query: AdminCommand) -> None:
             ("dead letters", _letter_counts(letters)),
         )
     )
-    sources = objects_in(answer, "sources")
-    if sources:
-        SOURCES.echo(sources)
+    if objects_in(answer, "sources"):
+        SOURCES.echo(objects_in(answer, "sources"))
 
 
 def _joined_sources(nodes: Sequence[Row]) -> list[Row]:

@@ -67,8 +67,9 @@ def support_command(file: Path, size_limit: str, query: AdminCommand) -> int:
             kept.append((path, text))
     manifest = _manifest(kept, missing, query.admin.url)
     _write(file, [("manifest.json", json.dumps(manifest, indent=2) + "\n"), *kept])
-    answer = {"file": str(file), "bytes": file.stat().st_size, "files": len(kept), "missing": missing}
-    query.echo(answer, f"{file}: {len(kept)} files, {format_size(answer['bytes'])}")
+    written = file.stat().st_size
+    answer = {"file": str(file), "bytes": written, "files": len(kept), "missing": missing}
+    query.echo(answer, f"{file}: {len(kept)} files, {written / 1_000:,.0f} KB")
     for what, why in missing.items():
         query.note(f"missing: {what}: {why}")
     return Exit.UNAVAILABLE if missing else Exit.OK
