@@ -75,8 +75,9 @@ class RecentEvents:
         """A step of the log's chain: keeps the event if it is one for operators, and passes it on."""
         name = str(event.get("event", ""))
         kind = KINDS.get(name.partition(".")[0])
-        if kind is not None and method != "debug" and name not in QUIET and "by" not in event:
-            fields = ", ".join(f"{key} {value}" for key, value in event.items() if key not in HIDDEN)
+        if kind is not None and method != "debug" and not _is_quiet(name, event):
+            told = ((key, value) for key, value in event.items() if key not in HIDDEN and value not in ("", None))
+            fields = ", ".join(f"{key} {value}" for key, value in told)
             self._number += 1
             at_ms = time.time_ns() // 1_000_000
             self._events.append(RecentEvent(self._number, at_ms, kind, name, method, fields[:TEXT_MAX]))
@@ -86,6 +87,11 @@ class RecentEvents:
         """The newest events from `at_ms` on, `limit` at most, the oldest first."""
         found = [each for each in list(self._events) if each.at_ms >= at_ms]
         return found[-limit:] if limit else []
+
+
+def _is_quiet(name: str, event: Mapping[str, Any]) -> bool:
+    """True for acts, for events of QUIET, and for the steps of an election but its last, the new leader's."""
+    return name in QUIET or "by" in event or (name == "isr.role" and event.get("role") != "leader")
 
 
 recent: Final = RecentEvents()

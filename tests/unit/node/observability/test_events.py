@@ -24,9 +24,13 @@ def test_events_have_a_kind_and_the_fields_of_the_log() -> None:
 
 
 def test_acts_noise_and_requests_are_left_out() -> None:
-    """Acts are the audit log's; debug lines and events of single requests are no news."""
+    """Acts are the audit log's; debug lines, events of single requests and the steps of an election are no news."""
     events = kept(("placement.ordered", {"by": "ann"}), ("trees.built", {}), ("http.request_dropped", {}), ("x", {}))
     events.keep(None, "debug", {"event": "isr.ready"})
+    for role in ("candidate", "follower", "leader"):
+        events.keep(None, "info", {"event": "isr.role", "role": role, "reason": ""})
+    assert [each.text for each in events.since(0, 10)] == ["role leader"]
+    events = kept()
     assert events.since(0, 10) == []
 
 
