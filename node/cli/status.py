@@ -110,7 +110,7 @@ def status_command(
     """All clusters on one screen: nodes, partitions, lag with its causes, what people hold back, and what is amiss.
 
     Code 0: all is well; 1: something is amiss; 3: nothing is, and something is not known. What people hold back leaves
-    the code as it is. Limits are those of `isthmus check`.
+    the code as it is. Limits are those of `isthmus check`. It has no more lines than the terminal; -o wide has all.
     """
     if watch and output == "json":
         raise BadInput("--watch is for people; programs ask again")
@@ -126,8 +126,11 @@ def status_command(
         if output == "json":
             echo_json({"at_ms": at_ms, **found})
         else:
-            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_COLUMNS
-            click.echo("\n".join(screen(found, title=title, at_ms=at_ms, width=width, height=None)))
+            width, height = _size()
+            whole = output == "wide"
+            click.echo(
+                "\n".join(screen(found, title=title, at_ms=at_ms, width=width, height=None if whole else height))
+            )
         return CODES[found["state"]]
     finally:
         pool.shutdown(cancel_futures=True)
@@ -157,6 +160,14 @@ def _sources(context: click.Context, admins: Sequence[str]) -> tuple[list[Cluste
     ], title
 
 
+def _size() -> tuple[int, int | None]:
+    """Columns and lines of the terminal, but for the line of the prompt; no limit without one."""
+    if not sys.stdout.isatty():
+        return PIPE_COLUMNS, None
+    size = shutil.get_terminal_size()
+    return size.columns, size.lines - 1
+
+
 HOME: Final = "\x1b[H\x1b[J"
 """To the upper left corner, and clear from there."""
 
@@ -170,12 +181,10 @@ def _watch(
         while True:
             found = report(gathered(sources, pool))
             at_ms = time.time_ns() // 1_000_000
-            terminal = sys.stdout.isatty()
-            size = shutil.get_terminal_size()
-            width, height = (size.columns, size.lines - 1) if terminal else (PIPE_COLUMNS, None)
+            width, height = _size()
             head = f"{title}, every {interval_s:g} s"
             lines = screen(found, title=head, at_ms=at_ms, width=width, height=height)
-            sys.stdout.write(HOME if terminal else "")
+            sys.stdout.write(HOME if sys.stdout.isatty() else "")
             click.echo("\n".join(lines))
             drawn += 1
             if drawn == count:

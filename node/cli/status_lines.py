@@ -94,7 +94,7 @@ def _fitted(sections: list[list[str]], height: int) -> list[list[str]]:
     cut = []
     for section, length in zip(sections, lengths, strict=True):
         lacking = len(section) - length
-        more = styled(f"  ... and {quantity(lacking + 1, 'line')} more (-o json has all)", Mark.UNKNOWN)
+        more = styled(f"  ... and {quantity(lacking + 1, 'line')} more (-o wide has all)", Mark.UNKNOWN)
         cut.append(section if not lacking else [*section[: length - 1], more])
     return cut
 

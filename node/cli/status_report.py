@@ -6,6 +6,7 @@ known is named among `amiss`, never left out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -50,6 +51,9 @@ leaves time to act. A guess."""
 
 BY_FILE: Final = "the file of node "
 """How the author of an option begins that a cluster took from the config of its first node; no person set it."""
+
+_AGE: Final = re.compile(r", as it answered \d+ s ago")
+"""The part of a link's reason that differs between links of one cause."""
 
 CAUSES_MAX: Final = 4
 """Causes that a link names; each is a sentence, and `isthmus sink list` has them all."""
@@ -264,7 +268,7 @@ def _causes_at(sink: ClusterAnswers, queue: str, source_uuid: Any) -> list[str]:
         for link in objects_in(row["sink"], "sinks"):
             ours = link.get("queue") == queue and link.get("source_uuid") in (source_uuid, None)
             if ours and (link.get("state") != "running" or link.get("reason")):
-                why = f": {link['reason']}" if link.get("reason") else ""
+                why = f": {_AGE.sub('', str(link['reason']))}" if link.get("reason") else ""
                 nodes.setdefault(f"{cell(link.get('state'))}{why}", []).append(node)
     return [f"at {sink.name} ({_nodes(found)}): {why}" for why, found in nodes.items()]
 
@@ -337,6 +341,7 @@ def _rates(throttle: Row) -> str:
 
 
 def _held_sinks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+    throttled: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for node in objects_in(of.answers.get("sinks", {}), "nodes"):
         sink = node.get("sink")
         if not isinstance(sink, dict):
@@ -348,7 +353,10 @@ def _held_sinks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
             yield _held(f"sink: fetches{''.join(scope)} suspended{_where(act)}", act)
         limits = object_in(object_in(sink, "throttle"), "configured")
         if isinstance(sink.get("limits_set"), dict) and any(limits.values()):
-            yield _held(f"sink of {node.get('node')}: throttled to {_rates(sink['throttle'])}", sink["limits_set"])
+            row = _held(f"throttled to {_rates(sink['throttle'])}", sink["limits_set"])
+            throttled.setdefault(str(row), (row, []))[1].append(str(node.get("node")))
+    for row, nodes in throttled.values():
+        yield {**row, "what": f"sink of {_nodes(nodes)}: {row['what']}"}
 
 
 def _held_checks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:

@@ -221,8 +221,40 @@ def test_a_low_terminal_cuts_the_longest_section(
     assert shown(clusters, "--watch", "--count", "2", "--interval", "0.5", terminal=monkeypatch) == 0
     pictures = capsys.readouterr().out.split(status.HOME)[1:]
     assert [len(picture.splitlines()) <= 23 for picture in pictures] == [True, True]
-    assert re.search(r"\.\.\. and \d+ lines more \(-o json has all\)", pictures[0])
+    assert re.search(r"\.\.\. and \d+ lines more \(-o wide has all\)", pictures[0])
     assert "held by people: 40" in pictures[0]
+
+
+def test_wide_is_whole_whatever_the_terminal(
+    clusters: dict[str, FakeAdminListener], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without it a picture has no more lines than the terminal, also without --watch."""
+    options = [
+        cluster_answers.option_row(f"option.{number}", set=number, by="eve", at_ms=NOW_MS) for number in range(40)
+    ]
+    clusters["east"].respond("/admin/options", {"options": options})
+    assert shown(clusters, terminal=monkeypatch) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 23
+    assert shown(clusters, "-o", "wide") == 0
+    assert "option.39 = 39" in capsys.readouterr().out
+
+
+def test_links_of_one_cause_and_nodes_of_one_throttle_are_one_line(
+    clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However long ago each link was answered, and on however many nodes an act holds."""
+    held = sinks_answer("west")
+    for age, node in enumerate(held["nodes"]):
+        node["sink"]["sinks"][0] |= {"state": "waiting", "reason": f"the source is off, as it answered {age} s ago"}
+        node["sink"] |= {
+            "throttle": {"configured": {"bytes_per_second": 5_000_000, "objects_per_second": None}},
+            "limits_set": {"by": "bob@ops", "at_ms": NOW_MS, "reason": "busy line"},
+        }
+    clusters["west"].respond("/admin/sink/nodes", held)
+    assert shown(clusters, "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["links"][0]["causes"] == ["at west (3 nodes): waiting: the source is off"]
+    assert [row["what"] for row in found["held"]] == ["sink of 3 nodes: throttled to 5000000 bytes/s"]
 
 
 def test_ctrl_c_ends_a_watch_with_code_0(
