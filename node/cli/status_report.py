@@ -220,7 +220,7 @@ def _link(
     sink = by_uuid.get(uuid) if uuid else None
     causes = list(dict.fromkeys(str(row["reason"]) for row in rows if row.get("reason")))
     if sink is not None:
-        causes += _causes_at(sink, queue, source_uuid)
+        causes = [*_causes_at(sink, queue, source_uuid), *causes]  # what is done there is why it is seen here
     elif uuid is not None and len(by_uuid) > 1:
         causes.append(f"{cell(rows[0].get('cluster'))} is not asked here: what its sinks do is not known")
     proven = [row.get("proven_ms") for row in rows]
