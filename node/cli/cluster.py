@@ -28,6 +28,7 @@ from isthmus.node.cli.output import (
     objects_in,
     value_or_nothing,
 )
+from isthmus.node.cli.reassignment import NODE_COLUMNS
 from isthmus.node.cli.rolling_restart import rolling_restart, wait_command
 from isthmus.node.cli.unsafe_recovery import reseed
 
@@ -44,14 +45,7 @@ for command in (adopt_command, reseed, wait_command, rolling_restart):
 # --- status ---
 
 NODES: Final = TableSpec(
-    ("node", "name"),
-    column("id", leave=2),
-    column("rack", leave=3),
-    column("state", state=True),
-    column("drained", leave=1),
-    "leaders",
-    "replicas",
-    "in_sync",
+    *NODE_COLUMNS,
     column("http", leave=4, host=True),
     column("admin", leave=5, host=True),
     column("cluster", leave=6, host=True),

@@ -305,7 +305,7 @@ def _heading(order: Row) -> str:
 
 # --- node list ---
 
-NODES: Final = TableSpec(
+NODE_COLUMNS: Final = (
     ("node", "name"),
     column("id", leave=2),
     column("rack", leave=3),
@@ -314,8 +314,8 @@ NODES: Final = TableSpec(
     "leaders",
     "replicas",
     "in_sync",
-    column("reason", text=True),
 )
+NODES: Final = TableSpec(*NODE_COLUMNS, column("reason", text=True))
 
 
 @click.command("list")

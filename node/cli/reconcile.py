@@ -25,6 +25,7 @@ from isthmus.node.cli.reconcile_options import (
     MASTER,
     MAX_TIME,
     RUN_ID,
+    RUNS_DIRECTORY,
     absolute,
     duration_s,
     new_run_id,
@@ -45,16 +46,6 @@ VERDICTS_SHOWN: Final = ("diverged", "unreachable", "transient", "filtered")
 """Verdicts whose keys are printed, in this order."""
 
 SIDES: Final = {"source": "left", "sink": "right"}
-
-OUTPUT = click.option(
-    "--dir",
-    "output",
-    cls=RenamedOption,
-    old=("--output",),
-    required=True,
-    metavar="DIR",
-    help="Directory of runs, which driver and workers reach.",
-)
 
 
 @click.group("reconcile")
@@ -153,7 +144,7 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
     envvar="ISTHMUS_KEY", show_envvar=True, callback=absolute,
     help="Its private key.",
 )  # fmt: skip
-@OUTPUT
+@RUNS_DIRECTORY
 @RUN_ID
 @MASTER
 @FORMAT
@@ -183,7 +174,7 @@ def run(left: str, right: str, run_id: str | None, master: str, format_: str, **
 
 @reconcile_group.command("show")
 @click.argument("run_id", required=False)
-@OUTPUT
+@RUNS_DIRECTORY
 @click.option("--keys", type=click.IntRange(0, KEYS_MAX), default=0, help="Name so many keys that differ (RUN_ID).")
 @FORMAT
 def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
@@ -325,7 +316,7 @@ class AdminQueue:
 @reconcile_group.command("repair")
 @click.argument("run_id")
 @click.argument("act", type=click.Choice(["plan", "apply"]))
-@OUTPUT
+@RUNS_DIRECTORY
 @click.option("--queue", help="The queue of the sending cluster (plan).")
 @click.option(
     "--to",

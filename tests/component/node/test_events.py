@@ -10,8 +10,7 @@ import pytest
 from isthmus.node.observability.events import RecentEvents
 from isthmus.node.services.audit_query import NodeAudit
 from isthmus.node.services.event_query import Event, EventResponder, ReadEvents, act_events, merged_events
-from isthmus.repl.model.errors import NotReady
-from tests.component.node.test_live import get
+from tests.component.node.test_live import cut_off, get
 from tests.support.ensemble_nodes import three_nodes
 
 
@@ -31,14 +30,7 @@ async def test_any_node_has_the_events_of_all(tmp_path: Path, monkeypatch: pytes
         assert [each["at_ms"] for each in answer["events"]] == sorted(each["at_ms"] for each in answer["events"])
         status, answer = await get(n1, "/admin/events?kind=gossip")
         assert (status, answer["reason"]) == (400, "bad-query")
-        request = n1.services.links.request
-
-        async def cut(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-            if node == "n3":
-                raise NotReady("no connection to n3")
-            return await request(node, method, body, timeout_ms)
-
-        monkeypatch.setattr(n1.services.links, "request", cut)
+        cut_off(n1, "n3", monkeypatch)
         answer = (await get(n1, "/admin/events"))[1]
         assert answer["unknown"] == {"n3": "not-ready: no connection to n3"}
 

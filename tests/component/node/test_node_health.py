@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.node.observability.version import program_version
-from isthmus.repl.model.errors import NotReady
-from tests.component.node.test_live import get, sampled
+from tests.component.node.test_live import cut_off, get, sampled
 from tests.support.ensemble_nodes import three_nodes
 
 
@@ -23,14 +22,7 @@ async def test_any_node_shows_version_and_disk_of_all(tmp_path: Path, monkeypatc
             assert health["version"] == program_version()
             assert 0 < health["free_bytes"] < health["total_bytes"]
             assert (health["certificates"], health["problems"]) == ({}, [])
-        request = n1.services.links.request
-
-        async def cut(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-            if node == "n3":
-                raise NotReady("no connection to n3")
-            return await request(node, method, body, timeout_ms)
-
-        monkeypatch.setattr(n1.services.links, "request", cut)
+        cut_off(n1, "n3", monkeypatch)
         answer = (await get(n1, "/admin/nodes/health"))[1]
         assert (answer["nodes"]["n3"], answer["unknown"]) == (None, {"n3": "not-ready: no connection to n3"})
         assert answer["nodes"]["n2"]["version"] == program_version()
