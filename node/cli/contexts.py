@@ -8,10 +8,10 @@
     [contexts.production.clusters.east]
     admin = ["https://east-1:8099", "https://east-2:8099"]
     http = ["https://east-1:8098"]         # for `isthmus kv`; without it a node is asked
-    token_file = "/home/ann/east.token"    # a token itself is never written here
-    ca = "/home/ann/ca.pem"
-    cert = "/home/ann/ann.pem"
-    key = "/home/ann/ann.key"
+    token_file = "/etc/isthmus/east.token"    # a token itself is never written here
+    ca = "/etc/isthmus/ca.pem"
+    cert = "/etc/isthmus/ann.pem"
+    key = "/etc/isthmus/ann.key"
 
 It is `isthmus/contexts.toml` in XDG_CONFIG_HOME (~/.config), or the file that ISTHMUS_CONTEXTS names, with mode 0600.
 `isthmus context` writes it anew: comments in it are not kept.
