@@ -179,7 +179,8 @@ def show(name: str, node: str | None, query: AdminCommand) -> None:
         return
     if node is None:
         echo_facts([fact for fact in queue_facts(found[0]) if fact[0] not in OF_ONE_NODE])
-        echo_facts((what, _sum_of(found, silent, what)) for what in ("waiting", "in_flight", "gaps"))
+        counted = ("waiting", "in_flight", "gaps")
+        echo_facts((what.replace("_", " "), _sum_of(found, silent, what)) for what in counted)
         click.echo()
         SHARES.echo([*found, *({"node": each, "reason": why} for each, why in silent.items())])
     else:
