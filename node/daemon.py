@@ -378,6 +378,7 @@ class Node:
         self.client_api.audit = AuditTrail(name, services.audit, self._time, guards["http"])
         self.admin_api.audit = self._audit
         Dashboard(self.admin_api, guards["admin"], cluster_name, settings.node.name)
+        services.support.exposition = self.exposition
         self.metrics = Metrics(
             [
                 services.runtime.metrics,

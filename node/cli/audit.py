@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import click
 
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
-from isthmus.node.cli.output import NOTHING, Row, TableSpec, moment_of, object_in
+from isthmus.node.cli.output import NOTHING, Row, TableSpec, column, moment_of, object_in
 from isthmus.node.cli.parameters import time_of
 
 LIMIT_MAX: Final = 1_000
@@ -32,10 +32,10 @@ def _outcome(row: Row) -> str:
 
 ACTS: Final = TableSpec(
     ("at", moment_of("at_ms")),
-    "node",
-    ("who", _who),
-    ("act", lambda row: object_in(row, "what").get("act")),
-    ("outcome", _outcome),
+    column("node", leave=1),
+    column("who", _who, text=True),
+    column("act", lambda row: object_in(row, "what").get("act"), text=True),
+    column("outcome", _outcome, state=True),
 )
 
 

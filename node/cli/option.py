@@ -15,25 +15,31 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     moment_or_nothing,
     named,
     objects_in,
     printable,
     value_or_nothing,
 )
+from isthmus.node.cli.parameters import add_old_name
 
 NAME = click.argument("name")
 BUCKET_TYPE = click.option("--bucket-type", metavar="T", help="For this bucket type, not for the cluster.")
 
 OPTIONS: Final = TableSpec(
     "option",
-    ("for", lambda row: "cluster" if row.get("bucket_type") is None else f"bucket type {row['bucket_type']}"),
-    "default",
+    column(
+        "for",
+        lambda row: "cluster" if row.get("bucket_type") is None else f"bucket type {row['bucket_type']}",
+        leave=1,
+    ),
+    column("default", leave=3),
     ("set", lambda row: "" if row.get("set") is None else row["set"]),
     "effective",
-    ("from", "origin"),
-    ("by", value_or_nothing("by")),
-    ("when", moment_or_nothing("at_ms")),
+    column("from", "origin", leave=2),
+    column("by", value_or_nothing("by"), leave=4),
+    column("when", moment_or_nothing("at_ms"), leave=5),
 )
 
 
@@ -50,11 +56,11 @@ def list_options(bucket_type: str | None, query: AdminCommand) -> None:
     _echo(query, query.get(f"/admin/options{_query(bucket_type)}"))
 
 
-@option_group.command("get")
+@option_group.command("show")
 @NAME
 @BUCKET_TYPE
 @admin_query
-def get(name: str, bucket_type: str | None, query: AdminCommand) -> None:
+def show(name: str, bucket_type: str | None, query: AdminCommand) -> None:
     """One option, with its range and meaning."""
     answer = query.get(f"{_path(name)}{_query(bucket_type)}")
     _echo(query, answer)
@@ -62,6 +68,9 @@ def get(name: str, bucket_type: str | None, query: AdminCommand) -> None:
     if not query.json and rows:
         click.echo(f"\nrange: {cell(rows[0].get('range'))} {cell(rows[0].get('unit')).replace('-', '')}".rstrip())
         click.echo(printable(str(rows[0].get("meaning"))))
+
+
+add_old_name(option_group, "get", show)
 
 
 @option_group.command("set", context_settings={"ignore_unknown_options": True})

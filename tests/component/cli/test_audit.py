@@ -76,6 +76,7 @@ def test_a_table_fits_a_terminal_of_80_columns(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long acts wrap; words stay whole."""
+    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
     listener.respond("/admin/audit?limit=50", {**ANSWER, "unknown": {}, "nodes": {}, "next": None})
