@@ -167,6 +167,8 @@ class MemoryCluster:
         self.requests.add((request.key, request.request_id))
         self.writes += 1
         context = request.context or ()
+        if not context and current is not None and request.condition is not None and request.condition.names_version:
+            context = current.clock
         if request.content.tombstone:
             if current is None or current.deleted:
                 clock = b"" if current is None else encode_clock(current.clock)
