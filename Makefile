@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 # Which tests `make test` runs, as pytest's -m; .ci/run widens it.
-ISTHMUS_TEST_MARKS ?= not slow and not root and not strace and not promtool
+ISTHMUS_TEST_MARKS ?= not slow and not root and not strace and not promtool and not browser
 
 # Over how many processes `make test` spreads the tests; 0: all in this one, as a debugger needs it. Tests wait more than
 # they compute, so that eight fill two cores. A process that ends amid a test ends the run.
@@ -29,7 +29,7 @@ help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
 	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more; WORKERS=0 runs them in one process"
 	@echo "make test-fast pure parts, contracts on doubles, checks of the project: less than a minute"
-	@echo "make test-all  the same with every test (slow, root, strace, promtool)"
+	@echo "make test-all  the same with every test (slow, root, strace, promtool, browser)"
 	@echo "make lint      ruff, mypy, import contracts; format, rules and types of the dashboard"
 	@echo "make docs      the generated parts of docs/: commands, settings, options, properties, metrics"
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"

@@ -4,6 +4,7 @@
  */
 
 import { get } from "./api.js";
+import { onChange } from "./settings.js";
 
 const POLL_MS = 5_000;
 const FIRST_MS = 3_000; // the stream begins with the cluster's state; without it for so long, pages need another way
@@ -21,7 +22,7 @@ const SILENT_MS = 10_000; // samples come every 2 s
 class Live {
   /** @type {LiveState} */
   state = "connecting";
-  /** The error behind "lost". */
+  /** The error behind "lost", or why the state of the cluster is not known. */
   why = "";
   /** @type {number | null} when the newest of the two came */
   atMs = null;
@@ -39,13 +40,14 @@ class Live {
   #listeners = new Set();
 
   /**
-   * Call `listener` now and after each change, until `signal` is aborted.
+   * Call `listener` now and after each change, of settings too, until `signal` is aborted.
    * @param {() => void} listener
    * @param {AbortSignal} signal
    */
   follow(listener, signal) {
     this.#listeners.add(listener);
     signal.addEventListener("abort", () => this.#listeners.delete(listener));
+    onChange(listener, signal);
     listener();
   }
 
@@ -75,8 +77,9 @@ class Live {
       this.#pollLater(SILENT_MS);
       this.#take(() => keep(JSON.parse(event.data)), "live");
     };
-    stream.addEventListener("cluster", taking((value) => this.cluster = value));
+    stream.addEventListener("cluster", taking((value) => [this.cluster, this.why] = [value, ""]));
     stream.addEventListener("sample", taking((value) => this.sample = value));
+    stream.addEventListener("trouble", taking(({ error }) => [this.cluster, this.why] = [null, error]));
     stream.addEventListener("error", () => {
       if (!this.#running || stream !== this.#stream) return;
       this.#streaming = false;
@@ -98,7 +101,7 @@ class Live {
       const cluster = await get("/admin/cluster");
       if (!this.#running || this.#streaming) return;
       this.sample = null;
-      this.#take(() => this.cluster = cluster, "polling");
+      this.#take(() => [this.cluster, this.why] = [cluster, ""], "polling");
     } catch (error) {
       if (!this.#running || this.#streaming) return;
       this.why = error instanceof Error ? error.message : String(error);
@@ -114,7 +117,6 @@ class Live {
   #take(read, state) {
     read();
     this.atMs = Date.now();
-    this.why = "";
     this.#set(state);
   }
 

@@ -46,10 +46,11 @@ export const page = {
     let links = null;
     const showAlarms = () => {
       if (live.cluster) replace(alarms, h("h2", {}, "Alarms"), shownAlarms(alarmsOf(live.cluster, links)));
-      else if (live.state === "lost") replace(alarms, h("h2", {}, "Alarms"), failure(new Error(live.why)));
+      else if (live.why) replace(alarms, h("h2", {}, "Alarms"), failure(new Error(live.why)));
     };
     live.follow(() => {
       if (live.cluster) replace(state, ...shownState(live.cluster));
+      else if (live.why) replace(state, h("h2", {}, "This cluster ", badge(null)), h("p", {}, live.why));
       showAlarms();
     }, signal);
 
