@@ -192,6 +192,8 @@ def scheduled(manager: CheckScheduler) -> list[dict[str, Any]]:
         {
             "name": name,
             "suspended": peer.history.suspended is not None,
+            "slots": None if peer.plan is None else len(peer.plan.kinds),
+            "slot_ms": None if peer.plan is None else peer.plan.slot_ms,
             "retry": None
             if peer.retry is None
             else {"at_ms": peer.retry.at_ms, "kind": peer.retry.kind.value, "tries": peer.retry.tries},
