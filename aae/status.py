@@ -99,7 +99,7 @@ def listed(manager: CheckScheduler, healing: GapHealer, results: int, wall_ms: i
             "branches_done": running.findings.branches_done,
             "keys_compared": running.findings.keys_compared,
             "differences": running.findings.differences,
-            "queued": running.findings.queued,
+            "queued": running.findings.queued + running.findings.queuing,
             "estimate_s": _estimate_s(running.began_ms, running.findings, wall_ms),
         },
         "peers": [_peer(manager, peer, healing, results, owners) for peer in manager.peers.values()],
