@@ -33,10 +33,14 @@ from isthmus.node.services.event_query import EVENTS, EventResponder
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_ports import NodeLayout, NodePeerAccess, NodeReplicas
 from isthmus.node.services.fullsync_query import (
+    FULLSYNC_ORDER,
     FULLSYNC_REFRESH,
+    FULLSYNC_RESULTS,
     FULLSYNC_STATUS,
     FULLSYNC_SUSPEND,
+    FullSyncOrderResponder,
     FullSyncRefreshResponder,
+    FullSyncResultsResponder,
     FullSyncStatusResponder,
     FullSyncSuspendResponder,
 )
@@ -343,6 +347,8 @@ class NodeServices:
         self.query.serve(SUPPORT, self.support)
         self.query.serve(SINK, SinkResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
+        self.query.serve(FULLSYNC_RESULTS, FullSyncResultsResponder(self.fullsync_status))
+        self.query.serve(FULLSYNC_ORDER, FullSyncOrderResponder(self.fullsync.scheduler, self.time))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))
         self.query.serve(FULLSYNC_SUSPEND, FullSyncSuspendResponder(self.fullsync))
         self.query.serve(QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status))
