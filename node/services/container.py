@@ -28,6 +28,7 @@ from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
+from isthmus.node.services.dead_letter_query import DEAD_LETTERS, DeadLetterResponder
 from isthmus.node.services.downtimes import Downtimes
 from isthmus.node.services.event_query import EVENTS, EventResponder
 from isthmus.node.services.explain_key import KeyExplainer
@@ -346,6 +347,7 @@ class NodeServices:
         self.support = SupportResponder(self.settings, self.credentials, lines)
         self.query.serve(SUPPORT, self.support)
         self.query.serve(SINK, SinkResponder(self.sink))
+        self.query.serve(DEAD_LETTERS, DeadLetterResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
         self.query.serve(FULLSYNC_RESULTS, FullSyncResultsResponder(self.fullsync_status))
         self.query.serve(FULLSYNC_ORDER, FullSyncOrderResponder(self.fullsync.scheduler, self.time))
