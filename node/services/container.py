@@ -49,6 +49,7 @@ from isthmus.node.services.queue_query import QUEUES, QueueResponder
 from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.node.services.replication_facts import ReplicationFacts
+from isthmus.node.services.settings_query import SETTINGS, SettingsResponder
 from isthmus.node.services.sink_query import SINK, SinkResponder
 from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryResponder
 from isthmus.node.services.wiring import (
@@ -332,6 +333,7 @@ class NodeServices:
         self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.audit))
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
+        self.query.serve(SETTINGS, SettingsResponder(self.options, self.properties))
         self.query.serve(SINK, SinkResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))
