@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query, note_other_nodes
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
@@ -18,6 +18,7 @@ from isthmus.node.cli.output import (
     column,
     moment_or_nothing,
     named,
+    object_in,
     objects_in,
     printable,
     value_or_nothing,
@@ -68,6 +69,8 @@ def show(name: str, bucket_type: str | None, query: AdminCommand) -> None:
     if not query.json and rows:
         click.echo(f"\nrange: {cell(rows[0].get('range'))} {cell(rows[0].get('unit')).replace('-', '')}".rstrip())
         click.echo(printable(str(rows[0].get("meaning"))))
+        if rows[0].get("reason"):
+            click.echo(printable(f"reason: {rows[0]['reason']}"))
 
 
 add_old_name(option_group, "get", show)
@@ -110,11 +113,16 @@ def _echo_set(act: AdminCommand, name: str, answer: Row) -> None:
 
 
 def _echo(command: AdminCommand, answer: Row, *, waiting: bool = True) -> None:
-    """Print the options; with `waiting` also the partitions whose records wait for the controller."""
+    """Print the options, and the nodes where other values are in force; with `waiting` also the partitions whose
+    records wait for the controller."""
     if command.echo_json(answer):
         return
     rows = objects_in(answer, "options")
     OPTIONS.echo(rows)
+    for row in rows:
+        for node, other in object_in(row, "differs").items():
+            command.note(f"note: {row['option']} is {cell(other['effective'])} at node {node} ({other['origin']})")
+    note_other_nodes(command, answer)
     found = [each.get("waiting") for each in rows]
     partitions = sorted({number for numbers in found if isinstance(numbers, list) for number in numbers})
     if partitions and waiting:

@@ -24,6 +24,7 @@ from isthmus.node.cli.output import (
     echo_facts,
     echo_json,
     moment,
+    object_in,
     objects_in,
     printable,
 )
@@ -182,8 +183,10 @@ def _echo_explanation(answer: dict[str, Any], bucket_type: str, bucket: str, obj
         why = f": {row['reason']}" if row.get("reason") else ""
         priority = str(row["priority"]).replace("_", "-")
         facts.append((f"queue {row['queue']}", f"{row['state']} at the {priority} priority of node {row['node']}{why}"))
-    for node in answer.get("lower_unknown_at") or ():
-        facts.append(("node " + node, "does not answer: which bulk references it holds is not known"))
+    silent = dict.fromkeys(answer.get("lower_unknown_at") or (), "does not answer")
+    for node, why in {**silent, **object_in(answer, "unknown")}.items():
+        what = "which bulk references and dead letters it has, and what its full-sync found, is not known"
+        facts.append((f"node {node}", f"{why}: {what}"))
     for row in answer.get("dead_letters") or ():
         whence = f"queue {row['queue']} of {row['source_cluster']}, {moment(row['at_ms'])}"
         facts.append((f"dead letter {row['id']} of {row['node']}", f"{row['reason']}: {row['error']} ({whence})"))

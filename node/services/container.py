@@ -58,6 +58,7 @@ from isthmus.node.services.queue_query import QUEUES, QueueResponder
 from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.node.services.replication_facts import ReplicationFacts
+from isthmus.node.services.settings_query import SETTINGS, SettingsResponder
 from isthmus.node.services.sink_query import SINK, SinkResponder
 from isthmus.node.services.support_query import SUPPORT, SupportResponder
 from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryResponder
@@ -346,6 +347,7 @@ class NodeServices:
         self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms))
         self.support = SupportResponder(self.settings, self.credentials, lines)
         self.query.serve(SUPPORT, self.support)
+        self.query.serve(SETTINGS, SettingsResponder(self.options, self.properties))
         self.query.serve(SINK, SinkResponder(self.sink))
         self.query.serve(DEAD_LETTERS, DeadLetterResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
