@@ -31,7 +31,9 @@ class ServiceManager:
         watchdog_pid = environment.pop(WATCHDOG_PID, "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
         own = not watchdog_pid or watchdog_pid == str(os.getpid() if pid is None else pid)
-        self.watchdog_interval_s = int(watchdog_us) / 2_000_000 if self._address and own and watchdog_us.isdigit() else 0.0
+        self.watchdog_interval_s = (
+            int(watchdog_us) / 2_000_000 if self._address and own and watchdog_us.isdigit() else 0.0
+        )
         """How often `alive` is to be called: half of what the manager waits; 0 if it does not watch."""
 
     def ready(self, status: str) -> None:
