@@ -97,6 +97,7 @@ NOUNS: Final[Mapping[str, Noun]] = {
     "fold": Noun(
         "isthmus.node.cli.fold", "fold_group", "Look at, or act upon, all keys of a type, a bucket or a range."
     ),
+    "version": Noun("isthmus.node.cli.version", "version_command", "The version of this installation, and its extras."),
 }
 """In the order of the help. A noun whose module is not installed is not offered."""
 
@@ -149,7 +150,7 @@ class LazyNouns(click.Group):
 )
 @click.version_option(package_name="isthmus", message="%(package)s %(version)s")
 def root() -> None:
-    """Keeps the same data equal in two or more key-value clusters, and can prove it."""
+    """A replicated key-value store whose clusters keep each other equal, and can prove it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
