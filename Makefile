@@ -38,8 +38,9 @@ help:
 	@echo "make endurance two clusters of three nodes under load and harm, then every proof of equality; MINUTES=60 of it"
 	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
 	@echo "make bench-peers our clusters beside etcd and NATS, which must be installed; ARGS=\"--rounds 1 --only etcd\" and others"
-	@echo "make wheel     dist/isthmus-VERSION.whl, and the same as dist/isthmus.zip, the ending that Spark's --py-files knows"
-	@echo "make venv      the environment alone, .venv from a Python 3.11 or 3.12 (PYTHON=/path/to/python names one)"
+	@echo "make wheel     dist/isthmus-VERSION.whl, the same as dist/isthmus.zip, the ending that Spark's --py-files knows, and"
+	@echo "               dist/isthmus_client-VERSION.whl, the Python client alone"
+	@echo "make venv      the environment alone, .venv from a Python 3.11, 3.12 or 3.13 (PYTHON=/path/to/python names one)"
 	@echo "make clean     removes the environment and all caches"
 
 venv:
@@ -105,6 +106,7 @@ bench-peers: venv
 
 wheel: venv
 	@$(BIN)/python -m hatchling build -t wheel -d dist
+	@cd client && ../$(BIN)/python -m hatchling build -t wheel -d ../dist
 	@cp dist/isthmus-*.whl dist/isthmus.zip
 
 clean:

@@ -29,6 +29,9 @@ import pytest
 GRACE_S: Final = 5.0
 """How long threads and children may take to end after a test that told them to; a guess for a loaded machine."""
 
+os.environ["ISTHMUS_CONTEXTS"] = os.devnull + "/none"
+"""Commands under test use no context of the person who runs the tests."""
+
 hypothesis.settings.register_profile(
     "isthmus",
     deadline=None,

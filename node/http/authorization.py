@@ -85,6 +85,9 @@ DASHBOARD: Final = b"/dashboard/"
 LOGIN_LINKS: Final = b"/dashboard/links"
 """The request for a one-time login, which has the roles of the token that asks."""
 
+SUPPORT: Final = b"/admin/support"
+"""Log lines of all nodes: names of clients, of keys and of files are in them."""
+
 OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
     (b"queues", b"*", b"suspend"),
     (b"queues", b"*", b"resume"),
@@ -164,6 +167,8 @@ def admin_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
         return READERS
     if raw_path == b"/" or raw_path.startswith(DASHBOARD):
         return frozenset()
+    if raw_path.partition(b"?")[0] == SUPPORT:
+        return frozenset({TokenRole.OPERATE})
     if method in ("GET", "HEAD"):
         return READERS
     parts = raw_path.split(b"/")[2:] if raw_path.startswith(b"/admin/") else []

@@ -31,6 +31,18 @@ def address(node: NodeOfEnsemble) -> tuple[str, int]:
     return host, int(port)
 
 
+def cut_off(node: NodeOfEnsemble, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the links of a node give no answer of another one."""
+    request = node.services.links.request
+
+    async def cut(name: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        if name == other:
+            raise NotReady(f"no connection to {other}")
+        return await request(name, method, body, timeout_ms)
+
+    monkeypatch.setattr(node.services.links, "request", cut)
+
+
 async def get(node: NodeOfEnsemble, path: str) -> tuple[int, Any]:
     """The status and the JSON of a GET, read to the end of the connection."""
     reader, writer = await asyncio.open_connection(*address(node))
@@ -193,14 +205,7 @@ async def test_a_node_without_an_answer_is_named(tmp_path: Path, monkeypatch: py
     async with three_nodes(tmp_path) as nodes:
         n1 = nodes["n1"]
         await sampled(nodes)
-        request = n1.services.links.request
-
-        async def cut(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-            if node == "n3":
-                raise NotReady("no connection to n3")
-            return await request(node, method, body, timeout_ms)
-
-        monkeypatch.setattr(n1.services.links, "request", cut)
+        cut_off(n1, "n3", monkeypatch)
         status, answer = await get(n1, "/admin/history?series=process.rss_bytes")
         assert (status, answer["nodes"]["n3"], answer["unknown"]) == (
             200,

@@ -405,7 +405,7 @@ function alarmsOf(cluster, links) {
           tone: peer.in.tone,
           sentence: `From ${peer.cluster}, ${peer.in.text}${why}`,
           next,
-          command: "isthmus sink list --all",
+          command: "isthmus sink list",
         });
       }
     }
@@ -467,7 +467,7 @@ function nextStep(sentence) {
   if (/certificate/.test(sentence)) return { next: "Replace the certificate; nodes read it without a restart." };
   if (/cannot be read/.test(sentence)) return { next: "Runbook “A document of the metastore cannot be read”." };
   if (/sinks?\b|other clusters/.test(sentence)) {
-    return { next: "See the errors of each link.", command: "isthmus sink list --all" };
+    return { next: "See the errors of each link.", command: "isthmus sink list" };
   }
   return { next: "The status of the cluster has the details.", command: "isthmus cluster status" };
 }
