@@ -81,7 +81,7 @@ def test_a_write_is_seen_crossing(pair: Clusters, open_page: OpenPage) -> None:
             return bool(words.search(picture(tab).get_attribute("aria-label") or ""))
 
         eventually(passing, "a rate")
-        assert re.search(r"[1-9][\d.]* /s", picture(tab).inner_text())
+        assert re.search(r"[1-9][\d.]* /s", picture(tab).text_content() or "")
 
 
 def newest(tab: BrowserPage, title: str) -> str:

@@ -101,9 +101,11 @@ class Live {
     stream.addEventListener("trouble", taking(({ error }) => [this.cluster, this.why] = [null, error]));
     stream.addEventListener("error", () => {
       if (!this.#running || stream !== this.#stream) return;
+      const broke = this.#streaming;
       this.#streaming = false;
-      const refused = stream.readyState === EventSource.CLOSED; // otherwise the browser opens it again
-      this.#pollLater(refused ? 0 : FIRST_MS);
+      const refused = stream.readyState === EventSource.CLOSED; // otherwise the browser opens it again, each 2 s
+      if (refused) this.#pollLater(0);
+      else if (broke) this.#pollLater(FIRST_MS); // later errors must not put it off
       if (refused) this.#openTimer = setTimeout(() => this.#open(), STREAM_AGAIN_MS);
     });
   }

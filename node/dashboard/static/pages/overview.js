@@ -11,6 +11,7 @@ import { bytes, count, milliseconds, quantity, rate, seconds } from "../js/units
 
 /** @typedef {import("../js/types.d.ts").ClusterStatus} ClusterStatus */
 /** @typedef {import("../js/types.d.ts").LagRow} LagRow */
+/** @typedef {import("../js/types.d.ts").SinkLink} SinkLink */
 /** @typedef {import("../js/types.d.ts").SinkNodes} SinkNodes */
 /** @typedef {import("../js/types.d.ts").FullsyncNodes} FullsyncNodes */
 /** @typedef {import("../js/badge.js").Tone} Tone */
@@ -111,8 +112,11 @@ function peersOf({ lag, sink }) {
   for (const [queue, rows] of grouped(lag, (row) => row.queue)) peer(rows[0].cluster, queue).out = sent(queue, rows);
   const fetched = sink.nodes.flatMap((each) => (each.sink?.sinks ?? []).map((link) => ({ ...link, node: each.node })));
   const silent = sink.nodes.filter((each) => each.sink === null).map((each) => each.node);
-  for (const [, rows] of grouped(fetched, (row) => `${row.source_cluster}/${row.queue}`)) {
-    peer(rows[0].source_cluster, rows[0].queue).in = received(rows, silent);
+  // A node that has just started does not know yet which cluster a peer belongs to; others may.
+  const clusters = new Map(fetched.filter((row) => row.source_cluster).map((row) => [row.peer, row.source_cluster]));
+  const clusterOf = (/** @type {SinkLink} */ row) => row.source_cluster ?? clusters.get(row.peer) ?? null;
+  for (const [, rows] of grouped(fetched, (row) => `${clusterOf(row)}/${row.queue}`)) {
+    peer(clusterOf(rows[0]), rows[0].queue).in = received(rows, silent);
   }
   return [...peers.values()].sort((a, b) => a.cluster.localeCompare(b.cluster));
 }
@@ -364,7 +368,7 @@ function arrow(direction, [x1, y1], [x2, y2], texts, anchor) {
 
 /** A name that fits into a box of so many pixels. @param {string} name @param {number} width */
 function clipped(name, width) {
-  const most = Math.max(6, Math.floor(width / 9));
+  const most = Math.max(6, Math.floor(width / 10));
   return name.length <= most ? name : `${name.slice(0, most - 1)}…`;
 }
 
