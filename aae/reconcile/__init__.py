@@ -1,6 +1,7 @@
 """Batch jobs on Spark: read clusters as tables, compare, seed, export.
 
-Only this package imports pyspark and pyarrow, and only the command line imports it, when a job is asked for.
+Only this package imports pyspark and pyarrow, and only the command line imports it, when a job is asked for; a node
+imports `run_listing`, which needs neither.
 Modules that run on executors (contract `executors` of pyproject.toml) must not import `config` or msgspec.
 `register(spark)` makes `format("isthmus")` known to a session. Start at `job`; docs/spark.md shows the use.
 """

@@ -131,6 +131,20 @@ def _verdicts(firsts: list[ChunkResult], seconds: list[ChunkResult]) -> dict[str
     return counts
 
 
+def counts_so_far(now: RunProgress) -> dict[str, int]:
+    """Keys by verdict while a run goes on; those that differ and wait for their second look are `waiting`."""
+    seconds = [done for _, done in now.second.values()]
+    firsts = [(chunk, done) for chunk, (_, done) in now.first.items()]
+    return {
+        "match": sum(done.match for _, done in firsts),
+        "transient": sum(done.transient for done in seconds),
+        "diverged": sum(done.diverged for done in seconds),
+        "filtered": sum(done.filtered for _, done in firsts),
+        "unreachable": sum(done.unreachable for done in seconds),
+        "waiting": sum(done.candidates for chunk, done in firsts if chunk not in now.second),
+    }
+
+
 FEW: Final = 50_000
 """Most differing keys that the driver holds in its memory: some 20 MB."""
 
