@@ -104,7 +104,7 @@ def test_wrong_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) 
 def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """Bare `isthmus` and a bare noun show what there is; as usage errors, since nothing was done."""
     assert cli.main([]) == Exit.USAGE
-    assert "Nouns:" in capsys.readouterr().err
+    assert "Basics:" in capsys.readouterr().err
     assert cli.main(["config"]) == Exit.USAGE
     assert "check" in capsys.readouterr().err
 

@@ -3,6 +3,8 @@
 const GET_TIMEOUT_MS = 10_000; // nodes ask each other for up to 2 s
 const POST_TIMEOUT_MS = 60_000; // a change may wait for the metastore; the command line waits as long
 
+const VIA = { "x-isthmus-via": "dashboard" }; // for the audit log; and a 401 must not make the browser ask for a password
+
 /** A request without the answer that was wanted. `reason` is the code of docs/http.md, or "unreachable", "timeout". */
 export class ApiError extends Error {
   /**
@@ -35,7 +37,7 @@ export function onLoggedOut(listener) {
  * @returns {Promise<any>}
  */
 export function get(path, signal) {
-  return exchange(path, { method: "GET" }, GET_TIMEOUT_MS, signal);
+  return exchange(path, { method: "GET", headers: VIA }, GET_TIMEOUT_MS, signal);
 }
 
 /**
@@ -47,7 +49,7 @@ export function get(path, signal) {
 export function post(path, body, signal) {
   const init = {
     method: "POST",
-    headers: { "content-type": "application/json", "x-isthmus-via": "dashboard" },
+    headers: { "content-type": "application/json", ...VIA },
     body: JSON.stringify(body),
   };
   return exchange(path, init, POST_TIMEOUT_MS, signal);

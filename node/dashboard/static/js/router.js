@@ -60,7 +60,6 @@ export class Router {
 
   /** @param {boolean} focus whether the reader went there, so that the focus follows */
   #show(focus) {
-    if (location.hash === "#main") return; // the skip link
     const [path, query] = location.hash.replace(/^#\/?/, "").split("?", 2);
     if (location.hash === this.#shown && this.#leave) return;
     this.#shown = location.hash;

@@ -32,7 +32,7 @@ export function table(caption, columns, rows) {
   );
   return h(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    { class: "scroll", "data-key": caption, tabindex: "0", role: "region", "aria-label": caption },
     h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)),
   );
 }

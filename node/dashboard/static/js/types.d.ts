@@ -104,16 +104,111 @@ export interface SinkNodes {
   nodes: { node: string; sink: { sinks: SinkLink[]; dead_letters: { kept: number; given_up: number } } | null }[];
 }
 
+export interface FullsyncResult {
+  bucket_type: string;
+  kind: string;
+  began_ms: number;
+  seconds: number;
+  verdict: string;
+  reason: string;
+  keys: number;
+  segments: number;
+  differences: Record<string, number>;
+  queued: number;
+  left: number;
+  transient: number;
+  filtered: number;
+  by: string;
+}
+
+export interface Signed {
+  by: string;
+  at_ms: number;
+  reason: string;
+}
+
 export interface FullsyncPeer {
   name: string;
+  urls: string[];
   cluster: string | null;
+  origin: "file" | "set" | "added";
+  set: (Signed & { values: Record<string, unknown> })[];
+  auto_left_out: number;
+  wants: Record<string, number>;
+  all_window: string;
+  cluster_slice: number;
+  queue: string;
+  queue_delisted: boolean;
+  queue_of_other: string | null;
+  bucket_types: string[];
+  bidirectional: boolean;
   state: string;
   reason: string;
+  suspended: Signed | null;
+  next_ms: number | null;
+  next_kind: string | null;
+  retry: { tries: number; reason: string } | null;
+  range: { since_ms: number; before_ms: number; bucket: string | null } | null;
+  gaps_open: number | null;
+  gaps_queues: string[];
   proven_ms: Record<string, number | null>;
+  named: { bucket_type: string; bucket: string; key: string; difference: string }[];
+  newest: Record<string, FullsyncResult | null>;
+}
+
+export interface FullsyncRunning {
+  peer: string;
+  kind: string;
+  bucket_type: string;
+  began_ms: number;
+  by: string;
+  state: string;
+  branches_differing: number;
+  branches_done: number;
+  keys_compared: number;
+  differences: number;
+  queued: number;
+  estimate_s: number | null;
+}
+
+export interface FullsyncNode {
+  state: string;
+  reason: string;
+  running: FullsyncRunning | null;
+  peers: FullsyncPeer[];
+  removed: (Signed & { name: string })[];
+  left_out: { name: string; reason: string }[];
 }
 
 export interface FullsyncNodes {
-  nodes: Record<string, { peers: FullsyncPeer[] } | null>;
+  nodes: Record<string, FullsyncNode | null>;
+  gone: Record<string, number>;
+  unknown: Record<string, string>;
+  suspensions: (Signed & { peer: string | null; node: string | null })[] | null;
+  suspensions_error: string;
+}
+
+export interface FullsyncSchedule {
+  nodes: Record<
+    string,
+    {
+      peers: {
+        name: string;
+        suspended: boolean;
+        slots: number | null;
+        slot_ms: number | null;
+        retry: { at_ms: number; kind: string; tries: number } | null;
+        checks: { at_ms: number; kind: string }[];
+        skipped: { at_ms: number; kind: string; reason: string }[];
+      }[];
+    } | null
+  >;
+  unknown: Record<string, string>;
+}
+
+export interface FullsyncResults {
+  results: (FullsyncResult & { node: string; peer: string })[];
+  unknown: Record<string, string>;
 }
 
 export interface Leaders {

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from isthmus.aae.exchange.compare import BehindSide, DifferenceKind
+from isthmus.aae.exchange.compare import BehindSide, DifferenceKind, VerdictKind
 from isthmus.aae.reconcile.findings import decode_candidates, encode_candidates, finding
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan, repairs_of
 from isthmus.aae.reconcile.report import summarize
@@ -24,7 +24,7 @@ from isthmus.aae.reconcile.run_directory import (
     standing,
 )
 from isthmus.aae.reconcile.segment_plan import SegmentPlan
-from isthmus.aae.reconcile.verdicts import CandidateKey, KeyVerdict, ObservedKey, VerdictKind
+from isthmus.aae.reconcile.verdicts import CandidateKey, KeyVerdict, ObservedKey
 from isthmus.repl.model.errors import BadInput, Corruption, PeerFault
 
 FACTS = {"max_differences": 0}
