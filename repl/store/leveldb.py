@@ -38,7 +38,15 @@ from isthmus.repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floo
 from isthmus.repl.store.compaction import compact_when_idle, size_of
 from isthmus.repl.store.key_filter import SLOT_MASK
 from isthmus.repl.store.memory_index import MemoryIndexes
-from isthmus.repl.store.port import AppliedPosition, Change, Cursor, DamagedChange, ListedKey, PartitionStep
+from isthmus.repl.store.port import (
+    AppliedPosition,
+    Change,
+    Cursor,
+    DamagedChange,
+    ListedKey,
+    ListedName,
+    PartitionStep,
+)
 from isthmus.repl.store.positions import End, PositionTable
 from isthmus.repl.store.recovery import (
     ROWS_NAME,
@@ -418,16 +426,19 @@ class LevelStore:
         newest_s = self._progress.newest_mark_s(partition)
         return seconds_around(self._source, self._prefixes_of(partition).mark, newest_s, offset)
 
-    def list_keys(self, partition: int, bucket: bytes | None, after: tuple[bytes, bytes] | None) -> Iterator[ListedKey]:
+    def list_keys(
+        self, partition: int, bucket: bytes | None, after: ListedName | None, prefix: bytes = b""
+    ) -> Iterator[ListedKey]:
         """Keys of a bucket (or all) with their encoded key rows, in (bucket, key) order, tombstones included; the
-        snapshot is taken at the first one. Close the iterator when done early."""
+        snapshot is taken at the first one. See the port. Close the iterator when done early."""
         prefixes = self._prefixes_of(partition)
-        prefix = prefixes.object if bucket is None else prefixes.object + rows.bucket_head(bucket)
-        start = prefix
+        start = prefixes.object + (rows.bucket_start(prefix) if bucket is None else rows.bucket_head(bucket) + prefix)
+        stop = rows.after_prefix(start)
         if after is not None:
-            start = max(start, prefixes.object + rows.bucket_head(after[0]) + after[1] + b"\0")
+            behind = prefixes.object + rows.bucket_head(after[0])
+            start = max(start, rows.after_prefix(behind) if after[1] is None else behind + after[1] + b"\0")
         at = len(prefixes.object)
-        with self._source.snapshot() as snapshot, closing(snapshot.names(start, rows.after_prefix(prefix))) as names:
+        with self._source.snapshot() as snapshot, closing(snapshot.names(start, stop)) as names:
             for name in names:
                 tail = name[at:]
                 listed_bucket, key = rows.split_tail(tail)

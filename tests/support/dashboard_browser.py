@@ -101,8 +101,10 @@ class BrowserPage:
 
     def goto(self, where: str = "overview") -> None:
         """Load a page by its id, with a query if it has one, and wait until it is drawn."""
+        loaded = self.page.url.startswith(self.admin)
         self.page.goto(f"{self.admin}/#/{where}")
-        self.page.reload()  # a change of the fragment alone loads nothing
+        if loaded:
+            self.page.reload()  # a change of the fragment alone loads nothing
         self.rendered()
 
     def rendered(self) -> None:
@@ -123,9 +125,13 @@ class BrowserPage:
         """Another width of the window."""
         self.page.set_viewport_size({"width": width, "height": 800})
 
+    def choose(self, name: str, value: str) -> None:
+        """Choose a value of a list by the list's name."""
+        self.page.get_by_role("combobox", name=name, exact=True).select_option(value)
+
     def theme(self, theme: Theme) -> None:
         """Another theme, as the reader chooses it."""
-        self.page.get_by_label("Theme", exact=True).select_option(theme)
+        self.choose("Theme", theme)
 
     def violations(self) -> list[str]:
         """What axe-core finds against readers with a screen reader, keyboard or weak sight: serious and critical."""

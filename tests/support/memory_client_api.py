@@ -221,6 +221,16 @@ class MemoryCluster:
         async for batch in self._batches(names):
             yield batch
 
+    async def list_in_order(
+        self, bucket_type: bytes, bucket: bytes | None, prefix: bytes, after: bytes, wanted: int | None
+    ) -> AsyncIterator[list[bytes]]:
+        self._check(bucket_type)
+        live = [k for k, v in self.objects.items() if k.bucket_type == bucket_type and not decode_object(v).deleted]
+        names = sorted({k.bucket if bucket is None else k.key for k in live if bucket in (None, k.bucket)})
+        found = [name for name in names if name.startswith(prefix) and name > after]
+        async for batch in self._batches(found[:wanted]):
+            yield batch
+
 
 def _condition_state(current: Object | None) -> ConditionState:
     if current is None or current.deleted:

@@ -15,6 +15,7 @@ PAIR = """\
 factor = 3
 min_isr = 2
 partitions = 6
+balance = false
 write_buffer_size = "4MB"
 block_cache_size = "4MB"
 [[clusters.east.nodes]]

@@ -138,6 +138,16 @@ def test_the_keyboard_alone_reaches_and_performs_an_act(pair: Clusters, admin: s
     settled(pair)
 
 
+def test_what_a_reader_does_outlasts_new_numbers(admin: str, open_page: OpenPage) -> None:
+    """A table that is loaded again keeps its place sideways and the focus, and what was opened stays open."""
+    tab = open_page(admin, "cluster", width=360)
+    rows = tab.region("Nodes of this cluster")
+    rows.focus()
+    rows.evaluate("(box) => { box.scrollLeft = 120; box.firstElementChild.dataset.old = 'yes'; }")
+    expect(rows.locator("[data-old]")).to_have_count(0)
+    assert rows.evaluate("(box) => [box.scrollLeft, box === document.activeElement]") == [120, True]
+
+
 def settled(pair: Clusters) -> None:
     """Wait until nothing of east moves."""
     eventually(lambda: not pair.admin("east-1", "/admin/moves")["orders"], "all moves have ended")

@@ -17,6 +17,8 @@ const SILENT_MS = 10_000; // samples come every 2 s
  * @property {number} at_ms
  * @property {Record<string, Record<string, number | null> | null>} nodes
  * @property {Record<string, string>} unknown
+ * @property {Record<string, number | null>} cluster all nodes that answered, merged
+ * @property {number} counted how many they are
  */
 
 class Live {
@@ -30,6 +32,8 @@ class Live {
   cluster = null;
   /** The newest sample of every node; null: a node that does not answer, or no stream. @type {LiveSample | null} */
   sample = null;
+  /** The bucket type that samples are of; empty: all. */
+  bucketType = "";
   /** @type {EventSource | null} */
   #stream = null;
   #streaming = false;
@@ -68,8 +72,23 @@ class Live {
     this.state = "connecting";
   }
 
+  /**
+   * Samples are of this bucket type from now on; without one, of all.
+   * @param {string} bucketType
+   */
+  follows(bucketType) {
+    if (bucketType === this.bucketType) return;
+    this.bucketType = bucketType;
+    this.sample = null;
+    if (!this.#running) return;
+    this.#stream?.close();
+    clearTimeout(this.#openTimer);
+    this.#open();
+  }
+
   #open() {
-    const stream = this.#stream = new EventSource("/admin/live");
+    const query = this.bucketType && `?bucket_type=${encodeURIComponent(this.bucketType)}`;
+    const stream = this.#stream = new EventSource(`/admin/live${query}`);
     this.#pollLater(FIRST_MS);
     /** @param {(value: any) => void} keep */
     const taking = (keep) => (/** @type {MessageEvent} */ event) => {
@@ -82,9 +101,11 @@ class Live {
     stream.addEventListener("trouble", taking(({ error }) => [this.cluster, this.why] = [null, error]));
     stream.addEventListener("error", () => {
       if (!this.#running || stream !== this.#stream) return;
+      const broke = this.#streaming;
       this.#streaming = false;
-      const refused = stream.readyState === EventSource.CLOSED; // otherwise the browser opens it again
-      this.#pollLater(refused ? 0 : FIRST_MS);
+      const refused = stream.readyState === EventSource.CLOSED; // otherwise the browser opens it again, each 2 s
+      if (refused) this.#pollLater(0);
+      else if (broke) this.#pollLater(FIRST_MS); // later errors must not put it off
       if (refused) this.#openTimer = setTimeout(() => this.#open(), STREAM_AGAIN_MS);
     });
   }

@@ -149,7 +149,7 @@ def test_a_backup_that_fails_leaves_nothing_and_one_that_was_killed_is_named(
             create(data, tmp_path / "backup", node=None, cluster=None, progress=quiet)
     assert {path.name for path in tmp_path.iterdir()} == {"data"}
     (tmp_path / "backup.incomplete").mkdir()
-    with pytest.raises(BadInput, match="backup.incomplete exists"):
+    with pytest.raises(BadInput, match=r"backup\.incomplete exists"):
         create(data, tmp_path / "backup", node=None, cluster=None, progress=quiet)
 
 
