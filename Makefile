@@ -23,7 +23,7 @@ PAGES := node/dashboard
 export DENO_NO_UPDATE_CHECK := 1
 export DENO_DIR := $(CURDIR)/.venv/deno
 
-.PHONY: help venv demo test test-fast test-all lint byte-code docs screenshots bench bench-peers sim mesh faults endurance wheel clean
+.PHONY: help venv demo test test-fast test-all lint byte-code docs docs-site screenshots release-check bench bench-peers sim mesh faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
@@ -33,6 +33,8 @@ help:
 	@echo "make lint      ruff, mypy, import contracts; format, rules and types of the dashboard"
 	@echo "make docs      the generated parts of docs/: commands, settings, options, properties, metrics"
 	@echo "make screenshots the pictures of docs/dashboard.md; needs chromium; ARGS=overview makes one"
+	@echo "make docs-site the documentation as a site, in site/"
+	@echo "make release-check wheel and source archive, each extra in a fresh environment, the demo from the wheel; sizes"
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
 	@echo "make mesh      clusters that replicate to each other in virtual time, whatever operators do; SEEDS=0:4000 is a night's run"
 	@echo "make faults    acts of harm to a cluster of real processes, histories checked; KILLS=200 of them"
@@ -79,6 +81,13 @@ docs: venv
 screenshots: venv
 	@$(BIN)/python -m docs.screenshots $(ARGS)
 
+docs-site: venv
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	@echo "site/index.html"
+
+release-check: venv
+	@$(BIN)/python .ci/release_check.py $(ARGS)
+
 sim: venv
 	@$(BIN)/python -m tests.simulation.cluster $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
@@ -115,5 +124,5 @@ wheel: venv
 	@cp dist/isthmus-*.whl dist/isthmus.zip
 
 clean:
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist site *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

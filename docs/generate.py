@@ -7,12 +7,13 @@ and the help of commands. tests/project fails when a page differs from what this
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +63,29 @@ GUIDES: Final[Mapping[str, str]] = {
 }
 """Noun -> the pages that explain it."""
 
+PUBLIC: Final[Mapping[str, Sequence[str]]] = {
+    "isthmus.aae.reconcile": ("register",),
+    "isthmus.aae.reconcile.spark_session": ("session",),
+    "isthmus.aae.reconcile.job": ("reconcile", "ReconcileOptions", "findings_of"),
+    "isthmus.aae.reconcile.run_directory": ("RunDirectory", "read_manifest", "ReadRange"),
+    "isthmus.aae.reconcile.batch_jobs": ("stats", "trees"),
+    "isthmus.aae.reconcile.export": ("export_objects", "import_objects"),
+    "isthmus.aae.reconcile.seed": ("seed",),
+    "isthmus.aae.reconcile.seed_plan": ("SeedOptions", "QueueHandOver", "AdminConnection"),
+    "isthmus.aae.reconcile.client": ("Credentials",),
+    "isthmus.repl.model.errors": (
+        "IsthmusError",
+        "BadInput",
+        "LocalFault",
+        "PeerFault",
+        "Retryable",
+        "NotReady",
+        "Overloaded",
+        "OutcomeUnknown",
+    ),
+}
+"""Module -> the names of it that programs may rely on (docs/releases.md), in the order of the page api.md."""
+
 COMMON: Final = ("--admin", "--context", "--cluster", "--token-file", "--ca", "--cert", "--key", "--output")
 """Options that many commands have; the page describes them once."""
 
@@ -73,6 +97,7 @@ def blocks() -> dict[str, dict[str, str]]:
         "options.md": {"options": options_table()},
         "properties.md": properties_blocks(),
         "metrics.md": metrics_blocks(),
+        "api.md": {"public names": api_reference()},
         "commands.md": {
             "commands": commands_table(),
             "exit codes": table(("code", "meaning"), ((str(int(code)), text) for code, text in MEANINGS.items())),
@@ -118,6 +143,68 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     titles = tuple(head)
     lines = [titles, tuple("---" for _ in titles), *(tuple(row) for row in rows)]
     return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in lines)
+
+
+# The Python API
+
+
+def api_reference() -> str:
+    """A section for each module of PUBLIC: its docstring's first paragraph, then its names."""
+    return "\n\n".join(
+        "\n\n".join([f"## `{name}`", prose(inspect.getdoc(module) or "").split("\n\n")[0], *api_entries(module, names)])
+        for name, names in PUBLIC.items()
+        for module in [importlib.import_module(name)]
+    )
+
+
+def api_entries(module: Any, names: Iterable[str]) -> Iterator[str]:
+    """Heading, signature and docstring of each name. Raises ValueError for a name without a docstring."""
+    for name in names:
+        yield from api_entry(name, getattr(module, name))
+
+
+def api_entry(name: str, found: Any) -> Iterator[str]:
+    """Heading, signature and docstring of a function or class."""
+    if not found.__doc__:
+        raise ValueError(f"{name} is public and has no docstring")
+    yield f"### `{name}`"
+    if inspect.isclass(found) and issubclass(found, Exception):
+        yield "An exception, a kind of " + ", ".join(f"`{base.__name__}`" for base in found.__bases__) + "."
+    else:
+        yield f"```python\n{signature_text(name, found)}\n```"
+    yield prose(inspect.getdoc(found) or "")
+
+
+def signature_text(name: str, found: Any) -> str:
+    """`name(parameters) -> result` with the types as the source has them, a parameter a line where it is long."""
+    parameters, keyword_only = [], False
+    for each in inspect.signature(found).parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not keyword_only:
+            parameters.append("*")
+            keyword_only = True
+        default = "" if each.default is each.empty else f" = {each.default!r}"
+        parameters.append(f"{each.name}: {annotation_text(each.annotation)}{default}")
+    result = "" if inspect.isclass(found) else f" -> {annotation_text(inspect.signature(found).return_annotation)}"
+    short = f"{name}({', '.join(parameters)}){result}"
+    return (
+        short if len(short) <= 100 else "\n".join([f"{name}(", *(f"    {each}," for each in parameters), f"){result}"])
+    )
+
+
+def annotation_text(annotation: Any) -> str:
+    """A type as the source writes it."""
+    return getattr(annotation, "__forward_arg__", None) or getattr(annotation, "__name__", None) or str(annotation)
+
+
+def prose(text: str) -> str:
+    """A docstring as Markdown: paragraphs in one piece, indented blocks as code."""
+    pieces = []
+    for piece in text.split("\n\n"):
+        if piece.startswith("    "):
+            pieces.append(f"```\n{textwrap.dedent(piece)}\n```")
+        else:
+            pieces.append(textwrap.fill(" ".join(piece.split()), WIDTH, break_long_words=False, break_on_hyphens=False))
+    return "\n\n".join(pieces)
 
 
 # Settings

@@ -22,18 +22,15 @@ from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.option_status import option_rows, waiting, warnings
-from isthmus.node.services.settings_query import differing, nodes_behind, settings_of_nodes
+from isthmus.node.services.settings_query import differing, nodes_behind, reads, settings_of_nodes
 from isthmus.repl.controller.dynamic_options import WHO_MAX, OptionSettings, Setting, change_option
 from isthmus.repl.controller.expected_settings import REASON_MAX, check_expected
 
 IN_FORCE_S: Final = 3.0
-"""How long an answer waits for a change to be in force. A watch takes milliseconds; a longer delay is reported."""
+"""How long an answer waits for a change to be in force here. A watch takes milliseconds; a longer delay is reported."""
 
 POLL_S: Final = 0.02
 """Interval of the checks in between."""
-
-POLL_NODES_S: Final = 0.1
-"""Interval of questions to the other nodes in between."""
 
 
 class ChangeOptionRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -112,7 +109,7 @@ class OptionsAdmin:
         controller = self._services.controller
 
         def pending() -> bool:
-            if _reads_before(controller.options.version, after.version):
+            if not reads(controller.options.version, after.version):
                 return True
             kinds = {record.bucket_type for record in controller.records.values()}
             return any(waiting(controller.options, controller.records, kind) for kind in kinds)
@@ -149,14 +146,12 @@ class OptionsAdmin:
         self, rows: list[dict[str, Any]], wanted: OptionSettings | None = None, version: int | None = None
     ) -> dict[str, Any]:
         """Rows with the nodes where another value is in force; with `wanted` as if these were set. `version`: the nodes
-        have IN_FORCE_S to read it."""
+        are given some time to read it."""
         services = self._services
-        for _ in range(round(IN_FORCE_S / POLL_NODES_S)):
-            answers, unknown = await settings_of_nodes(services.query, services.membership, wanted)
-            versions = {node: answer.options_version for node, answer in answers.items() if answer is not None}
-            if not any(_reads_before(found, version) for found in versions.values()):
-                break
-            await asyncio.sleep(POLL_NODES_S)
+        answers, unknown = await settings_of_nodes(
+            services.query, services.membership, wanted, lambda answer: reads(answer.options_version, version)
+        )
+        versions = {node: answer.options_version for node, answer in answers.items() if answer is not None}
         return {
             "options": [{**row, "differs": differing(row, answers)} for row in rows],
             "behind": nodes_behind(versions),
@@ -184,8 +179,3 @@ class OptionsAdmin:
         if name is not None and name not in known:
             raise RequestRefused(404, "unknown-bucket-type", no_such("bucket type", name, sorted(known)))
         return name
-
-
-def _reads_before(found: int | None, version: int | None) -> bool:
-    """Whether a node that has read version `found` has not read `version` yet; None: no document."""
-    return version is not None and (found is None or found < version)

@@ -17,7 +17,7 @@ from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, rig
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router, encode_segment
 from isthmus.node.services.container import NodeServices
-from isthmus.node.services.settings_query import nodes_behind, settings_of_nodes
+from isthmus.node.services.settings_query import nodes_behind, reads, settings_of_nodes
 from isthmus.repl.controller.bucket_properties import PropertyScope, PropertySettings
 
 Expected = Annotated[
@@ -96,9 +96,13 @@ class PropertiesAdmin:
         changed: Iterable[str] = (),
         settings: PropertySettings | None = None,
     ) -> Reply:
-        """The properties in force, with `settings` as if these were set; notes on those that are `changed`."""
+        """The properties in force, with `settings` as if these were set; notes on those that are `changed`, which the
+        other nodes are given some time to read."""
         properties, services = self._services.properties, self._services
-        answers, unknown = await settings_of_nodes(services.query, services.membership)
+        version = properties.cache.settings.version if changed and settings is None else None
+        answers, unknown = await settings_of_nodes(
+            services.query, services.membership, has_read=lambda answer: reads(answer.properties_version, version)
+        )
         versions = {node: each.properties_version for node, each in answers.items() if each is not None}
         return json_reply(
             {

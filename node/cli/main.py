@@ -49,7 +49,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
         "dashboard": _cli("dashboard", "dashboard_command", "The address of a node's pages for a browser."),
         "check": _cli("check", "check_group", "Probes for monitoring: lag, isr, sync, gaps, sink."),
         "help": _cli("help", "help_command", "The help of a command, of connections, of exit codes."),
-        "version": _cli("version", "version_command", "The version of this program, and of Python."),
+        "version": _cli("version", "version_command", "The version of this installation, and its extras."),
     },
     "Cluster": {
         "cluster": _cli("cluster", "cluster_group", "A cluster as a whole: status, waiting, restarts, recovery."),
@@ -157,7 +157,7 @@ class LazyNouns(click.Group):
 )
 @click.version_option(package_name="isthmus", message="%(package)s %(version)s")
 def root() -> None:
-    """Keeps the same data equal in two or more key-value clusters, and can prove it.
+    """A replicated key-value store whose clusters keep each other equal, and can prove it.
 
     `isthmus help NOUN VERB` or --help shows a command, `isthmus help connection` how a cluster is found.
     """

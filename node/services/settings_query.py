@@ -6,7 +6,8 @@ not set, each node's own file counts. min-ISR is in the partitions' records and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,13 @@ from isthmus.repl.controller.dynamic_options import OptionSettings, decode_optio
 from isthmus.repl.metastore.port import Versioned
 
 METHOD: Final = "settings"
+
+READ_S: Final = 3.0
+"""How long an answer to a change waits until the other nodes have read it. A watch takes milliseconds; a longer delay
+is reported."""
+
+POLL_S: Final = 0.1
+"""Interval of the questions in between."""
 
 
 class ReadSettings(msgspec.Struct, frozen=True):
@@ -71,14 +79,27 @@ class SettingsResponder:
 
 
 async def settings_of_nodes(
-    query: ClusterQuery, membership: ClusterMembership, options: OptionSettings | None = None
+    query: ClusterQuery,
+    membership: ClusterMembership,
+    options: OptionSettings | None = None,
+    has_read: Callable[[SettingsInForce], bool] = lambda _: True,
 ) -> ClusterAnswers[SettingsInForce]:
-    """The settings in force on every known node; with `options` those that would be if these were set."""
+    """The settings in force on every known node; with `options` those that would be if these were set. After a change
+    the nodes have READ_S until each that answers `has_read` it."""
     known, live = membership.known_nodes(), membership.live_nodes()
     request = ReadSettings(None if options is None else encode_options(options).decode())
-    answers = await query.ask(SETTINGS, request, live)
+    for _ in range(round(READ_S / POLL_S)):
+        answers = await query.ask(SETTINGS, request, live)
+        if all(has_read(answer) for answer in answers.by_node.values() if answer is not None):
+            break
+        await asyncio.sleep(POLL_S)
     by_node = {**dict.fromkeys(known), **answers.by_node}
     return ClusterAnswers(by_node, {**dict.fromkeys(known - live, "not alive"), **answers.unknown})
+
+
+def reads(found: int | None, version: int | None) -> bool:
+    """Whether a node that has read version `found` of a document has read `version`; None: there was no document."""
+    return version is None or (found is not None and found >= version)
 
 
 def nodes_behind(versions: Mapping[str, int | None]) -> list[str]:

@@ -34,10 +34,11 @@ export function onLoggedOut(listener) {
 /**
  * @param {string} path
  * @param {AbortSignal} [signal] ends the request when its page is left
+ * @param {number} [timeoutMs] for questions that take longer
  * @returns {Promise<any>}
  */
-export function get(path, signal) {
-  return exchange(path, { method: "GET", headers: VIA }, GET_TIMEOUT_MS, signal);
+export function get(path, signal, timeoutMs = GET_TIMEOUT_MS) {
+  return exchange(path, { method: "GET", headers: VIA }, timeoutMs, signal);
 }
 
 /**

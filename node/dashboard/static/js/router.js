@@ -67,8 +67,10 @@ export class Router {
     this.#leave?.abort();
     const leave = this.#leave = new AbortController();
     for (const link of this.nav.querySelectorAll("a")) {
-      if (link.dataset.page === page?.id) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
+      if (link.dataset.page === page?.id) {
+        link.setAttribute("aria-current", "page");
+        link.scrollIntoView({ block: "nearest", inline: "nearest" }); // a narrow screen has room for some of the links
+      } else link.removeAttribute("aria-current");
     }
     const heading = h("h1", { tabindex: "-1" }, page?.title ?? "No such page");
     const root = h("div", { class: "page", id: page ? `page-${page.id}` : null });

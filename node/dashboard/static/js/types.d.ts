@@ -281,3 +281,170 @@ export interface Moves {
   }[];
   drained: { node: string; by: string; at_ms: number }[];
 }
+
+export interface OptionRow {
+  option: string;
+  bucket_type: string | null;
+  default: string;
+  set: number | string | null;
+  effective: number | string;
+  origin: string;
+  by: string | null;
+  at_ms: number | null;
+  reason: string | null;
+  waiting: number[];
+  scope: string;
+  unit: string;
+  range: string;
+  choices: string[];
+  meaning: string;
+  differs: Record<string, { effective: number | string; origin: string }>;
+}
+
+export interface Options {
+  options: OptionRow[];
+  behind: string[];
+  unknown: Record<string, string>;
+}
+
+export interface BucketType {
+  bucket_type: string;
+  partition_count: number;
+  replication_factor: number | null;
+  min_isr: number | string;
+  min_isr_set: number | null;
+  online: number;
+  in_sync: number;
+  changing: number;
+  replication_factor_then: number | null;
+  orders: number[];
+}
+
+/** `bucket`: percent-encoded; null: the bucket type itself. */
+export interface BucketProperties {
+  bucket_type: string;
+  bucket: string | null;
+  properties: PropertyRow[];
+  warnings: string[];
+  behind: string[];
+  unknown: Record<string, string>;
+}
+
+export type PropertyValue = boolean | number | string;
+
+export interface PropertyRow {
+  property: string;
+  value: PropertyValue;
+  default: PropertyValue;
+  origin: "bucket" | "bucket type" | "default";
+  by: string | null;
+  at_ms: number | null;
+  reason: string | null;
+  acts: boolean;
+  right: string;
+  meaning: string;
+}
+
+/** Who accepted a version of an object: a partition of a cluster, at an offset. `uuid` null: no cluster of Isthmus. */
+export interface Dot {
+  uuid: string | null;
+  cluster?: string | null;
+  actor: string;
+  partition: number | null;
+  epoch: number | null;
+  offset: number | null;
+}
+
+export interface Explanation {
+  partition: number;
+  segment: number;
+  leader: string | null;
+  known: boolean;
+  reason: string;
+  object: {
+    tombstone: boolean;
+    bytes: number;
+    offset: number;
+    epoch: number | null;
+    applied_ms: number | null;
+    origin: string | null;
+    last_modified_ms: number;
+    seen: Dot[];
+    siblings: (Dot & { tombstone: boolean; last_modified_ms: number })[];
+  } | null;
+  queues: {
+    queue: string;
+    owner: string | null;
+    filter: string;
+    rule: string;
+    cursor: number | null;
+    state: string;
+    reason: string;
+    ahead: number | null;
+    next: string;
+  }[] | null;
+  lower: {
+    node: string;
+    queue: string;
+    priority: string;
+    state: string;
+    ahead: number | null;
+    reason: string;
+    next: string;
+  }[];
+  reap: { waits: string | null } | null;
+  compared: {
+    node: string;
+    fullsync: string;
+    verdict: string;
+    difference: string | null;
+    reason: string;
+    check: string | null;
+    at_ms: number | null;
+    changed_since: boolean;
+    proven_ms: number | null;
+    suspended: string | null;
+  }[];
+  dead_letters: {
+    node: string;
+    id: number;
+    at_ms: number;
+    queue: string;
+    source_cluster: string;
+    reason: string;
+    error: string;
+    tries: number;
+  }[];
+  dead_letters_unknown_at: string[];
+  other_sides: { fullsync: string | null; url: string; state: string; clock: string | null; reason: string }[];
+  unknown: Record<string, string>;
+  next: string;
+  at_ms: number;
+}
+
+/** A line of the audit log (docs/audit.md). */
+export interface AuditAct {
+  id: number;
+  at_ms: number;
+  node: string;
+  who: { by: string | null; role: string | null; token: string | null; certificate: string[] | null };
+  from: string | null;
+  via: string;
+  what: { act: string; route: string | null; path: string | null; request: unknown };
+  before: unknown;
+  after: unknown;
+  reason: string | null;
+  outcome: "done" | "refused" | "unknown";
+  status: number | null;
+  error: string | null;
+  lost_before?: number;
+  cut?: boolean;
+}
+
+export interface AuditPage {
+  acts: AuditAct[];
+  next: string | null;
+  nodes: Record<string, { unreadable: number; lost: number } | null>;
+  unknown: Record<string, string>;
+  searched_to_ms: number | null;
+}

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.services.properties import PropertyService
 from isthmus.node.services.settings_query import SETTINGS, SettingsInForce
@@ -15,6 +17,8 @@ from isthmus.repl.controller.bucket_properties import PropertyCache
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.node_status import FakeNodeStatus
 from tests.support.query_links import QueryLinks
+
+pytestmark = pytest.mark.virtual_time
 
 TYPE = "/admin/bucket-types/notes/properties"
 BUCKET = "/admin/buckets/notes/a%2Fb/properties"
