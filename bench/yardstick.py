@@ -23,7 +23,6 @@ from statistics import median
 from typing import Any, Final
 
 import click
-import plyvel
 import uvicorn
 import uvloop
 import xxhash
@@ -31,6 +30,7 @@ import xxhash
 from bench.figures import Figure, cpu_time, machine, report
 from bench.loadgen import VALUE_BYTES, Phase
 from bench.nodes import REPOSITORY, BenchFailed, LoadProcess
+from isthmus.repl.store.leveldb import plyvel
 
 REFERENCE_US: Final = {"request": 15.0, "store": 3.51, "hash": 0.09, "sync": 120.0}
 """CPU microseconds per object (`sync`: wall time) on the machine of the targets: two cores, Python 3.11."""

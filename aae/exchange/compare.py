@@ -43,6 +43,16 @@ class BehindSide(StrEnum):
     BOTH = "both"
 
 
+class VerdictKind(StrEnum):
+    """The one verdict of a key that was compared, by full-sync or a Spark job."""
+
+    MATCH = "match"
+    TRANSIENT = "transient"
+    DIVERGED = "diverged"
+    FILTERED = "filtered"
+    UNREACHABLE = "unreachable"
+
+
 class KeyDifference(NamedTuple):
     """A key that differs; `kind` describes the row of `side`."""
 

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 
 from isthmus import aae
 from isthmus.aae.reconcile import register
-from isthmus.repl.metastore.java import JAVA_MAJOR_MIN, bundled_java, find_java, java_major
+from isthmus.repl.metastore.java import JAVA_MAJOR_MIN, SPARK_JOBS, bundled_java, find_java, java_major
 from isthmus.repl.model.errors import BadInput, PeerFault
 
 WORDS_MAX: Final = 400
@@ -198,7 +198,7 @@ def _java() -> tuple[Path, str]:
     if home and (java_major(Path(home, "bin", "java")) or 0) >= JAVA_MAJOR_MIN:
         java = Path(home, "bin", "java")
     else:
-        java = find_java().path.resolve()
+        java = find_java(use=SPARK_JOBS).path.resolve()
     return java, UNKNOWN_ARGUMENT if bundled_java() == java.resolve() else ""
 
 

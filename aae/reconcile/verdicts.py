@@ -14,10 +14,9 @@ cannot be decoded is `corrupt`. Pure, and free of Spark. Rules: docs/protocol.md
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import NamedTuple
 
-from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, compare, confirm
+from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, VerdictKind, compare, confirm
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.vclock import decode_clock
 
@@ -36,16 +35,6 @@ class ObservedKey(NamedTuple):
     size_bytes: int | None = None
     siblings: int | None = None
     fault: str = ""
-
-
-class VerdictKind(StrEnum):
-    """The one verdict of a key."""
-
-    MATCH = "match"
-    TRANSIENT = "transient"
-    DIVERGED = "diverged"
-    FILTERED = "filtered"
-    UNREACHABLE = "unreachable"
 
 
 class KeyVerdict(NamedTuple):

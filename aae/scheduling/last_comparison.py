@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from isthmus.aae.exchange.compare import VerdictKind as KeyVerdict
 from isthmus.aae.exchange.exchange import ExchangeVerdict
-from isthmus.aae.reconcile.verdicts import VerdictKind as KeyVerdict
 from isthmus.aae.scheduling.check import CONCLUSIVE
 from isthmus.aae.scheduling.history import CheckResult
 from isthmus.aae.scheduling.scheduler import CheckScheduler, PeerState

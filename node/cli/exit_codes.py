@@ -7,15 +7,13 @@ failure becomes one line on standard error (`node.cli.main` prints it); a bug ke
 from __future__ import annotations
 
 import os
-import re
-import sys
 from collections.abc import Mapping
 from enum import IntEnum
-from importlib.metadata import PackageNotFoundError, requires
 from typing import Final, NamedTuple
 
 from isthmus.config.loader import ConfigError
 from isthmus.repl.controller.placement import BadReplicaMap
+from isthmus.repl.extras import EXTRA_OF, MissingExtra, missing_sentence
 from isthmus.repl.model.errors import BadConfig, BadInput, IsthmusError, LocalFault
 
 
@@ -39,7 +37,7 @@ MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.USAGE: "wrong command line, a file that it names is not there, or faults in a config or placement file",
     Exit.UNAVAILABLE: "incomplete: a node does not answer, is not ready, or the outcome is unknown",
     Exit.REFUSED: "the cluster refused the command",
-    Exit.LOCAL_FAULT: "this machine's set-up is at fault: disk, data directory, port, Java",
+    Exit.LOCAL_FAULT: "this machine's set-up is at fault: disk, data directory, port, Java, missing package",
     Exit.BROKEN: "a node's log or store failed while it ran, or a bug (its traceback is on standard error)",
     Exit.INTERRUPTED: "interrupted by Ctrl-C, or a question was answered with no",
     Exit.PIPE_CLOSED: "the reader of the output has closed it",
@@ -96,27 +94,11 @@ def failure_of(error: Exception) -> Failure | None:
 OWN_PACKAGES: Final = tuple(f"isthmus.{name}" for name in ("config", "repl", "queues", "aae", "sink", "node"))
 
 
-COMES_WITH: Final[Mapping[str, str]] = {"py4j": "pyspark"}
-"""Package that is imported -> the required package that it is installed with."""
-
-
 def missing_package(error: ModuleNotFoundError) -> str:
     """How to install a missing package; "" where a package of Isthmus itself is missing, which is a bug."""
-    imported = (error.name or "").partition(".")[0]
-    name = COMES_WITH.get(imported, imported)
+    if isinstance(error, MissingExtra):
+        return str(error)
+    name = (error.name or "").partition(".")[0]
     if not name or name == "isthmus":
         return ""
-    return (
-        f"this command needs the package {name}, which {sys.executable} does not have:"
-        f" {sys.executable} -m pip install '{_requirement(name)}' (in a checkout, make venv)"
-    )
-
-
-def _requirement(package: str) -> str:
-    """A package with its required versions, as far as Isthmus's metadata has them."""
-    try:
-        wanted = requires("isthmus") or []
-    except PackageNotFoundError:
-        wanted = []
-    plain = (one.partition(";")[0].strip() for one in wanted)
-    return next((one for one in plain if re.match(rf"{re.escape(package)}(?![\w-])", one)), package)
+    return missing_sentence("this command", name, EXTRA_OF.get(name, ""))

@@ -131,7 +131,10 @@ class LocalClusters:
     # --- setting up ---
 
     def _prepare(self, ours: Mapping[str, ProcessId], state: dict[str, Any] | None) -> Spec:
-        """Choose ports, write files, and return the supervisor's spec. Raises LocalFault when another topology runs."""
+        """Choose ports, write files, and return the supervisor's spec. Raises LocalFault when another topology runs, or
+        when the embedded ZooKeeper or a Java is not installed."""
+        embedded_zookeeper.find_jars()
+        java = find_java()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             ports = self._ports(ours)
@@ -142,7 +145,6 @@ class LocalClusters:
             for cluster in self.topology.clusters.values()
             for node in cluster.nodes
         }
-        java = find_java()
         for cluster in self.topology.clusters.values():
             self._check_zookeepers(cluster)
         children = self._children(self.topology, ports, java)

@@ -220,6 +220,8 @@ def ensure_embedded(
     """
     owner = ProcessId.of(owner_pid)
     assert owner is not None, "the owner is the caller, so it runs"
+    embedded_zookeeper.find_jars()
+    java = find_java()
     directory = data_dir.absolute() / "metastore"
     home = directory / "zookeeper"
     try:
@@ -228,7 +230,7 @@ def ensure_embedded(
         chosen = port or PortAllocator(directory).ports(["zookeeper"], in_use=ours)["zookeeper"]
     except OSError as error:
         raise LocalFault(f"cannot use {directory} for the embedded ZooKeeper: {error}") from error
-    child = zookeeper_child("zookeeper", home, chosen, find_java())
+    child = zookeeper_child("zookeeper", home, chosen, java)
 
     def failure() -> str | None:
         return child_failure(directory, "zookeeper") if wanted() else "the node is stopping"

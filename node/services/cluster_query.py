@@ -2,8 +2,8 @@
 
 A query names an RPC method, the request type and the answer type (`Query`). `ClusterQuery.ask` sends one request to
 each node, all in parallel, each with a time-out. A node without a usable answer is unknown, with the reason; no answer
-is guessed or taken from a cache. The queries are defined in `replica_query`, `telemetry_query`, `sink_query`,
-`fullsync_query` and `queue_query`, each with its responder.
+is guessed or taken from a cache. The queries are defined in `replica_query`, `telemetry_query`, `settings_query`,
+`sink_query`, `fullsync_query` and `queue_query`, each with its responder.
 """
 
 from __future__ import annotations

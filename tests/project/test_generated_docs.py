@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from docs.generate import rewrite, stale_pages, table
+from docs.generate import PUBLIC, api_reference, rewrite, signature_text, stale_pages, table
 
 
 def test_generated_pages_are_current() -> None:
@@ -29,3 +32,32 @@ def test_a_page_without_the_places_is_refused(parts: dict[str, str]) -> None:
 def test_empty_cells_of_a_table_stay_empty() -> None:
     """A row has as many cells as the head."""
     assert table(("a", "b"), [("1", "")]) == "| a | b |\n| --- | --- |\n| 1 | |"
+
+
+def test_documents_import_public_names_alone() -> None:
+    """What a document imports from Isthmus is on the page of the Python API, and stays the same between versions."""
+    shown = [
+        (module, name.strip())
+        for page in (Path(__file__).parents[2] / "docs").glob("*.md")
+        for module, names in re.findall(r"^from (isthmus[\w.]*) import (.+)$", page.read_text(), re.MULTILINE)
+        for name in names.split(",")
+    ]
+    assert shown
+    assert [f"{module}.{name}" for module, name in shown if name not in PUBLIC.get(module, ())] == []
+
+
+def test_signatures_are_shown_as_the_source_has_them() -> None:
+    """Types, defaults, keyword-only parameters, and the result; a long one has a parameter a line."""
+
+    def work(first: dict[str, int], second: str = "", *, third: bool = True) -> list[int]:
+        raise NotImplementedError
+
+    assert (
+        signature_text("work", work)
+        == "work(first: dict[str, int], second: str = '', *, third: bool = True) -> list[int]"
+    )
+    long = "a_name_of_a_function_that_is_so_long_that_its_parameters_need_lines"
+    assert signature_text(long, work).startswith(
+        f"{long}(\n    first: dict[str, int],\n    second: str = '',\n    *,\n"
+    )
+    assert "### `register`" in api_reference()

@@ -6,14 +6,12 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import plyvel
-
 from isthmus.repl.model.entry import NO_OFFSET, Entry, EntryKind, encode_key_row, leaf, make_entry
 from isthmus.repl.model.keys import key_hash
 from isthmus.repl.model.objects import Summary
 from isthmus.repl.store import rows
 from isthmus.repl.store.batch import fill
-from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.leveldb import LevelStore, plyvel
 from isthmus.repl.store.memory_index import MemoryIndexes
 from isthmus.repl.store.port import PartitionStep
 from isthmus.repl.store.positions import PositionTable

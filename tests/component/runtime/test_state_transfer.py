@@ -12,7 +12,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import plyvel
 import pytest
 from structlog.testing import capture_logs
 
@@ -27,6 +26,7 @@ from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.runtime import transfer_receiver, transfer_sender
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.store import rows
+from isthmus.repl.store.leveldb import plyvel
 from isthmus.repl.store.port import Store
 from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG
 from tests.component.runtime.test_several_nodes import fill

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import plyvel
-
+from isthmus.repl.store.leveldb import plyvel
 from isthmus.repl.store.rows import CHANGE_TAG, KEY_TAG, OBJECT_TAG
 from tests.system.faults.cluster import FaultCluster, Timeline, last_words
 from tests.system.faults.disks import SmallDisk

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import plyvel
 import pytest
 
 from isthmus.node.local import directory as places
@@ -21,6 +20,7 @@ from isthmus.repl.model.entry import decode_key_row, encode_key_row
 from isthmus.repl.model.keys import key_hash, segment_of
 from isthmus.repl.model.objects import Summary
 from isthmus.repl.store import rows
+from isthmus.repl.store.leveldb import plyvel
 from tests.system.fullsync.clusters import Clusters, drop_queues, eventually, http_request, mesh_topology
 
 

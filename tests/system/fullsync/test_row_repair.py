@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import plyvel
 import pytest
 
 from isthmus.node.local import directory as places
 from isthmus.repl.model.keys import key_hash, segment_of
 from isthmus.repl.store import rows
+from isthmus.repl.store.leveldb import plyvel
 from tests.system.fullsync.clusters import Clusters, eventually, http_request, topology
 from tests.unit.aae.scrub.test_row_repair import other_hash
 

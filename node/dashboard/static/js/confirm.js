@@ -92,7 +92,9 @@ export function openAct(act) {
         replace(content, act.describe?.(plan));
       } else ask();
     } catch (error) {
-      if (!leave.signal.aborted) replace(content, failure(error));
+      if (leave.signal.aborted) return;
+      replace(content, failure(error));
+      act.done?.(); // the page may be older than what refused the change
     }
   }
 

@@ -126,34 +126,39 @@ function listed(loaded, chosen, choose) {
     queue.unknown && `${queue.name}: numbers are unknown, since ${queue.unknown}`,
   ]).filter(Boolean);
   return [
-    table("Queues of all nodes together", [
-      {
-        title: "Queue",
-        cell: (queue) =>
-          h("button", {
-            type: "button",
-            class: "small",
-            "data-key": `choose ${queue.name}`,
-            "aria-pressed": String(queue === chosen),
-            onclick: () => choose(queue.name),
-          }, queue === chosen ? `▸ ${queue.name}` : queue.name),
-      },
-      { title: "To cluster", cell: ownerOf },
-      { title: "Waiting", number: true, hint: "changes in real time", cell: (queue) => depth(queue, "real_time") },
-      {
-        title: "Full-sync",
-        number: true,
-        hint: "references of full-sync that wait",
-        cell: (queue) => depth(queue, "full_sync"),
-      },
-      { title: "Folds", number: true, hint: "references of folds that wait", cell: (queue) => depth(queue, "fold") },
-      { title: "Oldest", number: true, hint: "not acknowledged, in real time", cell: oldest },
-      { title: "Last fetch", cell: (queue) => lastFetch(queue, atMs) },
-      { title: "Publishing", cell: (queue) => running(queue.publishing) },
-      { title: "Serving", cell: (queue) => running(queue.serving) },
-      { title: "Gaps", number: true, cell: (queue) => gapCount(loaded.gaps, queue.name) },
-      { title: "Ledger", cell: (queue) => ledgerBadge(loaded.ledger, queue.name) },
-    ], queues),
+    table(
+      "Queues of all nodes together",
+      [
+        {
+          title: "Queue",
+          cell: (queue) =>
+            h("button", {
+              type: "button",
+              class: "small",
+              "data-key": `choose ${queue.name}`,
+              "aria-pressed": String(queue === chosen),
+              onclick: () => choose(queue.name),
+            }, queue === chosen ? `▸ ${queue.name}` : queue.name),
+        },
+        { title: "To cluster", cell: ownerOf },
+        { title: "Waiting", number: true, hint: "changes in real time", cell: (queue) => depth(queue, "real_time") },
+        {
+          title: "Full-sync",
+          number: true,
+          hint: "references of full-sync that wait",
+          cell: (queue) => depth(queue, "full_sync"),
+        },
+        { title: "Folds", number: true, hint: "references of folds that wait", cell: (queue) => depth(queue, "fold") },
+        { title: "Oldest", number: true, hint: "not acknowledged, in real time", cell: oldest },
+        { title: "Last fetch", cell: (queue) => lastFetch(queue, atMs) },
+        { title: "Publishing", cell: (queue) => running(queue.publishing) },
+        { title: "Serving", cell: (queue) => running(queue.serving) },
+        { title: "Gaps", number: true, cell: (queue) => gapCount(loaded.gaps, queue.name) },
+        { title: "Ledger", cell: (queue) => ledgerBadge(loaded.ledger, queue.name) },
+      ],
+      queues,
+      { stacks: true },
+    ),
     reasons.length > 0 && h("ul", {}, reasons.map((reason) => h("li", {}, reason))),
   ];
 }
@@ -453,8 +458,8 @@ function peeked(answer) {
     h("p", { class: "state" }, `Of the partitions that ${node} leads; other nodes have their own. Nothing is taken.`),
     answer.references.length
       ? table("References", [
-        { title: "Key", cell: (row) => h("div", { class: "text" }, h("code", {}, row.key)) },
-        { title: "Bucket", cell: (row) => h("div", { class: "text" }, h("code", {}, row.bucket)) },
+        { title: "Key", cell: (row) => h("div", { class: "wrap" }, h("code", {}, row.key)) },
+        { title: "Bucket", cell: (row) => h("div", { class: "wrap" }, h("code", {}, row.bucket)) },
         { title: "Type", cell: (row) => row.bucket_type },
         { title: "Kind", cell: (row) => row.kind },
         { title: "Partition", number: true, cell: (row) => String(row.partition) },
@@ -473,33 +478,40 @@ function peeked(answer) {
 function suspensions(queue, path, done) {
   if (!queue.suspensions.length) return null;
   const { waiting } = queue.priorities.real_time;
-  return table(`Suspensions of queue ${queue.name}`, [
-    { title: "Suspended", cell: (one) => badge(one.what, "warn") },
-    { title: "Where", cell: (one) => one.node ?? "all nodes" },
-    { title: "By", cell: (one) => one.by },
-    { title: "Since", cell: (one) => time(one.at_ms) },
-    { title: "Reason", cell: (one) => h("div", { class: "text" }, one.reason) },
-    {
-      title: "Acts",
-      cell: (one) =>
-        actButton("Resume", {
-          title: `Resume ${one.what} of queue ${queue.name} ${one.node === null ? "on all nodes" : `on ${one.node}`}?`,
-          path: `${path}/resume`,
-          body: { what: one.what, node: one.node },
-          sentence: one.what === "serving"
-            ? `Changes are given out again, from the cursor on: ${
-              waiting === null
-                ? "an unknown number waits"
-                : `${quantity(waiting, "change")} ${waiting === 1 ? "waits" : "wait"} on all nodes together`
-            }.`
-            : `New changes are queued again. What was left out since ${
-              moment(one.at_ms)
-            } stays a gap until a full-sync closes it.`,
-          verb: "Resume",
-          done,
-        }, { key: `resume ${queue.name} ${one.what} ${one.node}` }),
-    },
-  ], queue.suspensions);
+  return table(
+    `Suspensions of queue ${queue.name}`,
+    [
+      { title: "Suspended", cell: (one) => badge(one.what, "warn") },
+      { title: "Where", cell: (one) => one.node ?? "all nodes" },
+      { title: "By", cell: (one) => one.by },
+      { title: "Since", cell: (one) => time(one.at_ms) },
+      { title: "Reason", cell: (one) => h("div", { class: "wrap" }, one.reason) },
+      {
+        title: "Acts",
+        cell: (one) =>
+          actButton("Resume", {
+            title: `Resume ${one.what} of queue ${queue.name} ${
+              one.node === null ? "on all nodes" : `on ${one.node}`
+            }?`,
+            path: `${path}/resume`,
+            body: { what: one.what, node: one.node },
+            sentence: one.what === "serving"
+              ? `Changes are given out again, from the cursor on: ${
+                waiting === null
+                  ? "an unknown number waits"
+                  : `${quantity(waiting, "change")} ${waiting === 1 ? "waits" : "wait"} on all nodes together`
+              }.`
+              : `New changes are queued again. What was left out since ${
+                moment(one.at_ms)
+              } stays a gap until a full-sync closes it.`,
+            verb: "Resume",
+            done,
+          }, { key: `resume ${queue.name} ${one.what} ${one.node}` }),
+      },
+    ],
+    queue.suspensions,
+    { stacks: true },
+  );
 }
 
 /** @param {Queue} queue @param {number} atMs */
@@ -515,22 +527,27 @@ function consumers(queue, atMs) {
   }
   return [
     heading,
-    table(`Nodes that fetch from queue ${queue.name}`, [
-      { title: "Node", cell: (one) => one.node },
-      { title: "Last fetch", cell: (one) => [ago(one.last_fetch_ms, atMs), `, at ${one.at}`] },
-      { title: "Waits now at", cell: (one) => one.waits_at.join(", ") || "none" },
-      {
-        title: "Last given changes",
-        cell: (one) => one.last_given_ms === null ? "never" : ago(one.last_given_ms, atMs),
-      },
-      {
-        title: "Given",
-        number: true,
-        hint: "since the nodes started, repeats included",
-        cell: (one) => count(one.given),
-      },
-      { title: "In flight", number: true, hint: "not acknowledged", cell: (one) => count(one.in_flight) },
-    ], queue.consumers),
+    table(
+      `Nodes that fetch from queue ${queue.name}`,
+      [
+        { title: "Node", cell: (one) => one.node },
+        { title: "Last fetch", cell: (one) => [ago(one.last_fetch_ms, atMs), `, at ${one.at}`] },
+        { title: "Waits now at", cell: (one) => one.waits_at.join(", ") || "none" },
+        {
+          title: "Last given changes",
+          cell: (one) => one.last_given_ms === null ? "never" : ago(one.last_given_ms, atMs),
+        },
+        {
+          title: "Given",
+          number: true,
+          hint: "since the nodes started, repeats included",
+          cell: (one) => count(one.given),
+        },
+        { title: "In flight", number: true, hint: "not acknowledged", cell: (one) => count(one.in_flight) },
+      ],
+      queue.consumers,
+      { stacks: true },
+    ),
   ];
 }
 
@@ -631,27 +648,32 @@ function common(values) {
 function parts(queue) {
   return [
     h("h3", {}, "By node"),
-    table(`Queue ${queue.name} by node`, [
-      { title: "Node", cell: ([node]) => node },
-      { title: "Partitions", number: true, hint: "led there", cell: ([, part]) => count(part?.partitions) },
-      { title: "Waiting", number: true, hint: "in real time", cell: ([, part]) => count(part?.waiting) },
-      { title: "In flight", number: true, cell: ([, part]) => count(part?.in_flight) },
-      {
-        title: "Oldest",
-        number: true,
-        cell: ([, part]) =>
-          part?.waiting === 0 && part.in_flight === 0 ? "nothing waits" : milliseconds(part?.oldest_age_ms),
-      },
-      { title: "Publishing", cell: ([, part]) => running(part?.publishing ?? "unknown") },
-      { title: "Serving", cell: ([, part]) => running(part?.serving ?? "unknown") },
-      {
-        title: "Limit in its file",
-        cell: ([, part]) => part?.throttle.file ? limitText(part.throttle.file) : "unknown",
-      },
-      { title: "In force", cell: ([, part]) => part ? limitText(part.throttle.configured) : "unknown" },
-      { title: "Achieved", cell: ([, part]) => part ? achievedText(part.throttle.achieved) : "unknown" },
-      { title: "Binds", cell: ([, part]) => part ? part.throttle.binding ?? "nothing" : "unknown" },
-    ], Object.entries(queue.nodes)),
+    table(
+      `Queue ${queue.name} by node`,
+      [
+        { title: "Node", cell: ([node]) => node },
+        { title: "Partitions", number: true, hint: "led there", cell: ([, part]) => count(part?.partitions) },
+        { title: "Waiting", number: true, hint: "in real time", cell: ([, part]) => count(part?.waiting) },
+        { title: "In flight", number: true, cell: ([, part]) => count(part?.in_flight) },
+        {
+          title: "Oldest",
+          number: true,
+          cell: ([, part]) =>
+            part?.waiting === 0 && part.in_flight === 0 ? "nothing waits" : milliseconds(part?.oldest_age_ms),
+        },
+        { title: "Publishing", cell: ([, part]) => running(part?.publishing ?? "unknown") },
+        { title: "Serving", cell: ([, part]) => running(part?.serving ?? "unknown") },
+        {
+          title: "Limit in its file",
+          cell: ([, part]) => part?.throttle.file ? limitText(part.throttle.file) : "unknown",
+        },
+        { title: "In force", cell: ([, part]) => part ? limitText(part.throttle.configured) : "unknown" },
+        { title: "Achieved", cell: ([, part]) => part ? achievedText(part.throttle.achieved) : "unknown" },
+        { title: "Binds", cell: ([, part]) => part ? part.throttle.binding ?? "nothing" : "unknown" },
+      ],
+      Object.entries(queue.nodes),
+      { stacks: true },
+    ),
   ];
 }
 
@@ -680,32 +702,40 @@ function gaps(gaps, queue, path, done) {
       }) are unknown: nobody knows their cursor.`,
     ),
     rows.length
-      ? table(`Open gaps of queue ${queue.name}`, [
-        { title: "Gap", cell: (gap) => gap.id },
-        { title: "Partition", cell: (gap) => gap.partition === null ? "any" : String(gap.partition) },
-        {
-          title: "Offsets",
-          cell: (gap) =>
-            gap.partition === null
-              ? "–"
-              : `${count(gap.from_offset)} to ${gap.upto_offset === null ? "now (grows)" : count(gap.upto_offset)}`,
-        },
-        {
-          title: "Changes left out",
-          cell: (gap) =>
-            `at least ${count(gap.count_at_least)}${
-              gap.count_at_most === null ? "" : `, at most ${count(gap.count_at_most)}`
-            }`,
-        },
-        { title: "Since", cell: (gap) => gap.from_ms === 0 ? "unknown" : time(gap.from_ms) },
-        { title: "Until", cell: (gap) => time(gap.upto_ms, "still grows") },
-        {
-          title: "Why",
-          cell: (gap) =>
-            h("div", { class: "text" }, gap.what, gap.by && `, by ${gap.by}`, gap.reason && `: ${gap.reason}`),
-        },
-        { title: "Acts", cell: (gap) => gap.upto_ms !== null && closeButton(gap, path, done) },
-      ], rows.slice(0, GAPS_SHOWN))
+      ? table(
+        `Open gaps of queue ${queue.name}`,
+        [
+          { title: "Gap", cell: (gap) => gap.id },
+          {
+            title: "Partition",
+            cell: (gap) => gap.partition === null ? "any" : String(gap.partition),
+          },
+          {
+            title: "Offsets",
+            cell: (gap) =>
+              gap.partition === null
+                ? "–"
+                : `${count(gap.from_offset)} to ${gap.upto_offset === null ? "now (grows)" : count(gap.upto_offset)}`,
+          },
+          {
+            title: "Changes left out",
+            cell: (gap) =>
+              `at least ${count(gap.count_at_least)}${
+                gap.count_at_most === null ? "" : `, at most ${count(gap.count_at_most)}`
+              }`,
+          },
+          { title: "Since", cell: (gap) => gap.from_ms === 0 ? "unknown" : time(gap.from_ms) },
+          { title: "Until", cell: (gap) => time(gap.upto_ms, "still grows") },
+          {
+            title: "Why",
+            cell: (gap) =>
+              h("div", { class: "wrap" }, gap.what, gap.by && `, by ${gap.by}`, gap.reason && `: ${gap.reason}`),
+          },
+          { title: "Acts", cell: (gap) => gap.upto_ms !== null && closeButton(gap, path, done) },
+        ],
+        rows.slice(0, GAPS_SHOWN),
+        { stacks: true },
+      )
       : h("p", { class: "state" }, gaps.unknown.length || unknown.length ? "None is known." : "None is open."),
     rows.length > GAPS_SHOWN && h("p", { class: "state" }, `and ${count(rows.length - GAPS_SHOWN)} more`),
   ];

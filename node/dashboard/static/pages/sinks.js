@@ -145,34 +145,39 @@ function sources(answers, links, silent, done) {
   });
   /** @param {number} value @param {(value: number) => string} [text] */
   const known = (value, text) => atLeast(value, !silent.length, text);
-  return table("What is fetched, by queue and cluster", [
-    { title: "Queue", cell: (row) => row.queue },
-    {
-      title: "From cluster",
-      cell: (row) => row.cluster ?? h("span", { class: "unknown" }, "none has answered yet"),
-    },
-    {
-      title: "Links running",
-      cell: (row) => {
-        const running = row.linked.filter((each) => each.state === "running").length;
-        const all = running === row.linked.length;
-        return badge(`${count(running)} of ${count(row.linked.length)}`, !running ? "bad" : all ? "good" : "warn");
+  return table(
+    "What is fetched, by queue and cluster",
+    [
+      { title: "Queue", cell: (row) => row.queue },
+      {
+        title: "From cluster",
+        cell: (row) => row.cluster ?? h("span", { class: "unknown" }, "none has answered yet"),
       },
-    },
-    {
-      title: "Acts",
-      cell: (row) => suspendButton("Suspend", { queue: row.queue, peer: null, node: null }, links, done),
-    },
-    { title: "Fetched", number: true, hint: "since the nodes started", cell: (row) => known(row.sum("fetched")) },
-    { title: "Bytes", number: true, cell: (row) => known(row.sum("fetched_bytes"), bytes) },
-    ...OUTCOMES.map((word) => ({
-      title: word[0].toUpperCase() + word.slice(1),
-      number: true,
-      cell: (/** @type {typeof rows[number]} */ row) => outcome(word, row.sum(word), known),
-    })),
-    { title: "Under way", number: true, cell: (row) => known(row.sum("under_way")) },
-    { title: "Last batch", cell: (row) => time(row.last, silent.length ? "unknown" : "none yet") },
-  ], rows);
+      {
+        title: "Links running",
+        cell: (row) => {
+          const running = row.linked.filter((each) => each.state === "running").length;
+          const all = running === row.linked.length;
+          return badge(`${count(running)} of ${count(row.linked.length)}`, !running ? "bad" : all ? "good" : "warn");
+        },
+      },
+      {
+        title: "Acts",
+        cell: (row) => suspendButton("Suspend", { queue: row.queue, peer: null, node: null }, links, done),
+      },
+      { title: "Fetched", number: true, hint: "since the nodes started", cell: (row) => known(row.sum("fetched")) },
+      { title: "Bytes", number: true, cell: (row) => known(row.sum("fetched_bytes"), bytes) },
+      ...OUTCOMES.map((word) => ({
+        title: word[0].toUpperCase() + word.slice(1),
+        number: true,
+        cell: (/** @type {typeof rows[number]} */ row) => outcome(word, row.sum(word), known),
+      })),
+      { title: "Under way", number: true, cell: (row) => known(row.sum("under_way")) },
+      { title: "Last batch", cell: (row) => time(row.last, silent.length ? "unknown" : "none yet") },
+    ],
+    rows,
+    { stacks: true },
+  );
 }
 
 /**
@@ -196,13 +201,18 @@ function suspensions(answers, links, done) {
   const found = new Map();
   for (const one of answers.flatMap((sink) => sink.suspensions)) found.set(scopeKey(one), one);
   if (!found.size) return null;
-  return table("Suspensions", [
-    { title: "Suspended", cell: (one) => badge(scopeText(one), "warn") },
-    { title: "By", cell: (one) => one.by },
-    { title: "Since", cell: (one) => time(one.at_ms) },
-    { title: "Reason", cell: (one) => h("div", { class: "text" }, one.reason) },
-    { title: "Acts", cell: (one) => resumeButton(one, links, done) },
-  ], [...found.values()]);
+  return table(
+    "Suspensions",
+    [
+      { title: "Suspended", cell: (one) => badge(scopeText(one), "warn") },
+      { title: "By", cell: (one) => one.by },
+      { title: "Since", cell: (one) => time(one.at_ms) },
+      { title: "Reason", cell: (one) => h("div", { class: "wrap" }, one.reason) },
+      { title: "Acts", cell: (one) => resumeButton(one, links, done) },
+    ],
+    [...found.values()],
+    { stacks: true },
+  );
 }
 
 /** @param {Scope} scope */
@@ -340,47 +350,55 @@ function linkCard(links, amiss, onlyAmiss, done) {
       h("label", {}, only, " only what does not run, or has a reason"),
     ),
     rows.length
-      ? table("Links: each node with each peer and queue", [
-        { title: "Peer", cell: (link) => h("code", { class: "whole" }, link.peer) },
-        { title: "Queue", cell: (link) => link.queue },
-        { title: "Fetched by", cell: (link) => link.node },
-        { title: "State", cell: (link) => badge(link.state, LINK_TONES[link.state], link.reason) },
-        {
-          title: "Acts",
-          cell: (link) =>
-            h(
-              "div",
-              { class: "row" },
-              link.suspended ? resumeLink(link, links, done) : link.state !== "passed-over" && actButton(
-                "Suspend peer",
-                suspendAct({ queue: null, peer: link.peer, node: null }, links, done),
-                { key: `suspend peer ${link.node} ${link.queue} ${link.peer}` },
+      ? table(
+        "Links: each node with each peer and queue",
+        [
+          { title: "Peer", cell: (link) => h("code", { class: "nowrap" }, link.peer) },
+          {
+            title: "Queue",
+            cell: (link) => link.queue,
+          },
+          { title: "Fetched by", cell: (link) => link.node },
+          { title: "State", cell: (link) => badge(link.state, LINK_TONES[link.state], link.reason) },
+          {
+            title: "Acts",
+            cell: (link) =>
+              h(
+                "div",
+                { class: "row" },
+                link.suspended ? resumeLink(link, links, done) : link.state !== "passed-over" && actButton(
+                  "Suspend peer",
+                  suspendAct({ queue: null, peer: link.peer, node: null }, links, done),
+                  { key: `suspend peer ${link.node} ${link.queue} ${link.peer}` },
+                ),
               ),
-            ),
-        },
-        { title: "Reason", cell: (link) => h("div", { class: "text" }, link.reason || "–") },
-        {
-          title: "Delay",
-          number: true,
-          hint: "before the next fetch",
-          cell: (link) => link.state === "passed-over" ? "–" : milliseconds(link.delay_ms),
-        },
-        { title: "Workers", number: true, hint: "busy with this link now", cell: (link) => count(link.running) },
-        ...OUTCOMES.map((word) => ({
-          title: word[0].toUpperCase() + word.slice(1),
-          number: true,
-          cell: (/** @type {Link} */ link) => outcome(word, link[word]),
-        })),
-        { title: "Lag p50", number: true, hint: "of the last minute", cell: (link) => lag(link.recent_lag_ms_p50) },
-        { title: "Lag p99", number: true, hint: "of the last minute", cell: (link) => lag(link.recent_lag_ms_p99) },
-        { title: "From", hint: "where the link comes from", cell: (link) => link.from },
-        { title: "Last answer", cell: (link) => time(link.last_answer_ms, "none yet") },
-        {
-          title: "Last error",
-          cell: (link) =>
-            link.last_error ? h("div", { class: "text" }, time(link.last_error_ms), ` ${link.last_error}`) : "none",
-        },
-      ], rows)
+          },
+          { title: "Reason", cell: (link) => h("div", { class: "wrap" }, link.reason || "–") },
+          {
+            title: "Delay",
+            number: true,
+            hint: "before the next fetch",
+            cell: (link) => link.state === "passed-over" ? "–" : milliseconds(link.delay_ms),
+          },
+          { title: "Workers", number: true, hint: "busy with this link now", cell: (link) => count(link.running) },
+          ...OUTCOMES.map((word) => ({
+            title: word[0].toUpperCase() + word.slice(1),
+            number: true,
+            cell: (/** @type {Link} */ link) => outcome(word, link[word]),
+          })),
+          { title: "Lag p50", number: true, hint: "of the last minute", cell: (link) => lag(link.recent_lag_ms_p50) },
+          { title: "Lag p99", number: true, hint: "of the last minute", cell: (link) => lag(link.recent_lag_ms_p99) },
+          { title: "From", hint: "where the link comes from", cell: (link) => link.from },
+          { title: "Last answer", cell: (link) => time(link.last_answer_ms, "none yet") },
+          {
+            title: "Last error",
+            cell: (link) =>
+              link.last_error ? h("div", { class: "wrap" }, time(link.last_error_ms), ` ${link.last_error}`) : "none",
+          },
+        ],
+        rows,
+        { stacks: true },
+      )
       : empty("Every link runs."),
   );
 }
@@ -420,37 +438,45 @@ function nodeCard(nodes, links, done) {
       h("h2", {}, "Workers and limits"),
       h("div", { class: "row" }, limitForms(nodes, links, done)),
     ),
-    table("Sinks by node", [
-      { title: "Node", cell: (row) => row.node },
-      { title: "State", cell: ({ sink }) => badge(sink?.state, sink?.state === "idle" ? "unknown" : undefined) },
-      {
-        title: "Workers busy",
-        number: true,
-        cell: ({ sink }) => sink ? `${count(sink.workers.busy)} of ${count(sink.workers.count)}` : "unknown",
-      },
-      {
-        title: "Each peer",
-        number: true,
-        hint: "most workers at one peer",
-        cell: ({ sink }) => count(sink?.workers.peer_limit),
-      },
-      { title: "Each queue", cell: ({ sink }) => sink ? queueLimits(sink) : "unknown" },
-      { title: "Limit in force", cell: ({ sink }) => sink ? limitText(sink.throttle.configured) : "unknown" },
-      {
-        title: "Achieved",
-        hint: "of the last 10 s",
-        cell: ({ sink }) => sink ? achievedText(sink.throttle.achieved) : "unknown",
-      },
-      { title: "Binds now", cell: ({ sink }) => sink ? sink.throttle.binding ?? "nothing" : "unknown" },
-      {
-        title: "Held back",
-        number: true,
-        hint: "since it started",
-        cell: ({ sink }) => seconds(sink?.throttle.throttled_seconds),
-      },
-      { title: "Set by", cell: ({ sink }) => h("div", { class: "text" }, sink ? madeBy(sink.limits_set) : "unknown") },
-      { title: "Reason", cell: ({ sink }) => h("div", { class: "text" }, sink?.reason ?? "") },
-    ], nodes.nodes),
+    table(
+      "Sinks by node",
+      [
+        { title: "Node", cell: (row) => row.node },
+        { title: "State", cell: ({ sink }) => badge(sink?.state, sink?.state === "idle" ? "unknown" : undefined) },
+        {
+          title: "Workers busy",
+          number: true,
+          cell: ({ sink }) => sink ? `${count(sink.workers.busy)} of ${count(sink.workers.count)}` : "unknown",
+        },
+        {
+          title: "Each peer",
+          number: true,
+          hint: "most workers at one peer",
+          cell: ({ sink }) => count(sink?.workers.peer_limit),
+        },
+        { title: "Each queue", cell: ({ sink }) => sink ? queueLimits(sink) : "unknown" },
+        { title: "Limit in force", cell: ({ sink }) => sink ? limitText(sink.throttle.configured) : "unknown" },
+        {
+          title: "Achieved",
+          hint: "of the last 10 s",
+          cell: ({ sink }) => sink ? achievedText(sink.throttle.achieved) : "unknown",
+        },
+        { title: "Binds now", cell: ({ sink }) => sink ? sink.throttle.binding ?? "nothing" : "unknown" },
+        {
+          title: "Held back",
+          number: true,
+          hint: "since it started",
+          cell: ({ sink }) => seconds(sink?.throttle.throttled_seconds),
+        },
+        {
+          title: "Set by",
+          cell: ({ sink }) => h("div", { class: "wrap" }, sink ? madeBy(sink.limits_set) : "unknown"),
+        },
+        { title: "Reason", cell: ({ sink }) => h("div", { class: "wrap" }, sink?.reason ?? "") },
+      ],
+      nodes.nodes,
+      { stacks: true },
+    ),
     set.size > 0 &&
       h(
         "ul",
@@ -475,7 +501,7 @@ function queueLimits(sink) {
     "none";
 }
 
-/** @param {import("../js/types.d.ts").Made | null} made @returns {Child} */
+/** @param {import("../js/types.d.ts").Signed | null} made @returns {Child} */
 function madeBy(made) {
   return made === null ? "the files" : [`${made.by}, `, time(made.at_ms), made.reason && `: ${made.reason}`];
 }
@@ -677,54 +703,59 @@ function letterCard(letters, showMore, done) {
  * @param {() => void} done
  */
 function letterTable(node, letters, done) {
-  return table(`Dead letters of ${node}`, [
-    { title: "Key", cell: (letter) => h("div", { class: "text" }, h("code", {}, letter.key[2])) },
-    {
-      title: "Bucket",
-      cell: (letter) => h("div", { class: "text" }, h("code", {}, letter.key[1]), ` of type ${letter.key[0]}`),
-    },
-    { title: "Why", cell: (letter) => h("div", { class: "text" }, h("b", {}, letter.reason), ` ${letter.error}`) },
-    {
-      title: "Acts",
-      cell: (letter) =>
-        h(
-          "div",
-          { class: "row" },
-          actButton("Retry", {
-            title: "Push this change again?",
-            path: "/admin/sink/dead-letters/retry",
-            body: { ids: [letter.id], node },
-            sentence: `${named(letter)} is pushed into this cluster again, ${
-              letter.object_kept ? "as it was refused" : `as ${letter.source_cluster} has it now`
-            }. If it is accepted, the letter is removed; if it is refused again, it stays with the new reason.`,
-            verb: "Retry",
-            result: (answer) => answer.retried.map(retried),
-            done,
-          }, { key: `retry ${node} ${letter.id}` }),
-          actButton("Drop", {
-            title: "Forget this change?",
-            path: "/admin/sink/dead-letters/drop",
-            body: { ids: [letter.id], node },
-            sentence: `The letter of ${named(letter)} is removed with its ${
-              bytes(letter.size_bytes)
-            }. The key stays as it is at ${letter.source_cluster}: a full-sync may find that the clusters differ.`,
-            verb: "Drop",
-            danger: true,
-            result: (answer) => answer.dropped ? "It is removed." : "It was not there any more.",
-            done,
-          }, { role: "admin", key: `drop ${node} ${letter.id}` }),
-        ),
-    },
-    { title: "Queue", cell: (letter) => letter.queue },
-    { title: "From cluster", cell: (letter) => letter.source_cluster },
-    { title: "Refused", cell: (letter) => time(letter.at_ms) },
-    { title: "Times", number: true, cell: (letter) => count(letter.tries) },
-    {
-      title: "Size",
-      number: true,
-      cell: (letter) => [bytes(letter.size_bytes), letter.object_kept ? null : ", not kept"],
-    },
-  ], letters);
+  return table(
+    `Dead letters of ${node}`,
+    [
+      { title: "Key", cell: (letter) => h("div", { class: "wrap" }, h("code", {}, letter.key[2])) },
+      {
+        title: "Bucket",
+        cell: (letter) => h("div", { class: "wrap" }, h("code", {}, letter.key[1]), ` of type ${letter.key[0]}`),
+      },
+      { title: "Why", cell: (letter) => h("div", { class: "wrap" }, h("b", {}, letter.reason), ` ${letter.error}`) },
+      {
+        title: "Acts",
+        cell: (letter) =>
+          h(
+            "div",
+            { class: "row" },
+            actButton("Retry", {
+              title: "Push this change again?",
+              path: "/admin/sink/dead-letters/retry",
+              body: { ids: [letter.id], node },
+              sentence: `${named(letter)} is pushed into this cluster again, ${
+                letter.object_kept ? "as it was refused" : `as ${letter.source_cluster} has it now`
+              }. If it is accepted, the letter is removed; if it is refused again, it stays with the new reason.`,
+              verb: "Retry",
+              result: (answer) => answer.retried.map(retried),
+              done,
+            }, { key: `retry ${node} ${letter.id}` }),
+            actButton("Drop", {
+              title: "Forget this change?",
+              path: "/admin/sink/dead-letters/drop",
+              body: { ids: [letter.id], node },
+              sentence: `The letter of ${named(letter)} is removed with its ${
+                bytes(letter.size_bytes)
+              }. The key stays as it is at ${letter.source_cluster}: a full-sync may find that the clusters differ.`,
+              verb: "Drop",
+              danger: true,
+              result: (answer) => answer.dropped ? "It is removed." : "It was not there any more.",
+              done,
+            }, { role: "admin", key: `drop ${node} ${letter.id}` }),
+          ),
+      },
+      { title: "Queue", cell: (letter) => letter.queue },
+      { title: "From cluster", cell: (letter) => letter.source_cluster },
+      { title: "Refused", cell: (letter) => time(letter.at_ms) },
+      { title: "Times", number: true, cell: (letter) => count(letter.tries) },
+      {
+        title: "Size",
+        number: true,
+        cell: (letter) => [bytes(letter.size_bytes), letter.object_kept ? null : ", not kept"],
+      },
+    ],
+    letters,
+    { stacks: true },
+  );
 }
 
 /** @param {DeadLetter} letter */

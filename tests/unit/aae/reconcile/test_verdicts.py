@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, compare, confirm
+from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, VerdictKind, compare, confirm
 from isthmus.aae.reconcile.verdicts import (
     CandidateKey,
     Name,
     ObservedKey,
-    VerdictKind,
     difference,
     filtered_verdict,
     first_look,

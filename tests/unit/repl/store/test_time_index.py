@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import plyvel
 from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.repl.store import rows
+from isthmus.repl.store.leveldb import plyvel
 from isthmus.repl.store.time_index import FULL_FOR_S, MINUTES_FOR_S, excess_marks
 from tests.support.entry_histories import START_MS, History, open_store
 

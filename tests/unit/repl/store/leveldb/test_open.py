@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import plyvel
 import pytest
 
 from isthmus.repl.model.errors import Corruption, LocalFault, WrongIdentity
@@ -18,7 +17,7 @@ from isthmus.repl.model.keys import segment_of
 from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import rows
 from isthmus.repl.store.checkpoint import FLOORS_VERSION
-from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.leveldb import LevelStore, plyvel
 from tests.support.entry_histories import BOOT, History, open_store
 
 
@@ -99,7 +98,10 @@ def test_a_store_in_use_by_this_process_is_a_local_fault(memory_directory: Path)
 def test_a_store_in_use_by_another_process_is_a_local_fault(memory_directory: Path) -> None:
     """So does one that another process holds; once that is gone, it opens."""
     filled(memory_directory / "store")
-    hold = "import plyvel, sys; db = plyvel.DB(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    hold = (
+        "from isthmus.repl.store.leveldb import plyvel; import sys;"
+        " db = plyvel.DB(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
+    )
     holder = subprocess.Popen(
         [sys.executable, "-c", hold, str(memory_directory / "store" / "rows")],
         stdin=subprocess.PIPE,
