@@ -23,7 +23,7 @@ PAGES := node/dashboard
 export DENO_NO_UPDATE_CHECK := 1
 export DENO_DIR := $(CURDIR)/.venv/deno
 
-.PHONY: help venv demo test test-fast test-all lint byte-code docs docs-site release-check bench bench-peers sim mesh faults endurance wheel clean
+.PHONY: help venv demo test test-fast test-all lint byte-code docs docs-site screenshots release-check bench bench-peers sim mesh faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
@@ -32,6 +32,7 @@ help:
 	@echo "make test-all  the same with every test (slow, root, strace, promtool, browser)"
 	@echo "make lint      ruff, mypy, import contracts; format, rules and types of the dashboard"
 	@echo "make docs      the generated parts of docs/: commands, settings, options, properties, metrics"
+	@echo "make screenshots the pictures of docs/dashboard.md; needs chromium; ARGS=overview makes one"
 	@echo "make docs-site the documentation as a site, in site/"
 	@echo "make release-check wheel and source archive, each extra in a fresh environment, the demo from the wheel; sizes"
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
@@ -77,6 +78,9 @@ test-all: lint
 docs: venv
 	@$(BIN)/python -m docs.generate
 
+screenshots: venv
+	@$(BIN)/python -m docs.screenshots $(ARGS)
+
 docs-site: venv
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 	@echo "site/index.html"
@@ -105,6 +109,7 @@ bench: venv
 	@$(BIN)/python -m bench.far $(ARGS)
 	@$(BIN)/python -m bench.fullsync $(ARGS)
 	@$(BIN)/python -m bench.priorities $(filter-out --profile,$(ARGS))
+	@$(BIN)/python -m bench.viewers $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.spark $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.handover $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.failover $(filter-out --profile,$(ARGS))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -153,6 +153,21 @@ class BrowserPage:
     def ask(self, button: Locator) -> str:
         """Press the button of an act; the text of its dialog, once it knows what would happen."""
         button.click()
+        expect(self.dialog.locator(".spinner")).to_have_count(0)
+        return self.dialog.inner_text()
+
+    def fill_in(self, button: Locator, values: Mapping[str, str]) -> str:
+        """Press the button of an act that has inputs, fill them in by the beginnings of their labels, and go on.
+
+        The text of the dialog that asks, or of the same one with the reason why the values are not right."""
+        button.click()
+        for label, value in values.items():
+            field = self.dialog.get_by_label(re.compile(f"^{re.escape(label)}"))
+            if field.evaluate("(field) => field.tagName") == "SELECT":
+                field.select_option(value)
+            else:
+                field.fill(value)
+        self.dialog.get_by_role("button", name=re.compile("^(Next|Go on|Ask)")).click()
         expect(self.dialog.locator(".spinner")).to_have_count(0)
         return self.dialog.inner_text()
 
