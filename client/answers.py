@@ -18,7 +18,7 @@ import msgpack
 
 from isthmus.client.errors import BadRequest, ClientError, Conflict, Refused, Retryable, ServerFault
 from isthmus.client.names import Key, name_text
-from isthmus.client.objects import Context, Link, NotFound, Resolver, Sibling, StoredObject, Written
+from isthmus.client.objects import Context, Link, NotFound, Resolver, Sibling, StoredObject, Written, shown
 from isthmus.client.steps import Response
 from isthmus.client.values import Codecs
 
@@ -89,12 +89,17 @@ def _sentence(response: Response) -> str:
     return text or f"the answer is {response.status}"
 
 
-def not_found(key: Key, response: Response) -> NotFound:
-    """The error for a key that does not exist."""
+def not_found(key: Key, context: Context | None) -> NotFound:
+    """The error for a key that does not exist; `context` is that of its deletion."""
+    deleted = " (it was deleted)" if context else ""
+    message = f"{shown(name_text(key.bucket), name_text(key.key))} does not exist{deleted}"
+    return NotFound(message, context=context)
+
+
+def clock_of(response: Response) -> Context | None:
+    """The context of an answer that need not have one. Raises ServerFault."""
     clock = response.headers.get("x-riak-vclock")
-    deleted = " (it was deleted)" if clock else ""
-    message = f"{name_text(key.bucket)}/{name_text(key.key)} does not exist{deleted}"
-    return NotFound(message, context=None if clock is None else parse_context(clock))
+    return None if clock is None else parse_context(clock)
 
 
 def parse_context(text: str | None) -> Context:
@@ -110,10 +115,10 @@ def parse_context(text: str | None) -> Context:
 def parse_written(key: Key, response: Response) -> Written:
     """The answer to a write. Raises ServerFault."""
     repeated = response.headers.get("x-isthmus-repeated") == "true"
-    clock = response.headers.get("x-riak-vclock")
-    if clock is None and not repeated:
+    context = clock_of(response)
+    if context is None and not repeated:
         raise _not_understood("a write was answered without X-Riak-Vclock")
-    return written(key, None if clock is None else parse_context(clock), repeated)
+    return written(key, context, repeated)
 
 
 def written(key: Key, context: Context | None, repeated: bool) -> Written:
@@ -122,45 +127,17 @@ def written(key: Key, context: Context | None, repeated: bool) -> Written:
 
 
 def parse_object(key: Key, response: Response, codecs: Codecs, resolver: Resolver | None) -> StoredObject:
-    """The object in the answer to a GET, or to a HEAD of one version. Raises ServerFault."""
+    """The object in the answer to a GET of one version. Raises ServerFault."""
     headers = response.headers
-    several = response.status == 300
-    siblings = _multipart(response, codecs) if several else (_sibling(headers, response.body, codecs),)
     return StoredObject(
         name_text(key.bucket_type),
         name_text(key.bucket),
         name_text(key.key),
         parse_context(headers.get("x-riak-vclock")),
         headers.get("etag", "").strip('"'),
-        siblings,
+        (_sibling(headers, response.body, codecs),),
         resolver,
     )
-
-
-def _multipart(response: Response, codecs: Codecs) -> tuple[Sibling, ...]:
-    kind, _, parameters = response.headers.get("content-type", "").partition(";")
-    name, _, boundary = parameters.strip().partition("=")
-    if kind.strip().lower() != "multipart/mixed" or name.lower() != "boundary" or not boundary:
-        raise _not_understood("siblings did not come as multipart/mixed")
-    mark = b"\r\n--" + boundary.strip('"').encode("utf-8", "surrogateescape")
-    whole = b"\r\n" + response.body if not response.body.startswith(b"\r\n") else response.body
-    first, *parts = whole.split(mark)
-    if first or len(parts) < 2 or not parts[-1].startswith(b"--"):
-        raise _not_understood("a multipart body without its parts or its end")
-    return tuple(_part(part, codecs) for part in parts[:-1])
-
-
-def _part(part: bytes, codecs: Codecs) -> Sibling:
-    head, separator, body = part.partition(b"\r\n\r\n")
-    if not separator:
-        raise _not_understood("a part without headers")
-    headers: dict[str, str] = {}
-    for line in head.split(b"\r\n")[1:]:
-        name, separator, value = line.partition(b":")
-        if not separator:
-            raise _not_understood("a header of a part without colon")
-        headers[header_text(name).strip().lower()] = header_text(value).strip()
-    return _sibling(headers, body, codecs)
 
 
 def header_text(raw: bytes) -> str:

@@ -25,7 +25,7 @@ class AsyncClient:
 
     def __init__(self, urls: str | Sequence[str], **options: Unpack[Options]) -> None:
         settings = Settings(urls, options)
-        self._transport = AsyncTransport(settings.ssl_context, settings.connections)
+        self._transport = AsyncTransport(settings.ssl_context, settings.connections, certified=settings.certified)
         self._closed = asyncio.Event()
         self._operations = operations_of(settings)
         self._batches = Batches(self._operations)

@@ -24,7 +24,14 @@ from isthmus.client.errors import (
 from isthmus.client.exchange import pause_s
 from isthmus.client.names import Key
 from isthmus.client.objects import Context, Delete, Name, Put, Resolver, StoredObject, Written, context_of
-from isthmus.client.operations import Operations, check_content_type, check_metadata, checked_id
+from isthmus.client.operations import (
+    BATCH_GET,
+    MSGPACK,
+    Operations,
+    check_content_type,
+    check_metadata,
+    checked_id,
+)
 from isthmus.client.steps import Operation, Request, Response, Sleep
 from isthmus.client.values import encode_value
 
@@ -33,8 +40,6 @@ CHUNK_ITEMS: Final = 500
 
 CHUNK_BYTES: Final = 4_000_000
 """Bytes of values after which a chunk is full; nodes take 64 MB (limits.batch_size). One larger item goes alone."""
-
-_MSGPACK: Final = (b"Content-Type", b"application/msgpack")
 
 Items: TypeAlias = Mapping[str, Any] | Mapping[bytes, Any] | Iterable[Put | Delete]
 """What `put_many` takes: values by key, or items."""
@@ -108,7 +113,7 @@ class Batches:
                 return None
             return answers.item_refusal(status, rest)
 
-        yield from self._all(b"/batch/get", slots, results, result, False, timeout_s)
+        yield from self._all(BATCH_GET, slots, results, result, False, timeout_s)
         _check(results)
         return results
 
@@ -175,7 +180,7 @@ class Batches:
         uncertain: dict[int, ClientError] = {}
         attempt = 0
         while True:
-            request = Request(b"POST", path, (_MSGPACK,), msgpack.packb([slot.item for slot in chunk]))
+            request = Request(b"POST", path, (MSGPACK,), msgpack.packb([slot.item for slot in chunk]))
             try:
                 answer: Response = yield from (
                     exchange.write(request, chunk[0].key, deadline_s, "")

@@ -9,7 +9,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from isthmus.client.errors import BadRequest, ClientError
 from isthmus.client.values import Codecs, decode_value
@@ -17,6 +17,17 @@ from isthmus.client.values import Codecs, decode_value
 Name: TypeAlias = str | bytes
 """A bucket or key. Text is UTF-8; a name that is other bytes is returned as text with surrogate escapes
 (`os.fsencode` turns it into the bytes), and may be passed back as such."""
+
+SHOWN_CHARACTERS_MAX: Final = 100
+"""Longest name in a message; a name may have thousands of bytes."""
+
+
+def shown(bucket: str, key: str) -> str:
+    """A key for messages: printable whatever its bytes, and short."""
+    text = f"{bucket}/{key}"
+    if not text.isprintable():
+        text = ascii(text)[1:-1]
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +96,8 @@ Resolver: TypeAlias = Callable[[Sequence[Sibling]], Any]
 
 def newest(siblings: Sequence[Sibling]) -> Sibling:
     """A resolver: the version with the latest time; a value before a deletion. The others are lost, as with
-    last_write_wins."""
-    return max(siblings, key=lambda sibling: (not sibling.deleted, sibling.last_modified, sibling.vtag))
+    last_write_wins. Of two of the same time the later one in the list is taken, which is the same for every client."""
+    return max(reversed(siblings), key=lambda sibling: (not sibling.deleted, sibling.last_modified))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +109,7 @@ class StoredObject:
     key: str
     context: Context
     etag: str
-    """Names this version of the key; "" for an object with siblings that a batch returned."""
+    """Names the only version, on all clusters; "" with siblings."""
     siblings: tuple[Sibling, ...]
     resolver: Resolver | None = field(default=None, repr=False, compare=False)
 
@@ -149,8 +160,8 @@ class Siblings(ClientError):
 
     def __init__(self, found: StoredObject) -> None:
         message = (
-            f"{found.bucket}/{found.key} has {len(found.siblings)} concurrent versions: give a resolver (resolve=), "
-            "or choose one and write it with the object as context"
+            f"{shown(found.bucket, found.key)} has {len(found.siblings)} concurrent versions: give a resolver "
+            "(resolve=), or choose one and write it with the object as context"
         )
         super().__init__(message, reason="siblings", status=300)
         self.object = found

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
+import msgpack
+
 from isthmus.client import answers
 from isthmus.client.answers import INDEX, META
-from isthmus.client.errors import BadRequest, Conflict, ServerFault
+from isthmus.client.errors import BadRequest, Conflict, Retryable, ServerFault
 from isthmus.client.exchange import Exchange, pause_s
 from isthmus.client.names import Key, bucket_path, name_bytes, name_text, quoted, type_path
 from isthmus.client.objects import (
@@ -28,6 +30,7 @@ from isthmus.client.objects import (
     StoredObject,
     Written,
     context_of,
+    shown,
 )
 from isthmus.client.steps import Call, Operation, Request, Sleep
 from isthmus.client.values import Codecs, encode_value, keeps_type
@@ -37,7 +40,9 @@ REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,64}")
 PAGE_NAMES_MAX: Final = 10_000
 """Most names that a node sends in one page of a listing."""
 
-_ACCEPT: Final = (b"Accept", b"multipart/mixed, */*;q=0.5")
+BATCH_GET: Final = b"/batch/get"
+MSGPACK: Final = (b"Content-Type", b"application/msgpack")
+
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _CONTENT_TYPE: Final = re.compile(r"[\x21-\x7e]+/[\x20-\x7e]+")
 _HEADER_VALUE: Final = re.compile(r"(?:[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?)?")
@@ -153,8 +158,7 @@ class Operations:
         deadline_s = self.exchange.deadline_s(timeout_s)
         for attempt in range(self._update_attempts):
             head = yield from self.exchange.read(Request(b"HEAD", key.path), key, deadline_s)
-            clock = head.headers.get("x-riak-vclock")
-            context = None if clock is None else answers.parse_context(clock)
+            context = answers.clock_of(head)
             headers = [*content, *_condition(context, head.status == 404, head.status != 404)]
             try:
                 return (yield from self._write(key, headers, body, new_id(), deadline_s))
@@ -263,10 +267,33 @@ class Operations:
             raise ServerFault(f"the answer has no properties: {error}", reason="bad-answer") from error
 
     def _read(self, key: Key, resolver: Resolver | None, deadline_s: float) -> Operation[StoredObject | NotFound]:
-        answer = yield from self.exchange.read(Request(b"GET", key.path, (_ACCEPT,)), key, deadline_s)
+        resolver = resolver or self.resolver
+        answer = yield from self.exchange.read(Request(b"GET", key.path), key, deadline_s)
         if answer.status == 404:
-            return answers.not_found(key, answer)
-        return answers.parse_object(key, answer, self.codecs, resolver or self.resolver)
+            return answers.not_found(key, answers.clock_of(answer))
+        if answer.status == 300:
+            return (yield from self._read_siblings(key, resolver, deadline_s))
+        return answers.parse_object(key, answer, self.codecs, resolver)
+
+    def _read_siblings(
+        self, key: Key, resolver: Resolver | None, deadline_s: float
+    ) -> Operation[StoredObject | NotFound]:
+        """Read a key by a batch of one item, whose answer has all siblings, with their times in milliseconds."""
+        exchange = self.exchange
+        request = Request(b"POST", BATCH_GET, (MSGPACK,), msgpack.packb([key]))
+        for attempt in range(exchange.limits.attempts):
+            answer = yield from exchange.read(request, key, deadline_s)
+            ((status, clock, rest),) = answers.parse_batch(answer, 1)
+            if status in (200, 300):
+                return answers.item_object(key, clock, rest, self.codecs, resolver)
+            if status == 404 and (clock is not None or rest == b"not-found"):
+                return answers.not_found(key, None if clock is None else Context(clock))
+            error = answers.item_refusal(status, rest)
+            wait_s = pause_s(attempt, exchange.chance)
+            if not isinstance(error, Retryable) or wait_s >= deadline_s - exchange.now_s():
+                break
+            yield Sleep(wait_s)
+        raise error
 
     def _write(
         self, key: Key, headers: list[tuple[bytes, bytes]], body: bytes, request_id: str, deadline_s: float
@@ -311,7 +338,8 @@ class Operations:
         wait_s = pause_s(attempt, self.exchange.chance)
         if attempt + 1 == self._update_attempts or wait_s >= deadline_s - self.exchange.now_s():
             raise Conflict(
-                f"{name_text(key.bucket)}/{name_text(key.key)} was changed by others in each of {attempt + 1} attempts",
+                f"{shown(name_text(key.bucket), name_text(key.key))} was changed by others in each of "
+                f"{attempt + 1} attempts",
                 reason=conflict.reason,
                 status=conflict.status,
             ) from conflict

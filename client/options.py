@@ -95,6 +95,7 @@ class Settings:
         self.authorization = _authorization(options)
         self.secure = self.seeds[0].scheme == "https"
         self.ssl_context = _ssl_context(options, self.secure)
+        self.certified = not self.secure or "cert" in options or "ssl_context" in options
         self.routing = options.get("routing", True)
         self.discover = self.secure or self.authorization is None
         """A token in plain text is sent to the given nodes only."""

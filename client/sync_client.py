@@ -29,7 +29,7 @@ class Client:
 
     def __init__(self, urls: str | Sequence[str], **options: Unpack[Options]) -> None:
         settings = Settings(urls, options)
-        self._transport = Transport(settings.ssl_context, settings.connections)
+        self._transport = Transport(settings.ssl_context, settings.connections, certified=settings.certified)
         self._closed = threading.Event()
         self._operations = operations_of(settings)
         self._batches = Batches(self._operations)

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any, Final
 
-import h11
 import httpcore2
 
 from isthmus.client.answers import header_text
@@ -33,13 +32,18 @@ JOINED_BYTES_MAX: Final = 65_536
 _TLS_REFUSALS: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "HANDSHAKE_FAILURE", "PROTOCOL_VERSION")
 """Parts of TLS alerts by which a node refuses us; with TLS 1.3 they arrive in place of an answer."""
 
+_ENDS: Final = ("closed", "disconnected")
+"""Words in errors of the HTTP library for a connection that ended too early; others are about what arrived."""
+
 _SILENT: Final = "nothing within the time of the attempt"
 
 
 class Transport:
     """Sends requests from any thread."""
 
-    def __init__(self, context: ssl.SSLContext | None, connections: int) -> None:
+    def __init__(self, context: ssl.SSLContext | None, connections: int, *, certified: bool = True) -> None:
+        """`certified`: a client certificate is shown to nodes that ask for it."""
+        self._certified = certified
         self._pool = httpcore2.ConnectionPool(
             ssl_context=context,
             max_connections=connections,
@@ -60,7 +64,7 @@ class Transport:
                         return _TOO_LARGE
                 return _response(response, b"".join(pieces))
         except _FAILURES as error:
-            return _no_answer(error)
+            return _no_answer(error, self._certified)
 
     def close(self) -> None:
         """Close all connections."""
@@ -70,7 +74,9 @@ class Transport:
 class AsyncTransport:
     """Sends requests from the tasks of one event loop."""
 
-    def __init__(self, context: ssl.SSLContext | None, connections: int) -> None:
+    def __init__(self, context: ssl.SSLContext | None, connections: int, *, certified: bool = True) -> None:
+        """`certified`: a client certificate is shown to nodes that ask for it."""
+        self._certified = certified
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=context,
             max_connections=connections,
@@ -93,7 +99,7 @@ class AsyncTransport:
         except TimeoutError:
             return NoAnswer(_SILENT, sent=True)
         except _FAILURES as error:
-            return _no_answer(error)
+            return _no_answer(error, self._certified)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -266,7 +272,7 @@ def _response(response: httpcore2.Response, body: bytes) -> Response:
     return Response(response.status, headers, body)
 
 
-def _no_answer(error: BaseException) -> NoAnswer:
+def _no_answer(error: BaseException, certified: bool) -> NoAnswer:
     """Why there was no answer. Raises BadRequest for a request that HTTP does not permit."""
     why = str(error) or type(error).__name__
     if isinstance(error, httpcore2.LocalProtocolError):
@@ -281,9 +287,11 @@ def _no_answer(error: BaseException) -> NoAnswer:
         return NoAnswer(f"it cannot be reached: {why}", sent=False)
     if isinstance(error, httpcore2.TimeoutException):
         return NoAnswer(_SILENT, sent=True)
-    if isinstance(error, httpcore2.RemoteProtocolError) and isinstance(error.__cause__, h11.RemoteProtocolError):
+    if isinstance(error, httpcore2.RemoteProtocolError) and not any(word in why for word in _ENDS):
         return NoAnswer(f"what arrived is not HTTP: {why}", sent=True, unreadable=True)
-    return NoAnswer(f"the connection broke: {why}", sent=True)
+    # With TLS 1.3 a node that misses a certificate ends the connection after the request, like one that dies.
+    hint = "" if certified else " (it may require a client certificate: cert=, key=)"
+    return NoAnswer(f"the connection broke: {why}{hint}", sent=True)
 
 
 def _tls_failure(error: BaseException) -> str | None:

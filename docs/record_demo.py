@@ -1,9 +1,9 @@
 """Makes the picture of a demo's end for README.md, from what a real run prints.
 
-    COLUMNS=80 isthmus demo 2>&1 | tee demo.txt && python -m docs.record_demo <demo.txt >docs/images/demo.svg
+    isthmus demo 2>&1 | tee demo.txt && python -m docs.record_demo <demo.txt >docs/images/demo.svg
 
-Shown are the rows of ROWS, as they were printed, and the last line. The SVG loads no font, so that it looks the same
-without a network.
+Shown are the rows of ROWS and the last line, wrapped as on a terminal of WIDTH columns. The SVG loads no font, so that
+it looks the same without a network.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Final
 
@@ -32,21 +33,18 @@ COMMAND: Final = "$ isthmus demo"
 
 
 def shown_lines(output: str) -> Iterator[str]:
-    """The rows of ROWS with their continuation lines, and the verdict. Raises ValueError where the run did not end with
-    equal clusters."""
+    """The rows of ROWS, wrapped, and the verdict. Raises ValueError where the run did not end with equal clusters."""
     lines = output.splitlines()
     verdicts = [line for line in lines if line.startswith(END)]
     starts = [at for at, line in enumerate(lines) if line.startswith(ROWS[0])]
     if not verdicts or not starts:
         raise ValueError(f"no table of figures, or no line that begins with {END!r}: not the output of a whole demo")
-    taken = False
+    column = lines[starts[-1]].index("VALUE")
     for line in lines[starts[-1] :]:
-        if line.startswith(END):
-            break
-        if line[:1].strip():
-            taken = line.startswith(ROWS)
-        if taken and line.strip():
-            yield line.rstrip()
+        if line.startswith(ROWS):
+            first, *more = textwrap.wrap(line[column:], WIDTH - column)
+            yield line[:column] + first
+            yield from (" " * column + piece for piece in more)
     yield verdicts[-1]
 
 
@@ -54,8 +52,10 @@ def picture(output: str) -> str:
     """The SVG of a demo's output."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text(COMMAND, style="bold"))
+    style = ""
     for line in shown_lines(output):
-        style = {"FIGURE": "bold", "broken": "yellow", END.strip(): "bold green"}.get(line.split(" ")[0], "")
+        if line[0] != " ":  # a line that goes on has the style of its row
+            style = {"FIGURE": "bold", "broken": "yellow", END.strip(): "bold green"}.get(line.split(" ")[0], "")
         console.print(Text(line, style=style), soft_wrap=True)
     drawn = console.export_svg(title="isthmus demo", unique_id="demo")
     without_fonts = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)

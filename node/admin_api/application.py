@@ -24,6 +24,7 @@ from isthmus.node.admin_api.options import OptionsAdmin
 from isthmus.node.admin_api.properties import PropertiesAdmin
 from isthmus.node.admin_api.queues import QueueAdmin
 from isthmus.node.admin_api.reassignments import ReassignmentsAdmin
+from isthmus.node.admin_api.reconcile import ReconcileAdmin
 from isthmus.node.admin_api.replication import ReplicationAdmin
 from isthmus.node.admin_api.sinks import SinkAdmin
 from isthmus.node.admin_api.telemetry import TelemetryAdmin
@@ -96,6 +97,7 @@ class AdminApi(HttpApplication):
         HistoryAdmin(services, router)
         self.live = LiveAdmin(services, self, router)
         FullSyncAdmin(services, self)
+        ReconcileAdmin(services, router)
         add_folds(self, services)
 
     def stop(self) -> None:

@@ -246,7 +246,17 @@ def _checked(file: Path) -> Checked:
     faults = [placed(settings, *fault) for fault in file_faults(settings)]
     if faults:
         return Checked(str(file), sorted(faults, key=lambda fault: (fault.line, fault.path)), (), None)
-    return Checked(str(file), (), [placed(settings, *each) for each in warnings_of(settings)], settings)
+    warnings = [*warnings_of(settings), *_missing_directories(settings)]
+    return Checked(str(file), (), [placed(settings, *each) for each in warnings], settings)
+
+
+def _missing_directories(settings: Settings) -> list[tuple[str, str]]:
+    """(key, message) of the directory of runs, unless it is there: it may be made, or mounted, later."""
+    runs = settings.reconcile.runs_dir
+    if runs is None or runs.is_dir():
+        return []
+    what = "is no directory" if runs.exists() else "does not exist here"
+    return [("reconcile.runs_dir", f"{runs} {what}: the node shows runs once it is a directory that it may read")]
 
 
 def placed(settings: Settings, path: str, message: str) -> Fault:

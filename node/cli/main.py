@@ -60,6 +60,7 @@ GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
         "bucket": _cli("bucket", "bucket_group", "Properties of single buckets: show, set and unset them."),
         "option": _cli("option", "option_group", "Look at dynamic options; set and unset them."),
         "config": _cli("config", "config_group", "Check and show config files."),
+        "backup": _cli("backup", "backup_group", "Back up a node's data while it runs; verify, restore."),
         "events": _cli("events", "events_command", "What happened lately on all nodes, in one timeline."),
         "support-bundle": _cli(
             "support", "support_command", "Collect what a support case needs in one file, no secrets."

@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_from_bytes
 
 import click
 
-from isthmus.aae.reconcile.run_directory import SEED, RunDirectory, known_runs
+from isthmus.aae.run_directory import SEED, RunDirectory, known_runs
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.run_directory import RunDirectory
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, printable

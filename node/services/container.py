@@ -58,6 +58,7 @@ from isthmus.node.services.queue_query import QUEUES, QueueResponder
 from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.node.services.replication_facts import ReplicationFacts
+from isthmus.node.services.run_query import RUN, RUNS, RunReader, RunResponder, RunsResponder
 from isthmus.node.services.settings_query import SETTINGS, SettingsResponder
 from isthmus.node.services.sink_query import SINK, SinkResponder
 from isthmus.node.services.support_query import SUPPORT, SupportResponder
@@ -355,6 +356,9 @@ class NodeServices:
         self.query.serve(FULLSYNC_ORDER, FullSyncOrderResponder(self.fullsync.scheduler, self.time))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))
         self.query.serve(FULLSYNC_SUSPEND, FullSyncSuspendResponder(self.fullsync))
+        runs = RunReader(self.settings.reconcile.runs_dir, self.time)
+        self.query.serve(RUNS, RunsResponder(runs))
+        self.query.serve(RUN, RunResponder(runs))
         self.query.serve(QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status))
 
     def _build_fullsync(self, metastore: Metastore) -> FullSync:

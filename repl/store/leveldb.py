@@ -52,6 +52,7 @@ from isthmus.repl.store.recovery import (
     ROWS_NAME,
     check_identity,
     damaged,
+    found_marks,
     found_progress,
     found_remembered,
     is_empty,
@@ -513,6 +514,32 @@ class LevelStore:
         if isinstance(error, plyvel.CorruptionError):
             return fault(error, self._directory)
         return LocalFault(self._failure)
+
+
+class RecoveredRows(NamedTuple):
+    """What the rows of a copied store hold: applied offsets, and the partitions that were in a state transfer."""
+
+    applied: Mapping[int, int]
+    in_transfer: frozenset[int]
+
+
+def recover_copy(directory: Path, cluster_uuid: bytes, floors: Floors) -> RecoveredRows:
+    """Open the database of a copied store once: LevelDB reads its logs, deletes what it does not need, and checks that
+    nothing is missing. `floors` were read before the copy was made. Raises Corruption, WrongIdentity, LocalFault."""
+    try:
+        db = _open_driver(directory, paranoid_checks=True)
+    except plyvel.Error as error:
+        raise fault(error, directory) from error
+    try:
+        view = LevelDbView(db, directory)
+        if not check_identity(view, directory, cluster_uuid, floors, is_empty=is_empty(db)):
+            return RecoveredRows({}, frozenset())
+        progress = found_progress(view, directory, floors, trusted=False)
+        return RecoveredRows(progress.applied_offsets(), frozenset(found_marks(view)))
+    except plyvel.Error as error:
+        raise fault(error, directory) from error
+    finally:
+        db.close()
 
 
 def _open_driver(directory: Path, **options: Any) -> Any:

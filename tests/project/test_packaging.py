@@ -115,21 +115,19 @@ replay: 10 of 20
 FIGURE                VALUE
 operations            20: 18 puts, 2 deletes
 CPU of east-1         3 s
-                      of them 1 s in the kernel
-broken                killed east-1, the leader of 4
-                      partitions
+broken                killed east-1 (kill -9 22471), the leader of 4 partitions, while writes went on
 differences           0
 equal: both clusters hold exactly the content of the history
 """
 
 
 def test_the_picture_of_the_demo_is_of_its_output() -> None:
-    """The figures for readers with their continuation lines, and the verdict; no font from another host."""
+    """The figures for readers in 80 columns, and the verdict; no font from another host."""
     assert list(record_demo.shown_lines(OUTPUT)) == [
         "FIGURE                VALUE",
         "operations            20: 18 puts, 2 deletes",
-        "broken                killed east-1, the leader of 4",
-        "                      partitions",
+        "broken                killed east-1 (kill -9 22471), the leader of 4 partitions,",
+        "                      while writes went on",
         "differences           0",
         "equal: both clusters hold exactly the content of the history",
     ]

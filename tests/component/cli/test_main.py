@@ -134,6 +134,23 @@ def test_config_check_passes_a_right_file(capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out) == {"file": str(SAMPLE), "ok": True, "faults": [], "warnings": []}
 
 
+def test_config_check_warns_of_a_directory_of_runs_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be mounted later, so that code 0 stays; a file in its place is said to be one."""
+    file, runs = tmp_path / "n.toml", tmp_path / "runs"
+    file.write_text('[node]\nname = "n"\ncluster = "c"\ndata_dir = "data"\n[reconcile]\nruns_dir = "runs"\n')
+    assert cli.main(["config", "check", str(file)]) == Exit.OK
+    assert f"{file}:6: warning: reconcile.runs_dir: {runs} does not exist here" in capsys.readouterr().out
+    runs.write_text("")
+    assert cli.main(["config", "check", str(file)]) == Exit.OK
+    assert f"{runs} is no directory" in capsys.readouterr().out
+    runs.unlink()
+    runs.mkdir()
+    assert cli.main(["config", "check", str(file)]) == Exit.OK
+    assert "reconcile.runs_dir" not in capsys.readouterr().out
+
+
 def test_config_check_knows_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A topology is checked as one, and `config show` says that it wants a node's own file."""
     sample = REPOSITORY / "config" / "samples" / "two-nodes.toml"

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from isthmus.aae.reconcile import job, options, run_directory, spark_session
+from isthmus.aae import run_directory
+from isthmus.aae.reconcile import job, options, spark_session
 from isthmus.aae.reconcile.client import ReplicaDirectory
 from isthmus.node.cli import parameters
 from isthmus.node.cli.exit_codes import Exit

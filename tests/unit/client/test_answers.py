@@ -15,9 +15,6 @@ from isthmus.client.errors import ClientError, ServerFault
 from isthmus.client.names import Key
 from isthmus.client.objects import Link
 from isthmus.client.steps import Response
-from isthmus.node.client_api.object_decoding import Stored
-from isthmus.node.client_api.object_rendering import render_stored
-from isthmus.repl.model import objects
 from tests.support.scripted_cluster import DATE, answer, found, refusal
 
 KEY = Key(b"default", b"b", b"k")
@@ -46,36 +43,6 @@ def test_a_single_version() -> None:
     assert content.links == (Link("x/y", "\udcff", 't"'),)
 
 
-BODIES = st.binary() | st.sampled_from([b"\r\n\r\n", b"\r\n--", b"--", b"a\r\n--b--\r\n"])
-
-
-@given(st.lists(st.tuples(BODIES, st.booleans()), min_size=2, max_size=4))
-def test_siblings_come_as_the_node_renders_them(versions: list[tuple[bytes, bool]]) -> None:
-    """Any bytes, deletions among them, by the node's own code for multipart."""
-    siblings = tuple(
-        objects.Sibling(
-            (b"\x01" * 20, at),
-            1_700_000_000_000,
-            deleted,
-            b"" if deleted else body,
-            b"a/b",
-            b"",
-            ((b"n", b"\xc3\xab"),),
-            (),
-            (),
-        )
-        for at, (body, deleted) in enumerate(versions)
-    )
-    if all(deleted for _, deleted in versions):
-        return
-    reply = render_stored(Stored(b"clock", siblings), None, [(b"accept", b"multipart/mixed")])
-    headers = {name.decode().lower(): value.decode() for name, value in reply.headers}
-    read = answers.parse_object(KEY, Response(reply.status, headers, reply.body), {}, None)
-    assert [(each.body, each.deleted) for each in read.siblings] == [(s.value, s.tombstone) for s in siblings]
-    assert [each.vtag for each in read.siblings] == [s.vtag for s in siblings]
-    assert {each.metadata["n"] for each in read.siblings} == {"ë"}
-
-
 @pytest.mark.parametrize(
     "response",
     [
@@ -83,13 +50,6 @@ def test_siblings_come_as_the_node_renders_them(versions: list[tuple[bytes, bool
         answer(200, b"x", last_modified=DATE, x_riak_vclock="???"),
         answer(200, b"x", x_riak_vclock="AAEC"),
         answer(200, b"x", x_riak_vclock="AAEC", last_modified="yesterday"),
-        answer(300, b"Siblings:\na\n", x_riak_vclock="AAEC", content_type="text/plain"),
-        answer(300, b"", x_riak_vclock="AAEC", content_type="multipart/mixed"),
-        answer(300, b"\r\n--b\r\nA: b\r\n\r\nx", x_riak_vclock="AAEC", content_type="multipart/mixed; boundary=b"),
-        answer(300, b"\r\n--b\r\nnone\r\n--b--", x_riak_vclock="AAEC", content_type="multipart/mixed; boundary=b"),
-        answer(
-            300, b"\r\n--b\r\nno\r\n\r\n\r\n--b--", x_riak_vclock="AAEC", content_type="multipart/mixed; boundary=b"
-        ),
     ],
 )
 def test_what_is_no_object_is_a_fault_of_the_server(response: Response) -> None:
@@ -117,7 +77,7 @@ def test_no_answer_breaks_the_client(status: int, headers: dict[str, str], body:
     for parse in (
         lambda: answers.parse_object(KEY, response, {}, None),
         lambda: answers.parse_written(KEY, response),
-        lambda: answers.not_found(KEY, response),
+        lambda: answers.clock_of(response),
         lambda: answers.parse_batch(response, 1),
     ):
         with contextlib.suppress(ClientError):
@@ -156,10 +116,10 @@ def test_a_sentence_of_the_server_is_shown_safely() -> None:
 
 def test_a_deleted_key_has_a_context() -> None:
     """That of its deletion; a key that never existed has none."""
-    deleted = answers.not_found(KEY, refusal(404, "not-found", x_riak_vclock="AAEC"))
+    deleted = answers.not_found(KEY, answers.clock_of(refusal(404, "not-found", x_riak_vclock="AAEC")))
     assert deleted.context is not None
     assert "it was deleted" in str(deleted)
-    assert answers.not_found(KEY, refusal(404, "not-found")).context is None
+    assert answers.not_found(KEY, answers.clock_of(refusal(404, "not-found"))).context is None
 
 
 def test_a_repeated_write_may_have_no_context() -> None:

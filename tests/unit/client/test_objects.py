@@ -53,6 +53,7 @@ def test_newest_prefers_values_to_deletions() -> None:
     gone = sibling(b"", 9, deleted=True)
     assert newest([sibling(b"1"), gone, sibling(b"2", 1)]).value == 2
     assert newest([gone]).value is None
+    assert newest([sibling(b"1"), sibling(b"2")]).value == 2
 
 
 def test_an_encoded_value_stays_bytes() -> None:
@@ -82,6 +83,15 @@ def test_a_context_comes_from_all_that_has_one() -> None:
     assert context_of(None) is None
     with pytest.raises(BadRequest, match="context is a str"):
         context_of("c")  # type: ignore[arg-type]
+
+
+def test_names_in_messages_are_printable_and_short() -> None:
+    """Whatever bytes they have: a log or a terminal takes them."""
+    for key in ("\udcff\n\x1b", "k" * 5_000):
+        message = str(Siblings(StoredObject("default", "b", key, Context(b"c"), "", (sibling(b"1"), sibling(b"2")))))
+        assert message.isprintable()
+        assert message.encode()
+        assert len(message) < 400
 
 
 def test_a_repr_shows_no_value() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgpack
 import pytest
 
 from isthmus.client.errors import BadRequest, Conflict, OutcomeUnknown, Retryable, ServerFault
@@ -13,7 +14,6 @@ from isthmus.client.objects import Context, NotFound, Sibling, Siblings, newest
 from isthmus.client.operations import Operations
 from tests.support.scripted_cluster import (
     CLOCK,
-    DATE,
     NOT_FOUND,
     SILENT,
     ScriptedCluster,
@@ -24,22 +24,21 @@ from tests.support.scripted_cluster import (
 )
 
 KEY = Key(b"default", b"b", b"k")
-SIBLINGS = answer(
-    300,
-    b"".join(
-        b'\r\n--x\r\nContent-Type: application/json\r\nEtag: "%b"\r\nLast-Modified: %b\r\nX-Riak-Meta-N: %b\r\n\r\n%b'
-        % (tag, date, tag, body)
-        for tag, date, body in (
-            (b"one", b"Thu, 26 Nov 2026 12:00:00 GMT", b"1"),
-            (b"two", b"Thu, 26 Nov 2026 12:00:05 GMT", b"2"),
-        )
-    )
-    + b"\r\n--x--\r\n",
-    content_type="multipart/mixed; boundary=x",
-    x_riak_vclock=CLOCK,
-    etag='"both"',
-    last_modified=DATE,
-)
+CONFLICT = answer(300, b"Siblings:\none\ntwo\n", x_riak_vclock=CLOCK, etag='"both"')
+
+
+def item(*answers: Any) -> Any:
+    """The answer to a batch."""
+    return answer(200, msgpack.packb(list(answers)))
+
+
+def version(body: bytes, tag: bytes, at_ms: int) -> Any:
+    """A sibling in such an answer."""
+    extras = (b"", ((b"n", tag),), (), ())
+    return body, b"application/json", tag, 1_700_000_000_000 + at_ms, extras
+
+
+SIBLINGS = item((300, b"\x00\x01\x02", [version(b"1", b"one", 1), version(b"2", b"two", 2)]))
 PUT = {
     "context": None,
     "content_type": None,
@@ -61,13 +60,27 @@ def update(cluster: ScriptedCluster, change: Any, **more: Any) -> Any:
     return cluster.run(cluster.operations.update(KEY, change, **{**UPDATE, **more}))
 
 
-def test_a_read_asks_for_all_siblings() -> None:
-    """They come in one answer."""
-    cluster = ScriptedCluster(SIBLINGS)
+def test_siblings_are_read_by_a_batch() -> None:
+    """Which has all of them, with times in milliseconds. A key that was resolved or deleted meanwhile is what it is
+    then; an item that is refused for now is asked for again."""
+    cluster = ScriptedCluster(CONFLICT, SIBLINGS)
     read = cluster.run(cluster.operations.get(KEY, None, None))
-    assert cluster.header(b"Accept") == b"multipart/mixed, */*;q=0.5"
     assert [each.value for each in read.siblings] == [1, 2]
-    assert read.etag == "both"
+    assert [each.last_modified.microsecond for each in read.siblings] == [1000, 2000]
+    assert read.context == Context(b"\x00\x01\x02")
+    assert msgpack.unpackb(cluster.asked[-1].request.body or b"") == [[b"default", b"b", b"k"]]
+    resolved = item((200, b"c", [version(b"3", b"three", 3)]))
+    cluster = ScriptedCluster(CONFLICT, item((503, None, b"not-ready: x")), resolved)
+    assert cluster.run(cluster.operations.get(KEY, None, None)).value == 3
+    assert len(cluster.slept) == 1
+    cluster = ScriptedCluster(CONFLICT, item((404, b"c", [])))
+    with pytest.raises(NotFound) as caught:
+        cluster.run(cluster.operations.get(KEY, None, None))
+    assert caught.value.context == Context(b"c")
+    for refused, error in ((b"retry: x", Retryable), (b"corruption: x", ServerFault)):
+        cluster = ScriptedCluster(CONFLICT, item((503 if error is Retryable else 500, None, refused)), attempts=3)
+        with pytest.raises(error):
+            cluster.run(cluster.operations.get(KEY, None, None))
 
 
 def test_a_key_that_does_not_exist() -> None:
@@ -175,16 +188,16 @@ def test_an_update_of_a_deleted_key_replaces_the_deletion() -> None:
 
 def test_an_update_resolves_siblings() -> None:
     """By the resolver of the call, else of the client; without one it raises Siblings, and writes nothing."""
-    cluster = ScriptedCluster(SIBLINGS, written())
+    cluster = ScriptedCluster(CONFLICT, SIBLINGS, written())
     assert update(cluster, lambda value: value + 1, resolver=lambda all: sum(each.value for each in all)).value == 4
     assert cluster.header(b"x-riak-meta-n") == b"two"
-    cluster = ScriptedCluster(SIBLINGS, written(), resolver=lambda siblings: siblings[0])
+    cluster = ScriptedCluster(CONFLICT, SIBLINGS, written(), resolver=lambda siblings: siblings[0])
     assert update(cluster, lambda value: value + 1).value == 2
     assert cluster.header(b"x-riak-meta-n") == b"one"
-    cluster = ScriptedCluster(SIBLINGS)
+    cluster = ScriptedCluster(CONFLICT, SIBLINGS)
     with pytest.raises(Siblings):
         update(cluster, lambda value: value)
-    assert len(cluster.asked) == 1
+    assert len(cluster.asked) == 2
 
 
 def test_an_update_keeps_what_is_stored_beside_the_value() -> None:
@@ -360,7 +373,7 @@ def test_a_call_has_a_time_of_its_own() -> None:
 
 def test_a_resolver_of_the_client_serves_reads() -> None:
     """Where a call has none of its own."""
-    cluster = ScriptedCluster(SIBLINGS, resolver=newest)
+    cluster = ScriptedCluster(CONFLICT, SIBLINGS, CONFLICT, SIBLINGS, resolver=newest)
     assert cluster.run(cluster.operations.get(KEY, None, None)).value == 2
 
     def first(siblings: Any) -> Sibling:

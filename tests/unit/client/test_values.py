@@ -22,7 +22,7 @@ JSON = st.recursive(
 
 @given(JSON | st.binary())
 def test_a_value_comes_back(value: Any) -> None:
-    """What JSON can hold, text, and bytes, without a content type. Text with lone surrogates is refused: UTF-8
+    """What JSON can hold, text, and bytes, without a content type. Text with lone surrogates is refused, since UTF-8
     cannot hold it."""
     try:
         body, content_type = encode_value(value, None, {})

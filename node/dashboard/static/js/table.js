@@ -42,7 +42,13 @@ export function table(caption, columns, rows, { stacks = false } = {}) {
   );
   return h(
     "div",
-    { class: stacks ? "scroll stacks" : "scroll", "data-key": caption, tabindex: "0", role: "region", "aria-label": caption },
+    {
+      class: stacks ? "scroll stacks" : "scroll",
+      "data-key": caption,
+      tabindex: "0",
+      role: "region",
+      "aria-label": caption,
+    },
     h(
       "table",
       { role: role("table") },
