@@ -4,7 +4,7 @@ BIN := .venv/bin
 ARGS ?=
 
 # Which tests `make test` runs, as pytest's -m; .ci/run widens it.
-ISTHMUS_TEST_MARKS ?= not slow and not root and not strace and not promtool
+ISTHMUS_TEST_MARKS ?= not slow and not root and not strace and not promtool and not browser
 
 # Over how many processes `make test` spreads the tests; 0: all in this one, as a debugger needs it. Tests wait more than
 # they compute, so that eight fill two cores. A process that ends amid a test ends the run.
@@ -23,15 +23,16 @@ PAGES := node/dashboard
 export DENO_NO_UPDATE_CHECK := 1
 export DENO_DIR := $(CURDIR)/.venv/deno
 
-.PHONY: help venv demo test test-fast test-all lint byte-code docs docs-site release-check bench bench-peers sim mesh faults endurance wheel clean
+.PHONY: help venv demo test test-fast test-all lint byte-code docs docs-site screenshots release-check bench bench-peers sim mesh faults endurance wheel clean
 
 help:
 	@echo "make demo      two clusters on this machine, replicated and compared; ARGS=\"--keep\" and others: isthmus demo --help"
 	@echo "make test      lint, types, import contracts, and the tests that need minutes, not more; WORKERS=0 runs them in one process"
 	@echo "make test-fast pure parts, contracts on doubles, checks of the project: less than a minute"
-	@echo "make test-all  the same with every test (slow, root, strace, promtool)"
+	@echo "make test-all  the same with every test (slow, root, strace, promtool, browser)"
 	@echo "make lint      ruff, mypy, import contracts; format, rules and types of the dashboard"
 	@echo "make docs      the generated parts of docs/: commands, settings, options, properties, metrics"
+	@echo "make screenshots the pictures of docs/dashboard.md; needs chromium; ARGS=overview makes one"
 	@echo "make docs-site the documentation as a site, in site/"
 	@echo "make release-check wheel and source archive, each extra in a fresh environment, the demo from the wheel; sizes"
 	@echo "make sim       seeded simulations of the protocol; SEEDS=0:1000"
@@ -40,7 +41,8 @@ help:
 	@echo "make endurance two clusters of three nodes under load and harm, then every proof of equality; MINUTES=60 of it"
 	@echo "make bench     the benchmarks; ARGS=\"--json\" for one JSON object each"
 	@echo "make bench-peers our clusters beside etcd and NATS, which must be installed; ARGS=\"--rounds 1 --only etcd\" and others"
-	@echo "make wheel     dist/isthmus-VERSION.whl, and the same as dist/isthmus.zip, the ending that Spark's --py-files knows"
+	@echo "make wheel     dist/isthmus-VERSION.whl, the same as dist/isthmus.zip, the ending that Spark's --py-files knows, and"
+	@echo "               dist/isthmus_client-VERSION.whl, the Python client alone"
 	@echo "make venv      the environment alone, .venv from a Python 3.11, 3.12 or 3.13 (PYTHON=/path/to/python names one)"
 	@echo "make clean     removes the environment and all caches"
 
@@ -76,6 +78,9 @@ test-all: lint
 docs: venv
 	@$(BIN)/python -m docs.generate
 
+screenshots: venv
+	@$(BIN)/python -m docs.screenshots $(ARGS)
+
 docs-site: venv
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 	@echo "site/index.html"
@@ -104,6 +109,7 @@ bench: venv
 	@$(BIN)/python -m bench.far $(ARGS)
 	@$(BIN)/python -m bench.fullsync $(ARGS)
 	@$(BIN)/python -m bench.priorities $(filter-out --profile,$(ARGS))
+	@$(BIN)/python -m bench.viewers $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.spark $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.handover $(filter-out --profile,$(ARGS))
 	@$(BIN)/python -m bench.failover $(filter-out --profile,$(ARGS))
@@ -114,6 +120,7 @@ bench-peers: venv
 
 wheel: venv
 	@$(BIN)/python -m hatchling build -t wheel -d dist
+	@cd client && ../$(BIN)/python -m hatchling build -t wheel -d ../dist
 	@cp dist/isthmus-*.whl dist/isthmus.zip
 
 clean:

@@ -99,7 +99,7 @@ def listed(manager: CheckScheduler, healing: GapHealer, results: int, wall_ms: i
             "branches_done": running.findings.branches_done,
             "keys_compared": running.findings.keys_compared,
             "differences": running.findings.differences,
-            "queued": running.findings.queued,
+            "queued": running.findings.queued + running.findings.queuing,
             "estimate_s": _estimate_s(running.began_ms, running.findings, wall_ms),
         },
         "peers": [_peer(manager, peer, healing, results, owners) for peer in manager.peers.values()],
@@ -192,6 +192,8 @@ def scheduled(manager: CheckScheduler) -> list[dict[str, Any]]:
         {
             "name": name,
             "suspended": peer.history.suspended is not None,
+            "slots": None if peer.plan is None else len(peer.plan.kinds),
+            "slot_ms": None if peer.plan is None else peer.plan.slot_ms,
             "retry": None
             if peer.retry is None
             else {"at_ms": peer.retry.at_ms, "kind": peer.retry.kind.value, "tries": peer.retry.tries},

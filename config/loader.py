@@ -96,7 +96,7 @@ def load_text(text: str, path: Path) -> Settings:
         values = tomllib.loads(text)
         lines = line_of_keys(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(str(path), [_syntax_fault(text, str(error))]) from None
+        raise ConfigError(str(path), [syntax_fault(text, str(error))]) from None
     except RecursionError:
         raise _file_fault(path, "is nested too deeply to be a config file") from None
     except ValueError:  # the only other one: Python refuses whole numbers of more than 4,300 digits
@@ -322,7 +322,7 @@ _CLEARER: Final = {
 """Messages of tomllib, and clearer ones for them."""
 
 
-def _syntax_fault(text: str, message: str) -> Fault:
+def syntax_fault(text: str, message: str) -> Fault:
     """The fault for a message of tomllib, "... (at line 3, column 7)"."""
     found = _AT_POSITION.fullmatch(message)
     if found is None:

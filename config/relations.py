@@ -70,6 +70,12 @@ def broken_relations(settings: Settings) -> Iterator[RelationViolation]:
         RelationViolation(*each)
         for each in _tls_relations(settings.tls, named_metastore=bool(settings.metastore.hosts))
     )
+    runs, data = settings.reconcile.runs_dir, settings.node.data_dir.absolute()
+    if runs is not None and (runs == data or data in runs.parents or runs in data.parents):
+        yield RelationViolation(
+            ("reconcile.runs_dir", "node.data_dir"),
+            "runs and the node's data need directories apart: neither may lie in the other",
+        )
     yield from _lists(settings)
 
 

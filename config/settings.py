@@ -607,6 +607,15 @@ class SourceSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ReconcileSettings:
+    """[reconcile]: what a node shows of jobs on Spark, which run elsewhere."""
+
+    runs_dir: Path | None = None
+    """Directory in which `isthmus reconcile` keeps its runs (`--output`, `--run-dir`); the node only reads there, for
+    the dashboard. A relative path begins at the config file's folder. Empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     """[log]: structured events."""
 
@@ -641,6 +650,7 @@ class Settings:
     queues: tuple[QueueSettings, ...] = ()
     sink: SinkSettings = NO_SINK
     fullsync: tuple[FullSyncSettings, ...] = ()
+    reconcile: ReconcileSettings = ReconcileSettings()
     log: LogSettings = LogSettings()
     origins: dict[str, str] = field(default_factory=dict, compare=False)
     """Key path -> "FILE:LINE" for every key that the file set; all others are defaults."""

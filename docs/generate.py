@@ -7,7 +7,6 @@ and the help of commands. tests/project fails when a page differs from what this
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import json
@@ -20,10 +19,12 @@ from typing import Any, Final
 
 import click
 
+from isthmus.config import sample
 from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES
 from isthmus.config.dynamic_options import OPTIONS
 from isthmus.config.schema import RELOADED, SettingKey, SettingKind, as_text, keys_of, range_text
 from isthmus.config.settings import ReplicationSettings, Settings
+from isthmus.node.cli.credentials import ConnectionOption
 from isthmus.node.cli.exit_codes import MEANINGS
 from isthmus.node.cli.main import root
 from isthmus.node.daemon import METRICS
@@ -41,7 +42,9 @@ GUIDES: Final[Mapping[str, str]] = {
     "check": "[checks for monitoring](#checks-for-monitoring)",
     "cluster": "[the state of a cluster](#the-state-of-a-cluster), [runbooks](runbooks.md), [metrics](metrics.md)",
     "config": "[the config file](config.md)",
+    "context": "[which cluster](#which-cluster)",
     "dev": "[security](security.md)",
+    "events": "[what happened](#what-happened)",
     "fold": "[folds](fullsync.md#folds)",
     "fullsync": "[full-sync](fullsync.md)",
     "gaps": "[queues](queues.md)",
@@ -55,6 +58,8 @@ GUIDES: Final[Mapping[str, str]] = {
     "queue": "[queues](queues.md)",
     "reconcile": "[Spark](spark.md)",
     "sink": "[sinks](sinks.md)",
+    "support-bundle": "[support bundles](#support-bundles)",
+    "status": "[the status of all clusters](#the-status-of-all-clusters)",
 }
 """Noun -> the pages that explain it."""
 
@@ -62,7 +67,7 @@ PUBLIC: Final[Mapping[str, Sequence[str]]] = {
     "isthmus.aae.reconcile": ("register",),
     "isthmus.aae.reconcile.spark_session": ("session",),
     "isthmus.aae.reconcile.job": ("reconcile", "ReconcileOptions", "findings_of"),
-    "isthmus.aae.reconcile.run_directory": ("RunDirectory", "read_manifest", "ReadRange"),
+    "isthmus.aae.run_directory": ("RunDirectory", "read_manifest", "ReadRange"),
     "isthmus.aae.reconcile.batch_jobs": ("stats", "trees"),
     "isthmus.aae.reconcile.export": ("export_objects", "import_objects"),
     "isthmus.aae.reconcile.seed": ("seed",),
@@ -81,7 +86,7 @@ PUBLIC: Final[Mapping[str, Sequence[str]]] = {
 }
 """Module -> the names of it that programs may rely on (docs/releases.md), in the order of the page api.md."""
 
-COMMON: Final = ("--admin", "--token-file", "--ca", "--cert", "--key", "--output")
+COMMON: Final = ("--admin", "--context", "--cluster", "--token-file", "--ca", "--cert", "--key", "--output")
 """Options that many commands have; the page describes them once."""
 
 
@@ -231,14 +236,7 @@ def setting_row(key: SettingKey, meaning: str) -> tuple[str, str, str, str]:
 
 def docstrings_of(section: type) -> dict[str, str]:
     """Field -> the docstring below it, in one line. Raises ValueError for a field without one."""
-    module = ast.parse(textwrap.dedent(inspect.getsource(section)))
-    assert isinstance(module.body[0], ast.ClassDef)
-    body = module.body[0].body
-    found: dict[str, str] = {}
-    for field, below in zip(body, [*body[1:], None], strict=True):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
+    found = sample.docstrings_of(section)
     missing = [key.field for key in keys_of(section).values() if key.inner is None and key.field not in found]
     if missing:
         raise ValueError(f"settings of {section.__name__} without a docstring: {', '.join(missing)}")
@@ -331,7 +329,10 @@ def commands_table() -> str:
 
 def commands_reference() -> str:
     """The common options, and a section for each noun."""
-    parts = ["Many commands have these options; below, *node options* are all of them but `-o`.", common_options()]
+    parts = [
+        "Many commands have these options; below, *connection options* are all of them but `-o`.",
+        common_options(),
+    ]
     for noun, command, found in nouns():
         guide = f"See {GUIDES[noun]}." if noun in GUIDES else ""
         if isinstance(command, click.Group):
@@ -346,7 +347,7 @@ def common_options() -> str:
     """The options that many commands share, from the first command that has all of them."""
     for _, _, found in nouns():
         for _, command in found:
-            shared = {option.opts[-1]: option for option in options_of(command)}
+            shared = {option.opts[-1]: option for option in options_of(command) if is_shared(option)}
             if all(name in shared for name in COMMON):
                 return options_table_of([shared[name] for name in COMMON])
     raise ValueError(f"no command has all of {', '.join(COMMON)}")
@@ -355,9 +356,9 @@ def common_options() -> str:
 def command_parts(context: click.Context, command: click.Command, level: int) -> list[str]:
     """Heading, usage, help and options of one command."""
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
-    own = [option for option in options_of(command) if option.opts[-1] not in COMMON]
-    shared = {option.opts[-1] for option in options_of(command)} & set(COMMON)
-    also = ["node options"] * ("--admin" in shared) + ["`-o`"] * ("--output" in shared)
+    own = [option for option in options_of(command) if not is_shared(option)]
+    shared = {option.opts[-1] for option in options_of(command) if is_shared(option)}
+    also = ["connection options"] * ("--admin" in shared) + ["`-o`"] * ("--output" in shared)
     named = sorted(shared - {"--output"}, key=COMMON.index) if "--admin" not in shared else []
     also = [*(f"`{name}`" for name in named), *also]
     return [
@@ -367,6 +368,11 @@ def command_parts(context: click.Context, command: click.Command, level: int) ->
         options_table_of(own) if own else "",
         f"Common: {', '.join(also)}." if also else "",
     ]
+
+
+def is_shared(option: click.Option) -> bool:
+    """True for an option that the page describes once: one of connections, or the output format."""
+    return option.opts[-1] in COMMON and (isinstance(option, ConnectionOption) or option.opts[-1] == "--output")
 
 
 def options_of(command: click.Command) -> list[click.Option]:

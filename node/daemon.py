@@ -58,6 +58,7 @@ from isthmus.node.http.listener import Listeners, bind
 from isthmus.node.local import supervisor_client
 from isthmus.node.observability import audit_log, logs
 from isthmus.node.observability.metrics import Metrics
+from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.node.observability.version import program_version
 from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
@@ -155,11 +156,11 @@ def run(settings: Settings, file: Path) -> int:
         python=platform.python_version(),
         pid=os.getpid(),
     )
-    return uvloop.run(_run(settings, file))
+    return uvloop.run(_run(settings, file, ServiceManager()))
 
 
-async def _run(settings: Settings, file: Path) -> int:
-    node = Node(settings, file)
+async def _run(settings: Settings, file: Path, manager: ServiceManager) -> int:
+    node = Node(settings, file, manager)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, node.request_reload)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -186,9 +187,11 @@ class Node:
     client_api: ClientApi
     admin_api: AdminApi
 
-    def __init__(self, settings: Settings, file: Path) -> None:
+    def __init__(self, settings: Settings, file: Path, manager: ServiceManager) -> None:
         self.settings = settings
         self._file = file
+        self._manager = manager
+        self._watchdog_task: asyncio.Task[None] | None = None
         self._level = settings.log.level
         self._time = SystemTime()
         self._started_ms = self._time.wall_ms()
@@ -291,6 +294,9 @@ class Node:
         await self._listeners.start(self.client_api, self.admin_api)
         self._serving = True
         log.info("node.up", http=http_url, admin=admin_url, cluster_uuid=cluster_uuid.hex())
+        self._manager.ready(self._sentence())
+        if self._manager.watchdog_interval_s:
+            self._watchdog_task = loop.create_task(self._watchdog())
         self._ready_task = loop.create_task(self._log_when_ready(loop.time()))
 
     async def _connect_metastore(self) -> Metastore:
@@ -378,6 +384,7 @@ class Node:
         self.client_api.audit = AuditTrail(name, services.audit, self._time, guards["http"])
         self.admin_api.audit = self._audit
         Dashboard(self.admin_api, guards["admin"], cluster_name, settings.node.name)
+        services.support.exposition = self.exposition
         self.metrics = Metrics(
             [
                 services.runtime.metrics,
@@ -431,6 +438,20 @@ class Node:
         """See NodeStatus."""
         return self._stop.is_set()
 
+    def _sentence(self) -> str:
+        """One line for the service manager: whether the node is ready, or why not."""
+        is_ready, why_not = self.ready()
+        return f"node {self.settings.node.name} of cluster {self.settings.node.cluster}: " + (
+            "ready" if is_ready else f"up, not ready: {why_not}"
+        )
+
+    async def _watchdog(self) -> None:
+        """Tell the service manager, as often as it asks for, that the event loop turns, and the node's state."""
+        while True:
+            self._manager.alive()
+            self._manager.status(self._sentence())
+            await asyncio.sleep(self._manager.watchdog_interval_s)
+
     async def _log_when_ready(self, began_s: float) -> None:
         """Log one line once all replicas of this node lead and serve, or follow."""
         while not self.ready()[0]:
@@ -442,6 +463,7 @@ class Node:
         led = sum(partition.replica.ready for partition in served)
         seconds = round(asyncio.get_running_loop().time() - began_s, 1)
         log.info("node.ready", sentence=f"{quantity(len(served), 'partition')} served", leads=led, seconds=seconds)
+        self._manager.status(self._sentence())
 
     def request_reload(self) -> None:
         """Reload what may change while the node runs (SIGHUP): certificates, tokens, the log level. Ignored while a
@@ -451,6 +473,7 @@ class Node:
 
     async def _reload(self) -> None:
         loop = asyncio.get_running_loop()
+        self._manager.reloading()
         troubles = await loop.run_in_executor(None, self._credentials.reload)
         restart = False
         try:
@@ -464,6 +487,7 @@ class Node:
             restart = dataclasses.replace(found, log=self.settings.log) != self.settings
         said = log.warning if troubles else log.info
         said("node.reloaded", log_level=self._level, troubles=troubles, changed_settings_need_a_restart=restart)
+        self._manager.ready(self._sentence())
         await self._audit.local("reload the node's files", "signal", "; ".join(troubles) or None)
 
     def request_stop(self, reason: str) -> None:
@@ -494,7 +518,8 @@ class Node:
             logs.lines.msg(f"isthmus: {self._fatal}; the node ends, see its log")
             os._exit(EXIT_STORAGE)
         log.info("node.stopping", reason=self._stop_reason)
-        for task in (self._ready_task, self._reload_task):
+        self._manager.stopping(self._stop_reason)
+        for task in (self._ready_task, self._reload_task, self._watchdog_task):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)

@@ -29,7 +29,7 @@ NEXT: Final = {
     "origin": "nothing: its own cluster offers it; cascade = true would offer it here, too",
     "from-owner": "nothing: the owner is where it was written",
     "unknown": "ask again in a moment: the queue takes its place",
-    "not-offered": "isthmus queue ledger shows whether it is lost; a full-sync finds it",
+    "not-offered": "isthmus ledger shows whether it is lost; a full-sync finds it",
 }
 """State -> the next step."""
 

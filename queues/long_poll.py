@@ -56,6 +56,10 @@ class LongPollWaiters:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def nodes(self) -> set[str]:
+        """Nodes whose fetches wait."""
+        return {waits.session.node for waits in self._waiting}
+
     async def wait(self, session: Session, wait_ms: int, until: Until) -> None:
         """Wait until woken, for `wait_ms` at most. Raises Overloaded, and what `until` raises."""
         if len(self._waiting) >= WAITING_FETCHES_MAX:

@@ -230,7 +230,9 @@ class QueueServer:
             self.space_freed()
             return None
         machine.mark_sent(batch)
-        self.throttle.spend(len(batch), batch.size_bytes, self._time.now_ms())
+        sent_ms = self._time.now_ms()
+        machine.consumers.given(request.session.node, len(batch), sent_ms)
+        self.throttle.spend(len(batch), batch.size_bytes, sent_ms)
         self.refill()
         self.wake()
         return batch

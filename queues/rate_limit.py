@@ -30,6 +30,11 @@ class Rates(NamedTuple):
 _NO_LIMIT: Final = Rates()
 
 
+def rates_shown(rates: Rates) -> dict[str, int | None]:
+    """Limits for listings; None: no limit."""
+    return {"bytes_per_second": rates.bytes or None, "objects_per_second": rates.objects or None}
+
+
 @dataclass(slots=True)
 class _Bucket:
     rate: int
@@ -115,10 +120,7 @@ class Throttle:
         recent = [entry for entry in self._seconds if entry[0] > now_ms // 1000 - ACHIEVED_S]
         over_s = max(1.0, min(ACHIEVED_S, (now_ms - self._began_ms) / 1000))
         return {
-            "configured": {
-                "bytes_per_second": self.rates.bytes or None,
-                "objects_per_second": self.rates.objects or None,
-            },
+            "configured": rates_shown(self.rates),
             "binding": self.binding(now_ms) or None,
             "achieved": {
                 "bytes_per_second": sum(entry[1] for entry in recent) / over_s,

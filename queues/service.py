@@ -330,6 +330,7 @@ class QueueService:
         if request.max_count:  # a request that only acknowledges sends neither
             digests, scopes = self.cluster.property_digests(), self.cluster.scope_digests()
             queue.compare_properties(session.node, digests, scopes, request)
+            queue.machine.consumers.fetched(session.node, now)
             queue.machine.report_types(session.node, request.types, now)
             queue.machine.report_share(session.node, request.share, request.wait_ms, now)
         for ack in request.acks:
@@ -362,7 +363,9 @@ class QueueService:
         session = Session(RIAK_CLUSTER, RIAK_NAME, self._batch_prefix, 0)
         request = FetchRequest(session, RIAK_NAME, (), None, 1, BYTES_MAX, 0)
         await self._require_owner(queue, request)
-        queue.machine.on_fetch(session, None, self.time.now_ms())
+        now = self.time.now_ms()
+        queue.machine.consumers.fetched(session.node, now)
+        queue.machine.on_fetch(session, None, now)
         if queue.machine.owner_pending():
             self._cursors.write_pending_cursors(queue)
         for _ in range(POP_ATTEMPTS_MAX):

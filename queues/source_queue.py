@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from isthmus.queues.bulk_queue import BulkQueue
+from isthmus.queues.consumers import Consumers
 from isthmus.queues.cursor_decisions import PublishingSuspended, needs_no_new_window, wanted_state
 from isthmus.queues.cursors import NO_OWNER, CursorPosition, CursorState
 from isthmus.queues.filters import Filter
@@ -85,6 +86,7 @@ class SourceQueue:
         self.owner_version = 0
         self.sink_types = SinkTypes()
         self.sink_shares = SinkShares()
+        self.consumers = Consumers()
         self.refused_bulk: list[tuple[int, list[int]]] = []
         """(priority, times when queued) of bulk references that the sink refused permanently and keeps nothing of;
         `queues.bulk_marks` records them soon."""
@@ -202,6 +204,7 @@ class SourceQueue:
             self._last_fetch_ms = None
             self.sink_types.clear()
             self.sink_shares.clear()
+            self.consumers.clear()
             self._update_held_back()
             for batch in list(self.leases.batches.values()):
                 self.release(batch)

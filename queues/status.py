@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
@@ -10,6 +11,7 @@ from isthmus.config.text import clause
 from isthmus.queues.backlog_count import Backlog
 from isthmus.queues.queue_documents import path_of
 from isthmus.queues.queue_server import QueueServer, lacking_types
+from isthmus.queues.rate_limit import rates_shown
 from isthmus.queues.wire import OFF
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.property_digests import differences_shown, types_of
@@ -134,7 +136,8 @@ def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: 
             **{name: {"waiting": bulk.waiting_count, "in_flight": bulk.in_flight_count, **asdict(bulk.counts)}
                for name, bulk in zip(("full_sync", "fold"), machine.bulk_queues, strict=True)},
         },
-        "throttle": {**queue.throttle.as_dict(time.now_ms()),
+        "consumers": _consumers(queue, time),
+        "throttle": {**queue.throttle.as_dict(time.now_ms()), "file": rates_shown(queue.configured),
                      "set": None if stored.rates is None else stored.rates.act._asdict()},
         "changed": _changed(queue),
         "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(stored.lost),
@@ -160,6 +163,27 @@ def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: 
         "late_acknowledgements": counts.late,
         "refused_acknowledgements": counts.refused,
     }  # fmt: skip
+
+
+def _consumers(queue: QueueServer, time: TimeSource) -> list[dict[str, Any]]:
+    """Nodes that have fetched from this node since it serves the queue to their cluster, the newest fetch first.
+    `waits`: a fetch waits here now; `last_given_ms`: when it was last given changes, None for never."""
+    machine, waiting = queue.machine, queue.waiters.nodes()
+    began_ms = time.wall_ms() - time.now_ms()
+    in_flight: Counter[str] = Counter()
+    for batch in machine.leases.batches.values():
+        in_flight[batch.session.node] += len(batch)
+    return [
+        {
+            "node": node,
+            "waits": node in waiting,
+            "last_fetch_ms": began_ms + one.fetched_ms,
+            "last_given_ms": None if one.given_ms is None else began_ms + one.given_ms,
+            "given": one.given,
+            "in_flight": in_flight[node],
+        }
+        for node, one in reversed(machine.consumers.by_node().items())
+    ]
 
 
 def _changed(queue: QueueServer) -> dict[str, Any]:

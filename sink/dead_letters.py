@@ -167,6 +167,12 @@ class DeadLetters:
         """All letters, the oldest first; of those whose object is kept `payload` is empty, not None."""
         return [_letter(row) for row in self._rows(f"SELECT {_WITHOUT_OBJECT} FROM letters ORDER BY id", ())]  # noqa: S608
 
+    def page(self, after: int, limit: int) -> tuple[list[DeadLetter], tuple[int, int]]:
+        """The oldest letters with numbers above `after`, at most `limit`, as `letters` has them; and `counts`."""
+        statement = f"SELECT {_WITHOUT_OBJECT} FROM letters WHERE id>? ORDER BY id LIMIT ?"  # noqa: S608
+        found = [_letter(row) for row in self._rows(statement, (after, limit))]
+        return found, self._counts or (0, 0)
+
     def of_key(self, key: Key) -> list[DeadLetter]:
         """Those of one key, as `letters` has them."""
         names = "bucket_type=? AND bucket=? AND name=?"

@@ -450,6 +450,12 @@ class Sink:
         loop = asyncio.get_running_loop()
         return [letter.as_dict() for letter in await loop.run_in_executor(None, self._letters.letters)]
 
+    async def dead_letter_page(self, after: int, limit: int) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+        """The oldest dead letters with numbers above `after`, at most `limit`; how many are kept, and how many were
+        given up. Raises LocalFault."""
+        found, counts = await asyncio.get_running_loop().run_in_executor(None, self._letters.page, after, limit)
+        return [letter.as_dict() for letter in found], counts
+
     async def dead_letters_of(self, key: Key) -> list[dict[str, Any]]:
         """The dead letters of one key. Raises LocalFault."""
         loop = asyncio.get_running_loop()

@@ -29,6 +29,9 @@ import pytest
 GRACE_S: Final = 5.0
 """How long threads and children may take to end after a test that told them to; a guess for a loaded machine."""
 
+os.environ["ISTHMUS_CONTEXTS"] = os.devnull + "/none"
+"""Commands under test use no context of the person who runs the tests."""
+
 hypothesis.settings.register_profile(
     "isthmus",
     deadline=None,
@@ -42,6 +45,7 @@ TOOLS: Final = {
     "network": ("ip", "tc", "iptables", "nsenter"),
     "disks": ("mkfs.ext4", "mount", "losetup"),
     "promtool": ("promtool",),
+    "browser": ("chromium",),
 }
 """Marker -> the programs that its tests run."""
 
@@ -52,6 +56,7 @@ TOGETHER: Final = re.compile(
     r"|tests/component/http/test_(queue_fetch|queue_push|riak_python_client)\.py"
     r"|tests/component/node/test_metrics\.py"
     r"|tests/project/test_conventions\.py"
+    r"|tests/system/dashboard/"
 )
 """Tests of a file that stay in one process: some count what others went through, others share what is slow to make.
 
@@ -240,7 +245,7 @@ def _strace_works() -> bool:
 def pytest_deselected(items: list[pytest.Item]) -> None:
     """Counts what `-m` left out."""
     for item in items:
-        for marker in ("slow", "root", "strace", "promtool"):
+        for marker in ("slow", "root", "strace", "promtool", "browser"):
             if item.get_closest_marker(marker):
                 _left_out[marker] += 1
 

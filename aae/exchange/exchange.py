@@ -121,6 +121,8 @@ class Findings:
     segments_wrong: int = 0
     """Segments with equal rows and different leaves, neither of which changes: one tree is wrong."""
     queued: int = 0
+    queuing: int = 0
+    """Keys that the repair under way has queued; they count in `queued` once it ends."""
     by_kind: Counter[tuple[DifferenceKind, BehindSide]] = field(default_factory=Counter)
 
     @property

@@ -1,7 +1,8 @@
 """Batch jobs on Spark: read clusters as tables, compare, seed, export.
 
 Only this package imports pyspark and pyarrow, which come with the extra `spark`; without them its import fails with one
-sentence that says so. Only the command line imports it, when a job is asked for.
+sentence that says so. Only the command line imports it, when a job is asked for; a node reads directories of runs by
+`isthmus.aae.run_listing`.
 Modules that run on executors (contract `executors` of pyproject.toml) must not import `config` or msgspec.
 `register(spark)` makes `format("isthmus")` known to a session. Start at `job`; docs/spark.md shows the use.
 """

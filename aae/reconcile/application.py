@@ -7,7 +7,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 ERROR: Final = 2
@@ -62,7 +62,7 @@ FLAGS: Final[tuple[tuple[str, str, Callable[[str], Any] | None, str], ...]] = (
     ("--max-time", "max_time_s", _seconds, "begin no further work after this time, such as 10m"),
     ("--settle", "settle_s", _seconds, "pause before the second look, such as 10s"),
     ("--filter", "filter", str, "a queue's filter: keys that it does not select are `filtered`"),
-    ("--rate-limit", "rows_per_second", int, "rows a second of each cluster; 0: no limit"),
+    ("--rate", "rows_per_second", int, "rows a second of each cluster; 0: no limit"),
     (
         "--give-up-after",
         "give_up_after_s",
@@ -71,12 +71,22 @@ FLAGS: Final[tuple[tuple[str, str, Callable[[str], Any] | None, str], ...]] = (
     ),
     ("--token-file", "token_file", str, "a token for both clusters; the path is read on every worker"),
     ("--right-token-file", "right_token_file", str, "one for the right cluster, if it has others"),
-    ("--ca-file", "ca_file", str, "trusted certificate authorities"),
-    ("--certificate-file", "certificate_file", str, "the certificate for nodes that require one"),
-    ("--key-file", "key_file", str, "its key"),
+    ("--ca", "ca_file", str, "trusted certificate authorities"),
+    ("--cert", "certificate_file", str, "the certificate for nodes that require one"),
+    ("--key", "key_file", str, "its key"),
 )
 """(flag, field of ReconcileOptions, parser of its text, help text); parser None: a switch. `isthmus reconcile run` has
 the same options."""
+
+
+OLD_FLAGS: Final[Mapping[str, str]] = {
+    "--output": "--dir",
+    "--rate-limit": "--rate",
+    "--ca-file": "--ca",
+    "--certificate-file": "--cert",
+    "--key-file": "--key",
+}
+"""Older name of a flag, which is accepted and not shown -> the flag."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,7 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from isthmus.aae.reconcile.spark_session import session
     from isthmus.repl.model.errors import IsthmusError
 
-    given = vars(_parser().parse_args(arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    given = vars(_parser().parse_args([_renamed(word) for word in words]))
     left, right = given.pop("left"), given.pop("right")
     if given.get("run_id") is None:
         given["run_id"] = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
@@ -115,7 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--right", required=True, metavar="URL[,URL...]", help="HTTP listeners of nodes of the other cluster"
     )
-    parser.add_argument("--output", required=True, help="directory of runs, which driver and workers can write to")
+    parser.add_argument(
+        "--dir", dest="output", required=True, help="directory of runs, which driver and workers can write to"
+    )
     parser.add_argument("--run-id", default=None, help="resume the run of this id; without it a new run begins")
     for flag, field, kind, meaning in FLAGS:
         if kind is None:
@@ -123,6 +136,12 @@ def _parser() -> argparse.ArgumentParser:
         else:
             parser.add_argument(flag, dest=field, type=kind, help=meaning)
     return parser
+
+
+def _renamed(word: str) -> str:
+    """An argument with the flag that stands for an older one."""
+    flag, equals, value = word.partition("=")
+    return OLD_FLAGS.get(flag, flag) + equals + value
 
 
 def _progress(line: str) -> None:

@@ -16,7 +16,6 @@ import pyarrow as pa
 from isthmus.aae.exchange.compare import VerdictKind
 from isthmus.aae.reconcile.compare_range import Joined, SideSpec, error_line, joined, read_runs, scattered
 from isthmus.aae.reconcile.findings import FINDING, decode_candidates, encode_candidates, finding
-from isthmus.aae.reconcile.run_directory import SegmentChunk, runs_of
 from isthmus.aae.reconcile.verdicts import (
     CandidateKey,
     KeyVerdict,
@@ -25,6 +24,7 @@ from isthmus.aae.reconcile.verdicts import (
     second_look,
     unreachable_verdict,
 )
+from isthmus.aae.run_directory import SegmentChunk, runs_of
 from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import key_hash, segment_of

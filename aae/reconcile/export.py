@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from pyspark.sql import functions as F
 from isthmus.aae.reconcile.batch_jobs import NO_OPTIONS, read, source_options
 from isthmus.aae.reconcile.client import ReplicaDirectory, fetch_plan
 from isthmus.aae.reconcile.options import parse_options
-from isthmus.aae.reconcile.run_directory import IMPORT, RunDirectory, write_json
+from isthmus.aae.run_directory import IMPORT, ProgressFile, RunDirectory, write_json
 from isthmus.repl.model.errors import BadInput, LocalFault
 
 
@@ -159,23 +160,29 @@ def import_objects(
     slices = _stored_slices(RunFileSystem(spark, path)) if is_store(path) else check_whole(path)
     path = path if is_store(path) else str(Path(path).absolute())
     done: list[str] = []
+    file: ProgressFile | None = None
     if directory is not None:
-        cluster = fetch_plan(chosen.urls, chosen.credentials, chosen.bucket_type).cluster.hex()
+        plan = fetch_plan(chosen.urls, chosen.credentials, chosen.bucket_type)
         about = {name: options[name] for name in _CHOOSING & options.keys()}
-        directory.open({"path": path, "urls": urls, "cluster": cluster, **about})
+        directory.open({"path": path, "urls": urls, "cluster": plan.cluster.hex(), **about})
         done = (directory.read("done.json") or {"slices": []})["slices"]
-    rows = 0
-    for at, one in enumerate(slices or [path], 1):
-        objects = _chosen(spark.read.parquet(one), chosen)
-        if one not in done:
-            wanted = objects.select("bucket_type", "bucket", "key", "object")
-            wanted.write.format("isthmus").mode("append").options(urls=urls, **sending).save()
-            done.append(one)
-            if directory is not None:
-                directory.write("done.json", {"slices": done})
-        rows += int(objects.count())
-        if progress is not None and len(slices) > 1:
-            progress(f"imported {at} of {len(slices)} slices, {rows:,} rows")
+        file = ProgressFile(directory)
+        file.clusters = [plan.cluster_name]
+    with nullcontext() if file is None else file.attempt():
+        rows = 0
+        for at, one in enumerate(slices or [path], 1):
+            objects = _chosen(spark.read.parquet(one), chosen)
+            if one not in done:
+                wanted = objects.select("bucket_type", "bucket", "key", "object")
+                wanted.write.format("isthmus").mode("append").options(urls=urls, **sending).save()
+                done.append(one)
+                if directory is not None:
+                    directory.write("done.json", {"slices": done})
+            rows += int(objects.count())
+            if file is not None:
+                file.note("push", at, len(slices) or 1, counts={"objects": rows})
+            if progress is not None and len(slices) > 1:
+                progress(f"imported {at} of {len(slices)} slices, {rows:,} rows")
     return rows
 
 

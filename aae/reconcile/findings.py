@@ -98,6 +98,11 @@ def finding(
 
 def read_findings(directory: Path, columns: Sequence[str], verdict: str = "") -> Iterator[dict[str, Any]]:
     """The rows of a run's findings, of one verdict if given. Yields nothing without a directory."""
+    for batch in _batches(directory, columns, verdict):
+        yield from batch.to_pylist()
+
+
+def _batches(directory: Path, columns: Sequence[str], verdict: str = "") -> Iterator[pa.RecordBatch]:
     if not directory.exists():
         return
     cut = pa.dataset.partitioning(pa.schema([("verdict", pa.string())]), flavor="hive")
@@ -105,17 +110,33 @@ def read_findings(directory: Path, columns: Sequence[str], verdict: str = "") ->
     if not table.files:
         return
     wanted = pa.dataset.field("verdict") == verdict if verdict else None
-    for batch in table.to_batches(columns=list(columns), filter=wanted, batch_size=10_000):
-        yield from batch.to_pylist()
+    yield from table.to_batches(columns=list(columns), filter=wanted, batch_size=10_000)
+
+
+GROUPED: Final = ("verdict", "difference", "side", "bucket")
+
+GROUPS_MAX: Final = 100
+"""Groups of findings that a summary lists, the largest ones: those of some buckets are a page, and a run may have a
+bucket for each key. `counted` has all."""
 
 
 def counted(directory: Path) -> list[dict[str, Any]]:
     """Number of findings by verdict, difference, side and bucket, largest first."""
     found: Counter[tuple[str, ...]] = Counter()
-    for row in read_findings(directory, ("verdict", "difference", "side", "bucket")):
-        found[row["verdict"], row["difference"], row["side"], row["bucket"].decode(errors="backslashreplace")] += 1
-    names = ("verdict", "difference", "side", "bucket", "count")
+    for batch in _batches(directory, GROUPED):
+        groups = pa.Table.from_batches([batch]).group_by(GROUPED).aggregate([([], "count_all")])
+        for row in groups.to_pylist():
+            bucket = row["bucket"].decode(errors="backslashreplace")
+            found[row["verdict"], row["difference"], row["side"], bucket] += row["count_all"]
+    names = (*GROUPED, "count")
     return [dict(zip(names, (*named, count), strict=True)) for named, count in found.most_common()]
+
+
+def summarized(directory: Path) -> dict[str, Any]:
+    """The largest groups of `counted`, and how many groups and findings are left out."""
+    every = counted(directory)
+    rest = every[GROUPS_MAX:]
+    return {"groups": every[:GROUPS_MAX], "groups_left": len(rest), "findings_left": sum(row["count"] for row in rest)}
 
 
 NAMED_COLUMNS: Final = (

@@ -30,8 +30,10 @@ from pyspark.sql import functions as F
 
 from isthmus.aae.reconcile.compare_range import SideSpec, error_line, plan_of
 from isthmus.aae.reconcile.compare_tasks import FIRST_ROW, SECOND_ROW, Job, encode_chunk, first_looks, second_looks
+from isthmus.aae.reconcile.findings import summarized
 from isthmus.aae.reconcile.report import (
     ReconcileOutcome,
+    counts_so_far,
     fits_driver,
     read_counts,
     read_payloads,
@@ -39,18 +41,19 @@ from isthmus.aae.reconcile.report import (
     write_findings,
     write_segments,
 )
-from isthmus.aae.reconcile.run_directory import (
+from isthmus.aae.reconcile.segment_plan import SegmentPlan, planned
+from isthmus.aae.reconcile.spark_session import spark_error_line
+from isthmus.aae.run_directory import (
     FIRST,
     SECOND,
     ChunkResult,
+    ProgressFile,
     RunDirectory,
     RunProgress,
     SegmentChunk,
     Wave,
     standing,
 )
-from isthmus.aae.reconcile.segment_plan import SegmentPlan, planned
-from isthmus.aae.reconcile.spark_session import spark_error_line
 from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import BadInput, CodecError, IsthmusError, PeerFault
 
@@ -65,6 +68,12 @@ WAVE_S: Final = 8.0
 a killed run repeats little, and a long one has little overhead."""
 
 SHORT_REST_S: Final = 0.2
+
+PLAN: Final = "plan"
+SETTLE: Final = "settle"
+REPORT: Final = "report"
+STAGES: Final = {FIRST: "first-look", SECOND: "second-look"}
+"""Stages of a run in its progress; looks by their name in waves."""
 
 
 class ReconcileOptions(NamedTuple):
@@ -217,12 +226,18 @@ class _Run:
         self._directory = directory
         self._options = options
         self._progress = progress
+        self._file = ProgressFile(directory)
         self._began_s = monotonic()
         self._tasks = spark.sparkContext.defaultParallelism
         rate = options.rows_per_second / self._tasks
         self._sides = _sides(urls, options, rate)
 
     def run(self) -> dict[str, Any]:
+        with self._file.attempt():
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
+        self._file.note(PLAN)
         try:
             plan = self._plan()
         except BadInput:
@@ -237,6 +252,7 @@ class _Run:
             left, right, options.bucket_type, options.bucket, options.modified_since_ms, options.modified_before_ms,
             options.filter, options.bodies, min(options.settle_s, FURTHER_LOOK_PAUSE_S),
         )  # fmt: skip
+        self._file.clusters = [str(side["cluster"]) for side in plan.as_of]
         self._progress(f"{plan.mode}: {plan.segments} segments in {len(plan.chunks)} chunks ({plan.why})")
         now = standing(self._directory.waves())
         by_number = {chunk.number: chunk for chunk in plan.chunks}
@@ -294,7 +310,8 @@ class _Run:
 
     def _facts(self) -> dict[str, Any]:
         options = self._options
-        return {"max_differences": options.max_differences, "sample": options.sample, "settle_s": options.settle_s}
+        return {"max_differences": options.max_differences, "sample": options.sample, "settle_s": options.settle_s,
+                "at_ms": int(time() * 1000)}  # fmt: skip
 
     # ---------------------------------------------------------------- waves
 
@@ -308,6 +325,8 @@ class _Run:
         """Look at the chunks in waves, until the time limit."""
         size = max(1, WAVE_TASKS * self._tasks)
         began_s, total, passed = monotonic(), len(chunks), 0
+        if chunks:
+            self._file.note(STAGES[look], 0, total, None, counts_so_far(standing(self._directory.waves())))
         while passed < total:
             if self._late():
                 self._progress(f"time is over: {total - passed} chunks are left")
@@ -320,6 +339,7 @@ class _Run:
             passed += len(part)
             size = 2 * size if monotonic() - wave_began_s < WAVE_S else size
             left_s = (monotonic() - began_s) / passed * (total - passed)
+            self._file.note(STAGES[look], passed, total, left_s, counts_so_far(standing(self._directory.waves())))
             wrong = sum(bool(one.error) for one in done)
             self._progress(
                 f"{look} look: {passed} of {total} chunks, about {left_s:.0f} s left"
@@ -329,6 +349,7 @@ class _Run:
     def _settle(self, now: RunProgress) -> None:
         until_ms = now.looked_at_ms + self._options.settle_s * 1000
         rest_s = until_ms / 1000 - time()
+        self._file.note(SETTLE, left_s=max(0.0, rest_s))
         if rest_s > SHORT_REST_S:
             self._progress(f"settling for {rest_s:.0f} s before the second look")
         while (rest_s := until_ms / 1000 - time()) > 0 and not self._late():
@@ -338,10 +359,12 @@ class _Run:
 
     def _report(self, plan: SegmentPlan) -> dict[str, Any]:
         now = standing(self._directory.waves())
+        self._file.note(REPORT, counts=counts_so_far(now))
         self._directory.remove("summary.json")  # first: it vouches for the findings that were there
         self._write_findings(now)
         write_segments(self._directory, now, plan)
-        facts = self._facts() | {"as_of": {"begin": plan.as_of, "end": self._as_of()}}
+        found = summarized(self._directory.path / "findings")
+        facts = self._facts() | {"as_of": {"begin": plan.as_of, "end": self._as_of()}, "findings": found}
         summary = summarize(self._directory, plan, now, "", monotonic() - self._began_s, facts)
         self._directory.write("summary.json", summary)
         (self._directory.path / "_SUCCESS").touch()

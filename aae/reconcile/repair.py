@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from xxhash import xxh64_hexdigest
 
 from isthmus.aae.reconcile.findings import read_findings
-from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.run_directory import RunDirectory
 from isthmus.repl.model.errors import BadInput, Overloaded
 
 BATCH: Final = 500

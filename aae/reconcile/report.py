@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from isthmus.aae.reconcile.run_directory import ChunkResult, RunDirectory, RunProgress, program_version
 from isthmus.aae.reconcile.segment_plan import SegmentPlan
+from isthmus.aae.run_directory import ChunkResult, RunDirectory, RunProgress, program_version
 from isthmus.repl.model.errors import Corruption
 from isthmus.repl.model.keys import SEGMENT_COUNT
 
@@ -129,6 +129,20 @@ def _verdicts(firsts: list[ChunkResult], seconds: list[ChunkResult]) -> dict[str
     if sum(counts.values()) != keys:
         raise Corruption(f"the verdicts of the run do not add up: {counts} of {keys} keys; its work files were changed")
     return counts
+
+
+def counts_so_far(now: RunProgress) -> dict[str, int]:
+    """Keys by verdict while a run goes on; those that differ and wait for their second look are `waiting`."""
+    seconds = [done for _, done in now.second.values()]
+    firsts = [(chunk, done) for chunk, (_, done) in now.first.items()]
+    return {
+        "match": sum(done.match for _, done in firsts),
+        "transient": sum(done.transient for done in seconds),
+        "diverged": sum(done.diverged for done in seconds),
+        "filtered": sum(done.filtered for _, done in firsts),
+        "unreachable": sum(done.unreachable for done in seconds),
+        "waiting": sum(done.candidates for chunk, done in firsts if chunk not in now.second),
+    }
 
 
 FEW: Final = 50_000

@@ -33,9 +33,9 @@ from isthmus.aae.reconcile.client import (
     open_stream,
 )
 from isthmus.aae.reconcile.options import RunOptions
-from isthmus.aae.reconcile.run_directory import ReadRange, write_json
 from isthmus.aae.row_stream import wire
 from isthmus.aae.row_stream.wire import ChangesRequest, Consistency, Head, Rows, RowsRequest, RowView, SkippedTo
+from isthmus.aae.run_directory import ReadRange, write_json
 from isthmus.repl.http.client import HttpRefused
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import CodecError, Overloaded, PeerFault

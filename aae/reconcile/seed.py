@@ -29,10 +29,10 @@ from isthmus.aae.reconcile.compare_range import SideSpec
 from isthmus.aae.reconcile.job import ReconcileOptions
 from isthmus.aae.reconcile.job import run as reconciled
 from isthmus.aae.reconcile.report import EXIT_CODES, ReconcileOutcome
-from isthmus.aae.reconcile.run_directory import SEED, RunDirectory, program_version
 from isthmus.aae.reconcile.seed_plan import ABOUT, QueueHandOver, SeedOptions, check_clusters, planned, sides_of
 from isthmus.aae.reconcile.seed_tasks import NAMED_MAX, ROW, SeedChunk, SeedJob, copies, encode_chunk
 from isthmus.aae.reconcile.spark_session import spark_error_line
+from isthmus.aae.run_directory import SEED, ProgressFile, RunDirectory, program_version
 from isthmus.queues.filters import parse_filter
 from isthmus.repl.model.errors import BadInput, IsthmusError
 
@@ -149,6 +149,8 @@ class _Seed:
         self._plan = plan
         self._queue = queue
         self._progress = progress
+        self._file = ProgressFile(directory)
+        self._file.clusters = [str(plan["source"]), str(plan["target"])]
         self._began_s = monotonic()
         source, target = (
             side._replace(cluster=bytes.fromhex(uuid)) for side, uuid in zip(sides, plan["clusters"], strict=True)
@@ -170,14 +172,21 @@ class _Seed:
         self._waves = len(works)
 
     def run(self) -> dict[str, Any]:
+        with self._file.attempt():
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         warning = properties_warning(self._plan)
         if warning:
             self._progress(f"warning: {warning}")
         try:
+            self._note("hold")
             self._hold()
+            self._note("copy")
             self._copy()
             if len(self._done) < len(self._chunks):
                 return self._summary(ReconcileOutcome.INCOMPLETE, next(iter(self._failures.values()), "time was over"))
+            self._note("hand-over")
             self._hand_over()
             return self._verified()
         except IsthmusError as error:
@@ -208,10 +217,18 @@ class _Seed:
     def _report_progress(self, begun: int) -> None:
         objects, rows = self._plan["objects"], self._rows()
         rate = (rows - begun) / (monotonic() - self._began_s)
-        about = "" if not objects or not rate else f", about {max(0, objects - rows) / rate:.0f} s left"
+        left_s = None if not objects or not rate else max(0, objects - rows) / rate
+        self._note("copy", left_s)
+        about = "" if left_s is None else f", about {left_s:.0f} s left"
         of = "" if objects is None else f" of about {objects:,}"
         wrong = f"; {len(self._failures)} ranges could not be copied" if self._failures else ""
         self._progress(f"copied {rows:,}{of} objects, {rate:,.0f}/s{about}{wrong}")
+
+    def _note(self, stage: str, left_s: float | None = None) -> None:
+        """Write the progress: ranges that are copied, and objects beside their estimated number."""
+        objects = self._plan["objects"]
+        about = {} if objects is None else {"objects_about": int(objects)}
+        self._file.note(stage, len(self._done), len(self._chunks), left_s, {"objects": self._rows(), **about})
 
     def _wave(self, chunks: list[SeedChunk]) -> None:
         copy = F.arrow_udf(copies(self._job), ROW)
@@ -304,12 +321,14 @@ class _Seed:
         options = self._options
         if not options.verify:
             return self._summary(COPIED, "")
+        self._note("catch-up")
         fetched, why = self._catch_up()
         if not fetched:
             return self._summary(ReconcileOutcome.INCOMPLETE, why)
         number = 1
         while (RunDirectory(options.output, f"{options.run_id}-verify-{number}").path / "summary.json").exists():
             number += 1
+        self._note("verify")
         wanted = ReconcileOptions(
             options.output, f"{options.run_id}-verify-{number}", options.bucket_type, settle_s=options.settle_s,
             filter=self._plan["filter"] if options.queue and self._plan["filter"] != "any" else "",

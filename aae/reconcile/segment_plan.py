@@ -14,7 +14,7 @@ from xxhash import xxh64_intdigest
 
 from isthmus.aae.reconcile.client import ReplicaDirectory
 from isthmus.aae.reconcile.compare_range import SideSpec, error_line, leaves_of, plan_of, roots_of
-from isthmus.aae.reconcile.run_directory import SegmentChunk, runs_of
+from isthmus.aae.run_directory import SegmentChunk, runs_of
 from isthmus.aae.trees.tree import LEAF_BITS, LEAF_COUNT, differing
 from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from isthmus.repl.model.keys import SEGMENT_COUNT

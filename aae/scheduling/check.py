@@ -245,9 +245,12 @@ class _CheckActions(ExchangeActions):
         try:
             async for taken in self._checker.enqueue(self._bucket_type, differences):
                 queued += taken
+                self._findings.queuing = queued
         except BaseException as end:
             self._findings.queued += queued + (end.taken if isinstance(end, QueueFull) else 0)
             raise
+        finally:
+            self._findings.queuing = 0
         return queued
 
     async def pause(self) -> None:

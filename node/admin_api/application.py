@@ -7,13 +7,14 @@ decides: handlers show the components' state and pass changes on. docs/http.md l
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.audit import AuditAdmin
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
+from isthmus.node.admin_api.events import EventsAdmin
 from isthmus.node.admin_api.folds import add_folds
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
 from isthmus.node.admin_api.history import HistoryAdmin
@@ -23,6 +24,7 @@ from isthmus.node.admin_api.options import OptionsAdmin
 from isthmus.node.admin_api.properties import PropertiesAdmin
 from isthmus.node.admin_api.queues import QueueAdmin
 from isthmus.node.admin_api.reassignments import ReassignmentsAdmin
+from isthmus.node.admin_api.reconcile import ReconcileAdmin
 from isthmus.node.admin_api.replication import ReplicationAdmin
 from isthmus.node.admin_api.sinks import SinkAdmin
 from isthmus.node.admin_api.telemetry import TelemetryAdmin
@@ -36,11 +38,16 @@ from isthmus.node.http.responses import Reply, RequestRefused, refusal
 from isthmus.node.observability.version import program_version
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.node_query import NODE_HEALTH
 from isthmus.node.services.replica_query import REPLICAS, ReplicaForm
+from isthmus.node.services.support_query import SUPPORT
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE, PlacementDiffers
 from isthmus.repl.controller.placement import BadReplicaMap, checked_replica_map
 from isthmus.repl.metastore.port import SessionState
 from isthmus.repl.model.errors import IsthmusError
+
+SUPPORT_TIMEOUT_MS: Final = 10_000
+"""How long a node may take for its part of a support bundle, some hundred kilobytes."""
 
 
 class AssignPartitionsRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -70,6 +77,8 @@ class AdminApi(HttpApplication):
         add_openapi(self, "Isthmus: operators", program_version())
         router = self.router
         router.add("GET", "/admin/cluster", self.cluster)
+        router.add("GET", "/admin/nodes/health", self.health)
+        router.add("GET", "/admin/support", self.support)
         router.add("GET", "/admin/partitions", self.partitions)
         router.add("POST", "/admin/partitions/assign", BodyHandler(AssignPartitionsRequest, self.partitions_assign))
         BucketTypesAdmin(services, router)
@@ -84,9 +93,11 @@ class AdminApi(HttpApplication):
         SinkAdmin(services, router)
         TelemetryAdmin(services, router)
         AuditAdmin(services, router)
+        EventsAdmin(services, router)
         HistoryAdmin(services, router)
         self.live = LiveAdmin(services, self, router)
         FullSyncAdmin(services, self)
+        ReconcileAdmin(services, router)
         add_folds(self, services)
 
     def stop(self) -> None:
@@ -164,6 +175,27 @@ class AdminApi(HttpApplication):
             "nodes": cluster_status.node_rows(records, registrations, drained),
             "actors": [services.queues.status(), services.sink.status(), services.fullsync.status()],
         }
+
+    async def health(self, _request: Request) -> Reply:
+        """Version, disk and certificates of every node; null for a node that does not answer, with the reason."""
+        services = self._services
+        live = services.membership.live_nodes()
+        answers = await services.query.ask(NODE_HEALTH, None, live)
+        unknown = {**dict.fromkeys(services.membership.known_nodes() - live, "not alive"), **answers.unknown}
+        found = {**dict.fromkeys(unknown), **answers.by_node}
+        nodes = {node: None if one is None else msgspec.to_builtins(one) for node, one in sorted(found.items())}
+        return json_reply({"nodes": nodes, "unknown": unknown, "at_ms": services.time.wall_ms()})
+
+    async def support(self, _request: Request) -> Reply:
+        """Values in force, last log lines and metrics of every node, without secrets; null for one that does not
+        answer."""
+        services = self._services
+        live = services.membership.live_nodes()
+        answers = await services.query.ask(SUPPORT, None, live, timeout_ms=SUPPORT_TIMEOUT_MS, own_may_fail=True)
+        unknown = {**dict.fromkeys(services.membership.known_nodes() - live, "not alive"), **answers.unknown}
+        found = {**dict.fromkeys(unknown), **answers.by_node}
+        nodes = {node: None if one is None else msgspec.to_builtins(one) for node, one in sorted(found.items())}
+        return json_reply({"nodes": nodes, "unknown": unknown, "at_ms": services.time.wall_ms()})
 
     async def partitions(self, request: Request) -> Reply:
         """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
-from isthmus.node.services.audit_query import AUDIT, LIMIT_MAX, ReadAudit, merged
+from isthmus.node.services.audit_query import AUDIT, LIMIT_MAX, ReadAudit, WantedActs, merged, searched_to
 from isthmus.node.services.container import NodeServices
 
 LIMIT: Final = 100
@@ -17,6 +17,11 @@ LIMIT: Final = 100
 
 TIME_MAX_MS: Final = 1 << 50
 """Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""
+
+TEXT_MAX: Final = 200
+"""Characters of a text to look for: a key or a name, not a document."""
+
+OUTCOMES: Final = ("done", "refused", "unknown")
 
 ALL: Final = "all"
 
@@ -31,18 +36,23 @@ class AuditAdmin:
         router.add("GET", "/admin/audit", self.acts)
 
     async def acts(self, request: Request) -> Reply:
-        """The acts of operators on all nodes, the newest first: ?since=MS&limit=N&node=NAME&before=CURSOR."""
+        """The acts of operators on all nodes, the newest first: ?since=MS&until=MS&limit=N&node=NAME&before=CURSOR, and
+        those alone that ?act, ?who, ?object and ?outcome want."""
         since_ms = request.number("since", 0, 0, TIME_MAX_MS)
         limit = request.number("limit", LIMIT, 1, LIMIT_MAX)
         before = _cursor(request.query.get("before"))
+        wanted = _wanted(request)
         nodes = self._nodes(request.query.get("node", ALL))
         if before is not None:
             nodes &= before.keys()
         live = nodes & self._services.membership.live_nodes()
-        answers = await self._services.query.ask(AUDIT, ReadAudit(since_ms, limit, before), live, own_may_fail=True)
+        answers = await self._services.query.ask(
+            AUDIT, ReadAudit(since_ms, limit, before, wanted), live, own_may_fail=True
+        )
         unknown = {**answers.unknown, **dict.fromkeys(nodes - live, "not alive")}
-        acts, following = merged(answers.by_node, limit)
-        found = {**dict.fromkeys(nodes), **answers.by_node}
+        pages = {node: None if answer is None else answer.only(wanted) for node, answer in answers.by_node.items()}
+        acts, following = merged(pages, limit)
+        found = {**dict.fromkeys(nodes), **pages}
         return json_reply(
             {
                 "acts": acts,
@@ -52,6 +62,7 @@ class AuditAdmin:
                     for node, answer in sorted(found.items())
                 },
                 "unknown": unknown,
+                "searched_to_ms": searched_to(pages),
                 "at_ms": self._services.time.wall_ms(),
             }
         )
@@ -64,6 +75,20 @@ class AuditAdmin:
             there = ", ".join(sorted(known))
             raise RequestRefused(404, "unknown-node", f"there is no node {wanted[:64]!r}; there are {there}")
         return {wanted}
+
+
+def _wanted(request: Request) -> WantedActs:
+    """The filter of a request. Raises RequestRefused."""
+    query = request.query
+    texts = {name: query.get(name, "") for name in ("act", "who", "object", "outcome")}
+    for name, text in texts.items():
+        if len(text) > TEXT_MAX:
+            raise RequestRefused(400, "bad-query", f"{name} has {len(text)} characters: at most {TEXT_MAX} are right")
+    if texts["outcome"] not in ("", *OUTCOMES):
+        right = f"one of {', '.join(OUTCOMES)} is right"
+        raise RequestRefused(400, "bad-query", f"outcome={texts['outcome'][:40]}: {right}")
+    until = request.number("until", 0, 0, TIME_MAX_MS) if "until" in query else None
+    return WantedActs(**texts, until_ms=until)
 
 
 def _cursor(text: str | None) -> dict[str, int] | None:

@@ -7,15 +7,15 @@ docs/http.md lists the paths, docs/fullsync.md explains the terms.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import msgspec
 import structlog
 
-from isthmus.aae import status
 from isthmus.aae.scheduling import operator_documents
 from isthmus.aae.scheduling.operator_documents import FullSyncAuditInfo, FullSyncSuspension
-from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
+from isthmus.aae.scheduling.schedule import CheckKind
 from isthmus.aae.scheduling.scheduler import CheckScheduler, UnknownPeer
 from isthmus.config.fullsync_values import WHERE_TO, changed_settings
 from isthmus.config.relations import is_own
@@ -23,19 +23,31 @@ from isthmus.config.settings import FullSyncSettings
 from isthmus.config.text import no_such
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.acting_user import acting_user
+from isthmus.node.admin_api.history import ALL, GONE
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, Name, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.fullsync_query import (
+    FULLSYNC_ORDER,
     FULLSYNC_REFRESH,
+    FULLSYNC_RESULTS,
     FULLSYNC_STATUS,
+    ORDER_TIMEOUT_MS,
+    BeginChecks,
+    CheckOrder,
     FullSyncPart,
+    LeaveOutAuto,
+    OrderDone,
+    ReadResults,
     RefreshFullSync,
+    SetTimes,
+    newest_results,
     sharing,
     warning,
 )
+from isthmus.node.services.fullsync_query import RESULTS_MAX as RESULTS_OF_NODES_MAX
 from isthmus.repl.model.errors import BadInput
 
 log = structlog.get_logger(__name__)
@@ -52,10 +64,13 @@ TIME_MAX_MS: Final = 1 << 50
 RESULTS_SHOWN: Final = 50
 """Newest results of a peer in an answer; `?results=N` asks for others."""
 
+RESULTS_OF_NODES: Final = 100
+"""Newest results of all nodes together in an answer; `?limit=N` asks for others."""
 
 Peer = Annotated[Name, right("a name, or left out for all")]
 NamedPeer = Annotated[Name, right("a text, the name of the full-sync")]
 OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
+WhichNode = Annotated[str, msgspec.Meta(description="The node that does it; null: the one that is asked.")]
 Values = Annotated[dict[str, Any], right('an object, such as {"all": 24, "auto": 0}')]
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX_MS)]
 KINDS: Final = {kind.value: kind for kind in CheckKind if kind is not CheckKind.NONE}
@@ -66,6 +81,7 @@ class RunCheckRequest(AuditedRequest, frozen=True, kw_only=True):
 
     kind: Annotated[Name, right("a text"), msgspec.Meta(extra_json_schema={"enum": list(KINDS)})]
     peer: Peer | None = None
+    node: WhichNode | None = None
 
 
 class SuspendChecksRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -101,6 +117,7 @@ class SetRangeRequest(AuditedRequest, frozen=True, kw_only=True):
     before_ms: TimeMs
     peer: Peer | None = None
     bucket: Annotated[Name, right("a text, or left out")] | None = None
+    node: WhichNode | None = None
 
 
 class ClearRangeRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -110,6 +127,7 @@ class ClearRangeRequest(AuditedRequest, frozen=True, kw_only=True):
     since_ms: Any = None
     before_ms: Any = None
     bucket: Any = None
+    node: WhichNode | None = None
 
 
 class SuppressAutoRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -117,6 +135,7 @@ class SuppressAutoRequest(AuditedRequest, frozen=True, kw_only=True):
 
     count: Annotated[int, msgspec.Meta(ge=0, le=SUPPRESSED_MAX)]
     peer: Peer | None = None
+    node: WhichNode | None = None
 
 
 class RebuildTreesRequest(AuditedRequest, frozen=True, kw_only=True):
@@ -135,6 +154,8 @@ class FullSyncAdmin:
         router.add("GET", "/admin/fullsync/nodes", self._checks_of_nodes)
         router.add("GET", "/admin/trees/nodes", self._trees_of_nodes)
         router.add("GET", "/admin/fullsync/schedule", self._schedule)
+        router.add("GET", "/admin/fullsync/schedule/nodes", self._schedule_of_nodes)
+        router.add("GET", "/admin/fullsync/results", self._results_of_nodes)
         router.add("POST", "/admin/fullsync/run", BodyHandler(RunCheckRequest, self._run))
         router.add("POST", "/admin/fullsync/suspend", BodyHandler(SuspendChecksRequest, self._suspend))
         router.add("POST", "/admin/fullsync/resume", BodyHandler(SuspendChecksRequest, self._resume))
@@ -163,14 +184,42 @@ class FullSyncAdmin:
         return own
 
     async def _schedule(self, _request: Request) -> Reply:
-        return json_reply({"node": self._services.settings.node.name, "peers": status.scheduled(self._manager)})
+        return json_reply(self._services.fullsync_status.schedule())
+
+    async def _schedule_of_nodes(self, _request: Request) -> Reply:
+        """The rest of the day of every node."""
+        return json_reply(await self._of_nodes(FullSyncPart.SCHEDULE))
+
+    async def _results_of_nodes(self, request: Request) -> Reply:
+        """The newest results of all nodes (of ?node=NAME), of all peers (of ?peer=NAME), at most ?limit=N."""
+        limit = request.number("limit", RESULTS_OF_NODES, 1, RESULTS_OF_NODES_MAX)
+        node = request.query.get("node", ALL)
+        known = self._services.membership.known_nodes()
+        nodes = known if node == ALL else {self._known_node(node) or node}
+        live = nodes & self._services.membership.live_nodes()
+        question = ReadResults(limit, request.query.get("peer"))
+        answers = await self._services.query.ask(FULLSYNC_RESULTS, question, live)
+        found = [{"node": name, **one} for name, rows in answers.by_node.items() for one in rows or ()]
+        unknown = {**dict.fromkeys(sorted(nodes - live), GONE), **answers.unknown}
+        return json_reply({"results": newest_results(found, limit), "unknown": unknown})
 
     async def _run(self, request: Request, body: RunCheckRequest) -> Reply:
-        name, kind, by = body.peer, _kind(body.kind), acting_user(body.by)
-        at_ms = self._services.time.wall_ms()
-        names = self._manager.begin(name, kind, by)
-        request.changed(None, {"peers": names})
-        return json_reply({"peer": name, "peers": names, "kind": kind.value, "by": by, "at_ms": at_ms}, 202)
+        kind, by = _kind(body.kind), acting_user(body.by)
+        node, done = await self._ordered(body.node, BeginChecks(body.peer, kind, by))
+        request.changed(None, {"peers": done.peers})
+        answer = {"peer": body.peer, "peers": done.peers, "node": node, "kind": kind.value, "by": by}
+        return json_reply({**answer, "at_ms": done.at_ms}, 202)
+
+    async def _ordered(self, node: str | None, order: CheckOrder) -> tuple[str, OrderDone]:
+        """Have a node (None: this one) do something; the node, and what it did. Raises IsthmusError."""
+        services = self._services
+        name = self._known_node(node) or services.settings.node.name
+        return name, await services.query.ask_one(FULLSYNC_ORDER, order, name, timeout_ms=ORDER_TIMEOUT_MS)
+
+    async def _changed_times(self, request: Request, node: str | None, order: SetTimes | LeaveOutAuto) -> Reply:
+        name, done = await self._ordered(node, order)
+        request.changed(done.before, done.after)
+        return json_reply({**await self._shown(RESULTS_SHOWN), "acted": {name: done.peers}})
 
     async def _suspend(self, request: Request, body: SuspendChecksRequest) -> Reply:
         with request.changing(lambda: self._state(body.peer)):
@@ -281,17 +330,6 @@ class FullSyncAdmin:
             },
         }
 
-    def _schedule_states(self, peer: str | None) -> dict[str, Any]:
-        """The range and the suppressed checks of a full-sync (None: of all), for the audit log."""
-        states = {n: p.history.schedule_state for n, p in self._manager.peers.items() if peer in (None, n)}
-        return {
-            name: {
-                "suppressed": state.suppressed,
-                "range": None if state.learned is None else [state.learned.since_ms, state.learned.before_ms],
-            }
-            for name, state in states.items()
-        }
-
     async def _followed(self, peer: str | None, node: str | None, *, resumed: bool) -> Reply:
         """The answer to a change: this node's status, the live nodes that read the change, and those that are down and
         follow later."""
@@ -333,21 +371,16 @@ class FullSyncAdmin:
             raise RequestRefused(
                 400, "bad-json", "since_ms and before_ms are needed: whole numbers, the first the smaller"
             )
-        times = TimeRange(body.since_ms, body.before_ms, None if body.bucket is None else body.bucket.encode())
-        with request.changing(lambda: self._schedule_states(body.peer)):
-            await self._manager.set_range(body.peer, times)
-        return await self._status(request)
+        times = SetTimes(body.peer, body.since_ms, body.before_ms, body.bucket)
+        return await self._changed_times(request, body.node, times)
 
     async def _suppress_auto(self, request: Request, body: SuppressAutoRequest) -> Reply:
-        with request.changing(lambda: self._schedule_states(body.peer)):
-            await self._manager.suppress_auto(body.peer, body.count)
+        reply = await self._changed_times(request, body.node, LeaveOutAuto(body.peer, body.count))
         log.info("fullsync.auto_suppressed", peer=body.peer, count=body.count, by=acting_user(body.by))
-        return await self._status(request)
+        return reply
 
     async def _clear_range(self, request: Request, body: ClearRangeRequest) -> Reply:
-        with request.changing(lambda: self._schedule_states(body.peer)):
-            await self._manager.set_range(body.peer, None)
-        return await self._status(request)
+        return await self._changed_times(request, body.node, SetTimes(body.peer))
 
     async def _trees(self, _request: Request) -> Reply:
         return json_reply({"node": self._services.settings.node.name, **self._services.fullsync_status.trees()})
@@ -358,10 +391,20 @@ class FullSyncAdmin:
         )
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
-        nodes = with_gone(self._services.controller.records, await self._ask_nodes(FullSyncPart.CHECKS))
-        gone = {node: self._services.downtimes.since_ms(node) for node, reported in nodes.items() if reported is None}
-        down = {node: at_ms for node, at_ms in gone.items() if at_ms is not None}
-        return json_reply({"nodes": nodes, "gone": down, "at_ms": self._services.time.wall_ms()})
+        found = await self._of_nodes(FullSyncPart.CHECKS)
+        standing = self._services.fullsync.documents.suspensions
+        suspensions = [asdict(one) for one in standing.value] if standing.was_read else None
+        return json_reply({**found, "suspensions": suspensions, "suspensions_error": standing.error})
+
+    async def _of_nodes(self, part: FullSyncPart) -> dict[str, Any]:
+        """What every node reports, null for one that does not; why; and since when nodes are down."""
+        services = self._services
+        answers = await services.query.ask(FULLSYNC_STATUS, part, services.membership.live_nodes())
+        nodes = with_gone(services.controller.records, answers.by_node)
+        unknown = {node: answers.unknown.get(node, GONE) for node, reported in nodes.items() if reported is None}
+        since = {node: services.downtimes.since_ms(node) for node in unknown}
+        down = {node: at_ms for node, at_ms in since.items() if at_ms is not None}
+        return {"nodes": nodes, "gone": down, "unknown": unknown, "at_ms": services.time.wall_ms()}
 
     async def _ask_nodes(self, part: FullSyncPart) -> dict[str, dict[str, Any] | None]:
         nodes = self._services.membership.live_nodes()

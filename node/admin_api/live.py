@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -25,7 +25,7 @@ from isthmus.node.http.application import Connected, Request, Stream, internal_e
 from isthmus.node.http.responses import Headers, explanation
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
-from isthmus.node.services.history import HOUR, Key
+from isthmus.node.services.history import HOUR, Key, merge_two
 from isthmus.node.services.history_query import NEWEST, NewestRequest
 from isthmus.node.services.history_series import ALL_TYPES, COLUMNS, SERIES, Scope, derive_one, name_of
 from isthmus.repl.model.errors import IsthmusError, NotReady, Overloaded
@@ -221,6 +221,8 @@ class LiveAdmin:
         wanted = {viewer.bucket_type for viewer in self._viewers} - {ALL_TYPES}
         answers = await services.query.ask(NEWEST, NewestRequest(sorted(wanted)), live, timeout_ms=TIMEOUT_MS)
         nodes = {**dict.fromkeys(sorted(names)), **answers.by_node}
+        measured = [each for each in answers.by_node.values() if each]
+        whole = merged(measured)
         unknown = {**dict.fromkeys(sorted(names - live), GONE), **answers.unknown}
         at_ms = services.time.wall_ms()
         samples: dict[str, bytes] = {}
@@ -229,7 +231,10 @@ class LiveAdmin:
             if bucket_type not in samples:
                 shown = {node: None if each is None else newest_series(each, bucket_type)
                          for node, each in nodes.items()}  # fmt: skip
-                document = {"at_ms": at_ms, "nodes": shown, "unknown": unknown}
+                document = {
+                    "at_ms": at_ms, "nodes": shown, "unknown": unknown, "cluster": newest_series(whole, bucket_type),
+                    "counted": len(measured),
+                }  # fmt: skip
                 samples[bucket_type] = event_of(SAMPLE, msgspec.json.encode(document))
             viewer.put(SAMPLE, samples[bucket_type])
         self._samples = samples
@@ -239,8 +244,19 @@ class LiveAdmin:
         yield "isthmus_live_streams", {}, len(self._viewers)
 
 
+def merged(nodes: Iterable[Mapping[Key, float]]) -> dict[Key, float]:
+    """The newest samples of several nodes as one, as `history` merges places."""
+    whole: dict[Key, float] = {}
+    for values in nodes:
+        for key, value in values.items():
+            column = COLUMNS.get(key[0])
+            if column is not None:  # of a later version
+                whole[key] = merge_two(column.over_nodes, whole.get(key, math.nan), value)
+    return whole
+
+
 def newest_series(values: Mapping[Key, float], bucket_type: str) -> dict[str, float | None]:
-    """Every series of a node's newest sample that has a number there; those by bucket type are of that one."""
+    """Every series of a newest sample that has a number there; those by bucket type are of that one."""
     labels: dict[Scope, list[str]] = {scope: [] for scope in Scope}
     for name, label in values:
         column = COLUMNS.get(name)

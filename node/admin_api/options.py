@@ -11,17 +11,20 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from isthmus.config.dynamic_options import OPTIONS, Option
 from isthmus.config.text import no_such
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
-from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun
+from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.option_status import option_rows, waiting, warnings
+from isthmus.node.services.settings_query import differing, nodes_behind, reads, settings_of_nodes
 from isthmus.repl.controller.dynamic_options import WHO_MAX, OptionSettings, Setting, change_option
+from isthmus.repl.controller.expected_settings import REASON_MAX, check_expected
 
 IN_FORCE_S: Final = 3.0
 """How long an answer waits for a change to be in force here. A watch takes milliseconds; a longer delay is reported."""
@@ -37,6 +40,12 @@ class ChangeOptionRequest(AuditedRequest, frozen=True, kw_only=True):
         Any, msgspec.Meta(description="The option's value, in the form that its table shows; only to set it.")
     ] = None
     bucket_type: str | None = None
+    expected: Annotated[
+        int | str | UnsetType | None,
+        msgspec.Meta(description="The value that is set now, as `set` of the listing has it; null: none. Any other is "
+                     "refused with 409 `changed-meanwhile`. Left out: whatever is set."),
+        right("what the option is set to now: a number, a text, or null"),
+    ] = UNSET  # fmt: skip
     dry_run: DryRun = False
 
 
@@ -52,12 +61,13 @@ class OptionsAdmin:
 
     async def listed(self, request: Request) -> Reply:
         """Every option; with ?bucket_type=T the values of that bucket type."""
-        return json_reply({"options": self._rows(None, self._kind(request.query.get("bucket_type")))})
+        return json_reply(await self._shown(self._rows(None, self._kind(request.query.get("bucket_type")))))
 
     async def shown(self, request: Request) -> Reply:
         """One option."""
         option = self._option(request)
-        return json_reply({"options": self._rows([option.name], self._kind(request.query.get("bucket_type")))})
+        rows = self._rows([option.name], self._kind(request.query.get("bucket_type")))
+        return json_reply(await self._shown(rows))
 
     async def set(self, request: Request, body: ChangeOptionRequest) -> Reply:
         """Set an option for the cluster or for one bucket type."""
@@ -77,27 +87,29 @@ class OptionsAdmin:
         wanted: Setting | None = None
         if setting:
             try:
-                wanted = Setting(option.parse(body.value), by[:WHO_MAX], self._services.time.wall_ms())
+                value = option.parse(body.value)
             except ValueError as error:
                 raise RequestRefused(400, "bad-option", str(error)) from None
+            wanted = Setting(value, by[:WHO_MAX], self._services.time.wall_ms(), (body.reason or "")[:REASON_MAX])
         controller = self._services.controller
         before = controller.options.of(kind).get(option.name)
+        outcome = ("set" if setting else "unset") if setting or before is not None else "was not set"
         if body.dry_run:
+            if body.expected is not UNSET:
+                check_expected(option.name, body.expected, before)
             after = controller.options.with_setting(option.name, kind, wanted)
-            return self._answer(option, kind, after, before, "would be set" if setting else "would be unset")
-        after = await change_option(controller.metastore, option.name, kind, wanted)
+            return await self._answer(option, kind, after, before, "would be " * (outcome != "was not set") + outcome)
+        after = await change_option(controller.metastore, option.name, kind, wanted, body.expected)
         request.changed(None if before is None else before.value, None if wanted is None else wanted.value)
         await self._in_force(after)
-        outcome = ("set" if setting else "unset") if setting or before is not None else "was not set"
-        return self._answer(option, kind, after, before, outcome)
+        return await self._answer(option, kind, after, before, outcome, changed=True)
 
     async def _in_force(self, after: OptionSettings) -> None:
         """Return once `after` is in force on this node, and every record has its min-ISR; or after IN_FORCE_S."""
         controller = self._services.controller
 
         def pending() -> bool:
-            version = controller.options.version
-            if version is None or after.version is None or version < after.version:
+            if not reads(controller.options.version, after.version):
                 return True
             kinds = {record.bucket_type for record in controller.records.values()}
             return any(waiting(controller.options, controller.records, kind) for kind in kinds)
@@ -108,18 +120,43 @@ class OptionsAdmin:
                 return
             await asyncio.sleep(POLL_S)
 
-    def _answer(
-        self, option: Option, kind: str | None, after: OptionSettings, before: Setting | None, outcome: str
+    async def _answer(
+        self,
+        option: Option,
+        kind: str | None,
+        after: OptionSettings,
+        before: Setting | None,
+        outcome: str,
+        *,
+        changed: bool = False,
     ) -> Reply:
+        """The answer to a change, or (not `changed`) to a dry run: `after` is what is set, or would be."""
         records = self._services.controller.records
+        rows = option_rows(after, records, self._services.options, names=[option.name], bucket_type=kind)
         return json_reply(
             {
                 "outcome": outcome,
                 "before": None if before is None else before.value,
-                "options": option_rows(after, records, self._services.options, names=[option.name], bucket_type=kind),
+                **await self._shown(rows, None if changed else after, after.version if changed else None),
                 "warnings": warnings(after, records, option.name, kind),
             }
         )
+
+    async def _shown(
+        self, rows: list[dict[str, Any]], wanted: OptionSettings | None = None, version: int | None = None
+    ) -> dict[str, Any]:
+        """Rows with the nodes where another value is in force; with `wanted` as if these were set. `version`: the nodes
+        are given some time to read it."""
+        services = self._services
+        answers, unknown = await settings_of_nodes(
+            services.query, services.membership, wanted, lambda answer: reads(answer.options_version, version)
+        )
+        versions = {node: answer.options_version for node, answer in answers.items() if answer is not None}
+        return {
+            "options": [{**row, "differs": differing(row, answers)} for row in rows],
+            "behind": nodes_behind(versions),
+            "unknown": unknown,
+        }
 
     def _rows(self, names: list[str] | None, kind: str | None) -> list[dict[str, Any]]:
         controller = self._services.controller

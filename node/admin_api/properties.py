@@ -5,25 +5,35 @@ A bucket is percent-encoded in the path, as in the client API. `node.services.pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import msgspec
 
+from isthmus.config.bucket_properties import PROPERTIES
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, right
 from isthmus.node.http.responses import Reply
 from isthmus.node.http.router import Router, encode_segment
 from isthmus.node.services.container import NodeServices
-from isthmus.node.services.properties import check_names
-from isthmus.repl.controller.bucket_properties import PropertyScope
+from isthmus.node.services.settings_query import nodes_behind, reads, settings_of_nodes
+from isthmus.repl.controller.bucket_properties import PropertyScope, PropertySettings
+
+Expected = Annotated[
+    dict[str, bool | int | str],
+    msgspec.Meta(description="The properties that are set for the bucket type or bucket itself, as the operator saw "
+                 "them. The change is refused with 409 `changed-meanwhile` where one that it concerns is another by "
+                 "now, or is set and missing here. Null: whatever is set."),
+    right('an object, for instance {"allow_mult": false}'),
+]  # fmt: skip
 
 
 class SetPropertiesRequest(AuditedRequest, frozen=True, kw_only=True):
     """Set properties; others stay as they are."""
 
     props: Annotated[dict[str, Any], msgspec.Meta(min_length=1), right('an object, for instance {"allow_mult": false}')]
+    expected: Expected | None = None
     dry_run: DryRun = False
 
 
@@ -31,6 +41,7 @@ class UnsetPropertiesRequest(AuditedRequest, frozen=True, kw_only=True):
     """Unset properties; all, when none is named."""
 
     names: Annotated[list[str], right('a list of texts, for instance ["allow_mult"]')] | None = None
+    expected: Expected | None = None
     dry_run: DryRun = False
 
 
@@ -55,30 +66,54 @@ class PropertiesAdmin:
 
     async def shown(self, request: Request) -> Reply:
         """The properties in force for a bucket type or a bucket."""
-        return self._answer(self._scope(request), "shown")
+        return await self._answer(self._scope(request), "shown")
 
     async def set(self, request: Request, body: SetPropertiesRequest) -> Reply:
         """Set properties, or show what would be set."""
-        scope = self._scope(request)
+        scope, properties = self._scope(request), self._services.properties
+        by, reason = acting_user(body.by), body.reason or ""
         if body.dry_run:
-            self._services.properties.judged(body.props, self._services.properties.factor(scope))
-            return self._answer(scope, "would be set")
-        with request.changing(lambda: self._services.properties.own(scope)):
-            await self._services.properties.set(scope, body.props, acting_user(body.by))
-        return self._answer(scope, "set")
+            then = properties.as_if_set(scope, body.props, by, reason, body.expected)
+            return await self._answer(scope, "would be set", body.props, then)
+        with request.changing(lambda: properties.own(scope)):
+            await properties.set(scope, body.props, by, reason, body.expected)
+        return await self._answer(scope, "set", body.props)
 
     async def unset(self, request: Request, body: UnsetPropertiesRequest) -> Reply:
         """Unset properties: those that are named, or all."""
-        scope, names = self._scope(request), body.names or []
+        scope, names, properties = self._scope(request), body.names or [], self._services.properties
         if body.dry_run:
-            check_names(names)
-            return self._answer(scope, "would be unset")
-        with request.changing(lambda: self._services.properties.own(scope)):
-            removed = await self._services.properties.unset(scope, names)
-        return self._answer(scope, "unset" if removed else "was not set")
+            then, found = properties.as_if_unset(scope, names, body.expected)
+            return await self._answer(scope, "would be unset" if found else "was not set", found, then)
+        with request.changing(lambda: properties.own(scope)):
+            removed = await properties.unset(scope, names, body.expected)
+        return await self._answer(scope, "unset" if removed else "was not set", removed)
 
-    def _answer(self, scope: PropertyScope, outcome: str) -> Reply:
-        return json_reply({"outcome": outcome, **_named(scope), "properties": self._services.properties.rows(scope)})
+    async def _answer(
+        self,
+        scope: PropertyScope,
+        outcome: str,
+        changed: Iterable[str] = (),
+        settings: PropertySettings | None = None,
+    ) -> Reply:
+        """The properties in force, with `settings` as if these were set; notes on those that are `changed`, which the
+        other nodes are given some time to read."""
+        properties, services = self._services.properties, self._services
+        version = properties.cache.settings.version if changed and settings is None else None
+        answers, unknown = await settings_of_nodes(
+            services.query, services.membership, has_read=lambda answer: reads(answer.properties_version, version)
+        )
+        versions = {node: each.properties_version for node, each in answers.items() if each is not None}
+        return json_reply(
+            {
+                "outcome": outcome,
+                **_named(scope),
+                "properties": properties.rows(scope, settings),
+                "warnings": properties.notes(scope, [name for name in changed if name in PROPERTIES]),
+                "behind": nodes_behind(versions),
+                "unknown": unknown,
+            }
+        )
 
     def _scope(self, request: Request) -> PropertyScope:
         return self._services.properties.scope(request.params["type"], request.params.get("bucket"))

@@ -17,6 +17,7 @@ import msgspec
 
 from isthmus.config.text import no_such
 from isthmus.node.admin_api.acting_user import acting_user
+from isthmus.node.admin_api.history import GONE
 from isthmus.node.admin_api.queue_plan import plan_of
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, Name, right
@@ -37,6 +38,7 @@ from isthmus.node.services.queue_query import (
     ReadLedger,
     applied_offsets,
 )
+from isthmus.node.services.queue_summary import queue_rows
 from isthmus.node.services.replication_lag import lag_rows
 from isthmus.queues.filters import TYPE, parse_filter
 from isthmus.queues.queue_documents import SERVING, AppliedOffsets, AuditInfo, Positions, checked_settings
@@ -194,6 +196,7 @@ class QueueAdmin:
         self._services = services
         router.add("GET", "/admin/queues", self.queues)
         router.add("GET", "/admin/queues/nodes", self.nodes)
+        router.add("GET", "/admin/queues/cluster", self.cluster)
         router.add("GET", "/admin/gaps", self.gaps)
         router.add("POST", "/admin/queues/register", BodyHandler(RegisterQueueRequest, self.register))
         router.add("POST", "/admin/queues/{queue}/suspend", BodyHandler(SuspendQueueRequest, self.suspend))
@@ -222,6 +225,19 @@ class QueueAdmin:
         found = (await self._services.query.ask(QUEUE_LISTING, ListQueues(), asked)).by_node
         told = with_gone(self._services.controller.records, found).items()
         return json_reply({"nodes": [{"node": node, "queues": one, "gone": node not in asked} for node, one in told]})
+
+    async def cluster(self, _request: Request) -> Reply:
+        """Every queue of the whole cluster, joined from all nodes; a number that is not known is null, with the
+        reason."""
+        asked, records = self._nodes(), self._services.controller.records
+        answers = await self._services.query.ask(QUEUE_LISTING, ListQueues(), asked)
+        gone = sorted(with_gone(records, answers.by_node).keys() - asked)
+        answer = {
+            "queues": queue_rows(answers.by_node, records),
+            "unknown": {**answers.unknown, **dict.fromkeys(gone, GONE)},
+            "at_ms": self._services.time.wall_ms(),
+        }
+        return json_reply(answer)
 
     async def gaps(self, request: Request) -> Reply:
         """Open gaps of all nodes: changes that were given up and that no full-sync has proven yet."""

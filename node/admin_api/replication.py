@@ -72,7 +72,8 @@ class ReplicationAdmin:
         kind = request.query.get("type")
         key = Key(DEFAULT_BUCKET_TYPE if kind is None else kind.encode(), _bytes(bucket), _bytes(name))
         self._services.coordinator.routes.check(key.bucket_type)
-        answers = (await self._services.query.ask(KEY, ExplainKey.of(key), self._nodes())).by_node
+        answers, unknown = await self._services.query.ask(KEY, ExplainKey.of(key), self._nodes())
+        down = self._services.membership.known_nodes() - answers.keys()
         if not any(answers.values()):
             raise NotReady("no node answers")
         answer = joined(answers, self._names())
@@ -93,7 +94,13 @@ class ReplicationAdmin:
             *(asyncio.to_thread(first_known_side, looks(one), lambda: not self._status.stopping) for one in peers)
         )
         others = [{"fullsync": one.name, **side} for one, side in zip(peers, sides, strict=True)]
-        return json_reply({**with_other_sides(answer, others), "at_ms": self._services.time.wall_ms()})
+        return json_reply(
+            {
+                **with_other_sides(answer, others),
+                "unknown": {**dict.fromkeys(sorted(down), "not alive"), **unknown},
+                "at_ms": self._services.time.wall_ms(),
+            }
+        )
 
     def _names(self) -> dict[str, str]:
         """Names of clusters by uuid, as far as this node knows them."""

@@ -18,12 +18,23 @@ from isthmus.config.relations import is_own
 from isthmus.config.settings import PeerSettings
 from isthmus.config.validation import check_name, check_peer_url
 from isthmus.node.admin_api.acting_user import acting_user
+from isthmus.node.admin_api.history import ALL, GONE
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, right
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.cluster_status import with_gone
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.dead_letter_query import (
+    DROPPED,
+    LETTER_PAGE,
+    PAGE_MAX,
+    RETRIED,
+    RETRY_TIMEOUT_MS,
+    DropLetters,
+    ListLetters,
+    RetryLetters,
+)
 from isthmus.node.services.explain_key import dot_shown
 from isthmus.node.services.link_check import Here, judged, look
 from isthmus.node.services.sink_query import SINK
@@ -44,6 +55,15 @@ CONFLICTS_MAX: Final = 10_000
 
 IDS_MAX: Final = 10_000
 """Most dead letters in one request."""
+
+LETTERS: Final = 100
+"""Dead letters of each node in an answer about all nodes, by default."""
+
+LETTER_ID_MAX: Final = (1 << 63) - 1
+"""The largest number that SQLite gives."""
+
+DROP_TIMEOUT_MS: Final = 10_000
+"""How long another node may take to drop letters: one commit on its disk, which a backup may lock for 5 s."""
 
 
 Workers = Annotated[int, msgspec.Meta(ge=1, le=WORKERS_MAX)]
@@ -85,17 +105,23 @@ class SinkPeerRequest(RemoveSinkPeerRequest, frozen=True, kw_only=True):
     token_file: Annotated[str, msgspec.Meta(description="An absolute path, the same on every node.")] | None = None
 
 
-LetterId = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+LetterId = Annotated[int, msgspec.Meta(ge=1, le=LETTER_ID_MAX)]
 
 
 class DeadLettersRequest(AuditedRequest, frozen=True, kw_only=True):
-    """Dead letters: those named, or all."""
+    """Dead letters of one node: those named, or all."""
 
     ids: (
         Annotated[
             list[LetterId],
             msgspec.Meta(max_length=IDS_MAX),
             right(f"a list of at most {IDS_MAX} numbers of dead letters"),
+        ]
+        | None
+    ) = None
+    node: (
+        Annotated[
+            str, msgspec.Meta(description="The node that keeps them, and numbers them; null: the one that is asked.")
         ]
         | None
     ) = None
@@ -116,6 +142,7 @@ class SinkAdmin:
         router.add("POST", "/admin/sink/peers/remove", BodyHandler(RemoveSinkPeerRequest, self.remove_peer))
         router.add("GET", "/admin/sink/conflicts", self.conflicts)
         router.add("GET", "/admin/sink/dead-letters", self.letters)
+        router.add("GET", "/admin/sink/dead-letters/nodes", self.letters_of_nodes)
         router.add("POST", "/admin/sink/dead-letters/retry", BodyHandler(DeadLettersRequest, self.retry))
         router.add("POST", "/admin/sink/dead-letters/drop", BodyHandler(DeadLettersRequest, self.drop))
 
@@ -128,7 +155,8 @@ class SinkAdmin:
         """The sink of every node; null for a node that does not answer, or is gone."""
         answers = await self._services.query.ask(SINK, None, self._services.membership.live_nodes())
         found = with_gone(self._services.controller.records, answers.by_node)
-        return json_reply({"nodes": [{"node": node, "sink": what} for node, what in found.items()]})
+        unknown = {**answers.unknown, **dict.fromkeys(sorted(found.keys() - answers.by_node.keys()), GONE)}
+        return json_reply({"nodes": [{"node": node, "sink": what} for node, what in found.items()], "unknown": unknown})
 
     async def suspend(self, request: Request, body: SuspendSinkRequest) -> Reply:
         """Start no new fetch of a queue, a peer, or all, on one node or on all."""
@@ -220,17 +248,54 @@ class SinkAdmin:
         """The changes that this node's sink refused for good, the oldest first, with the reasons."""
         return json_reply({"dead_letters": await self._services.sink.dead_letters()})
 
+    async def letters_of_nodes(self, request: Request) -> Reply:
+        """The dead letters of all nodes: ?node=NAME&limit=N&after=ID; null for a node that does not answer, or is
+        gone."""
+        limit = request.number("limit", LETTERS, 1, PAGE_MAX)
+        after = request.number("after", 0, 0, LETTER_ID_MAX)
+        wanted = request.query.get("node", ALL)
+        if after and wanted == ALL:
+            raise RequestRefused(400, "bad-query", "after=ID needs node=NAME: each node has numbers of its own")
+        membership = self._services.membership
+        nodes = membership.known_nodes() if wanted == ALL else {self._keeper(wanted)}
+        live = nodes & membership.live_nodes()
+        answers = await self._services.query.ask(LETTER_PAGE, ListLetters(limit, after), live, own_may_fail=True)
+        found = {**dict.fromkeys(nodes), **answers.by_node}
+        nothing = {"dead_letters": None, "more": None, "kept": None, "given_up": None}
+        return json_reply(
+            {
+                "nodes": [
+                    {"node": node, **(nothing if page is None else msgspec.to_builtins(page))}
+                    for node, page in sorted(found.items())
+                ],
+                "unknown": {**answers.unknown, **dict.fromkeys(sorted(nodes - live), GONE)},
+                "at_ms": self._services.time.wall_ms(),
+            }
+        )
+
     async def retry(self, request: Request, body: DeadLettersRequest) -> Reply:
-        """Push dead letters again: those named, or all."""
-        retried = await self._services.sink.retry_dead_letters(body.ids)
+        """Push dead letters of a node again: those named, or all."""
+        retried = await self._services.query.ask_one(
+            RETRIED, RetryLetters(body.ids), self._keeper(body.node), timeout_ms=RETRY_TIMEOUT_MS
+        )
         request.changed(None, {"retried": retried})
         return json_reply({"retried": retried})
 
     async def drop(self, request: Request, body: DeadLettersRequest) -> Reply:
-        """Drop dead letters: those named, or all."""
-        dropped = await self._services.sink.drop_dead_letters(body.ids)
+        """Drop dead letters of a node: those named, or all."""
+        dropped = await self._services.query.ask_one(
+            DROPPED, DropLetters(body.ids), self._keeper(body.node), timeout_ms=DROP_TIMEOUT_MS
+        )
         request.changed(None, {"dropped": dropped})
         return json_reply({"dropped": dropped})
+
+    def _keeper(self, node: str | None) -> str:
+        """The node that keeps letters; None: this one. Raises RequestRefused."""
+        known = self._services.membership.known_nodes()
+        if node is not None and node not in known:
+            there = ", ".join(sorted(known))
+            raise RequestRefused(404, "unknown-node", f"there is no node {node[:64]!r}; there are {there}")
+        return node or self._services.settings.node.name
 
     def _state(self) -> dict[str, Any]:
         """The state of this node's sink that operators change, for the audit log."""

@@ -20,6 +20,7 @@ from isthmus.node.cli.output import (
     echo_json,
     echo_result,
     echo_rows,
+    object_in,
     objects_in,
     output_option,
     printable,
@@ -84,6 +85,14 @@ class AdminCommand:
     def echo_rows(self, answer: Row, key: str, table: TableSpec) -> None:
         """Print the answer: as JSON, or the objects under `key` as a table."""
         echo_rows(answer, self.output, table, objects_in(answer, key))
+
+
+def note_other_nodes(command: AdminCommand, answer: Row) -> None:
+    """Print which nodes have not read the newest settings, and of which it is unknown."""
+    for node in answer.get("behind") or ():
+        command.note(f"note: node {node} has not read the newest settings yet")
+    for node, why in object_in(answer, "unknown").items():
+        command.note(f"note: which settings are in force at node {node} is unknown: {why}")
 
 
 def admin_query(command: Callable[..., Any]) -> Callable[..., Any]:

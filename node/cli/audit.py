@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import click
 
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
-from isthmus.node.cli.output import NOTHING, Row, TableSpec, moment_of, object_in
+from isthmus.node.cli.output import NOTHING, Row, TableSpec, column, moment, moment_of, object_in, objects_in
 from isthmus.node.cli.parameters import time_of
 
 LIMIT_MAX: Final = 1_000
@@ -32,10 +32,10 @@ def _outcome(row: Row) -> str:
 
 ACTS: Final = TableSpec(
     ("at", moment_of("at_ms")),
-    "node",
-    ("who", _who),
-    ("act", lambda row: object_in(row, "what").get("act")),
-    ("outcome", _outcome),
+    column("node", leave=1),
+    column("who", _who, text=True),
+    column("act", lambda row: object_in(row, "what").get("act"), text=True),
+    column("outcome", _outcome, state=True),
 )
 
 
@@ -46,16 +46,37 @@ def audit_group() -> None:
 
 @audit_group.command("list")
 @click.option("--since", metavar="TIME", help="Only acts from this time on, such as 2026-02-03T04:05 (UTC).")
+@click.option("--until", metavar="TIME", help="Only acts up to this time.")
 @click.option("--node", metavar="NAME", help="Only what was asked of this node.")
+@click.option("--act", metavar="TEXT", help="Only acts whose words or route have this text, such as `set option`.")
+@click.option("--who", metavar="TEXT", help="Only acts by such a name, role, token digest, certificate or address.")
+@click.option("--object", "target", metavar="TEXT", help="Only acts whose path or request has this text.")
+@click.option("--outcome", type=click.Choice(("done", "refused", "unknown")), help="Only acts that ended so.")
 @click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=50, show_default=True, help="Most acts to show.")
 @click.option("--before", metavar="CURSOR", help="Go on where a listing ended, as it printed.")
 @admin_query
-def list_acts(since: str | None, node: str | None, limit: int, before: str | None, query: AdminCommand) -> None:
+def list_acts(
+    since: str | None,
+    until: str | None,
+    node: str | None,
+    act: str | None,
+    who: str | None,
+    target: str | None,
+    outcome: str | None,
+    limit: int,
+    before: str | None,
+    query: AdminCommand,
+) -> None:
     """The acts of operators on all nodes, the newest first: when, asked of which node, by whom, by which way, and how
     it ended. `-o json` has the values before and after, the reason, and the address."""
     wanted = {
         "since": None if since is None else time_of(since, "--since"),
+        "until": None if until is None else time_of(until, "--until"),
         "node": node,
+        "act": act,
+        "who": who,
+        "object": target,
+        "outcome": outcome,
         "limit": limit,
         "before": before,
     }
@@ -66,5 +87,7 @@ def list_acts(since: str | None, node: str | None, limit: int, before: str | Non
     for name, found in object_in(answer, "nodes").items():
         if isinstance(found, dict) and found.get("lost"):
             query.note(f"note: node {name} has lost {found['lost']} lines since it started")
+    if answer.get("next") and not objects_in(answer, "acts"):
+        query.note(f"none found back to {moment(answer.get('searched_to_ms'))}")
     if answer.get("next"):
         query.note(f"older ones: --before {answer['next']}")

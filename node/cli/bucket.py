@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import click
 
-from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query, note_other_nodes
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
@@ -130,4 +130,7 @@ def _echo_set(act: AdminCommand, answer: Row, title: str) -> None:
         echo_json(answer)
         return
     act.note(f"{title}: {cell(answer.get('outcome'))}")
+    for warning in answer.get("warnings") or ():
+        act.note(f"note: {warning}")
+    note_other_nodes(act, answer)
     PROPERTIES.echo(row for row in objects_in(answer, "properties") if row.get("by") is not None)

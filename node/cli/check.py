@@ -17,10 +17,11 @@ from urllib.parse import quote
 import click
 
 from isthmus.config.text import no_such, quantity
-from isthmus.config.units import format_duration, parse_duration
+from isthmus.config.units import format_duration
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit, failure_of
 from isthmus.node.cli.output import CliContext, cell, echo_json, milliseconds, named, objects_in, printable
+from isthmus.node.cli.parameters import Duration
 
 
 class ProbeState(IntEnum):
@@ -380,21 +381,6 @@ LETTERS: Final = (0, 100)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Age(click.ParamType[int]):
-    """A duration, as in config files ("90s", "2h"), or a bare number of seconds, as plugins have it; milliseconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Milliseconds. Fails as click does."""
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_duration(f"{value}s" if str(value).replace(".", "", 1).isdecimal() else str(value))
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 class Probes(click.Group):
     """A group whose failures are UNKNOWN, in a line on standard output, which monitors read."""
 
@@ -460,7 +446,7 @@ QUEUE: Final = click.option("--queue", metavar="NAME", callback=_name, help="Onl
 
 
 @check_group.command("lag")
-@_limits(LAG, Age(), "how far a queue is behind")
+@_limits(LAG, Duration(), "how far a queue is behind")
 @QUEUE
 @admin_query
 def lag(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:
@@ -488,7 +474,7 @@ def isr(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
 
 
 @check_group.command("sync")
-@_limits(PROVEN, Age(), "how long ago both sides were proven equal")
+@_limits(PROVEN, Duration(), "how long ago both sides were proven equal")
 @QUEUE
 @admin_query
 def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:
@@ -508,7 +494,7 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: Adm
 
 
 @check_group.command("gaps")
-@_limits(GAPS, Age(), "age of the oldest change that was given up")
+@_limits(GAPS, Duration(), "age of the oldest change that was given up")
 @QUEUE
 @admin_query
 def gaps(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:

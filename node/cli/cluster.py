@@ -17,6 +17,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     echo_facts,
     echo_json,
     echo_table,
@@ -27,24 +28,29 @@ from isthmus.node.cli.output import (
     objects_in,
     value_or_nothing,
 )
+from isthmus.node.cli.reassignment import NODE_COLUMNS
+from isthmus.node.cli.rolling_restart import rolling_restart, wait_command
 from isthmus.node.cli.unsafe_recovery import reseed
 
 
 @click.group("cluster")
 def cluster_group() -> None:
-    """Look at a cluster as a whole, and repair its metastore."""
+    """Look at a cluster as a whole, wait for it, restart its nodes one by one, and repair its metastore."""
 
 
-cluster_group.add_command(adopt_command)
-cluster_group.add_command(reseed)
+for command in (adopt_command, reseed, wait_command, rolling_restart):
+    cluster_group.add_command(command)
 
 
 # --- status ---
 
 NODES: Final = TableSpec(
-    ("node", "name"), "id", "rack", "state", "drained", "leaders", "replicas", "in_sync", "http", "admin", "cluster"
+    *NODE_COLUMNS,
+    column("http", leave=4, host=True),
+    column("admin", leave=5, host=True),
+    column("cluster", leave=6, host=True),
 )
-ACTORS: Final = TableSpec("actor", "state", ("reason", value_or_nothing("reason")))
+ACTORS: Final = TableSpec("actor", column("state", state=True), column("reason", value_or_nothing("reason"), text=True))
 NOT_ONLINE: Final = ("election", "candidate_found", "offline")
 
 

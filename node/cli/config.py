@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from isthmus.config.loader import ConfigError, Fault, effective, load_file
+from isthmus.config.sample import Values, sample_text
 from isthmus.config.settings import QueueSettings, Settings
 from isthmus.config.warnings import warnings_of
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
@@ -43,6 +44,27 @@ class Checked(NamedTuple):
 @click.group("config")
 def config_group() -> None:
     """Check and show config files."""
+
+
+@config_group.command("sample")
+@click.option("--every/--short", default=True, help="With every key, or those alone that a first node sets.")
+def sample(every: bool) -> None:
+    """Print a commented config file: every section and key with its meaning, range and default. `isthmus node init`
+    writes one with your values."""
+    click.echo(sample_text(FIRST_NODE, every=every), nl=False)
+
+
+FIRST_NODE: Final[Values] = {
+    "node.name": "east-1",
+    "node.cluster": "east",
+    "node.data_dir": "data/east-1",
+    "listen.http": "127.0.0.1:8098",
+    "listen.admin": "127.0.0.1:8099",
+    "listen.cluster": "127.0.0.1:8097",
+    "metastore.hosts": "",
+    "replication.factor": 1,
+}
+"""What a first node sets."""
 
 
 @config_group.command("check")
@@ -224,7 +246,17 @@ def _checked(file: Path) -> Checked:
     faults = [placed(settings, *fault) for fault in file_faults(settings)]
     if faults:
         return Checked(str(file), sorted(faults, key=lambda fault: (fault.line, fault.path)), (), None)
-    return Checked(str(file), (), [placed(settings, *each) for each in warnings_of(settings)], settings)
+    warnings = [*warnings_of(settings), *_missing_directories(settings)]
+    return Checked(str(file), (), [placed(settings, *each) for each in warnings], settings)
+
+
+def _missing_directories(settings: Settings) -> list[tuple[str, str]]:
+    """(key, message) of the directory of runs, unless it is there: it may be made, or mounted, later."""
+    runs = settings.reconcile.runs_dir
+    if runs is None or runs.is_dir():
+        return []
+    what = "is no directory" if runs.exists() else "does not exist here"
+    return [("reconcile.runs_dir", f"{runs} {what}: the node shows runs once it is a directory that it may read")]
 
 
 def placed(settings: Settings, path: str, message: str) -> Fault:

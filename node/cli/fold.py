@@ -30,8 +30,9 @@ from isthmus.node.cli.output import (
     output_option,
     printable,
 )
-from isthmus.node.cli.parameters import BY, DRY_RUN, YES, checking, confirm, time_of, with_options
+from isthmus.node.cli.parameters import BY, DRY_RUN, YES, checking, confirm, split_bucket, time_of, with_options
 from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 SEGMENTS: Final = 1 << 20
 
@@ -63,8 +64,10 @@ def fold_group() -> None:
 
 
 scope_options: Final = with_options(
-    click.option("--bucket-type", default="default", show_default=True),
-    click.option("--bucket", help="Only this bucket; percent-encoded if need be."),
+    click.option("--bucket-type", metavar="T", help="Only this bucket type; without it default, or that of --bucket."),
+    click.option(
+        "--bucket", metavar="[TYPE/]BUCKET", help="Only this bucket, of its type; percent-encoded if need be."
+    ),
     click.option("--key-from", help="Only keys from this one on, in byte order; needs --bucket."),
     click.option("--key-to", help="Only keys below this one; needs --bucket."),
     click.option("--segments", metavar="FIRST-END", help="Only segments [FIRST, END) of 2^20."),
@@ -204,6 +207,7 @@ def erase_keys(output: str, **scope: Any) -> None:
 
 def _act(kind: str, done: str, more: dict[str, Any], scope: dict[str, Any], output: str) -> None:
     dry, yes = scope.pop("dry_run"), scope.pop("yes")
+    scope = _placed(scope)
     if not dry:
         where = ", ".join(f"{shown} {scope[name]}" for name, shown in SCOPE.items() if scope.get(name))
         confirm(yes, f"{kind} over {where}: go on? (--dry-run counts first)", output)
@@ -279,6 +283,7 @@ def _found(kind: str, more: dict[str, Any], scope: dict[str, Any], output: str) 
 def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The pages of every partition; progress goes to standard error when that is a terminal."""
     admin: AdminClient = scope["admin"]
+    scope = _placed(scope)
     body = {"kind": kind, **more, **_scope(scope)}
     found = admin.get(f"/admin/partitions?bucket_type={quote(scope['bucket_type'], safe='')}")
     partitions = sorted((one["index"], one["partition"]) for one in objects_in(found, "partitions"))
@@ -344,6 +349,14 @@ def _resumed(text: str | None, partitions: int) -> tuple[int, dict[str, Any] | N
 
 def _and_since(scope: dict[str, Any]) -> str:
     return "" if scope["since"] is None else f" and since {scope['since']}"
+
+
+def _placed(scope: dict[str, Any]) -> dict[str, Any]:
+    """The scope with the bucket type of a --bucket TYPE/BUCKET; after --bucket-type a slash is part of the bucket."""
+    kind, bucket = scope["bucket_type"], scope["bucket"]
+    if kind is None and bucket is not None:
+        kind, bucket = split_bucket(bucket)
+    return {**scope, "bucket_type": DEFAULT_BUCKET_TYPE.decode() if kind is None else kind, "bucket": bucket}
 
 
 def _scope(scope: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     attribution,
+    column,
     echo_json,
     milliseconds,
     moment,
@@ -26,7 +27,7 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
-from isthmus.node.cli.parameters import time_of, with_options
+from isthmus.node.cli.parameters import ONE_NODE, of_node, time_of, with_options
 from isthmus.repl.model.errors import BadInput
 
 
@@ -84,13 +85,13 @@ def _queue(peer: Row) -> str:
 
 PEERS: Final = TableSpec(
     ("peer", "name"),
-    "state",
-    ("next", _next_check),
-    ("kind", lambda row: row.get("next_kind") or "-"),
-    "bucket_type",
+    column("state", state=True),
+    column("next", _next_check, leave=3),
+    column("kind", lambda row: row.get("next_kind") or "-", leave=4),
+    column("bucket_type", leave=1),
     ("proven in sync as of", lambda row: "never" if row["proven_at_ms"] is None else moment(row["proven_at_ms"])),
-    ("repairs to", _queue),
-    "reason",
+    column("repairs to", _queue, leave=2),
+    column("reason", text=True),
 )
 """One row for each peer and bucket type."""
 
@@ -102,27 +103,42 @@ def _differences(result: Row) -> str:
 RESULTS: Final = TableSpec(
     "peer",
     ("began", moment_of("began_ms")),
-    "kind",
-    "bucket_type",
-    "verdict",
-    ("took", lambda result: milliseconds(1000 * result.get("seconds", 0))),
-    ("differences", _differences),
-    "queued",
-    "left",
-    "transient",
-    "reason",
+    column("kind", leave=5),
+    column("bucket_type", leave=3),
+    column("verdict", state=True),
+    column("took", lambda result: milliseconds(1000 * result.get("seconds", 0)), leave=6),
+    column("differences", _differences, text=True),
+    column("queued", leave=1),
+    column("left", leave=2),
+    column("transient", leave=4),
+    column("reason", text=True),
 )
 
 
-@fullsync_group.command("status")
-@click.option("--results", type=click.IntRange(0, 200), default=5, show_default=True, help="Newest results of each.")
-@admin_query
-def status(results: int, query: AdminCommand) -> None:
-    """Every cluster that the node compares with, the next check, since when it is proven in sync, and the last results.
+NODE_RESULTS: Final = TableSpec(column("node"), *RESULTS.columns)
 
-    Names the other nodes that compare with the same cluster.
+
+@fullsync_group.command("status")
+@ONE_NODE
+@click.option(
+    "--results", type=click.IntRange(0, 200), default=5, show_default=True,
+    help="Newest results of each; of another node than the one that answers the newest alone.",
+)  # fmt: skip
+@admin_query
+def status(node: str | None, results: int, query: AdminCommand) -> None:
+    """Every cluster that the nodes compare with, the next check of each node, since when it is proven in sync, and the
+    newest results. With --node what one node has planned, and its last results.
     """
+    if node is None:
+        _echo_cluster(query, results)
+        return
     answer = query.get(f"/admin/fullsync?results={results}")
+    if answer.get("node") != node:
+        found = object_in(query.get("/admin/fullsync/nodes"), "nodes")
+        of_node([{"node": name} for name in found], node)
+        answer = object_in(found, node)
+        if not answer:
+            raise CommandFailed(Exit.UNAVAILABLE, "unknown", f"node {node} does not answer: its checks are not known")
     if query.echo_json(answer):
         return
     click.echo(printable(f"{answer.get('node')}: {answer.get('state')}, {answer.get('reason')}"))
@@ -142,19 +158,60 @@ def status(results: int, query: AdminCommand) -> None:
         click.echo(printable(f"{one.get('name')}: removed {attribution(one)}"))
     for one in objects_in(answer, "left_out"):
         click.echo(printable(f"warning: {one.get('name')}: does not count on this node: {one.get('reason')}"))
-    found = [{**result, "peer": peer.get("name")} for peer in peers for result in peer.get("results", ())]
-    if found:
+    shown = [{**result, "peer": peer.get("name")} for peer in peers for result in peer.get("results", ())]
+    if shown:
         click.echo("")
-        RESULTS.echo(found)
+        RESULTS.echo(shown)
         for peer in peers:
             _echo_named(peer.get("name"), list(peer.get("named", ())))
+
+
+NODE_PEERS: Final = TableSpec(column("node"), *PEERS.columns)
+
+
+def _echo_cluster(query: AdminCommand, results: int) -> None:
+    """Print what all nodes compare, and the newest results of all."""
+    answer = query.get("/admin/fullsync/nodes")
+    if query.echo_json(answer):
+        return
+    nodes = object_in(answer, "nodes")
+    known = {node: one for node, one in nodes.items() if isinstance(one, dict)}
+    peers = [(node, peer) for node, one in known.items() for peer in objects_in(one, "peers")]
+    NODE_PEERS.echo(
+        {**peer, "node": node, "bucket_type": bucket_type, "proven_at_ms": proven_ms}
+        for node, peer in peers
+        for bucket_type, proven_ms in object_in(peer, "proven_ms").items()
+    )
+    for node in nodes.keys() - known.keys():
+        click.echo(printable(f"node {node} does not answer: its checks are not known"), err=True)
+    for node, one in known.items():
+        if isinstance(one.get("running"), dict):
+            click.echo(f"{node}: {_progress(one['running'])}")
+    sentences = [sentence for _, peer in peers for sentence in _peer_sentences({**peer, "warning": None})]
+    sentences += [
+        f"warning: {one.get('name')}: does not count on node {node}: {one.get('reason')}"
+        for node, of in known.items()
+        for one in objects_in(of, "left_out")
+    ]
+    for sentence in dict.fromkeys(sentences):
+        click.echo(printable(sentence))
+    rows = [
+        {**result, "peer": peer.get("name"), "node": node} for node, peer in peers for result in peer.get("results", ())
+    ]
+    newest = sorted(rows, key=lambda row: -int(row.get("began_ms") or 0))[
+        : results * len({row["peer"] for row in rows})
+    ]
+    if newest:
+        click.echo("")
+        NODE_RESULTS.echo(newest)
 
 
 def _peer_sentences(peer: Row) -> list[str]:
     """The sentences of `status` about a peer, below the table."""
     name = peer.get("name")
     silent = "".join(f"; {node} does not answer" for node in peer.get("unknown", ()))
-    sentences = [f"{name}: compared by {', '.join(peer.get('shared_by', ()))}{silent}"]
+    shared_by = peer.get("shared_by")
+    sentences = [] if shared_by is None else [f"{name}: compared by {', '.join(shared_by)}{silent}"]
     if peer.get("warning"):
         sentences.append(f"warning: {name}: {peer['warning']}")
     sentences += [f"{name}: {_setting(one)}" for one in peer.get("set", ())]
@@ -413,7 +470,7 @@ def peer_group() -> None:
 @peer_group.command("add")
 @click.argument("name")
 @click.option("--urls", required=True, metavar="URL,...", help="HTTP listeners of some of its nodes.")
-@click.option("--cluster", metavar="NAME", help="The cluster that must answer there.")
+@click.option("--peer-cluster", "cluster", metavar="NAME", help="The cluster that must answer there.")
 @value_options
 @admin_act(nodes=True, reason=True)
 def add(name: str, urls: str, wants: dict[str, int], act: AdminCommand, **given: Any) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -17,13 +18,16 @@ from urllib.parse import quote, unquote_to_bytes
 
 import click
 
+from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.admin_command import AdminCommand, admin_act
-from isthmus.node.cli.credentials import credential_options
+from isthmus.node.cli.credentials import Endpoint, connection_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.node_listener import first_reachable
 from isthmus.node.cli.object_client import HTTP, ClusterClient
-from isthmus.node.cli.output import cell, echo_json, moment, output_option, printable
+from isthmus.node.cli.output import cell, echo_json, moment, objects_in, output_option, printable
 from isthmus.node.cli.parameters import split_bucket, with_options
 from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 
 @click.command("reap")
@@ -70,17 +74,51 @@ def _is_hex(pair: bytes) -> bool:
     return all(byte in b"0123456789abcdefABCDEF" for byte in pair)
 
 
-http_options: Final = with_options(
-    credential_options,
+def _client_of(endpoint: Endpoint) -> ClusterClient:
+    """The client listener of an endpoint. A context that names admin listeners alone: a node of it is asked."""
+    if endpoint.entry is None:
+        return ClusterClient(endpoint.urls[0], endpoint.access)
+    if endpoint.entry.http:
+        return ClusterClient(first_reachable(endpoint.entry.http), endpoint.access)
+    admin = AdminClient(endpoint.urls, endpoint.access)
+    try:
+        rows = objects_in(admin.get("/admin/cluster"), "nodes")
+    finally:
+        admin.close()
+    urls = [row["http"] for row in rows if row.get("state") == "live" and isinstance(row.get("http"), str)]
+    if not urls:
+        raise CommandFailed(Exit.UNAVAILABLE, "unavailable", f"{admin.url} names no node that lives: --http URL")
+    return ClusterClient(first_reachable(urls), endpoint.access)
+
+
+_options: Final = with_options(
+    connection_options,
     click.option(
         "--percent", is_flag=True, is_eager=True, help="Names are percent-encoded, here and in what is printed."
     ),
-    click.option("--bucket-type", "--type", "bucket_type", default="default", show_default=True, help="Bucket type."),
+    click.option("--bucket-type", "--type", "bucket_type", hidden=True),
     HTTP.add_option(
-        "client", ClusterClient, "Client listener of any node of the cluster; requests about a key go on to its leader."
+        "client", _client_of, "Client listener of any node of the cluster; requests about a key go on to its leader."
     ),
 )
-"""Options of every command at a client listener."""
+
+
+def http_options(command: Any) -> Any:
+    """Add the options of every command at a client listener. BUCKET is [TYPE/]BUCKET; after the older --bucket-type a
+    slash is part of the bucket's name."""
+
+    @functools.wraps(command)
+    def run(*, bucket: str | None, bucket_type: str | None, **given: Any) -> Any:
+        kind, name = bucket_type, bucket
+        if bucket_type is None and bucket is not None:
+            kind, name = split_bucket(bucket)
+        kind = DEFAULT_BUCKET_TYPE.decode() if kind is None else kind
+        context = click.get_current_context()
+        if name or context.command.name != "list":
+            name = Name().convert(name, None, context)
+        return command(bucket=name or None, bucket_type=kind, **given)
+
+    return _options(run)
 
 
 def _clock(_context: click.Context, _parameter: click.Parameter, value: str | None) -> bytes | None:
@@ -90,7 +128,7 @@ def _clock(_context: click.Context, _parameter: click.Parameter, value: str | No
         raise click.BadParameter(f"not a clock as `kv get -o json` prints it: {error}") from error
 
 
-BUCKET: Final = click.argument("bucket", type=Name())
+BUCKET: Final = click.argument("bucket", metavar="[TYPE/]BUCKET")
 KEY: Final = click.argument("kv_key", metavar="KEY", type=Name())
 """Named apart from `--key`, a private key's file (`credentials`)."""
 CLOCK: Final = click.option(
@@ -214,14 +252,15 @@ def delete(
 
 
 @kv_group.command("list")
-@click.argument("bucket", type=Name(), required=False)
+@click.argument("bucket", metavar="[[TYPE/]BUCKET]", required=False)
 @click.option("--limit", type=click.IntRange(1, 1 << 31), help="Stop after so many names.")
 @http_options
 @output_option
 def list_names(
     bucket: bytes | None, limit: int | None, client: ClusterClient, bucket_type: str, percent: bool, output: str
 ) -> None:
-    """The keys of BUCKET, or all buckets, a line each as they are read; a listing of buckets reads every key.
+    """The keys of BUCKET, or all buckets, with TYPE/ those of a type, a line each as they are read; a listing of
+    buckets reads every key.
 
     Names that are not printable text are percent-encoded; --percent encodes all of them, which is exact.
     """
@@ -254,10 +293,10 @@ def _read(file: Path | None) -> bytes:
 
 
 def _not_found(bucket: bytes, bucket_type: str) -> str:
-    """Message for an absent key. `isthmus explain` writes TYPE/BUCKET; here that is the name of a bucket."""
+    """Message for an absent key; a slash in the bucket's name may have been meant for TYPE/BUCKET."""
     if b"/" not in bucket:
         return "not found"
-    return f"not found; '/' is part of a bucket's name here, and --bucket-type names the type (now {bucket_type!r})"
+    return f"not found in bucket {bucket.decode(errors='replace')!r} of bucket type {bucket_type!r}"
 
 
 def _text(name: bytes, percent: bool) -> str:

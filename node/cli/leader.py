@@ -43,8 +43,9 @@ def leader_group() -> None:
 @leader_group.command("balance")
 @DRY_RUN
 @YES
+@click.option("--wait/--no-wait", default=True, help="Follow the moves to their end (the default), or only order them.")
 @admin_query
-def balance(dry_run: bool, yes: bool, query: AdminCommand) -> int:
+def balance(dry_run: bool, yes: bool, wait: bool, query: AdminCommand) -> int:
     """Move leaderships so that nodes lead as evenly as possible, with as few moves as possible.
 
     Shows how many partitions each node leads and each move, and asks for confirmation.
@@ -67,6 +68,9 @@ def balance(dry_run: bool, yes: bool, query: AdminCommand) -> int:
             )
         click.confirm("Move them?", abort=True)
     status = query.post("/admin/leaders/balance", by=whoami())
+    if not wait:
+        query.echo(status, "leaderships are being moved: `isthmus leader balance --dry-run` shows how far it is")
+        return Exit.OK
     status = _follow(query.admin, status, quiet=query.json)
     run = object_in(status, "run")
     if query.json:

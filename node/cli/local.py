@@ -38,7 +38,7 @@ timeout_option = click.option(
     show_default=True,
     help="Seconds to wait until it serves.",
 )
-no_wait_option = click.option("--no-wait", is_flag=True, help="Return at once instead of when it serves.")
+wait_option = click.option("--wait/--no-wait", default=True, help="Return when it serves (the default), or at once.")
 kill_option = click.option(
     "--kill9", "--kill", "kill", is_flag=True, help="SIGKILL at once, as a crash would, instead of a graceful stop."
 )
@@ -97,18 +97,16 @@ def status(topology: Path | None, directory: Path, output: str) -> int:
 @local_group.command("restart-node")
 @node_options
 @kill_option
-@no_wait_option
+@wait_option
 @timeout_option
 @output_option
-def restart(
-    topology: Path, node: str, directory: Path, kill: bool, no_wait: bool, timeout_s: float, output: str
-) -> None:
+def restart(topology: Path, node: str, directory: Path, kill: bool, wait: bool, timeout_s: float, output: str) -> None:
     """Give NODE a new process, gracefully or with --kill9; a dead one is started.
 
     Returns when it serves and its replicas are in sync, so that the next node may follow.
     """
     _check_node(topology, node, directory)
-    local_directory.restart_node(directory, node, None if no_wait else timeout_s, kill=kill)
+    local_directory.restart_node(directory, node, timeout_s if wait else None, kill=kill)
     _show_nodes(directory, output)
 
 
@@ -125,13 +123,13 @@ def stop_one(topology: Path, node: str, directory: Path, kill: bool, output: str
 
 @local_group.command("start-node")
 @node_options
-@no_wait_option
+@wait_option
 @timeout_option
 @output_option
-def start_one(topology: Path, node: str, directory: Path, no_wait: bool, timeout_s: float, output: str) -> None:
+def start_one(topology: Path, node: str, directory: Path, wait: bool, timeout_s: float, output: str) -> None:
     """Start NODE unless it runs; returns when it serves and its replicas are in sync."""
     _check_node(topology, node, directory)
-    local_directory.start_node(directory, node, None if no_wait else timeout_s)
+    local_directory.start_node(directory, node, timeout_s if wait else None)
     _show_nodes(directory, output)
 
 

@@ -38,68 +38,67 @@ class Noun(NamedTuple):
     summary: str
 
 
-NOUNS: Final[Mapping[str, Noun]] = {
-    "demo": Noun(
-        "isthmus.node.demo.command", "demo_command", "Two clusters on this machine: load, replicate, prove them equal."
-    ),
-    "dev": Noun("isthmus.node.cli.dev", "dev_group", "Certificates and tokens for trying things out."),
-    "local": Noun("isthmus.node.cli.local", "local_group", "Start and stop clusters on this machine."),
-    "node": Noun(
-        "isthmus.node.cli.node",
-        "node_group",
-        "Run a node; list, drain and remove nodes; give a restored one a new identity.",
-    ),
-    "config": Noun("isthmus.node.cli.config", "config_group", "Check and show config files."),
-    "kv": Noun("isthmus.node.cli.kv", "kv_group", "Get, put, delete and list values."),
-    "cluster": Noun(
-        "isthmus.node.cli.cluster", "cluster_group", "Look at a cluster as a whole, and repair its metastore."
-    ),
-    "dashboard": Noun(
-        "isthmus.node.cli.dashboard", "dashboard_command", "The address of a node's pages for a browser, and a login."
-    ),
-    "partition": Noun(
-        "isthmus.node.cli.partition", "partition_group", "Look at partitions, place and move them, and force a leader."
-    ),
-    "bucket-type": Noun(
-        "isthmus.node.cli.bucket_type", "bucket_type_group", "Make and change bucket types, and look where they are."
-    ),
-    "bucket": Noun(
-        "isthmus.node.cli.bucket", "bucket_group", "Properties of single buckets: show, set and unset them."
-    ),
-    "option": Noun("isthmus.node.cli.option", "option_group", "Look at dynamic options; set and unset them."),
-    "audit": Noun("isthmus.node.cli.audit", "audit_group", "Look at the audit log: who changed what, and when."),
-    "leader": Noun("isthmus.node.cli.leader", "leader_group", "Look at leaders, and balance them."),
-    "queue": Noun(
-        "isthmus.node.cli.queue", "queue_group", "Look at source queues; register, suspend, limit, release them."
-    ),
-    "gaps": Noun(
-        "isthmus.node.cli.queue", "gaps_of_queues", "Changes that queues gave up and no full-sync has closed yet."
-    ),
-    "lag": Noun(
-        "isthmus.node.cli.replication", "lag_command", "How far other clusters are behind: seconds, objects, bytes."
-    ),
-    "ledger": Noun("isthmus.node.cli.replication", "ledger_command", "The outcome of every change sent and received."),
-    "explain": Noun(
-        "isthmus.node.cli.replication", "explain_command", "One key: where it was accepted, where it is, what is next."
-    ),
-    "check": Noun(
-        "isthmus.node.cli.check", "check_group", "Probes for monitoring: lag, isr, sync, gaps; a line and a code."
-    ),
-    "sink": Noun("isthmus.node.cli.sink", "sink_group", "Look at sinks; suspend and resume them."),
-    "fullsync": Noun(
-        "isthmus.node.cli.fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."
-    ),
-    "reconcile": Noun(
-        "isthmus.node.cli.reconcile",
-        "reconcile_group",
-        "Compare two clusters key by key on Spark, and repair what differs.",
-    ),
-    "fold": Noun(
-        "isthmus.node.cli.fold", "fold_group", "Look at, or act upon, all keys of a type, a bucket or a range."
-    ),
-    "version": Noun("isthmus.node.cli.version", "version_command", "The version of this installation, and its extras."),
+def _cli(module: str, attribute: str, summary: str) -> Noun:
+    return Noun(f"isthmus.node.cli.{module}", attribute, summary)
+
+
+GROUPS: Final[Mapping[str, Mapping[str, Noun]]] = {
+    "Basics": {
+        "status": _cli("status", "status_command", "All clusters on one screen: what is behind, held, amiss."),
+        "context": _cli("context", "context_group", "Name clusters: addresses and credentials, typed once."),
+        "dashboard": _cli("dashboard", "dashboard_command", "The address of a node's pages for a browser."),
+        "check": _cli("check", "check_group", "Probes for monitoring: lag, isr, sync, gaps, sink."),
+        "help": _cli("help", "help_command", "The help of a command, of connections, of exit codes."),
+        "version": _cli("version", "version_command", "The version of this installation, and its extras."),
+    },
+    "Cluster": {
+        "cluster": _cli("cluster", "cluster_group", "A cluster as a whole: status, waiting, restarts, recovery."),
+        "node": _cli("node", "node_group", "Run a node; list, drain, remove and renew nodes."),
+        "partition": _cli("partition", "partition_group", "Look at partitions, place and move them, force a leader."),
+        "leader": _cli("leader", "leader_group", "Look at leaders, and balance them."),
+        "bucket-type": _cli("bucket_type", "bucket_type_group", "Make and change bucket types; where they are."),
+        "bucket": _cli("bucket", "bucket_group", "Properties of single buckets: show, set and unset them."),
+        "option": _cli("option", "option_group", "Look at dynamic options; set and unset them."),
+        "config": _cli("config", "config_group", "Check and show config files."),
+        "backup": _cli("backup", "backup_group", "Back up a node's data while it runs; verify, restore."),
+        "events": _cli("events", "events_command", "What happened lately on all nodes, in one timeline."),
+        "support-bundle": _cli(
+            "support", "support_command", "Collect what a support case needs in one file, no secrets."
+        ),
+        "audit": _cli("audit", "audit_group", "Look at the audit log: who changed what, and when."),
+    },
+    "Replication": {
+        "lag": _cli("replication", "lag_command", "How far other clusters are behind: seconds, objects, bytes."),
+        "queue": _cli("queue", "queue_group", "Look at source queues; register, suspend, limit them."),
+        "sink": _cli("sink", "sink_group", "Look at sinks; suspend and resume them."),
+        "gaps": _cli("queue", "gaps_of_queues", "Changes that queues gave up, not closed by full-sync yet."),
+        "ledger": _cli("replication", "ledger_command", "The outcome of every change sent and received."),
+        "fullsync": _cli("fullsync", "fullsync_group", "Compare with other clusters, and repair what differs."),
+        "explain": _cli("replication", "explain_command", "One key: where accepted, where it is, what is next."),
+    },
+    "Data": {
+        "kv": _cli("kv", "kv_group", "Get, put, delete and list values."),
+        "fold": _cli("fold", "fold_group", "Look at, or act on, all keys of a type, bucket or range."),
+    },
+    "Spark": {
+        "reconcile": _cli("reconcile", "reconcile_group", "Compare two clusters key by key, and repair what differs."),
+    },
+    "Development": {
+        "demo": Noun(
+            "isthmus.node.demo.command", "demo_command", "Two clusters here: load, replicate, prove them equal."
+        ),
+        "local": _cli("local", "local_group", "Start and stop clusters on this machine."),
+        "dev": _cli("dev", "dev_group", "Certificates and tokens for trying things out."),
+    },
 }
-"""In the order of the help. A noun whose module is not installed is not offered."""
+"""Nouns by the section of the help that lists them, in its order. A noun whose module is not installed is not offered.
+Each summary fits a line of 80 columns."""
+
+NOUNS: Final[Mapping[str, Noun]] = {name: noun for nouns in GROUPS.values() for name, noun in nouns.items()}
+
+
+COMPLETE_VARIABLE: Final = "_ISTHMUS_COMPLETE"
+"""Is set while a shell asks for completions."""
 
 
 class LazyNouns(click.Group):
@@ -121,6 +120,10 @@ class LazyNouns(click.Group):
             sentence = missing or f"`isthmus {cmd_name}` lacks a part: {error}; install Isthmus again"
             raise CommandFailed(Exit.LOCAL_FAULT, "missing-part", sentence) from error
         assert isinstance(command, click.Command)
+        if COMPLETE_VARIABLE in os.environ:
+            from isthmus.node.cli import completion
+
+            completion.attach(cmd_name, command)
         return command
 
     def resolve_command(
@@ -141,8 +144,13 @@ class LazyNouns(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The nouns with their summaries, without importing any."""
-        with formatter.section("Nouns"):
-            formatter.write_dl([(name, NOUNS[name].summary) for name in self.list_commands(ctx)])
+        known = self.list_commands(ctx)
+        wide = max(map(len, known))
+        for title, nouns in GROUPS.items():
+            rows = [(f"{name:<{wide}}", noun.summary) for name, noun in nouns.items() if name in known]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 @click.command(
@@ -150,7 +158,10 @@ class LazyNouns(click.Group):
 )
 @click.version_option(package_name="isthmus", message="%(package)s %(version)s")
 def root() -> None:
-    """A replicated key-value store whose clusters keep each other equal, and can prove it."""
+    """A replicated key-value store whose clusters keep each other equal, and can prove it.
+
+    `isthmus help NOUN VERB` or --help shows a command, `isthmus help connection` how a cluster is found.
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import click
 
-from isthmus.config.loader import load_file
+from isthmus.config.loader import load_file, load_text
+from isthmus.config.sample import sample_text
 from isthmus.config.text import quantity
-from isthmus.node.cli.output import echo_json, output_option, printable
+from isthmus.node.cli.output import echo_json, echo_result, output_option, printable
 from isthmus.node.cli.parameters import BY, DRY_RUN
 from isthmus.node.cli.reassignment import drain, list_nodes, remove
-from isthmus.repl.model.errors import LocalFault
+from isthmus.repl.model.errors import BadInput, LocalFault
 from isthmus.repl.storage.identity import NodeIdentity
 
 FILE = click.argument("file", type=click.Path(path_type=Path))
@@ -23,7 +25,7 @@ FILE = click.argument("file", type=click.Path(path_type=Path))
 
 @click.group("node")
 def node_group() -> None:
-    """Run a node; list, drain and remove nodes; give a restored one a new identity."""
+    """Write the config of a node and run it; list, drain and remove nodes; give a restored one a new identity."""
 
 
 for command in (list_nodes, drain, remove):
@@ -42,6 +44,67 @@ def run(file: Path) -> int:
     from isthmus.node import daemon
 
     return daemon.run(settings, file)
+
+
+@node_group.command("init")
+@FILE
+@click.option("--name", required=True, help="The node's name, such as east-1.")
+@click.option("--cluster-name", required=True, metavar="NAME", help="The cluster's name, such as east.")
+@click.option("--data-dir", metavar="DIR", help="Where its data lies; without it data/NAME beside FILE.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens for clients, nodes, operators.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65_533),
+    default=8_097,
+    show_default=True,
+    help="For nodes; clients have the next one, operators the one after.",
+)
+@click.option("--metastore", default="", metavar="HOST:PORT,...", help="ZooKeeper; without it one in the node.")
+@click.option("--factor", type=click.IntRange(1, 7), default=1, show_default=True, help="Replicas of each partition.")
+@click.option("--queue", "queues", multiple=True, metavar="NAME", help="A queue for another cluster; repeatable.")
+@click.option("--peer", "peers", nargs=2, multiple=True, metavar="URL QUEUE", help="Fetch from there; repeatable.")
+@click.option("--every/--short", default=True, help="With every other key, commented out, or without.")
+@output_option
+def init(
+    file: Path,
+    name: str,
+    cluster_name: str,
+    data_dir: str | None,
+    host: str,
+    port: int,
+    metastore: str,
+    factor: int,
+    queues: tuple[str, ...],
+    peers: tuple[tuple[str, str], ...],
+    every: bool,
+    output: str,
+) -> None:
+    """Write FILE, the commented config of a new node, which `isthmus node run FILE` starts. An existing FILE stays.
+
+    What is written is checked as by `isthmus config check`; nothing is written where it has a fault.
+    """
+    shown = f"[{host}]" if ":" in host else host
+    values: dict[str, Any] = {
+        "node.name": name,
+        "node.cluster": cluster_name,
+        "node.data_dir": data_dir or f"data/{name}",
+        "listen.http": f"{shown}:{port + 1}",
+        "listen.admin": f"{shown}:{port + 2}",
+        "listen.cluster": f"{shown}:{port}",
+        "metastore.hosts": metastore,
+        "replication.factor": factor,
+        "queues": [{"name": queue} for queue in queues],
+        "sink.peers": [{"url": url, "queue": queue} for url, queue in peers],
+    }
+    text = sample_text(values, every=every)
+    settings = load_text(text, file)
+    try:
+        with file.open("x", encoding="utf-8") as written:
+            written.write(text)
+    except FileExistsError:
+        raise BadInput(f"{file} exists: name another file, or change that one") from None
+    answer = {"file": str(file), "node": name, "cluster": cluster_name, "data_dir": str(settings.node.data_dir)}
+    echo_result(answer, output, f"{file}: node {name} of cluster {cluster_name}; `isthmus node run {file}` starts it")
 
 
 @node_group.command("new-identity")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import click
 
 from isthmus.config.validation import check_peer_url
-from isthmus.node.cli.credentials import access_from
+from isthmus.node.cli.credentials import ConnectionOption, Endpoint, endpoint_of, is_typed
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
 from isthmus.repl.security.tls import trouble_of
@@ -40,20 +42,21 @@ class ListenerKind(NamedTuple):
     default: str
 
     def add_option(
-        self, parameter: str, client: Callable[[str, PeerCredentials], Any], help_text: str
+        self, parameter: str, client: Callable[[Endpoint], Any], help_text: str
     ) -> Callable[[Command], Command]:
         """A decorator that adds the option to a command, which gets the client of the listener as `parameter`."""
 
-        def made(context: click.Context, _parameter: click.Parameter, value: str) -> Any:
-            return client(value, access_from(context))
+        def made(context: click.Context, _parameter: click.Parameter, value: str | None) -> Any:
+            typed = is_typed(context, parameter)
+            return client(endpoint_of(context, self.option, value or "", self.default, typed=typed))
 
         return click.option(
             self.option,
             parameter,
+            cls=ConnectionOption,
             metavar="URL",
             envvar=self.variable,
-            default=self.default,
-            show_default=True,
+            show_default=self.default,
             show_envvar=True,
             callback=made,
             help=help_text,
@@ -62,6 +65,9 @@ class ListenerKind(NamedTuple):
 
 class NoAnswer(CommandFailed):
     """The node did not answer, or the connection broke before its whole answer came."""
+
+    reached = False
+    """The request may have been sent: what it asked for may have been done."""
 
 
 class NodeListener:
@@ -73,7 +79,7 @@ class NodeListener:
         self._kind = kind
         self._timeout_s = timeout_s
         try:
-            self.url = check_peer_url(url)
+            self.url = check_peer_url(with_scheme(url))
         except ValueError as error:
             raise CommandFailed(Exit.USAGE, "bad-input", f"{kind.option}: {error}") from None
         self._session = session(access=access)
@@ -114,7 +120,9 @@ class NodeListener:
             # a TLS handshake waits `connect_s` too, and its time-out looks like that of an answer but for the time
             ran_out_s = connect_s if time.monotonic() - began_s < wait_s else wait_s
             sentence = self._sentence(f"does not answer: {cause(error, ran_out_s)}")
-            raise NoAnswer(Exit.UNAVAILABLE, "unavailable", sentence) from error
+            failure = NoAnswer(Exit.UNAVAILABLE, "unavailable", sentence)
+            failure.reached = not was_refused(error)
+            raise failure from error
 
     def pieces(self, response: Any, limit_bytes: int | None) -> Iterator[bytes]:
         """The body of an answer as it comes. Raises CommandFailed (UNAVAILABLE) above the limit."""
@@ -139,6 +147,27 @@ class NodeListener:
         return CommandFailed(Exit.REFUSED if status < 500 else Exit.UNAVAILABLE, reason, sentence + hint)
 
 
+def with_scheme(url: str) -> str:
+    """An address of a listener; HOST:PORT alone is http://HOST:PORT."""
+    return url if "://" in url or ":" not in url else f"http://{url}"
+
+
+PROBE_S: Final = 1.0
+"""How long an address may take to accept where there is another one."""
+
+
+def first_reachable(urls: Sequence[str]) -> str:
+    """The first address that accepts a connection; the first one where none does, whose failure then names it."""
+    for url in urls if len(urls) > 1 else ():
+        parts = urlsplit(url)
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 0), PROBE_S).close()
+        except OSError:
+            continue
+        return url
+    return urls[0]
+
+
 def reason_of(response: Any) -> str:
     """The stable reason code of an answer, "" for none."""
     found: str = response.headers.get("X-Isthmus-Reason", "")
@@ -152,6 +181,19 @@ def check_path(path: str) -> None:
         if (name := unquote(part)) in (".", ".."):
             sentence = f"the name {name!r} cannot stand in the path of a request: to HTTP it is a step to another path"
             raise CommandFailed(Exit.USAGE, "bad-input", sentence)
+
+
+def was_refused(error: BaseException | None) -> bool:
+    """True where no connection was made at all: refused, no route, no such host, or a handshake that failed."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError | socket.gaierror | ssl.SSLError):
+            return True
+        if isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+            return True
+        if type(error).__name__ in ("ConnectTimeout", "ConnectTimeoutError"):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def cause(error: BaseException, timeout_s: float) -> str:

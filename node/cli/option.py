@@ -10,30 +10,37 @@ from urllib.parse import quote
 
 import click
 
-from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
+from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query, note_other_nodes
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     moment_or_nothing,
     named,
+    object_in,
     objects_in,
     printable,
     value_or_nothing,
 )
+from isthmus.node.cli.parameters import add_old_name
 
 NAME = click.argument("name")
 BUCKET_TYPE = click.option("--bucket-type", metavar="T", help="For this bucket type, not for the cluster.")
 
 OPTIONS: Final = TableSpec(
     "option",
-    ("for", lambda row: "cluster" if row.get("bucket_type") is None else f"bucket type {row['bucket_type']}"),
-    "default",
+    column(
+        "for",
+        lambda row: "cluster" if row.get("bucket_type") is None else f"bucket type {row['bucket_type']}",
+        leave=1,
+    ),
+    column("default", leave=3),
     ("set", lambda row: "" if row.get("set") is None else row["set"]),
     "effective",
-    ("from", "origin"),
-    ("by", value_or_nothing("by")),
-    ("when", moment_or_nothing("at_ms")),
+    column("from", "origin", leave=2),
+    column("by", value_or_nothing("by"), leave=4),
+    column("when", moment_or_nothing("at_ms"), leave=5),
 )
 
 
@@ -50,11 +57,11 @@ def list_options(bucket_type: str | None, query: AdminCommand) -> None:
     _echo(query, query.get(f"/admin/options{_query(bucket_type)}"))
 
 
-@option_group.command("get")
+@option_group.command("show")
 @NAME
 @BUCKET_TYPE
 @admin_query
-def get(name: str, bucket_type: str | None, query: AdminCommand) -> None:
+def show(name: str, bucket_type: str | None, query: AdminCommand) -> None:
     """One option, with its range and meaning."""
     answer = query.get(f"{_path(name)}{_query(bucket_type)}")
     _echo(query, answer)
@@ -62,6 +69,11 @@ def get(name: str, bucket_type: str | None, query: AdminCommand) -> None:
     if not query.json and rows:
         click.echo(f"\nrange: {cell(rows[0].get('range'))} {cell(rows[0].get('unit')).replace('-', '')}".rstrip())
         click.echo(printable(str(rows[0].get("meaning"))))
+        if rows[0].get("reason"):
+            click.echo(printable(f"reason: {rows[0]['reason']}"))
+
+
+add_old_name(option_group, "get", show)
 
 
 @option_group.command("set", context_settings={"ignore_unknown_options": True})
@@ -101,11 +113,16 @@ def _echo_set(act: AdminCommand, name: str, answer: Row) -> None:
 
 
 def _echo(command: AdminCommand, answer: Row, *, waiting: bool = True) -> None:
-    """Print the options; with `waiting` also the partitions whose records wait for the controller."""
+    """Print the options, and the nodes where other values are in force; with `waiting` also the partitions whose
+    records wait for the controller."""
     if command.echo_json(answer):
         return
     rows = objects_in(answer, "options")
     OPTIONS.echo(rows)
+    for row in rows:
+        for node, other in object_in(row, "differs").items():
+            command.note(f"note: {row['option']} is {cell(other['effective'])} at node {node} ({other['origin']})")
+    note_other_nodes(command, answer)
     found = [each.get("waiting") for each in rows]
     partitions = sorted({number for numbers in found if isinstance(numbers, list) for number in numbers})
     if partitions and waiting:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 import click
 
+from isthmus.config.text import no_such
+from isthmus.config.units import parse_duration
 from isthmus.config.validation import check_name
 from isthmus.node.cli.admin_client import whoami
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
@@ -29,6 +32,43 @@ class FiniteFloat(click.FloatRange):
         """The number. Fails as click does."""
         number = super().convert(value, param, ctx)
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
+
+
+class Duration(click.ParamType[int]):
+    """A duration, as in config files ("90s", "2h"), or a bare number of seconds, as plugins have it; milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Milliseconds. Fails as click does."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_duration(f"{value}s" if str(value).replace(".", "", 1).isdecimal() else str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class RenamedOption(click.Option):
+    """An option that is also accepted under `old` names, which no help shows."""
+
+    def __init__(self, *arguments: Any, old: tuple[str, ...], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.old = old
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """See click.Option."""
+        own = self.opts
+        self.opts = [*own, *self.old]
+        super().add_to_parser(parser, ctx)
+        self.opts = own
+
+
+def add_old_name(group: click.Group, name: str, command: click.Command) -> None:
+    """Let a group accept `command` under an old name, which no help shows."""
+    old = copy.copy(command)
+    old.hidden = True
+    group.add_command(old, name)
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
@@ -74,6 +114,14 @@ def bucket_type_name(_context: click.Context, _parameter: click.Parameter, value
         return value if value is None else check_name(value)
 
 
+def type_and_bucket(where: str) -> tuple[str, str]:
+    """Bucket type and bucket of TYPE/BUCKET, both given. Raises BadInput."""
+    bucket_type, slash, bucket = where.partition("/")
+    if not slash or not bucket_type or not bucket:
+        raise BadInput(f"{where!r} is not TYPE/BUCKET, such as {DEFAULT_BUCKET_TYPE.decode()}/users")
+    return bucket_type, bucket
+
+
 def split_bucket(where: str) -> tuple[str, str]:
     """Bucket type and bucket of [TYPE/]BUCKET; without a slash the bucket is of the default type."""
     bucket_type, slash, bucket = where.partition("/")
@@ -102,7 +150,13 @@ def confirm(yes: bool, question: str, output: str = "table") -> None:
 
 
 YES: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-DRY_RUN: Final = click.option("--dry-run", is_flag=True, help="Show what would change; change nothing.")
+DRY_RUN: Final = click.option(
+    "--dry-run",
+    is_flag=True,
+    cls=RenamedOption,
+    old=("--validate-only",),
+    help="Show what would change; change nothing.",
+)
 BY: Final = click.option(
     "--by", default=whoami, show_default="USER@HOST", help="Name of the person who runs this command; shown to others."
 )
@@ -118,6 +172,21 @@ def _only_one(context: click.Context, _parameter: click.Parameter, value: Any) -
             raise click.UsageError("--node and --all-nodes contradict each other: give one of them")
         context.meta[_NODES_GIVEN] = True
     return value
+
+
+ONE_NODE: Final = click.option("--node", metavar="NAME", help="Only this node; without it all nodes.")
+ALL_NODES_BEFORE: Final = click.option("--all", "everywhere", is_flag=True, hidden=True, expose_value=False)
+"""All nodes are the default; earlier versions needed the option for that."""
+
+
+def of_node(rows: Sequence[Mapping[str, Any]], node: str | None) -> list[Mapping[str, Any]]:
+    """The rows of a node, or all of them; "node" names each one's. Raises BadInput for a node that none is of."""
+    if node is None:
+        return list(rows)
+    found = [row for row in rows if row.get("node") == node]
+    if not found:
+        raise BadInput(f"--node: {no_such('node', node, sorted({str(row.get('node')) for row in rows}))}")
+    return found
 
 
 node_options: Final = with_options(

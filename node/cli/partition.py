@@ -21,12 +21,13 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     echo_json,
     echo_table,
     output_option,
     value_or_nothing,
 )
-from isthmus.node.cli.parameters import bucket_type_name, checking
+from isthmus.node.cli.parameters import RenamedOption, bucket_type_name, checking
 from isthmus.node.cli.reassignment import moves, read_limited, reassign
 from isthmus.node.cli.unsafe_recovery import force_leader
 from isthmus.repl.controller.placement import (
@@ -54,16 +55,16 @@ def _leader(row: Row) -> Any:
 
 PARTITIONS: Final = TableSpec(
     "partition",
-    ("type", lambda row: f"{cell(row.get('bucket_type'))}/{cell(row.get('index'))}"),
+    column("type/index", lambda row: f"{cell(row.get('bucket_type'))}/{cell(row.get('index'))}", leave=3),
     ("leader", _leader),
-    "replicas",
+    column("replicas", leave=2),
     "isr",
-    "leo",
-    "hw",
-    ("apply", "applied"),
-    "lag",
-    "status",
-    ("reason", value_or_nothing("reason")),
+    column("leo", leave=4),
+    column("hw", leave=5),
+    column("apply", "applied", leave=6),
+    column("lag", leave=1),
+    column("status", state=True),
+    column("reason", value_or_nothing("reason"), text=True),
 )
 
 
@@ -97,7 +98,13 @@ def list_partitions(bucket_type: str | None, query: AdminCommand) -> None:
     "--replication-factor", type=click.IntRange(1, REPLICAS_MAX), required=True, help="Replicas of each partition."
 )
 @click.option("--racks", default="", metavar="R:N,...", help="a:2,b:1: ids 0 and 1 are in rack a, 2 is in b.")
-@click.option("--ignore-rack-assignment", is_flag=True, help="Place without regard to racks.")
+@click.option(
+    "--ignore-racks",
+    is_flag=True,
+    cls=RenamedOption,
+    old=("--ignore-rack-assignment",),
+    help="Place without regard to racks.",
+)
 @click.option(
     "--start-index",
     type=click.IntRange(0, INDEX_MAX),
@@ -111,7 +118,7 @@ def plan(
     partitions: int,
     replication_factor: int,
     racks: str,
-    ignore_rack_assignment: bool,
+    ignore_racks: bool,
     start_index: int,
     output: str,
 ) -> None:
@@ -120,7 +127,7 @@ def plan(
         partitions,
         replication_factor,
         _racks(racks, nodes),
-        ignore_racks=ignore_rack_assignment,
+        ignore_racks=ignore_racks,
         start_index=start_index,
     )
     _echo_plan(found, _racks(racks, nodes), output)
@@ -158,9 +165,6 @@ def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
 @partition_group.command("assign")
 @click.option("--file", "path", type=click.Path(path_type=Path), required=True, help="A replica map in JSON.")
 @click.option(
-    "--validate-only", is_flag=True, help="Check the file, and against the cluster if it answers; create nothing."
-)
-@click.option(
     "--bucket-type",
     metavar="T",
     default="default",
@@ -168,15 +172,18 @@ def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
     callback=bucket_type_name,
     help="What to create.",
 )
-@admin_act()
-def assign(path: Path, validate_only: bool, bucket_type: str, act: AdminCommand) -> None:
-    """Create bucket type T with the placement in a file, as `plan -o json` prints it. `reassign` moves what exists."""
+@admin_act(dry_run=True)
+def assign(path: Path, bucket_type: str, act: AdminCommand) -> None:
+    """Create bucket type T with the placement in a file, as `plan -o json` prints it. `reassign` moves what exists.
+
+    --dry-run checks the file, against the cluster if it answers, and creates nothing.
+    """
     replica_map = read_map(path)
-    body = {"bucket_type": bucket_type, "validate_only": validate_only, **replica_map_document(replica_map)}
+    body = {"bucket_type": bucket_type, "validate_only": act.dry_run, **replica_map_document(replica_map)}
     try:
         answer = act.post("/admin/partitions/assign", **body)
     except CommandFailed as error:
-        if not validate_only or error.reason != "unavailable":
+        if not act.dry_run or error.reason != "unavailable":
             raise
         answer = {
             "outcome": "valid",

@@ -19,6 +19,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     echo_facts,
     echo_json,
     milliseconds,
@@ -28,7 +29,15 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
-from isthmus.node.cli.parameters import time_of, with_options
+from isthmus.node.cli.parameters import (
+    ALL_NODES_BEFORE,
+    ONE_NODE,
+    add_old_name,
+    of_node,
+    time_of,
+    type_and_bucket,
+    with_options,
+)
 from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
@@ -99,34 +108,45 @@ def _suspensions(queue: Row) -> Iterator[dict[str, Any]]:
 QUEUES: Final = TableSpec(
     "node",
     ("queue", "name"),
-    "filter",
+    column("filter", leave=6),
     ("owner", _owner_cluster),
     "waiting",
-    ("repairs", _lower_waiting),
-    "in_flight",
-    ("oldest", _oldest_age),
-    "publishing",
-    "serving",
-    ("reason", _reason),
+    column("repairs", _lower_waiting, leave=2),
+    column("in_flight", leave=3),
+    column("oldest", _oldest_age, leave=1),
+    column("publishing", leave=4, state=True),
+    column("serving", state=True),
+    column("reason", _reason, text=True),
 )
 
 
 @queue_group.command("list")
-@click.option("--all", "everywhere", is_flag=True, help="Ask every node, not only the one that answers.")
+@ONE_NODE
+@ALL_NODES_BEFORE
 @admin_query
-def list_queues(everywhere: bool, query: AdminCommand) -> None:
-    """Every queue with its owner, what waits and what is in flight at the node that answers, which counts the
-    partitions that it leads. With --all at every node."""
-    answer = query.get("/admin/queues/nodes" if everywhere else "/admin/queues")
-    if query.json or not everywhere:
-        query.echo_rows(answer, "queues", QUEUES)
+def list_queues(node: str | None, query: AdminCommand) -> None:
+    """Every queue on every node, with its owner, what waits and what is in flight: a node counts the partitions that it
+    leads."""
+    rows = _of_nodes(query, node)
+    if query.json:
+        echo_json({"queues": [row for row in rows if "name" in row], "silent": _silent_nodes(rows)})
         return
-    rows: list[Row] = []
-    for node in objects_in(answer, "nodes"):
-        silent = "the node is gone: others lead its share" if node.get("gone") else "the node does not answer"
-        queues = node["queues"] if isinstance(node.get("queues"), list) else [{"reason": silent}]
-        rows += [{**queue, "node": node.get("node")} for queue in queues]
     QUEUES.echo(rows)
+
+
+def _of_nodes(query: AdminCommand, node: str | None) -> list[Row]:
+    """A row for each queue of each node; of a node that does not answer one that says so."""
+    rows: list[Row] = []
+    for each in of_node(objects_in(query.get("/admin/queues/nodes"), "nodes"), node):
+        silent = "the node is gone: others lead its share" if each.get("gone") else "the node does not answer"
+        queues = objects_in(each, "queues") if isinstance(each.get("queues"), list) else [{"reason": silent}]
+        rows += [{**queue, "node": each.get("node")} for queue in queues]
+    return rows
+
+
+def _silent_nodes(rows: Sequence[Row]) -> dict[str, Any]:
+    """Node without an answer -> why."""
+    return {str(row.get("node")): row.get("reason") for row in rows if "name" not in row}
 
 
 # --- show ---
@@ -139,23 +159,70 @@ PRIORITIES: Final = TableSpec("priority", *PRIORITY_COUNTS)
 
 @queue_group.command("show")
 @NAME
+@ONE_NODE
 @admin_query
-def show(name: str, query: AdminCommand) -> None:
-    """Everything about queue NAME on the node that answers: priorities, limits, throttle, suspensions."""
-    queues = objects_in(query.get("/admin/queues"), "queues")
-    found = [queue for queue in queues if queue.get("name") == name]
+def show(name: str, node: str | None, query: AdminCommand) -> None:
+    """Everything about queue NAME: owner, filter, limits, suspensions, and what waits, in sum and on each node. With
+    --node its counters there."""
+    rows = _of_nodes(query, node)
+    found = [queue for queue in rows if queue.get("name") == name]
+    silent = _silent_nodes(rows)
     if not found:
-        known = [str(queue.get("name")) for queue in queues]
+        known = sorted({str(queue["name"]) for queue in rows if "name" in queue})
+        if silent and not known:
+            sentence = f"{', '.join(silent)} does not answer: what is known of queue {name} is not known"
+            raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
         raise CommandFailed(Exit.REFUSED, "unknown-queue", no_such("queue", name, known))
     if query.json:
-        echo_json(found[0])
+        whole = {"name": name, "waiting": _sum_of(found, silent, "waiting"), "silent": silent, "nodes": found}
+        echo_json(whole if node is None else found[0])
         return
-    echo_facts(queue_facts(found[0]))
+    if node is None:
+        echo_facts([fact for fact in queue_facts(found[0]) if fact[0] not in OF_ONE_NODE])
+        counted = ("waiting", "in_flight", "gaps")
+        echo_facts((what.replace("_", " "), _sum_of(found, silent, what)) for what in counted)
+        click.echo()
+        SHARES.echo([*found, *({"node": each, "reason": why} for each, why in silent.items())])
+    else:
+        echo_facts(queue_facts(found[0]))
     click.echo()
     PRIORITIES.echo(
-        {"priority": shown, **{count: found[0]["priorities"][priority].get(count, "") for count in PRIORITY_COUNTS}}
+        {
+            "priority": shown,
+            **{
+                count: ""
+                if count not in found[0]["priorities"][priority]
+                else _sum_of([each["priorities"][priority] for each in found], silent, count)
+                for count in PRIORITY_COUNTS
+            },
+        }
         for priority, shown in PRIORITY_NAMES.items()
     )
+
+
+OF_ONE_NODE: Final = (
+    "node", "reason", "publishing", "serving", "partitions led here", "waiting", "oldest", "in memory",
+    "since the node began", "acknowledgements", "gaps",
+)  # fmt: skip
+"""Facts that differ between the nodes of a queue."""
+
+SHARES: Final = TableSpec(
+    "node",
+    column("led", "partitions", leave=2),
+    "waiting",
+    column("in_flight", leave=1),
+    ("oldest", _oldest_age),
+    column("publishing", leave=3, state=True),
+    column("serving", state=True),
+    column("reason", _reason, text=True),
+)
+
+
+def _sum_of(rows: Sequence[Row], silent: Mapping[str, Any], key: str) -> int | None:
+    """The sum over all nodes; None where one does not answer, or does not know."""
+    numbers = [row.get(key) for row in rows]
+    known = [number for number in numbers if isinstance(number, int)]
+    return None if silent or len(known) < len(numbers) else sum(known)
 
 
 def queue_facts(queue: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -294,11 +361,19 @@ LEDGERS: Final = TableSpec(
 )  # fmt: skip
 
 
-@queue_group.command("ledger")
+@click.command("ledger")
 @NAME
 @admin_query
 def ledger(name: str, query: AdminCommand) -> None:
     """The outcome of every change that queue NAME was to give out, by node, and whether the two sides agree."""
+    echo_ledger(name, query)
+
+
+add_old_name(queue_group, "ledger", ledger)
+
+
+def echo_ledger(name: str, query: AdminCommand) -> None:
+    """Print the ledger of a queue, a row for each node."""
     answer = query.get(_path(name, "ledger"))
     if query.echo_json(answer):
         return
@@ -333,7 +408,7 @@ GAPS: Final = TableSpec(
 )
 
 
-@queue_group.command("gaps")
+@click.command("gaps")
 @click.argument("name", required=False)
 @click.option("--close", "ids", multiple=True, metavar="ID", help="Close this gap: a full-sync of its range was clean.")
 @admin_act()
@@ -344,7 +419,7 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], act: AdminCommand) ->
     """
     if ids:
         if name is None:
-            raise click.UsageError("name the queue of the gaps: isthmus queue gaps NAME --close ID")
+            raise click.UsageError("name the queue of the gaps: isthmus gaps NAME --close ID")
         _close(act, name, list(dict.fromkeys(ids)))
         return
     answer = act.get("/admin/gaps" + (f"?queue={quote(name, safe='')}" if name else ""))
@@ -356,6 +431,9 @@ def gaps_of_queues(name: str | None, ids: tuple[str, ...], act: AdminCommand) ->
     for queue, partitions in object_in(answer, "unknown_partitions").items():
         numbers = ", ".join(map(str, partitions))
         click.echo(printable(f"queue {queue}: gaps of partitions {numbers} are not known now"), err=True)
+
+
+add_old_name(queue_group, "gaps", gaps_of_queues)
 
 
 def _close(act: AdminCommand, name: str, ids: list[str]) -> None:
@@ -374,13 +452,13 @@ def _close(act: AdminCommand, name: str, ids: list[str]) -> None:
 
 @queue_group.command("test-filter")
 @NAME
-@click.argument("bucket_type", metavar="TYPE")
-@click.argument("bucket")
+@click.argument("where", metavar="TYPE/BUCKET")
 @click.argument("object_key", metavar="[KEY]", required=False)
 @admin_query
-def test_filter(name: str, bucket_type: str, bucket: str, object_key: str | None, query: AdminCommand) -> None:
+def test_filter(name: str, where: str, object_key: str | None, query: AdminCommand) -> None:
     """Test whether queue NAME would offer a change of TYPE/BUCKET KEY in real time, and which rule decides. Rules look
     at type and bucket only: KEY makes no difference. A bucket type that does not exist is reported."""
+    bucket_type, bucket = type_and_bucket(where)
     change = f"type={quote(bucket_type, safe='')}&bucket={quote(bucket, safe='')}"
     answer = query.get(_path(name, f"filter?{change}"))
     verdict = "offered" if answer.get("offered") else "not offered"
@@ -550,17 +628,17 @@ def throttle(name: str, size: str | None, objects: int | None, default: bool, ac
 
 @queue_group.command("push")
 @NAME
-@click.argument("bucket_type", metavar="TYPE")
-@click.argument("bucket")
+@click.argument("where", metavar="TYPE/BUCKET")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @click.option("--fold", is_flag=True, help="At the fold priority, below full-sync.")
 @click.option("--percent", is_flag=True, help="BUCKET and keys are percent-encoded, for bytes that are not UTF-8.")
 @admin_act()
-def push(name: str, keys: tuple[str, ...], percent: bool, act: AdminCommand, **place: Any) -> Exit:
+def push(name: str, where: str, keys: tuple[str, ...], percent: bool, act: AdminCommand, **place: Any) -> Exit:
     """Send the objects of these keys once more by queue NAME, at the full-sync priority, whatever its filter says. Code
     3 if the queue had space for the first of them only. With --fold they go below the full-sync priority."""
-    encoding = {"encoding": "percent"} if percent else {}
-    answer = act.post(_path(name, "push"), keys=list(keys), **place, **encoding)
+    bucket_type, bucket = type_and_bucket(where)
+    place |= {"bucket_type": bucket_type, "bucket": bucket} | ({"encoding": "percent"} if percent else {})
+    answer = act.post(_path(name, "push"), keys=list(keys), **place)
     refused = f"; {answer.get('refused')} refused: {answer.get('reason')}" if answer.get("refused") else ""
     queued = answer.get("queued")
     act.echo(answer, f"queue {name}: {queued} reference{'s' * (queued != 1)} queued{refused}")

@@ -20,6 +20,7 @@ from isthmus.node.cli.output import (
     Row,
     TableSpec,
     cell,
+    column,
     echo_json,
     milliseconds,
     moment,
@@ -30,6 +31,7 @@ from isthmus.node.cli.output import (
     value_or_nothing,
 )
 from isthmus.node.cli.parameters import bucket_type_name
+from isthmus.node.cli.waiting import Waiter, wait_for_empty, wait_for_order, wait_options
 from isthmus.repl.controller.placement import MAP_BYTES_MAX, REPLICAS_MAX, BadReplicaMap, read_document
 from isthmus.repl.model.errors import BadInput
 
@@ -55,6 +57,7 @@ IGNORE_RACKS = click.option("--ignore-racks", is_flag=True, help="Choose nodes w
 @click.option("--replace", nargs=2, metavar="A B", help="Node B instead of node A.")
 @click.option("--cancel", is_flag=False, flag_value=-1, type=int, metavar="[ORDER]", help="Cancel an order.")
 @IGNORE_RACKS
+@wait_options
 @admin_act(asks=True)
 def reassign(
     path: Path | None,
@@ -63,6 +66,8 @@ def reassign(
     replace: tuple[str, str] | None,
     cancel: int | None,
     ignore_racks: bool,
+    wait: bool,
+    timeout_ms: int,
     act: AdminCommand,
 ) -> None:
     """Move replicas while the cluster serves: by a file, evenly, or from one node to another.
@@ -81,7 +86,7 @@ def reassign(
         body |= {"kind": "replace", "nodes": list(replace)}
     else:
         body |= {"kind": "spread"}
-    _order(act, "/admin/moves", body)
+    _order(act, "/admin/moves", body, wait_ms=timeout_ms if wait else None)
 
 
 def _cancel(act: AdminCommand, order: int) -> None:
@@ -97,26 +102,37 @@ def _cancel(act: AdminCommand, order: int) -> None:
 @click.argument("name")
 @click.argument("factor", type=click.IntRange(1, REPLICAS_MAX))
 @IGNORE_RACKS
+@wait_options
 @admin_act(asks=True)
-def set_replication_factor(name: str, factor: int, ignore_racks: bool, act: AdminCommand) -> None:
+def set_replication_factor(
+    name: str, factor: int, ignore_racks: bool, wait: bool, timeout_ms: int, act: AdminCommand
+) -> None:
     """Give each partition of bucket type NAME FACTOR replicas, while it serves.
 
     Shows the plan and asks for confirmation.
     """
     path = f"/admin/bucket-types/{quote(name, safe='')}/replication-factor"
-    _order(act, path, {"replication_factor": factor, "ignore_racks": ignore_racks})
+    body = {"replication_factor": factor, "ignore_racks": ignore_racks}
+    _order(act, path, body, wait_ms=timeout_ms if wait else None)
 
 
 @click.command("drain")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--undo", is_flag=True, help="Allow replicas and leaderships on them again.")
 @IGNORE_RACKS
+@wait_options
 @admin_act(asks=True)
-def drain(names: tuple[str, ...], undo: bool, ignore_racks: bool, act: AdminCommand) -> None:
-    """Move all replicas and leaderships off nodes, and give them no new ones. Code 0 as soon as it is ordered."""
+def drain(
+    names: tuple[str, ...], undo: bool, ignore_racks: bool, wait: bool, timeout_ms: int, act: AdminCommand
+) -> None:
+    """Move all replicas and leaderships off nodes, and give them no new ones. Code 0 as soon as it is ordered, with
+    --wait when the nodes hold nothing any more."""
     path = "/admin/nodes/drain"
     if not undo:
-        _order(act, path, {"nodes": list(names), "ignore_racks": ignore_racks}, drains=True)
+        body = {"nodes": list(names), "ignore_racks": ignore_racks}
+        ordered = _order(act, path, body, drains=True, wait_ms=timeout_ms if wait else None)
+        if wait and ordered:
+            wait_for_empty(act.admin, names, Waiter(timeout_ms, quiet=act.json))
         return
     answer = act.post(path, nodes=list(names), undo=True, dry_run=act.dry_run)
     cancelled = answer.get("cancelled")
@@ -140,19 +156,28 @@ def remove(name: str, act: AdminCommand) -> None:
     act.echo(answer, f"node {name}: {cell(answer.get('outcome'))}")
 
 
-def _order(act: AdminCommand, path: str, body: dict[str, Any], *, drains: bool = False) -> None:
-    """Show the plan, ask, and order exactly that plan."""
+def _order(
+    act: AdminCommand, path: str, body: dict[str, Any], *, drains: bool = False, wait_ms: int | None = None
+) -> bool:
+    """Show the plan, ask, and order exactly that plan; with `wait_ms` wait for its end. True when something was
+    ordered."""
     plan = act.plan(path, **body)
+    ordered = False
     if not act.json:
         _echo_plan(plan)
     if not act.dry_run and (drains or objects_in(plan, "partitions")):
         act.confirm("Order it?")
-        plan = act.post(path, **body, plan=plan.get("plan"))
+        plan, ordered = act.post(path, **body, plan=plan.get("plan")), True
         number = plan.get("order")
         nothing = "drained; nothing to move" if drains else "nothing to move"
         result = nothing if number is None else f"order {cell(number)}; `isthmus partition moves` shows it"
         act.note(f"{cell(plan.get('title'))}: {result}")
+        if number is not None and wait_ms is not None:
+            ended = wait_for_order(act.admin, number, Waiter(wait_ms, quiet=act.json))
+            act.note(f"order {number}: {cell(ended.get('outcome'))}")
+            plan = {**plan, "ended": ended}
     act.echo_json(plan)
+    return ordered
 
 
 def _share(row: Row) -> str:
@@ -160,7 +185,7 @@ def _share(row: Row) -> str:
     return f"{cell(row.get('bucket_type'))}/{cell(row.get('index'))}"
 
 
-PLAN: Final = TableSpec("partition", ("type", _share), "from", "to")
+PLAN: Final = TableSpec("partition", ("type/index", _share), "from", "to")
 PLANNED_NODES: Final = TableSpec("node", "replicas", "then")
 
 
@@ -211,14 +236,19 @@ def read_places(path: Path) -> Any:
 # --- moves ---
 
 IN_FLIGHT: Final = TableSpec(
-    "partition", ("type", _share), ("state", "stage"), "adds", "removes", ("reason", value_or_nothing("reason"))
+    "partition",
+    column("type/index", _share, leave=1),
+    column("state", "stage", state=True),
+    "adds",
+    "removes",
+    column("reason", value_or_nothing("reason"), text=True),
 )
 ENDED: Final = TableSpec(
     "order",
-    ("what", "title"),
-    "by",
-    ("ended", moment_of("ended_ms")),
-    "outcome",
+    column("what", "title", text=True),
+    column("by", leave=2),
+    column("ended", moment_of("ended_ms"), leave=1),
+    column("outcome", state=True),
     ("done", lambda order: f"{cell(order.get('done'))} of {cell(order.get('total'))}"),
 )
 
@@ -275,7 +305,17 @@ def _heading(order: Row) -> str:
 
 # --- node list ---
 
-NODES: Final = TableSpec(("node", "name"), "id", "rack", "state", "drained", "leaders", "replicas", "in_sync", "reason")
+NODE_COLUMNS: Final = (
+    ("node", "name"),
+    column("id", leave=2),
+    column("rack", leave=3),
+    column("state", state=True),
+    column("drained", leave=1),
+    "leaders",
+    "replicas",
+    "in_sync",
+)
+NODES: Final = TableSpec(*NODE_COLUMNS, column("reason", text=True))
 
 
 @click.command("list")

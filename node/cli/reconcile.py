@@ -13,11 +13,11 @@ from urllib.parse import quote, quote_from_bytes
 
 import click
 
-from isthmus.aae.reconcile.run_directory import SEED, RunDirectory, known_runs
+from isthmus.aae.run_directory import SEED, RunDirectory, known_runs
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable
-from isthmus.node.cli.parameters import BY, time_of
+from isthmus.node.cli.parameters import BY, RenamedOption, time_of
 from isthmus.node.cli.reconcile_jobs import export, import_, java_home, stats, trees
 from isthmus.node.cli.reconcile_options import (
     BUCKET_TYPE,
@@ -25,6 +25,7 @@ from isthmus.node.cli.reconcile_options import (
     MASTER,
     MAX_TIME,
     RUN_ID,
+    RUNS_DIRECTORY,
     absolute,
     duration_s,
     new_run_id,
@@ -45,10 +46,6 @@ VERDICTS_SHOWN: Final = ("diverged", "unreachable", "transient", "filtered")
 """Verdicts whose keys are printed, in this order."""
 
 SIDES: Final = {"source": "left", "sink": "right"}
-
-OUTPUT = click.option(
-    "--output", required=True, metavar="DIR", help="Directory of runs, which driver and workers reach."
-)
 
 
 @click.group("reconcile")
@@ -111,8 +108,10 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option("--filter", default="", metavar="RULES", help="A queue's filter: what it leaves out is filtered.")
 @click.option(
-    "--rate-limit",
+    "--rate",
     "rows_per_second",
+    cls=RenamedOption,
+    old=("--rate-limit",),
     type=click.IntRange(0),
     default=0,
     help="Rows a second of each cluster; 0: no limit.",
@@ -131,18 +130,21 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
 )  # fmt: skip
 @click.option("--right-token-file", default="", callback=absolute, help="One for the right cluster, if it has others.")
 @click.option(
-    "--ca-file", "--ca", "ca_file", default="", envvar="ISTHMUS_CA", show_envvar=True, callback=absolute,
+    "--ca", "ca_file", cls=RenamedOption, old=("--ca-file",), default="",
+    envvar="ISTHMUS_CA", show_envvar=True, callback=absolute,
     help="Authorities of the nodes' certificates.",
 )  # fmt: skip
 @click.option(
-    "--certificate-file", "--cert", "certificate_file", default="", envvar="ISTHMUS_CERT", show_envvar=True,
+    "--cert", "certificate_file", cls=RenamedOption, old=("--certificate-file",), default="",
+    envvar="ISTHMUS_CERT", show_envvar=True,
     callback=absolute, help="A client certificate.",
 )  # fmt: skip
 @click.option(
-    "--key-file", "--key", "key_file", default="", envvar="ISTHMUS_KEY", show_envvar=True, callback=absolute,
+    "--key", "key_file", cls=RenamedOption, old=("--key-file",), default="",
+    envvar="ISTHMUS_KEY", show_envvar=True, callback=absolute,
     help="Its private key.",
 )  # fmt: skip
-@OUTPUT
+@RUNS_DIRECTORY
 @RUN_ID
 @MASTER
 @FORMAT
@@ -172,7 +174,7 @@ def run(left: str, right: str, run_id: str | None, master: str, format_: str, **
 
 @reconcile_group.command("show")
 @click.argument("run_id", required=False)
-@OUTPUT
+@RUNS_DIRECTORY
 @click.option("--keys", type=click.IntRange(0, KEYS_MAX), default=0, help="Name so many keys that differ (RUN_ID).")
 @FORMAT
 def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
@@ -314,7 +316,7 @@ class AdminQueue:
 @reconcile_group.command("repair")
 @click.argument("run_id")
 @click.argument("act", type=click.Choice(["plan", "apply"]))
-@OUTPUT
+@RUNS_DIRECTORY
 @click.option("--queue", help="The queue of the sending cluster (plan).")
 @click.option(
     "--to",

@@ -14,7 +14,7 @@ import click
 from isthmus.node.cli.credentials import credential_options
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import echo_json, echo_table, output_option
-from isthmus.node.cli.parameters import with_options
+from isthmus.node.cli.parameters import RenamedOption, with_options
 from isthmus.node.cli.reconcile_options import BUCKET_TYPE, MASTER, duration_s, files_of, print_progress
 from isthmus.repl.model.errors import BadInput
 
@@ -112,8 +112,8 @@ def export(path: str, urls: str, bucket_type: str, master: str, output: str, **g
 @selection_options
 @transfer_options
 @click.option("--origin", metavar="UUID", help="The cluster that it comes from: it is not sent back there.")
-@click.option("--run-id", help="Record progress: a command with the same id resumes. Needs --run-dir.")
-@click.option("--run-dir", metavar="DIR", help="Where runs are kept.")
+@click.option("--run-id", help="Record progress: a command with the same id resumes. Needs --dir.")
+@click.option("--dir", "run_dir", cls=RenamedOption, old=("--run-dir",), metavar="DIR", help="Where runs are kept.")
 @MASTER
 @output_option
 def import_(
@@ -125,7 +125,7 @@ def import_(
     from isthmus.aae.reconcile.options import parse_options
 
     if (run_id is None) != (run_dir is None):
-        raise click.UsageError("--run-id and --run-dir belong together")
+        raise click.UsageError("--run-id and --dir belong together")
     options = _options(given)
     parse_options({"urls": urls, **options})
     directory = None if run_id is None or run_dir is None else exporting.import_directory(run_dir, run_id)

@@ -15,10 +15,20 @@ from isthmus.config.units import parse_duration
 from isthmus.node.cli.credentials import TOKEN_VARIABLE
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import CliContext, format_option, printable
+from isthmus.node.cli.parameters import RenamedOption
 
 FORMAT = format_option("-o", "format_")
-"""`-o` of commands whose --output is a directory."""
+"""`-o` of commands whose --output was a directory."""
 
+RUNS_DIRECTORY = click.option(
+    "--dir",
+    "output",
+    cls=RenamedOption,
+    old=("--output",),
+    required=True,
+    metavar="DIR",
+    help="Directory of runs, which driver and workers reach.",
+)
 BUCKET_TYPE = click.option("--bucket-type", default="default", show_default=True)
 RUN_ID = click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
 MASTER = click.option("--master", default="", help="A Spark master; without it local[*].")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.run_directory import RunDirectory
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, printable
@@ -22,6 +22,7 @@ from isthmus.node.cli.reconcile_options import (
     MASTER,
     MAX_TIME,
     RUN_ID,
+    RUNS_DIRECTORY,
     duration_s,
     files_of,
     new_run_id,
@@ -60,7 +61,7 @@ from isthmus.repl.model.errors import BadInput, PeerFault
     help="How long a cluster may not answer.",
 )
 @click.option("--target-token-file", default="", metavar="FILE", help="A token of the target, if it has others.")
-@click.option("--output", required=True, metavar="DIR", help="Directory of the run, which workers reach.")
+@RUNS_DIRECTORY
 @RUN_ID
 @MASTER
 @click.option("--dry-run", is_flag=True, help="Show the plan alone.")

@@ -16,16 +16,20 @@ from isthmus.config.validation import check_peer_url
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.credentials import access_from
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.node_listener import with_scheme
 from isthmus.node.cli.output import (
     Row,
     TableSpec,
+    column,
     echo_facts,
     echo_json,
     moment,
+    object_in,
     objects_in,
     printable,
 )
 from isthmus.node.cli.parameters import FiniteFloat, checking, split_bucket
+from isthmus.node.cli.queue import echo_ledger
 from isthmus.node.services.remote_lookup import other_side, with_other_sides
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.vclock import decode_clock
@@ -42,17 +46,20 @@ LAGS: Final = TableSpec(
     ("type", "bucket_type"),
     "seconds",
     "objects",
-    "bytes",
-    ("proven as of", lambda row: "never" if row.get("proven_ms") is None else moment(row["proven_ms"])),
-    "reason",
+    column("bytes", leave=2),
+    column("proven as of", lambda row: "never" if row.get("proven_ms") is None else moment(row["proven_ms"]), leave=1),
+    column("reason", text=True),
 )
 SENT: Final = TableSpec(
-    ("to", _cluster), "queue", "found", "eligible", "acknowledged", "collapsed", "collapsed_unseen", "vanished",
-    "given_up", "handed_on", "waiting", "in_flight", "state", "reason",
+    ("to", _cluster), "queue", column("found", leave=9), column("eligible", leave=3), "acknowledged",
+    column("collapsed", leave=6), column("collapsed_unseen", leave=7), column("vanished", leave=5),
+    column("given_up", leave=1), column("handed_on", leave=8), "waiting", column("in_flight", leave=4),
+    column("state", state=True), column("reason", text=True),
 )  # fmt: skip
 RECEIVED: Final = TableSpec(
-    ("from", _cluster), "queue", "fetched", "applied", "merged", "superseded", "rejected", "failed", "under_way",
-    "state", "reason",
+    ("from", _cluster), "queue", "fetched", column("applied", leave=6), column("merged", leave=4),
+    column("superseded", leave=5), column("rejected", leave=1), column("failed", leave=2),
+    column("under_way", leave=3), column("state", state=True), column("reason", text=True),
 )  # fmt: skip
 
 
@@ -88,10 +95,17 @@ def lag_command(over: float | None, query: AdminCommand) -> None:
 
 
 @click.command("ledger")
+@click.argument("name", required=False)
 @admin_query
-def ledger_command(query: AdminCommand) -> None:
+def ledger_command(name: str | None, query: AdminCommand) -> None:
     """The outcome of every change sent to and received from each other cluster. Exit code 1 when a ledger does not
-    close, 3 when it is not known. A queue without a sink so far is `no-sink`, code 0."""
+    close, 3 when it is not known. A queue without a sink so far is `no-sink`, code 0.
+
+    With NAME the numbers of this queue, by node, and whether the two sides agree.
+    """
+    if name is not None:
+        echo_ledger(name, query)
+        return
     answer = query.get("/admin/ledger")
     rows = objects_in(answer, "ledger")
     if query.json:
@@ -134,7 +148,7 @@ def explain_command(
     key = Key(bucket_type.encode(), unquote_to_bytes(name), unquote_to_bytes(object_key))
     for url in other:
         with checking("--other"):
-            checked = check_peer_url(url)
+            checked = check_peer_url(with_scheme(url))
         side = other_side(checked, key, ours, access_from(context), known=answer.get("known") is not False)
         answer = with_other_sides(answer, [*answer.get("other_sides", ()), {"fullsync": None, **side}])
     if query.json:
@@ -169,8 +183,10 @@ def _echo_explanation(answer: dict[str, Any], bucket_type: str, bucket: str, obj
         why = f": {row['reason']}" if row.get("reason") else ""
         priority = str(row["priority"]).replace("_", "-")
         facts.append((f"queue {row['queue']}", f"{row['state']} at the {priority} priority of node {row['node']}{why}"))
-    for node in answer.get("lower_unknown_at") or ():
-        facts.append(("node " + node, "does not answer: which bulk references it holds is not known"))
+    silent = dict.fromkeys(answer.get("lower_unknown_at") or (), "does not answer")
+    for node, why in {**silent, **object_in(answer, "unknown")}.items():
+        what = "which bulk references and dead letters it has, and what its full-sync found, is not known"
+        facts.append((f"node {node}", f"{why}: {what}"))
     for row in answer.get("dead_letters") or ():
         whence = f"queue {row['queue']} of {row['source_cluster']}, {moment(row['at_ms'])}"
         facts.append((f"dead letter {row['id']} of {row['node']}", f"{row['reason']}: {row['error']} ({whence})"))

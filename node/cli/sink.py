@@ -5,6 +5,7 @@ Dead letters lie on the node that fetched them: `--admin` chooses the node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
@@ -18,6 +19,7 @@ from isthmus.node.cli.output import (
     TableSpec,
     attribution,
     cell,
+    column,
     duration_of,
     echo_facts,
     milliseconds,
@@ -26,7 +28,7 @@ from isthmus.node.cli.output import (
     objects_in,
     value_or_nothing,
 )
-from isthmus.node.cli.parameters import checking
+from isthmus.node.cli.parameters import ALL_NODES_BEFORE, ONE_NODE, checking, of_node
 from isthmus.repl.model.errors import BadInput
 
 IDS = click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1))
@@ -155,31 +157,32 @@ def _last_error(sink: Row) -> Any:
 SINKS: Final = TableSpec(
     "node",
     "queue",
-    "peer",
-    "from",
-    "state",
-    ("delay", duration_of("delay_ms")),
-    *OUTCOMES,
-    ("lag p50", duration_of("lag_ms_p50")),
-    ("lag p99", duration_of("lag_ms_p99")),
-    ("reason", value_or_nothing("reason")),
-    ("last error", _last_error),
+    column("peer", host=True),
+    column("from", leave=9),
+    column("state", state=True),
+    column("delay", duration_of("delay_ms"), leave=8),
+    *(column(outcome, leave=number) for number, outcome in enumerate(OUTCOMES, 2)),
+    column("lag p50", duration_of("lag_ms_p50"), leave=1),
+    column("lag p99", duration_of("lag_ms_p99"), leave=6),
+    column("reason", value_or_nothing("reason"), text=True),
+    column("last error", _last_error, leave=7, text=True),
 )
 
 
 @sink_group.command("list")
-@click.option("--all", "everywhere", is_flag=True, help="Ask every node, not only the one that answers.")
+@ONE_NODE
+@ALL_NODES_BEFORE
 @admin_query
-def list_sinks(everywhere: bool, query: AdminCommand) -> None:
-    """Every queue and peer that the node that answers fetches from, with outcomes and lag; with --all every node."""
-    answer = query.get("/admin/sink/nodes" if everywhere else "/admin/sink")
-    if query.echo_json(answer):
+def list_sinks(node: str | None, query: AdminCommand) -> None:
+    """Every queue and peer that each node fetches from, with outcomes and lag."""
+    answer = query.get("/admin/sink/nodes")
+    nodes = of_node(objects_in(answer, "nodes"), node)
+    if query.echo_json({**answer, "nodes": nodes}):
         return
-    nodes = [{"node": answer.get("node"), "sink": answer}] if not everywhere else objects_in(answer, "nodes")
     rows: list[Row] = []
-    for node in nodes:
-        sinks = objects_in(object_in(node, "sink"), "sinks") if isinstance(node.get("sink"), dict) else [{}]
-        rows += [{**sink, "node": node.get("node")} for sink in sinks]
+    for each in nodes:
+        sinks = objects_in(object_in(each, "sink"), "sinks") if isinstance(each.get("sink"), dict) else [{}]
+        rows += [{**sink, "node": each.get("node")} for sink in sinks]
     SINKS.echo(rows)
 
 
@@ -194,11 +197,40 @@ SOURCES: Final = TableSpec(
 )
 
 
+NODES: Final = TableSpec(
+    "node",
+    column("state", state=True),
+    ("workers", lambda row: object_in(row, "workers").get("count")),
+    column("busy", lambda row: object_in(row, "workers").get("busy"), leave=2),
+    ("limit", lambda row: _rates(object_in(object_in(row, "throttle"), "configured"), "none")),
+    column("binding", lambda row: object_in(row, "throttle").get("binding") or "", leave=3),
+    ("achieved", lambda row: _rates(object_in(object_in(row, "throttle"), "achieved"), "0")),
+    ("dead", lambda row: object_in(row, "dead_letters").get("kept")),
+    column("reason", value_or_nothing("reason"), text=True),
+)
+
+
 @sink_group.command("show")
+@ONE_NODE
 @admin_query
-def show(query: AdminCommand) -> None:
-    """One node's sink: workers, limits and which one binds, what came from each source cluster."""
-    answer = query.get("/admin/sink")
+def show(node: str | None, query: AdminCommand) -> None:
+    """The sinks of all nodes: workers, limits and what came from each source cluster. With --node one node's, with the
+    limit that binds."""
+    found = query.get("/admin/sink/nodes")
+    nodes = of_node(objects_in(found, "nodes"), node)
+    if node is None:
+        if query.echo_json(found):
+            return
+        known = [{**object_in(each, "sink"), "node": each.get("node")} for each in nodes]
+        NODES.echo({**each, **({} if "state" in each else {"reason": "the node does not answer"})} for each in known)
+        sources = _joined_sources(known)
+        if sources:
+            click.echo()
+            SOURCES.echo(sources)
+        return
+    if not isinstance(nodes[0].get("sink"), dict):
+        raise CommandFailed(Exit.UNAVAILABLE, "unknown", f"node {node} does not answer: what its sink does is unknown")
+    answer = object_in(nodes[0], "sink")
     if query.echo_json(answer):
         return
     workers, throttle = object_in(answer, "workers"), object_in(answer, "throttle")
@@ -219,9 +251,21 @@ def show(query: AdminCommand) -> None:
             ("dead letters", _letter_counts(letters)),
         )
     )
-    sources = objects_in(answer, "sources")
-    if sources:
-        SOURCES.echo(sources)
+    if objects_in(answer, "sources"):
+        SOURCES.echo(objects_in(answer, "sources"))
+
+
+def _joined_sources(nodes: Sequence[Row]) -> list[Row]:
+    """The sources of all nodes that answer, a row for each source cluster and queue."""
+    joined: dict[tuple[Any, Any], dict[str, Any]] = {}
+    for one in (source for node in nodes for source in objects_in(node, "sources")):
+        at = (one.get("source_cluster"), one.get("queue"))
+        sums = joined.setdefault(at, {"source_cluster": at[0], "queue": at[1], "last_batch_ms": None})
+        for key in ("fetched", *OUTCOMES, "failed", "under_way"):
+            sums[key] = sums.get(key, 0) + int(one.get(key) or 0)
+        last = [each for each in (sums["last_batch_ms"], one.get("last_batch_ms")) if isinstance(each, int)]
+        sums["last_batch_ms"] = max(last, default=None)
+    return list(joined.values())
 
 
 def _unusable(peer: Row) -> str:
@@ -286,7 +330,11 @@ def conflicts(count: int, query: AdminCommand) -> None:
 QUEUE = click.option("--queue", help="Only fetches from the queue of this name.")
 PEER = click.option("--peer", metavar="URL", help="Only fetches from this peer.")
 CLUSTER = click.option(
-    "--cluster", default="", help="The cluster that must answer there; its certificate must name it."
+    "--peer-cluster",
+    "cluster",
+    default="",
+    metavar="NAME",
+    help="The cluster that must answer there; its certificate must name it.",
 )
 DEFAULT = click.option("--default", "forget", is_flag=True, help="Use the config files again.")
 

@@ -13,6 +13,7 @@ import click
 from isthmus.node.cli.admin_command import AdminCommand, admin_act
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import TableSpec, cell, named, objects_in
+from isthmus.node.cli.waiting import Goal, Waiter, wait_for, wait_options
 
 REPLICAS: Final = TableSpec("node", "eligible", "epoch", "log_epoch", "leo", "hw", "applied", "gen")
 
@@ -36,11 +37,13 @@ def force_leader(partition: int, node: str, act: AdminCommand) -> None:
 
 @click.command("reseed")
 @click.option("--incomplete", is_flag=True, help="Go on where replicas do not answer: what only they hold is lost.")
+@wait_options
 @admin_act(asks=True)
-def reseed(incomplete: bool, act: AdminCommand) -> int:
+def reseed(incomplete: bool, wait: bool, timeout_ms: int, act: AdminCommand) -> int:
     """After METASTORE_ROLLBACK: make the forgotten records again, above all that the replicas have seen.
 
-    Each of these partitions is led by the replica that lacks least. Code 1 when some had to be left as they are.
+    Each of these partitions is led by the replica that lacks least. Code 1 when some had to be left as they are. With
+    --wait it returns when all partitions are online.
     """
     answer = act.plan("/admin/cluster/reseed", incomplete=incomplete)
     plans = objects_in(answer, "partitions")
@@ -55,6 +58,9 @@ def reseed(incomplete: bool, act: AdminCommand) -> int:
         act.confirm("Re-seed the metastore so?")
         answer = act.post("/admin/cluster/reseed", incomplete=incomplete, dry_run=False)
         _note_outcomes(act, answer)
+        if wait:
+            wait_for(act.admin, Goal.ONLINE, Waiter(timeout_ms, quiet=act.json))
+            act.note("all partitions are online")
     act.echo_json(answer)
     left = any(each.get("outcome") == "left" for each in objects_in(answer, "partitions"))
     return Exit.DIFFERS if left or answer.get("forgotten") else Exit.OK

@@ -1,7 +1,8 @@
 """Listings of keys and of buckets, whole or streamed, in bounded memory.
 
 Both forms are sent as they are read, so a listing is never in memory as a whole, and ends when its client closes the
-connection. Names that are not UTF-8 are percent-encoded; `encoding=percent` encodes all names, which is exact.
+connection. With a prefix, a limit or a continuation, names are in order, and a page of them ends with the token of the
+next one. Names that are not UTF-8 are percent-encoded; `encoding=percent` encodes all names, which is exact.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Final, NamedTuple
 
 import structlog
 
+from isthmus.node.client_api.continuation import continuation_token, name_before
 from isthmus.node.http.application import JSON, HttpApplication, Request, Stream
 from isthmus.node.http.object_query import timeout_of
 from isthmus.node.http.responses import RequestRefused, explanation
@@ -21,6 +24,19 @@ from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.ports import KeyValue
 
 log = structlog.get_logger(__name__)
+
+PAGE_NAMES_MAX: Final = 10_000
+"""Largest `limit`: a page is answered in a moment, and goes on with a continuation. A guess, as many as a batch reads
+by default."""
+
+
+class _Paging(NamedTuple):
+    """What a client asked of an ordered listing. `listing` names it for its tokens."""
+
+    listing: tuple[bytes, ...]
+    prefix: bytes
+    after: bytes
+    limit: int | None
 
 
 class ListingRoutes:
@@ -41,14 +57,27 @@ class ListingRoutes:
         if not bucket:
             raise RequestRefused(400, "bad-key", "the bucket must not be empty")
         mode = _mode(request, "keys")
-        return await self._listing("keys", mode, request, self._kv.list_keys(_type(request), bucket))
+        paging = _paging(request, "keys", bucket)
+        if paging is not None:
+            return await self._page("keys", mode, request, bucket, paging)
+        return await self._listing("keys", mode, request, self._kv.list_keys(_type(request), bucket), None)
 
     async def buckets(self, request: Request) -> Stream:
         """The buckets of a type."""
         mode = _mode(request, "buckets")
-        return await self._listing("buckets", mode, request, self._kv.list_buckets(_type(request)))
+        paging = _paging(request, "buckets", b"")
+        if paging is not None:
+            return await self._page("buckets", mode, request, None, paging)
+        return await self._listing("buckets", mode, request, self._kv.list_buckets(_type(request)), None)
 
-    async def _listing(self, name: str, mode: str, request: Request, batches: AsyncIterator[list[bytes]]) -> Stream:
+    async def _page(self, name: str, mode: str, request: Request, bucket: bytes | None, paging: _Paging) -> Stream:
+        wanted = None if paging.limit is None else paging.limit + 1  # one more says whether there is a next page
+        batches = self._kv.list_in_order(_type(request), bucket, paging.prefix, paging.after, wanted)
+        return await self._listing(name, mode, request, batches, paging)
+
+    async def _listing(
+        self, name: str, mode: str, request: Request, batches: AsyncIterator[list[bytes]], paging: _Paging | None
+    ) -> Stream:
         encoding = request.query.get("encoding", "auto")
         if encoding not in ("auto", "percent"):
             raise RequestRefused(400, "bad-query", f"encoding={encoding[:40]} is unknown: percent, or leave it out")
@@ -65,7 +94,8 @@ class ListingRoutes:
             self.running -= 1
             raise
         show = _percent if encoding == "percent" else _text
-        chunks = (_streamed if mode == "stream" else _whole)(name, first, batches, show)
+        page = _Page(batches, paging)
+        chunks = (_streamed if mode == "stream" else _whole)(name, page.cut(first), page, show)
 
         async def close() -> None:
             self.running -= 1
@@ -84,6 +114,50 @@ def _mode(request: Request, name: str) -> str:
             400, "bad-query", f"a listing reads every key: ask for it with ?{name}=true or ?{name}=stream"
         )
     return mode
+
+
+def _paging(request: Request, kind: str, bucket: bytes) -> _Paging | None:
+    """The parameters of an ordered listing; None for Riak's, which has no order. Raises RequestRefused (400)."""
+    query = request.query
+    if query.keys().isdisjoint(("prefix", "limit", "continuation")):
+        return None
+    prefix = query.get("prefix", "").encode(errors="surrogateescape")
+    listing = (kind.encode(), _type(request), bucket, prefix)
+    token = query.get("continuation")
+    limit = request.number("limit", 0, 1, PAGE_NAMES_MAX) or None
+    return _Paging(listing, prefix, b"" if token is None else name_before(listing, token), limit)
+
+
+class _Page:
+    """The batches of a listing behind its first one, as many names as its client wants; and then the token."""
+
+    def __init__(self, batches: Batches, paging: _Paging | None) -> None:
+        self._batches = batches
+        self._paging = paging
+        self._left = None if paging is None else paging.limit
+        self._last = b""
+        self.continuation = ""
+        """The token of the next page, once all batches are read; empty if there is none."""
+
+    def cut(self, batch: list[bytes]) -> list[bytes]:
+        """The names of a batch that belong to the page."""
+        left = self._left
+        if left is None:
+            return batch
+        kept = batch[:left]
+        self._left = left - len(kept)
+        if kept:
+            self._last = kept[-1]
+        if len(kept) < len(batch):
+            assert self._paging is not None
+            self.continuation = continuation_token(self._paging.listing, self._last)
+        return kept
+
+    def __aiter__(self) -> AsyncIterator[list[bytes]]:
+        return self
+
+    async def __anext__(self) -> list[bytes]:
+        return self.cut(await anext(self._batches))
 
 
 def _type(request: Request) -> bytes:
@@ -123,24 +197,28 @@ async def _within(timeout_s: float, batches: Batches) -> AsyncGenerator[list[byt
             await stop()
 
 
-async def _whole(name: str, first: list[bytes], rest: Batches, show: Show) -> AsyncGenerator[bytes, None]:
+async def _whole(name: str, first: list[bytes], page: _Page, show: Show) -> AsyncGenerator[bytes, None]:
     """One JSON object, `{"keys":[...]}`, in as many pieces as there are batches."""
     opening = f'{{"{name}":['.encode()
     yield opening + _array(first, show)[1:-1]
     separator = b"," if first else b""
-    async for batch in rest:
+    async for batch in page:
         if batch:
             yield separator + _array(batch, show)[1:-1]
             separator = b","
-    yield b"]}"
+    yield b'],"continuation":"%b"}' % page.continuation.encode() if page.continuation else b"]}"
 
 
-async def _streamed(name: str, first: list[bytes], rest: Batches, show: Show) -> AsyncGenerator[bytes, None]:
-    """One JSON object for each batch; an empty one when there is no name, and `error` where it fails, as in Riak."""
+async def _streamed(name: str, first: list[bytes], page: _Page, show: Show) -> AsyncGenerator[bytes, None]:
+    """One JSON object for each batch; an empty one when there is no name, and `error` where it fails, as in Riak. One
+    without names has the token of the next page."""
     yield f'{{"{name}":'.encode() + _array(first, show) + b"}"
     try:
-        async for batch in rest:
-            yield f'{{"{name}":'.encode() + _array(batch, show) + b"}"
+        async for batch in page:
+            if batch or page.continuation == "":
+                yield f'{{"{name}":'.encode() + _array(batch, show) + b"}"
+        if page.continuation:
+            yield f'{{"{name}":[],"continuation":"{page.continuation}"}}'.encode()
     except IsthmusError as error:
         log.warning("http.listing_failed", of=name, reason=error.reason, error=str(error))
         yield json.dumps({"error": explanation(error), "reason": error.reason}).encode()

@@ -30,7 +30,7 @@ from isthmus.node.http.application import (
     shown_path,
 )
 from isthmus.node.http.authorization import Guard, token_of
-from isthmus.node.http.csrf import OF_BROWSERS
+from isthmus.node.http.csrf import OF_BROWSERS, VIA
 from isthmus.node.http.json_body import WORDS_MAX, JsonRequest
 from isthmus.node.http.responses import Headers, Reply, RequestRefused, explanation, status_of
 from isthmus.node.http.router import Router
@@ -116,9 +116,6 @@ NOT_ACTS: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/riak/{bucket}"): "data",
 }
 """(method, pattern) of a request that is no act of an operator -> why. Objects are no routes: see ClientApi."""
-
-VIA: Final = b"x-isthmus-via"
-"""Header by which the command line and the dashboard name themselves; a claim, as `by` is."""
 
 WAYS: Final = {b"cli": "cli", b"dashboard": "dashboard"}
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from isthmus.config.settings import TokenSettings
-from isthmus.node.http.csrf import OF_BROWSERS
+from isthmus.node.http.csrf import OF_BROWSERS, VIA
 from isthmus.node.http.responses import Headers, RequestRefused
 from isthmus.node.http.sessions import LoginSessions
 from isthmus.repl.security.tokens import digest_of, is_among, watched_digests
@@ -84,6 +84,9 @@ DASHBOARD: Final = b"/dashboard/"
 
 LOGIN_LINKS: Final = b"/dashboard/links"
 """The request for a one-time login, which has the roles of the token that asks."""
+
+SUPPORT: Final = b"/admin/support"
+"""Log lines of all nodes: names of clients, of keys and of files are in them."""
 
 OPERATE: Final[tuple[tuple[bytes, ...], ...]] = (
     (b"queues", b"*", b"suspend"),
@@ -164,6 +167,8 @@ def admin_roles(method: str, raw_path: bytes) -> frozenset[TokenRole]:
         return READERS
     if raw_path == b"/" or raw_path.startswith(DASHBOARD):
         return frozenset()
+    if raw_path.partition(b"?")[0] == SUPPORT:
+        return frozenset({TokenRole.OPERATE})
     if method in ("GET", "HEAD"):
         return READERS
     parts = raw_path.split(b"/")[2:] if raw_path.startswith(b"/admin/") else []
@@ -223,7 +228,7 @@ class Guard:
                 self.count_refused(403)
                 raise RequestRefused(403, "forbidden", f"this needs a token of the role {_who_may(wanted)}")
         self.count_refused(401)
-        if self.sessions is not None and self.sessions.shown(headers):
+        if self.sessions is not None and (self.sessions.shown(headers) or _of_dashboard(headers)):
             # Without challenges: a browser would ask for a password, where the page asks for a login.
             raise RequestRefused(401, "unauthorized", "this session is over; log in again")
         what = "no token was shown" if token is None else "the token that was shown is not known here"
@@ -294,6 +299,15 @@ class Guard:
 def guard_of(listener: str, settings: TokenSettings, sessions: LoginSessions | None = None) -> Guard | None:
     """The guard of a listener; None without tokens, so that every request is allowed. Raises BadConfig."""
     return Guard(listener, settings, sessions) if settings.files else None
+
+
+def _of_dashboard(headers: Headers) -> bool:
+    """Whether a request comes from a page of the dashboard, which may have lost its cookie: it names itself, or is an
+    event stream, to which a page cannot add headers."""
+    return any(
+        (name == VIA and value == b"dashboard") or (name == b"accept" and value == b"text/event-stream")
+        for name, value in headers
+    )
 
 
 def _who_may(wanted: frozenset[TokenRole]) -> str:

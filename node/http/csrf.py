@@ -11,6 +11,9 @@ from typing import Final
 
 from isthmus.node.http.responses import Headers, RequestRefused
 
+VIA: Final = b"x-isthmus-via"
+"""Header by which the command line and the dashboard name themselves; a claim, as `by` is."""
+
 OF_BROWSERS: Final = frozenset((b"origin", b"sec-fetch-site"))
 """Headers that browsers add to requests of pages, and pages cannot change (Fetch Standard; Fetch Metadata)."""
 

@@ -72,6 +72,11 @@ class OperationSpec(NamedTuple):
 
 
 _LISTED: Final = {"enum": ["true", "stream"]}
+_PAGES: Final = {
+    "prefix": {"type": "string"},
+    "limit": {"type": "string", "pattern": "^([1-9][0-9]{0,3}|10000)$"},
+    "continuation": {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"},
+}
 _LISTING: Final = {"encoding": {"enum": ["percent", "auto"]}, "timeout": NUMBER}
 _ANY: Final = "*/*"
 _TEXT: Final = "text/plain"
@@ -101,8 +106,9 @@ _WRITE: Final = OperationSpec(
 )
 _CREATE: Final = OperationSpec((201, *_WRITES, 415, 422), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS}, _ANY, None)
 _DELETE: Final = OperationSpec((204, *_WRITES), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS, **_NAMED}, answer=None)
-_KEYS: Final = OperationSpec((200, 404), {"keys": _LISTED, **_LISTING}, required=("keys",))
-_BUCKETS: Final = OperationSpec((200, 404), {"buckets": _LISTED, **_LISTING}, required=("buckets",))
+_KEYS: Final = OperationSpec((200, 404), {"keys": _LISTED, **_LISTING, **_PAGES}, required=("keys",))
+_BUCKETS: Final = OperationSpec((200, 404), {"buckets": _LISTED, **_LISTING, **_PAGES}, required=("buckets",))
+_OLD_BUCKETS: Final = OperationSpec((200, 404), {"buckets": _LISTED, **_LISTING}, required=("buckets",))
 _PREFLIST: Final = OperationSpec((200, 404))
 
 OBJECTS: Final[Mapping[str, str]] = {
@@ -132,7 +138,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
             ("GET", "/buckets/{bucket}/keys/{key}/preflist", _PREFLIST),
         )
     },
-    ("GET", "/riak"): _BUCKETS,
+    ("GET", "/riak"): _OLD_BUCKETS,
     ("POST", "/riak/{bucket}"): _CREATE,
     ("GET", "/riak/{bucket}"): OperationSpec(
         (200, 404), {"keys": {"enum": ["true", "stream", "false"]}, "props": {"enum": ["true", "false"]}, **_LISTING}

@@ -39,6 +39,7 @@ STATUS_BY_REASON: Final[dict[str, int]] = {
     "unknown-fullsync": 404,
     "unknown": 404,
     "changed": 409,
+    "changed-meanwhile": 409,
     "plan-refused": 409,
     "still-needed": 409,
     "owned-by-other": 409,

@@ -53,8 +53,13 @@ _UNRESERVED: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 _ENCODED: Final = [bytes((byte,)) if byte in _UNRESERVED else b"%%%02X" % byte for byte in range(256)]
 
 
+OF_BYTES: Final = frozenset({"prefix"})
+"""Parameters whose values are any bytes, as names are: what is not UTF-8 in them is escaped by surrogates."""
+
+
 def parse_query(query: bytes) -> dict[str, str]:
-    """Parameters of a query string; the last one of a name wins, `+` is a space. Raises RequestRefused (400)."""
+    """Parameters of a query string; `+` is a space. Raises RequestRefused (400) for one that is there twice, since it
+    is not clear which is meant."""
     if not query:
         return {}
     parameters = query.split(b"&", QUERY_PARAMETERS_MAX)
@@ -62,11 +67,17 @@ def parse_query(query: bytes) -> dict[str, str]:
         raise RequestRefused(400, "bad-query", f"more than {QUERY_PARAMETERS_MAX} query parameters")
     result: dict[str, str] = {}
     for parameter in parameters:
-        name, _, value = parameter.partition(b"=")
+        if not parameter:
+            continue
+        encoded, _, value = parameter.partition(b"=")
         try:
-            result[decode_segment(name).decode()] = decode_segment(value).decode()
+            name = decode_segment(encoded).decode()
+            text = decode_segment(value).decode(errors="surrogateescape" if name in OF_BYTES else "strict")
         except UnicodeDecodeError:
             raise RequestRefused(400, "bad-query", "a query parameter is not UTF-8") from None
+        if name in result:
+            raise RequestRefused(400, "bad-query", f"{name[:40]} is there more than once: send it once")
+        result[name] = text
     return result
 
 

@@ -25,6 +25,7 @@ SECTIONS: Final = (
     "queues",
     "sink",
     "fullsync",
+    "reconcile",
     "log",
 )
 """Sections of a node's file that a cluster may have; [node] is made from the topology."""

@@ -16,11 +16,12 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import structlog
 
 from isthmus.repl.telemetry import Family, Sample
@@ -51,9 +52,14 @@ BLOCK_BYTES: Final = 64 * 1024
 PAGE_BYTES_MAX: Final = 1_000_000
 """Most bytes of lines in one page; it ends early then, and the next page goes on."""
 
+SCAN_BYTES_MAX: Final = 2_000_000
+"""Most bytes of lines that are read for one page, since few may be wanted: some 0.05 s of CPU time, during which no
+line is written. The page ends early then, too."""
+
 CLOCK_SLACK_MS: Final = 3_600_000
-"""How much later than its last change a file may have lines: file systems' clocks lag by a tick, and a node's clock may
-be set back. A guess; with a clock set back by more, a page with `since` may lack lines of the time between."""
+"""How much later than its last change a file may have lines, and how much later than the next line an earlier one may
+be: file systems' clocks lag by a tick, and a node's clock may be set back. A guess; with a clock set back by more, a
+page with `since` may lack lines of the time between."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_audit_lines_total": Family(
@@ -70,14 +76,20 @@ Line = dict[str, Any]
 """A line as a JSON object; `id` and `lost_before` are set here."""
 
 
+def _any_line(_line: Line) -> bool:
+    return True
+
+
 class AuditPage(NamedTuple):
     """Lines of one node, the newest first."""
 
     acts: list[Line]
     more: bool
-    """Older lines that fit the question are there."""
+    """Older lines are there that were not read, or do not fit on the page."""
     unreadable: int
     """Pieces of lines in the files that were read."""
+    read_to: tuple[int, int] | None
+    """Id and time (ms) of the oldest line that was read and is not left for the next page; None: there was none."""
 
 
 class AuditLog:
@@ -123,10 +135,14 @@ class AuditLog:
             self._writing = asyncio.create_task(self._write_waiting())
         return written
 
-    async def page(self, before_id: int | None, since_ms: int, limit: int) -> AuditPage:
-        """The newest lines, `limit` at most, with an id below `before_id` (None: any) and from `since_ms` on. Raises
-        OSError when the directory cannot be read."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread(), self._page, before_id, since_ms, limit)
+    async def page(
+        self, before_id: int | None, since_ms: int, limit: int, wanted: Callable[[Line], bool] = _any_line
+    ) -> AuditPage:
+        """The newest lines that are `wanted`, `limit` at most, with an id below `before_id` (None: any) and from
+        `since_ms` on. Raises OSError when the directory cannot be read."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread(), self._page, before_id, since_ms, limit, wanted
+        )
 
     async def stop(self) -> None:
         """Write what waits, and close the file. A disk that hangs is waited for WAIT_S."""
@@ -225,7 +241,7 @@ class AuditLog:
             self._next_id = 1
             return
         newest = files[-1]
-        last = next((line for line in _backwards(newest) if line is not None), None)
+        last = next((line for line, _ in _backwards(newest) if line is not None), None)
         self._open(newest)
         self._torn = self._size > 0 and not _ends_whole(newest)
         self._next_id = (_first_id(newest) if last is None else last["id"]) + 1
@@ -261,26 +277,36 @@ class AuditLog:
         except FileNotFoundError:
             return []
 
-    def _page(self, before_id: int | None, since_ms: int, limit: int) -> AuditPage:
+    def _page(self, before_id: int | None, since_ms: int, limit: int, wanted: Callable[[Line], bool]) -> AuditPage:
         acts: list[Line] = []
-        size = unreadable = 0
+        taken_bytes = scanned_bytes = unreadable = 0
+        read_to: tuple[int, int] | None = None
         for path in reversed(self._files()):
             if before_id is not None and _first_id(path) >= before_id:
                 continue
             try:
                 if path.stat().st_mtime * 1000 + CLOCK_SLACK_MS < since_ms:
                     continue  # all of its lines are older
-                for line in _backwards(path):
+                for line, size in _backwards(path):
                     if line is None:
                         unreadable += 1
-                    elif (before_id is None or line["id"] < before_id) and line["at_ms"] >= since_ms:
-                        if len(acts) == limit or size > PAGE_BYTES_MAX:
-                            return AuditPage(acts, True, unreadable)
+                        continue
+                    if before_id is not None and line["id"] >= before_id:
+                        continue
+                    if line["at_ms"] + CLOCK_SLACK_MS < since_ms:
+                        return AuditPage(acts, False, unreadable, read_to)  # all before it are older
+                    if scanned_bytes > SCAN_BYTES_MAX:
+                        return AuditPage(acts, True, unreadable, read_to)
+                    if line["at_ms"] >= since_ms and wanted(line):
+                        if len(acts) == limit or taken_bytes > PAGE_BYTES_MAX:
+                            return AuditPage(acts, True, unreadable, read_to)
                         acts.append(line)
-                        size += len(_encoded(line))
+                        taken_bytes += size
+                    scanned_bytes += size
+                    read_to = line["id"], line["at_ms"]
             except FileNotFoundError:
                 continue  # deleted meanwhile
-        return AuditPage(acts, False, unreadable)
+        return AuditPage(acts, False, unreadable, read_to)
 
 
 def _encoded(line: Line) -> bytes:
@@ -302,8 +328,8 @@ def _ends_whole(path: Path) -> bool:
         return file.read(1) == b"\n"
 
 
-def _backwards(path: Path) -> Iterator[Line | None]:
-    """The lines of a file, the last one first; None for a piece that is no line."""
+def _backwards(path: Path) -> Iterator[tuple[Line | None, int]]:
+    """The lines of a file and their sizes in bytes, the last one first; None for a piece that is no line."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         rest = b""
@@ -313,16 +339,19 @@ def _backwards(path: Path) -> Iterator[Line | None]:
             first, *whole = (file.read(end - start) + rest).split(b"\n")
             for raw in reversed(whole):
                 if raw:
-                    yield _parsed(raw)
+                    yield _parsed(raw), len(raw)
             rest, end = first, start
         if rest:
-            yield _parsed(rest)
+            yield _parsed(rest), len(rest)
 
 
 def _parsed(raw: bytes) -> Line | None:
     try:
-        line = json.loads(raw)
+        line = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
-        return None
+        try:
+            line = json.loads(raw)  # half of a surrogate pair, which others refuse
+        except (ValueError, RecursionError):
+            return None
     whole = isinstance(line, dict) and type(line.get("id")) is int and type(line.get("at_ms")) is int
     return line if whole else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 from time import monotonic
@@ -16,6 +17,7 @@ from typing import Any, Final
 import structlog
 
 from isthmus.config.settings import LogSettings
+from isthmus.node.observability.events import recent
 from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
@@ -34,16 +36,35 @@ HELP: Final[Mapping[str, Family]] = {
 """Name -> metric definition (see repl.telemetry)."""
 
 
-class LineSink:
-    """Writes whole lines to standard error, from any thread; never raises."""
+LAST_BYTES_MAX: Final = 256_000
+"""Characters of the last lines that are kept for support bundles: some thousand lines."""
 
-    def __init__(self) -> None:
+LINE_KEPT_MAX: Final = 8_000
+"""Longest line that is kept whole; of a longer one, such as a traceback, the begin."""
+
+
+class LineSink:
+    """Writes whole lines to standard error, from any thread; never raises. Keeps the last ones."""
+
+    def __init__(self, last_bytes: int = LAST_BYTES_MAX) -> None:
         self._lock = Lock()
         self.failures = 0
+        self._last: deque[str] = deque()
+        self._last_bytes = last_bytes
+        self._kept_bytes = 0
+
+    def last(self) -> list[str]:
+        """The last lines, the oldest first."""
+        with self._lock:
+            return list(self._last)
 
     def msg(self, line: str) -> None:
         """Write a line; a failure is counted."""
         with self._lock:
+            self._last.append(line[:LINE_KEPT_MAX])
+            self._kept_bytes += len(self._last[-1])
+            while self._kept_bytes > self._last_bytes:
+                self._kept_bytes -= len(self._last.popleft())
             try:
                 print(line, file=sys.stderr, flush=True)
             except (OSError, ValueError):  # ValueError: the file is closed
@@ -110,6 +131,7 @@ def configure(settings: LogSettings, node: str) -> None:
         named,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        recent.keep,
         structlog.processors.format_exc_info,
     ]
     renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()

@@ -104,6 +104,10 @@ class NodeCredentials:
             found = self._accesses[way] = PeerCredentials(contexts, peer.cluster, token)
         return found
 
+    def secrets(self) -> list[str]:
+        """The tokens that this node shows to others, for removing them from texts. Its own files have digests alone."""
+        return [each.token() for each in self._accesses.values() if each.token is not None]
+
     def start(self, peers_expire_s: Callable[[], Mapping[str, float]]) -> None:
         """Begin to report problems. `peers_expire_s`: expiry of connected nodes' certificates, in s."""
         self._peers_expire_s = peers_expire_s
@@ -146,6 +150,10 @@ class NodeCredentials:
             f"a changed file of node {name} is not in force: {why}" for why in {w.why for w in self._watched} if why
         ]
         return found
+
+    def expiries_ms(self) -> dict[str, int]:
+        """When the first certificate of each file expires, in ms since 1970, by the key of the file."""
+        return {key: watched.current() for key, watched in self._expiries.items()}
 
     def samples(self) -> Iterator[Sample]:
         """Samples for Prometheus."""

@@ -7,10 +7,13 @@ node, below which it goes on, so that a clock that was set back loses no line an
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
 import msgspec
+from msgspec import structs
 
 from isthmus.node.observability.audit_log import AuditLog
 from isthmus.node.services.cluster_query import JsonBody, Query
@@ -27,12 +30,57 @@ READ_S: Final = 1.5
 disk that hangs must not hold the answers of the other nodes."""
 
 
+class WantedActs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The acts that are wanted; "" wants any. Texts are found wherever they stand, whatever their case is.
+
+    `act`: in the words of the act, or in its route. `who`: in the name, role, token, certificate or address. `object`:
+    in the path, with percent-encoding decoded, or in the request. `outcome`: exactly this one."""
+
+    act: str = ""
+    who: str = ""
+    object: str = ""
+    outcome: str = ""
+    until_ms: int | None = None
+
+    def include(self, line: Mapping[str, Any]) -> bool:
+        """Whether a line is wanted. Lines come from files, and may lack what this version writes."""
+        if self.until_ms is not None and line["at_ms"] > self.until_ms:
+            return False
+        if self.outcome and line.get("outcome") != self.outcome:
+            return False
+        what, who = _object(line.get("what")), _object(line.get("who"))
+        path = unquote_to_bytes(str(what.get("path"))).decode(errors="backslashreplace")
+        return (
+            _found(self.act, what.get("act"), what.get("route"))
+            and _found(self.who, *who.values(), line.get("from"))
+            and _found(self.object, what.get("path"), path, what.get("request"))
+        )
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _found(text: str, *places: object) -> bool:
+    """Whether one of the places has the text; null has none."""
+    if not text:
+        return True
+    wanted = text.casefold()
+    return any(
+        wanted in (place if isinstance(place, str) else json.dumps(place, ensure_ascii=False)).casefold()
+        for place in places
+        if place is not None
+    )
+
+
 class ReadAudit(msgspec.Struct, frozen=True):
     """A page of one node's log: lines from `since_ms` on, below the id that `before` has for the node, if any."""
 
     since_ms: int
     limit: int
     before: dict[str, int] | None = None
+    wanted: WantedActs = WantedActs()
+    """Nodes of earlier versions ignore it: see `NodeAudit.only`."""
 
 
 class NodeAudit(msgspec.Struct, frozen=True):
@@ -43,6 +91,15 @@ class NodeAudit(msgspec.Struct, frozen=True):
     unreadable: int
     lost: int
     """Lines that this node lost since it started."""
+    read_to: tuple[int, int] | None = None
+    """Id and time (ms) of the oldest line that was looked at; None: of none, or the node is of an earlier version."""
+
+    def only(self, wanted: WantedActs) -> NodeAudit:
+        """The same without acts that are not wanted, which a node of an earlier version sends, too."""
+        read_to = self.read_to
+        if read_to is None and self.acts:
+            read_to = self.acts[-1]["id"], self.acts[-1]["at_ms"]
+        return structs.replace(self, acts=[act for act in self.acts if wanted.include(act)], read_to=read_to)
 
 
 class NodeAuditBody(JsonBody[NodeAudit]):
@@ -75,12 +132,12 @@ class AuditResponder:
         limit = max(1, min(request.limit, LIMIT_MAX))
         try:
             async with asyncio.timeout(READ_S):
-                page = await self._lines.page(before, request.since_ms, limit)
+                page = await self._lines.page(before, request.since_ms, limit, request.wanted.include)
         except TimeoutError as error:
             raise NotReady(f"the disk did not give {self._lines.directory} within {READ_S} s") from error
         except OSError as error:
             raise LocalFault(f"{self._lines.directory} cannot be read: {error.strerror}") from error
-        return NodeAudit(page.acts, page.more, page.unreadable, self._lines.counts["lost"])
+        return NodeAudit(page.acts, page.more, page.unreadable, self._lines.counts["lost"], page.read_to)
 
 
 def merged(answers: Mapping[str, NodeAudit | None], limit: int) -> tuple[list[dict[str, Any]], dict[str, int] | None]:
@@ -88,29 +145,34 @@ def merged(answers: Mapping[str, NodeAudit | None], limit: int) -> tuple[list[di
 
     Lines of one node stay in their order, whatever their times are.
     """
-    rest = {node: [*answer.acts] for node, answer in answers.items() if answer is not None and answer.acts}
+    rest = {node: [*answer.acts] for node, answer in answers.items() if answer is not None}
     for acts in rest.values():
         acts.reverse()  # the next one to be taken is the last
     taken: list[dict[str, Any]] = []
-    last: dict[str, int] = {}
     while len(taken) < limit:
+        if any(not acts and _continues(answers[node]) for node, acts in rest.items()):
+            break  # older lines of this node may come before those of others
         heads = [(acts[-1]["at_ms"], node) for node, acts in rest.items() if acts]
         if not heads:
             break
-        node = max(heads)[1]
-        act = rest[node].pop()
-        taken.append(act)
-        last[node] = act["id"]
-        more = answers[node]
-        if not rest[node] and more is not None and more.more:
-            break  # older lines of this node may come before those of others
-    following = {
-        node: acts[-1]["id"] + 1 if acts else last[node]
-        for node, acts in rest.items()
-        if acts or _has_more(answers[node])
-    }
+        taken.append(rest[max(heads)[1]].pop())
+    following = {}
+    for node, acts in rest.items():
+        answer = answers[node]
+        if acts:
+            following[node] = acts[-1]["id"] + 1
+        elif _continues(answer):
+            assert answer is not None
+            assert answer.read_to is not None
+            following[node] = answer.read_to[0]
     return taken, following or None
 
 
-def _has_more(answer: NodeAudit | None) -> bool:
-    return answer is not None and answer.more
+def searched_to(answers: Mapping[str, NodeAudit | None]) -> int | None:
+    """The time (ms) from which on the logs were looked at; None: all of them to their ends."""
+    times = [each.read_to[1] for each in answers.values() if each is not None and each.more and each.read_to]
+    return max(times, default=None)
+
+
+def _continues(answer: NodeAudit | None) -> bool:
+    return answer is not None and answer.more and answer.read_to is not None

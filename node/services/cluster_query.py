@@ -2,8 +2,8 @@
 
 A query names an RPC method, the request type and the answer type (`Query`). `ClusterQuery.ask` sends one request to
 each node, all in parallel, each with a time-out. A node without a usable answer is unknown, with the reason; no answer
-is guessed or taken from a cache. The queries are defined in `replica_query`, `telemetry_query`, `sink_query`,
-`fullsync_query` and `queue_query`, each with its responder.
+is guessed or taken from a cache. The queries are defined in `replica_query`, `telemetry_query`, `settings_query`,
+`sink_query`, `fullsync_query` and `queue_query`, each with its responder.
 """
 
 from __future__ import annotations
@@ -142,16 +142,20 @@ class ClusterQuery:
             if node == self._node and not own_may_fail:
                 return await self._own(query, request)
             try:
-                if node == self._node:
-                    return await self._own(query, request)
-                body = query.requests.encode(request)
-                return query.answers.decode(await self._links.request(node, query.method, body, timeout_ms))
+                return await self.ask_one(query, request, node, timeout_ms=timeout_ms)
             except IsthmusError as error:
                 unknown[node] = f"{error.reason}: {error}"
                 return None
 
         answers = await asyncio.gather(*(answer_of(node) for node in names))
         return ClusterAnswers(dict(zip(names, answers, strict=True)), unknown)
+
+    async def ask_one(self, query: Query[Q, A], request: Q, node: str, *, timeout_ms: int = TIMEOUT_MS) -> A:
+        """Ask one node, which may be this one. Raises IsthmusError, as the node raised it, or without an answer."""
+        if node == self._node:
+            return await self._own(query, request)
+        body = query.requests.encode(request)
+        return query.answers.decode(await self._links.request(node, query.method, body, timeout_ms))
 
     async def _own(self, query: Query[Q, A], request: Q) -> A:
         _, responder = self._responders[query.method]

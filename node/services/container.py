@@ -21,19 +21,27 @@ from isthmus.aae.service import FullSync, FullSyncConfig
 from isthmus.config.settings import Settings
 from isthmus.node.http.listener import Listeners, published
 from isthmus.node.observability.audit_log import AuditLog
+from isthmus.node.observability.events import recent
+from isthmus.node.observability.logs import lines
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from isthmus.node.services.cluster_gaps import ClusterGaps
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.cluster_routes import ClusterRoutes
+from isthmus.node.services.dead_letter_query import DEAD_LETTERS, DeadLetterResponder
 from isthmus.node.services.downtimes import Downtimes
+from isthmus.node.services.event_query import EVENTS, EventResponder
 from isthmus.node.services.explain_key import KeyExplainer
 from isthmus.node.services.fullsync_ports import NodeLayout, NodePeerAccess, NodeReplicas
 from isthmus.node.services.fullsync_query import (
+    FULLSYNC_ORDER,
     FULLSYNC_REFRESH,
+    FULLSYNC_RESULTS,
     FULLSYNC_STATUS,
     FULLSYNC_SUSPEND,
+    FullSyncOrderResponder,
     FullSyncRefreshResponder,
+    FullSyncResultsResponder,
     FullSyncStatusResponder,
     FullSyncSuspendResponder,
 )
@@ -43,13 +51,17 @@ from isthmus.node.services.history_query import NEWEST, PLACES, NewestResponder,
 from isthmus.node.services.history_sampler import HistorySampler, ProcessSource, node_sources
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.node.services.membership import ClusterMembership
+from isthmus.node.services.node_query import NODE_HEALTH, NodeHealthResponder
 from isthmus.node.services.properties import PropertyService
 from isthmus.node.services.queue_coverage import QueueCoverage
 from isthmus.node.services.queue_query import QUEUES, QueueResponder
 from isthmus.node.services.repairs import FoldActionsImpl, RepairQueue
 from isthmus.node.services.replica_query import REPLICAS, ReplicaResponder
 from isthmus.node.services.replication_facts import ReplicationFacts
+from isthmus.node.services.run_query import RUN, RUNS, RunReader, RunResponder, RunsResponder
+from isthmus.node.services.settings_query import SETTINGS, SettingsResponder
 from isthmus.node.services.sink_query import SINK, SinkResponder
+from isthmus.node.services.support_query import SUPPORT, SupportResponder
 from isthmus.node.services.telemetry_query import TELEMETRY, TelemetryResponder
 from isthmus.node.services.wiring import (
     RpcRegistry,
@@ -330,12 +342,23 @@ class NodeServices:
         self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
         self.query.serve(TELEMETRY, TelemetryResponder(self.runtime))
         self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.audit))
+        self.query.serve(EVENTS, EventResponder(self.settings.node.name, recent, self.fullsync_status))
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
+        self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms))
+        self.support = SupportResponder(self.settings, self.credentials, lines)
+        self.query.serve(SUPPORT, self.support)
+        self.query.serve(SETTINGS, SettingsResponder(self.options, self.properties))
         self.query.serve(SINK, SinkResponder(self.sink))
+        self.query.serve(DEAD_LETTERS, DeadLetterResponder(self.sink))
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(self.fullsync_status))
+        self.query.serve(FULLSYNC_RESULTS, FullSyncResultsResponder(self.fullsync_status))
+        self.query.serve(FULLSYNC_ORDER, FullSyncOrderResponder(self.fullsync.scheduler, self.time))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(self.fullsync))
         self.query.serve(FULLSYNC_SUSPEND, FullSyncSuspendResponder(self.fullsync))
+        runs = RunReader(self.settings.reconcile.runs_dir, self.time)
+        self.query.serve(RUNS, RunsResponder(runs))
+        self.query.serve(RUN, RunResponder(runs))
         self.query.serve(QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status))
 
     def _build_fullsync(self, metastore: Metastore) -> FullSync:

@@ -1,24 +1,36 @@
-"""The full-sync of every node: its checks, its trees, and the refresh after an operator's change.
+"""The full-sync of every node: its checks, schedule, results and trees, and the acts of operators on one of them.
 
 Full-sync's work is not moved between nodes: a peer that only one node compares with is a risk, which `warning` names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from heapq import nlargest
 from typing import Any, Final
 
 import msgspec
 
+from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
+from isthmus.aae.scheduling.scheduler import CheckScheduler
 from isthmus.aae.service import FullSync
 from isthmus.node.services.cluster_query import JsonBody, Query
 from isthmus.node.services.fullsync_status import FullSyncStatus
-from isthmus.repl.model.errors import CodecError
+from isthmus.repl.model.errors import BadInput, CodecError
+from isthmus.repl.model.ports import TimeSource
 
 STATUS_METHOD: Final = "fullsync"
 REFRESH_METHOD: Final = "fullsync.refresh"
 SUSPEND_METHOD: Final = "fullsync.act"
+RESULTS_METHOD: Final = "fullsync.results"
+ORDER_METHOD: Final = "fullsync.order"
+
+RESULTS_MAX: Final = 1_000
+"""Most results of one answer: some 400 KB of JSON."""
+
+ORDER_TIMEOUT_MS: Final = 10_000
+"""How long a node may take to begin a check or to save a range on its disk, which is a matter of milliseconds."""
 
 
 class FullSyncPart(StrEnum):
@@ -26,6 +38,7 @@ class FullSyncPart(StrEnum):
 
     CHECKS = "checks"
     TREES = "trees"
+    SCHEDULE = "schedule"
 
 
 class FullSyncPartBody:
@@ -63,6 +76,57 @@ class SuspendFullSync(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class ReadResults(msgspec.Struct, frozen=True):
+    """The newest results of one peer, or (None) of all, at most `limit`."""
+
+    limit: int
+    peer: str | None = None
+
+
+class BeginChecks(msgspec.Struct, frozen=True, tag="run"):
+    """Begin checks of one peer, or (None) of all in turn."""
+
+    peer: str | None
+    kind: CheckKind
+    by: str
+
+
+class SetTimes(msgspec.Struct, frozen=True, tag="set-range"):
+    """The range of the next check of kind range. Both times None: no range."""
+
+    peer: str | None
+    since_ms: int | None = None
+    before_ms: int | None = None
+    bucket: str | None = None
+
+
+class LeaveOutAuto(msgspec.Struct, frozen=True, tag="suppress-auto"):
+    """Leave out the next `count` checks of kind auto."""
+
+    peer: str | None
+    count: int
+
+
+CheckOrder = BeginChecks | SetTimes | LeaveOutAuto
+"""What an operator has one node do."""
+
+
+class OrderDone(msgspec.Struct, frozen=True):
+    """What a node did: the peers that it concerned, when, and the state before and after, for the audit log."""
+
+    peers: list[str]
+    at_ms: int
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+
+
+FULLSYNC_RESULTS: Final[Query[ReadResults, list[dict[str, Any]]]] = Query(
+    RESULTS_METHOD, JsonBody(RESULTS_METHOD, ReadResults), JsonBody(RESULTS_METHOD, list[dict[str, Any]])
+)
+"""The answer: results with the name of their peer, the newest first."""
+FULLSYNC_ORDER: Final[Query[CheckOrder, OrderDone]] = Query(
+    ORDER_METHOD, JsonBody(ORDER_METHOD, CheckOrder), JsonBody(ORDER_METHOD, OrderDone)
+)
 FULLSYNC_STATUS: Final[Query[FullSyncPart, dict[str, Any]]] = Query(
     STATUS_METHOD, FullSyncPartBody(), JsonBody(STATUS_METHOD, dict[str, Any])
 )
@@ -84,7 +148,68 @@ class FullSyncStatusResponder:
 
     async def respond(self, part: FullSyncPart) -> dict[str, Any]:
         """See Responder."""
-        return self._status.trees() if part is FullSyncPart.TREES else self._status.checks()
+        match part:
+            case FullSyncPart.TREES:
+                return self._status.trees()
+            case FullSyncPart.SCHEDULE:
+                return self._status.schedule()
+            case FullSyncPart.CHECKS:
+                return self._status.checks()
+
+
+class FullSyncResultsResponder:
+    """Answers FULLSYNC_RESULTS."""
+
+    def __init__(self, status: FullSyncStatus) -> None:
+        self._status = status
+
+    async def respond(self, request: ReadResults) -> list[dict[str, Any]]:
+        """See Responder."""
+        return newest_results(self._status.results(request.peer), request.limit)
+
+
+class FullSyncOrderResponder:
+    """Answers FULLSYNC_ORDER."""
+
+    def __init__(self, scheduler: CheckScheduler, time: TimeSource) -> None:
+        self._scheduler = scheduler
+        self._time = time
+
+    async def respond(self, order: CheckOrder) -> OrderDone:
+        """See Responder. Raises UnknownPeer, Busy, NotReady, LocalFault."""
+        scheduler, at_ms = self._scheduler, self._time.wall_ms()
+        if isinstance(order, BeginChecks):
+            if order.kind is CheckKind.NONE:
+                raise BadInput("a check of kind none compares nothing")
+            return OrderDone(scheduler.begin(order.peer, order.kind, order.by), at_ms)
+        before = self._schedule_states(order.peer)
+        if isinstance(order, SetTimes):
+            await scheduler.set_range(order.peer, _time_range(order))
+        else:
+            await scheduler.suppress_auto(order.peer, order.count)
+        return OrderDone(sorted(before), at_ms, before, self._schedule_states(order.peer))
+
+    def _schedule_states(self, peer: str | None) -> dict[str, Any]:
+        """The range and the suppressed checks of a full-sync (None: of all)."""
+        states = {n: p.history.schedule_state for n, p in self._scheduler.peers.items() if peer in (None, n)}
+        return {
+            name: {
+                "suppressed": state.suppressed,
+                "range": None if state.learned is None else [state.learned.since_ms, state.learned.before_ms],
+            }
+            for name, state in states.items()
+        }
+
+
+def _time_range(order: SetTimes) -> TimeRange | None:
+    if order.since_ms is None or order.before_ms is None:
+        return None
+    return TimeRange(order.since_ms, order.before_ms, None if order.bucket is None else order.bucket.encode())
+
+
+def newest_results(results: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """The newest `limit` results, the newest first; at most RESULTS_MAX."""
+    return nlargest(max(0, min(limit, RESULTS_MAX)), results, key=lambda one: one["began_ms"])
 
 
 class FullSyncRefreshResponder:

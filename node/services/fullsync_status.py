@@ -27,6 +27,19 @@ class FullSyncStatus:
         """The trees of this node's replicas."""
         return status.trees_document(self._fullsync.trees)
 
+    def schedule(self) -> dict[str, Any]:
+        """The rest of the day of each peer, and what was left out."""
+        return {"node": self._node, "peers": status.scheduled(self._fullsync.scheduler)}
+
+    def results(self, peer: str | None) -> list[dict[str, Any]]:
+        """The recorded results of one peer, or (None) of all, each with the peer's name."""
+        return [
+            {"peer": name, **status.shown(result)}
+            for name, state in self._fullsync.scheduler.peers.items()
+            if peer in (None, name)
+            for result in state.history.results
+        ]
+
     def checks(self, results: int = 1) -> dict[str, Any]:
         """The checks of each peer, each with its newest `results`."""
         manager, now_ms = self._fullsync.scheduler, self._time.wall_ms()

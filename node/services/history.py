@@ -47,7 +47,7 @@ DAY: Final = Span("day", 60_000, 1_440)
 SPANS: Final[Mapping[str, Span]] = {span.name: span for span in (HOUR, DAY)}
 
 MEMORY_LIMIT_BYTES: Final = 16 * MB
-"""Memory of a node's history. 20 bucket types, 10 queues and 10 links with every kind of entry need 15.3 MB."""
+"""Memory of a node's history. 14 bucket types, 10 queues and 10 links with every kind of entry need 15.5 MB."""
 
 OVERHEAD_BYTES: Final = 700
 """Memory of a column beside its places: its keys and numbers in dictionaries, and those of the sample that is being

@@ -102,11 +102,13 @@ class LatencySource:
             if times.recent.added:
                 yield COLUMNS[f"{name}.max_ms"], label, times.recent.max_ms
         longest: dict[str, int] = {}
-        for (bucket_type, _), times in latency.applied_times(now_ms).items():
+        for (bucket_type, kind), times in latency.applied_times(now_ms).items():
             label = bucket_type.decode()
-            yield COLUMNS["apply.per_s"], label, times.entries
-            yield COLUMNS["apply.ms_per_s"], label, times.total_ms
+            for prefix in ("apply", f"apply.{kind}"):
+                yield COLUMNS[f"{prefix}.per_s"], label, times.entries
+                yield COLUMNS[f"{prefix}.ms_per_s"], label, times.total_ms
             if times.recent.added:
+                yield COLUMNS[f"apply.{kind}.max_ms"], label, times.recent.max_ms
                 longest[label] = max(times.recent.max_ms, longest.get(label, 0))
         for label, max_ms in longest.items():
             yield COLUMNS["apply.max_ms"], label, max_ms

@@ -35,6 +35,10 @@ ALL_TYPES: Final = ""
 """The label of the columns over all bucket types of a node, and of the columns without a label."""
 
 
+APPLIED: Final = ("apply", *(f"apply.{kind}" for kind in KIND_NAMES.values()))
+"""Prefixes of what is measured of applied entries: of all kinds together, and of each."""
+
+
 class Scope(Enum):
     """The thing that a column measures; its name is the label, except for the node's own columns."""
 
@@ -112,11 +116,11 @@ def _columns() -> list[Column]:
             _counter(f"{prefix}.{name}", of_type, from_zero=True) for name in ("per_s", "ms_per_s", "failures_per_s")
         ]
         found.append(_peak(f"{prefix}.max_ms", of_type))
+    for prefix in APPLIED:
+        found += [_counter(f"{prefix}.{name}", of_type, from_zero=True) for name in ("per_s", "ms_per_s")]
+        found.append(_peak(f"{prefix}.max_ms", of_type))
     found += [
         _peak("replicate.oldest_ms", of_type),
-        _counter("apply.per_s", of_type, from_zero=True),
-        _counter("apply.ms_per_s", of_type, from_zero=True),
-        _peak("apply.max_ms", of_type),
         _gauge("isr.worst", of_type, Merge.MIN, Merge.MIN),
         _counter("process.cpu_percent", node),
         _gauge("process.rss_bytes", node),
@@ -185,10 +189,13 @@ def _type_series() -> list[Series]:
         add(f"{name}.max_ms", "ms", "Their longest time in the last 30 to 60 s.")
         add(f"{name}.failures_per_s", "entries a second", f"Entries of kind {kind} that failed.")
     add("replicate.oldest_ms", "ms", "For how long the oldest entry appended by a leader here has waited to apply.")
-    add("apply.per_s", "entries a second", "Entries applied here, by leaders and followers.")
-    add("apply.average_ms", "ms", "Their mean time from commit to applied.", ("apply.ms_per_s", "apply.per_s"),
-        Formula.QUOTIENT)  # fmt: skip
-    add("apply.max_ms", "ms", "Their longest time in the last 30 to 60 s.")
+    for prefix in APPLIED:
+        per_s, kind = f"{prefix}.per_s", prefix.partition(".")[2]
+        of = f" of kind {kind}" if kind else ""
+        add(per_s, "entries a second", f"Entries{of} applied here, by leaders and followers.")
+        add(f"{prefix}.average_ms", "ms", "Their mean time from commit to applied.", (f"{prefix}.ms_per_s", per_s),
+            Formula.QUOTIENT)  # fmt: skip
+        add(f"{prefix}.max_ms", "ms", "Their longest time in the last 30 to 60 s.")
     add("isr.members", "replicas", "Members in sync of the partition led here that is closest to its min-ISR.",
         ("isr.worst",), Formula.ISR_MEMBERS)  # fmt: skip
     add("isr.min_isr", "replicas", "Min-ISR of that partition at that moment.", ("isr.worst",), Formula.ISR_MIN)

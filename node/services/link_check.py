@@ -151,7 +151,7 @@ Row = Callable[..., None]
 def _judge_tls(row: Row, url: str, expected: str, told: discovery.PeerNodes | IsthmusError) -> None:
     if not url.startswith("https://"):
         right = "https://, where the network is not trusted" + (
-            "; without it --cluster cannot be verified" if expected else ""
+            "; without it --peer-cluster cannot be verified" if expected else ""
         )
         row("tls", WARN, "not protected", right)
     elif isinstance(told, IsthmusError) and not isinstance(told, HttpRefused):
@@ -181,7 +181,7 @@ def _judge_cluster(row: Row, expected: str, told: object, about: object, here: H
     if uuid == here.uuid:
         row("cluster", FAIL, f"{name} is this cluster itself", "a node of another cluster")
     elif expected and name != expected:
-        row("cluster", FAIL, f"{name} ({uuid})", f"{expected}, as given with --cluster")
+        row("cluster", FAIL, f"{name} ({uuid})", f"{expected}, as given with --peer-cluster")
     else:
         row("cluster", OK, f"{name} ({uuid})")
 

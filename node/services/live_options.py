@@ -8,6 +8,7 @@ timers of elections. All other options reach replicas, reads and connections her
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from isthmus.config.dynamic_options import (
@@ -20,6 +21,7 @@ from isthmus.config.dynamic_options import (
     MAX_NEAR_SYNC_LAG,
     MAX_RECORD_LAG,
     MAX_TIME_LAG,
+    MIN_ISR,
     OPTIONS,
     READ_ISOLATION,
     Value,
@@ -68,6 +70,22 @@ class EffectiveOptions:
         value, origin = self._found(name, bucket_type, chosen)
         floor = self._floor(name, chosen)
         return EffectiveOption(value if floor is None else max(int(value), floor), origin)
+
+    @property
+    def chosen(self) -> OptionSettings:
+        """The settings that are applied here."""
+        return self._chosen
+
+    @staticmethod
+    def scopes(chosen: OptionSettings) -> Iterator[tuple[str, str | None]]:
+        """Each option but min-ISR, for bucket types without a setting of their own (None), and for each that has one in
+        `chosen`."""
+        for name, option in OPTIONS.items():
+            if name != MIN_ISR:
+                yield name, None
+                yield from (
+                    (name, kind) for kind in sorted(chosen.types) if option.per_type and name in chosen.of(kind)
+                )
 
     def _floor(self, name: str, chosen: OptionSettings) -> int | None:
         """The least value of an option that another setting implies; None for nothing."""

@@ -57,10 +57,12 @@ def _row(
         "origin": origin,
         "by": None if setting is None else setting.by,
         "at_ms": None if setting is None else setting.at_ms,
+        "reason": None if setting is None else setting.reason,
         "waiting": waiting(chosen, records, kind) if option.name == MIN_ISR else [],
         "scope": option.scope,
         "unit": option.unit,
         "range": option.allowed,
+        "choices": list(option.choices),
         "meaning": option.meaning,
     }
 

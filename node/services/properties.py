@@ -7,8 +7,8 @@ as soon as their watch fires.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Protocol
 
 from isthmus.config.bucket_properties import (
     PROPERTIES,
@@ -23,14 +23,20 @@ from isthmus.repl.controller.bucket_properties import (
     PropertyCache,
     PropertyScope,
     PropertySetting,
+    PropertySettings,
     change_properties,
+    check_own,
 )
+from isthmus.repl.controller.expected_settings import REASON_MAX
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.properties import BadProperty
 from isthmus.repl.model.record import PartitionRecord
+
+BUCKETS_NAMED: Final = 5
+"""Buckets that a note names; of more it has the number."""
 
 
 class PartitionRecords(Protocol):
@@ -77,10 +83,11 @@ class PropertyService:
         """The properties that are set for the scope itself, as this node knows them."""
         return {name: setting.value for name, setting in self.cache.settings.own(scope).items()}
 
-    def rows(self, scope: PropertyScope) -> list[dict[str, Any]]:
+    def rows(self, scope: PropertyScope, settings: PropertySettings | None = None) -> list[dict[str, Any]]:
         """A row for each property that may be set: value in force, origin ("bucket", "bucket type" or "default"), by
-        whom and when, whether it has an effect, and its meaning."""
-        own, of_type = self.cache.settings.own(scope), self.cache.settings.own(PropertyScope(scope.bucket_type))
+        whom, when and why, whether it has an effect, and its meaning. With `settings` as if these were set."""
+        settings = self.cache.settings if settings is None else settings
+        own, of_type = settings.own(scope), settings.own(PropertyScope(scope.bucket_type))
         rows = []
         for name, known in sorted(PROPERTIES.items()):
             setting = own.get(name) or of_type.get(name)
@@ -94,6 +101,8 @@ class PropertyService:
                     "origin": origin,
                     "by": None if setting is None else setting.by,
                     "at_ms": None if setting is None else setting.at_ms,
+                    "reason": None if setting is None else setting.reason,
+                    "default": known.default,
                     "acts": known.acts,
                     "right": known.right,
                     "meaning": known.meaning,
@@ -110,21 +119,78 @@ class PropertyService:
             raise BadProperty(str(error)) from None
         return {name: value for name, value in found.items() if value is not None}
 
-    async def set(self, scope: PropertyScope, wanted: Mapping[str, Any], by: str) -> None:
-        """Set properties. Raises BadProperty, TooManyProperties, NotReady, OutcomeUnknown."""
-        at_ms = self._time.wall_ms()
-        values = self.judged(wanted, self.factor(scope))
-        changes = {name: PropertySetting(value, by[:WHO_MAX], at_ms) for name, value in values.items()}
-        if changes:
-            self.cache.learn(await change_properties(self._metastore, scope, changes))
+    async def set(
+        self,
+        scope: PropertyScope,
+        wanted: Mapping[str, Any],
+        by: str,
+        reason: str = "",
+        expected: Mapping[str, Value] | None = None,
+    ) -> None:
+        """Set properties. `expected`: the scope's own properties that the operator saw, None for whatever they are.
+        Raises BadProperty, TooManyProperties, ChangedMeanwhile, NotReady, OutcomeUnknown."""
+        if changes := self._wanted(scope, wanted, by, reason):
+            self.cache.learn(await change_properties(self._metastore, scope, changes, expected=expected))
 
-    async def unset(self, scope: PropertyScope, names: list[str]) -> list[str]:
+    async def unset(
+        self, scope: PropertyScope, names: list[str], expected: Mapping[str, Value] | None = None
+    ) -> list[str]:
         """Unset properties, all with no names; returns those that were set. Raises as `set`."""
         check_names(names)
-        own = self.cache.settings.own(scope)
-        changes: dict[str, PropertySetting | None] = dict.fromkeys(names)
-        self.cache.learn(await change_properties(self._metastore, scope, changes, alone=not names))
-        return sorted(name for name in own if not names or name in names)
+        found = self._own_of(scope, names)
+        self.cache.learn(
+            await change_properties(self._metastore, scope, dict.fromkeys(names), alone=not names, expected=expected)
+        )
+        return found
+
+    def as_if_set(
+        self,
+        scope: PropertyScope,
+        wanted: Mapping[str, Any],
+        by: str,
+        reason: str,
+        expected: Mapping[str, Value] | None,
+    ) -> PropertySettings:
+        """All settings as `set` would leave them, by what this node knows. Raises as `set`."""
+        check_own(self.cache.settings, scope, wanted, alone=False, expected=expected)
+        return self.cache.settings.changed(scope, self._wanted(scope, wanted, by, reason))
+
+    def as_if_unset(
+        self, scope: PropertyScope, names: list[str], expected: Mapping[str, Value] | None
+    ) -> tuple[PropertySettings, list[str]]:
+        """All settings as `unset` would leave them, and the properties that are set. Raises as `set`."""
+        check_names(names)
+        check_own(self.cache.settings, scope, names, alone=not names, expected=expected)
+        return self.cache.settings.changed(scope, dict.fromkeys(names), alone=not names), self._own_of(scope, names)
+
+    def notes(self, scope: PropertyScope, names: Iterable[str]) -> list[str]:
+        """What an operator should know of a change of these properties."""
+        names = sorted(names)
+        found = [f"{name} is stored and shown, and has no effect" for name in names if not PROPERTIES[name].acts]
+        if scope.bucket is None:
+            buckets = [
+                each.shown
+                for each, own in sorted(self.cache.settings.scopes.items(), key=lambda row: row[0].shown)
+                if each.bucket_type == scope.bucket_type and each.bucket is not None and own.keys() & set(names)
+            ]
+            if buckets:
+                more = f" and {len(buckets) - BUCKETS_NAMED} more" if len(buckets) > BUCKETS_NAMED else ""
+                what = "their own values precede" if len(buckets) > 1 else "its own value precedes"
+                found.append(f"{', '.join(buckets[:BUCKETS_NAMED])}{more}: {what} the bucket type's")
+        return found
+
+    def _own_of(self, scope: PropertyScope, names: list[str]) -> list[str]:
+        """Those of `names`, or with none all, that are set for the scope itself."""
+        return sorted(name for name in self.cache.settings.own(scope) if not names or name in names)
+
+    def _wanted(
+        self, scope: PropertyScope, wanted: Mapping[str, Any], by: str, reason: str
+    ) -> dict[str, PropertySetting]:
+        at_ms = self._time.wall_ms()
+        values = self.judged(wanted, self.factor(scope))
+        return {
+            name: PropertySetting(value, by[:WHO_MAX], at_ms, reason[:REASON_MAX]) for name, value in values.items()
+        }
 
     def factor(self, scope: PropertyScope) -> int | None:
         """The replication factor of a scope; None when its partitions differ."""

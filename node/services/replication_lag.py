@@ -58,7 +58,7 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
             at = (one["queue"], one["bucket_type"])
             proven[at] = max(proven.get(at, 0), one["at_ms"])
     for name, told in reasons.items():
-        heads[name]["reason"] = _of_nodes(told)
+        heads[name]["reason"] = joined_reasons(told)
     types: dict[str, list[PartitionRecord]] = {}
     for record in records.values():
         types.setdefault(record.bucket_type, []).append(record)
@@ -75,7 +75,7 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
     ]
 
 
-def _of_nodes(reasons: Mapping[str, Sequence[str]]) -> str:
+def joined_reasons(reasons: Mapping[str, Sequence[str]]) -> str:
     """Why a queue does not serve all of its changes, as text. `reasons`: reason -> nodes; if reasons differ, each is
     given with its nodes."""
     if len(reasons) == 1:
@@ -160,7 +160,7 @@ def ledger_rows(
         row["outcomes"] = {w: None if silent else sum(one["outcomes"][w] for one in found) for w in OUTCOMES}
         row["lost"] = lost
         off = lost or any(one["closes"] is False for one in found)
-        uncovered = "" if silent else _uncovered(name, ledgers, records)
+        uncovered = "" if silent else why_uncovered(name, ledgers, records)
         no_sink = not any(one.get("fetched", True) for one in found)
         row["closes"] = False if off else None if silent or uncovered or open_ else True
         if off:
@@ -184,8 +184,10 @@ def ledger_rows(
     return rows
 
 
-def _uncovered(name: str, ledgers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> str:
-    """Why the ledgers of queue `name` do not cover every partition, though every node answers; "" when they do."""
+def why_uncovered(name: str, ledgers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> str:
+    """Why the answers about queue `name` do not cover every partition, though every node that was asked answers; ""
+    when they do. `ledgers`: a list of each node, an item for each of its queues: its "name", and optionally the
+    "partitions" whose cursor it knows."""
     having = {node: one for node, answer in ledgers.items() for one in answer or () if one["name"] == name}
     leaderless = sorted(record.partition for record in records.values() if record.leader is None)
     if leaderless:

@@ -9,7 +9,7 @@ the properties.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -20,6 +20,7 @@ from msgspec import Raw, Struct
 from xxhash import xxh64_digest
 
 from isthmus.config.bucket_properties import IMMEDIATE, KEEP, PROPERTIES, Value, value_of
+from isthmus.repl.controller.expected_settings import check_expected
 from isthmus.repl.metastore.port import Metastore, Versioned
 from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument, decode_json
 from isthmus.repl.model.errors import BadInput, Corruption
@@ -61,11 +62,12 @@ class PropertyScope(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PropertySetting:
-    """One property's value, who set it, and when (wall clock, for people)."""
+    """One property's value, who set it, when (wall clock, for people), and why: REASON_MAX characters at most."""
 
     value: Value
     by: str
     at_ms: int
+    reason: str = ""
 
 
 Chosen = Mapping[str, PropertySetting]
@@ -142,24 +144,31 @@ def effective(chosen: Mapping[str, Value]) -> Properties:
 
 
 class _PropertiesForm(Struct):
-    """The JSON of the document: [bucket type, bucket in percent encoding or null, {property: [value, by, at_ms]}]."""
+    """The JSON of the document: [bucket type, bucket in percent encoding or null, {property: [value, by, at_ms]}].
+
+    `reasons` has [bucket type, bucket, {property: reason}] of those that have one. A program that does not know reasons
+    ignores them, and drops all when it changes the document."""
 
     v: Literal[1]
     places: list[tuple[str, str | None, dict[str, Raw]]]
+    reasons: list[tuple[str, str | None, dict[str, str]]] = []
 
 
 def encode_properties(settings: PropertySettings) -> bytes:
     """Canonical bytes of the document."""
-    rows = [
-        (
-            scope.bucket_type,
-            None if scope.bucket is None else quote_from_bytes(scope.bucket, safe=""),
-            {name: (each.value, each.by, each.at_ms) for name, each in sorted(chosen.items())},
-        )
-        for scope, chosen in settings.scopes.items()
-    ]
-    rows.sort(key=lambda row: (row[0], row[1] or ""))
-    return msgspec.json.encode({"v": 1, "places": rows})
+
+    def rows(facts: Callable[[PropertySetting], Any]) -> list[tuple[str, str | None, dict[str, Any]]]:
+        found = []
+        for scope, chosen in settings.scopes.items():
+            bucket = None if scope.bucket is None else quote_from_bytes(scope.bucket, safe="")
+            known = {name: shown for name, each in sorted(chosen.items()) if (shown := facts(each))}
+            found += [(scope.bucket_type, bucket, known)] if known else []
+        return sorted(found, key=lambda row: (row[0], row[1] or ""))
+
+    document: dict[str, Any] = {"v": 1, "places": rows(lambda each: (each.value, each.by, each.at_ms))}
+    if reasons := rows(lambda each: each.reason):
+        document["reasons"] = reasons
+    return msgspec.json.encode(document)
 
 
 def decode_properties(found: Versioned | None) -> PropertySettings:
@@ -168,17 +177,20 @@ def decode_properties(found: Versioned | None) -> PropertySettings:
     if found is None:
         return PropertySettings()
     scopes = {}
-    for bucket_type, bucket, chosen in decode_json(PROPERTIES_PATH, found.value, _PropertiesForm).places:
-        known = {name: _setting(name, raw) for name, raw in chosen.items() if name in PROPERTIES}
+    form = decode_json(PROPERTIES_PATH, found.value, _PropertiesForm)
+    reasons = {(bucket_type, bucket): texts for bucket_type, bucket, texts in form.reasons}
+    for bucket_type, bucket, chosen in form.places:
+        why = reasons.get((bucket_type, bucket), {})
+        known = {name: _setting(name, raw, why.get(name, "")) for name, raw in chosen.items() if name in PROPERTIES}
         if known:
             scopes[PropertyScope(bucket_type, None if bucket is None else unquote_to_bytes(bucket))] = known
     return PropertySettings(scopes, found.version)
 
 
-def _setting(name: str, raw: Raw) -> PropertySetting:
+def _setting(name: str, raw: Raw, reason: str) -> PropertySetting:
     value, by, at_ms = decode_json(PROPERTIES_PATH, raw, tuple[Any, str, int])
     try:
-        return PropertySetting(PROPERTIES[name].parse(value), by, at_ms)
+        return PropertySetting(PROPERTIES[name].parse(value), by, at_ms, reason)
     except ValueError as error:
         raise Corruption(f"{PROPERTIES_PATH} in the metastore: {name}: {error!r:.200}") from error
 
@@ -188,20 +200,46 @@ def _setting(name: str, raw: Raw) -> PropertySetting:
 PROPERTIES_DOCUMENT: Final = Document(PROPERTIES_PATH, decode_properties, encode_properties)
 
 
+def check_own(
+    settings: PropertySettings,
+    scope: PropertyScope,
+    names: Iterable[str],
+    *,
+    alone: bool,
+    expected: Mapping[str, Value] | None,
+) -> None:
+    """Raises ChangedMeanwhile unless those of the scope's own properties that are to be changed are as expected.
+
+    `names`: the properties to change; with `alone` all. `expected`: the own properties that the operator saw; one that
+    is missing there was not set. None: whatever they are."""
+    if expected is None:
+        return
+    own = settings.own(scope)
+    for name in sorted({*names, *((own.keys() | expected.keys()) if alone else ())}):
+        check_expected(f"{name} of {scope.shown}", expected.get(name), own.get(name))
+
+
 async def read_properties(metastore: Metastore) -> PropertySettings:
     """The settings now. Raises Corruption, and what the metastore raises."""
     return await PROPERTIES_DOCUMENT.read(metastore)
 
 
 async def change_properties(
-    metastore: Metastore, scope: PropertyScope, changes: Mapping[str, PropertySetting | None], *, alone: bool = False
+    metastore: Metastore,
+    scope: PropertyScope,
+    changes: Mapping[str, PropertySetting | None],
+    *,
+    alone: bool = False,
+    expected: Mapping[str, Value] | None = None,
 ) -> PropertySettings:
-    """Set properties of a scope, or unset those whose setting is None; with `alone` unset all others, too. Returns all
-    settings after the change. Raises TooManyProperties, NotReady when nothing was changed, OutcomeUnknown,
-    Corruption."""
+    """Set properties of a scope, or unset those whose setting is None; with `alone` unset all others, too. `expected`:
+    see `check_own`. Returns all settings after the change. Raises TooManyProperties, ChangedMeanwhile and NotReady when
+    nothing was changed, OutcomeUnknown, Corruption."""
 
     def changed(before: PropertySettings) -> PropertySettings:
         after = before.changed(scope, changes, alone=alone)
+        if after != before:  # equal: made by an attempt whose answer was lost
+            check_own(before, scope, changes, alone=alone, expected=expected)
         if after != before and (size_bytes := len(encode_properties(after))) > DOCUMENT_BYTES_MAX:
             raise TooManyProperties(
                 f"all properties together would take {size_bytes} bytes of the metastore, at most "

@@ -14,10 +14,11 @@ from typing import Final, Literal
 
 import msgspec
 import structlog
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from isthmus.config.dynamic_options import MIN_ISR, OPTIONS, Value
 from isthmus.repl.controller.election import TIMERS, Timers
+from isthmus.repl.controller.expected_settings import check_expected
 from isthmus.repl.metastore.port import Metastore, Versioned
 from isthmus.repl.metastore.watched_document import Document, decode_json
 from isthmus.repl.model.record import PartitionRecord
@@ -32,13 +33,15 @@ WHO_MAX: Final = 200
 Chosen = Mapping[str, "Setting"]
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One option's value, who set it, and when (wall clock, for people)."""
+class Setting(Struct, frozen=True, omit_defaults=True):
+    """One option's value, who set it, when (wall clock, for people), and why: REASON_MAX characters at most.
+
+    A program that does not know reasons ignores them, and drops all when it changes the document."""
 
     value: Value
     by: str
     at_ms: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +148,23 @@ async def read_options(metastore: Metastore) -> OptionSettings:
 
 
 async def change_option(
-    metastore: Metastore, name: str, bucket_type: str | None, setting: Setting | None
+    metastore: Metastore,
+    name: str,
+    bucket_type: str | None,
+    setting: Setting | None,
+    expected: Value | UnsetType | None = UNSET,
 ) -> OptionSettings:
-    """Set an option, or unset it if `setting` is None; returns all settings after the change. Raises NotReady when
-    nothing was changed, OutcomeUnknown, Corruption, TooLarge."""
-    after, written = await OPTIONS_DOCUMENT.change(
-        metastore, lambda before: before.with_setting(name, bucket_type, setting)
-    )
+    """Set an option, or unset it if `setting` is None; returns all settings after the change. `expected`: the value
+    that must be set before, None for none. Raises ChangedMeanwhile and NotReady when nothing was changed,
+    OutcomeUnknown, Corruption, TooLarge."""
+
+    def changed(before: OptionSettings) -> OptionSettings:
+        after = before.with_setting(name, bucket_type, setting)
+        if expected is not UNSET and after != before:  # equal: made by an attempt whose answer was lost
+            check_expected(name, expected, before.of(bucket_type).get(name))
+        return after
+
+    after, written = await OPTIONS_DOCUMENT.change(metastore, changed)
     if written:
         log.info(
             "options.changed",

@@ -286,6 +286,12 @@ class Coordinator:
         """See KeyValue.list_buckets."""
         return self._listing.buckets(bucket_type)
 
+    def list_in_order(
+        self, bucket_type: bytes, bucket: bytes | None, prefix: bytes, after: bytes, wanted: int | None
+    ) -> AsyncIterator[list[bytes]]:
+        """See KeyValue.list_in_order."""
+        return self._listing.in_order(bucket_type, bucket, prefix, after, wanted)
+
     # -- writes ---------------------------------------------------------------------------------------
 
     async def write(self, request: WriteRequest) -> WriteResult:

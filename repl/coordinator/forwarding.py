@@ -128,11 +128,32 @@ class LeaderForwarder:
         """One page of a listing from the node that leads the partition. Raises Retryable and what the node raised."""
         self.counts[LIST] += 1
         try:
-            return kv_rpc.decode_list_page(
-                await self._links.request(node, LIST, kv_rpc.encode_list_ask(ask), self._timeout_ms)
-            )
-        except (OutcomeUnknown, CodecError) as error:
+            answer = await self._links.request(node, LIST, kv_rpc.encode_list_ask(ask), self._timeout_ms)
+        except CodecError as error:
+            if not ask.limit:
+                raise NotReady(f"node {node} has not answered: {error}") from error
+            return await self._page_of_older(node, ask)
+        except OutcomeUnknown as error:
             raise NotReady(f"node {node} has not answered: {error}") from error
+        try:
+            return kv_rpc.decode_list_page(answer)
+        except CodecError as error:
+            raise NotReady(f"node {node} has not answered: {error}") from error
+
+    async def _page_of_older(self, node: str, ask: ListAsk) -> ListPage:
+        """A page of an ordered listing from a node whose version has unordered ones only. Their pages of a partition
+        are in order, too, but begin further ahead, and repeat a bucket."""
+        if ask.after is not None:
+            start = ask.after[0], ask.after[1] or b""
+        else:
+            before = ask.prefix[:-1]
+            start = (before, b"") if ask.bucket is None else (ask.bucket, before)
+        names, after = await self.page(node, ListAsk(ask.partition, ask.bucket, start))
+        if after is not None:
+            last = after[0] if ask.bucket is None else after[1]
+            if last is not None and last > ask.prefix and not last.startswith(ask.prefix):
+                after = None
+        return ListPage([name for name in names if name.startswith(ask.prefix)], after)
 
     def samples(self) -> Iterator[Sample]:
         """Items forwarded since start, by method."""

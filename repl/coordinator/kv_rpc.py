@@ -3,7 +3,8 @@
     kv.write  writes                                 -> one answer each
     kv.push   changes of another cluster             -> one answer each
     kv.get    isolation, keys                        -> one answer each; LATER from where the answer is full
-    kv.list   partition, bucket or none, after what  -> names, and where to continue
+    kv.list   partition, bucket or none, after what; for an ordered page also prefix, most names, most bytes
+                                                     -> names, and where to continue
 
 A body is msgpack `[version, head, [item, ...]]`, an answer `[version, [[0, ...] | [1, kind, reason, sentence, leader] |
 [2], ...]]`: the value, an error, or LATER. Decoding is strict: the bytes come from a node of the same cluster, but
@@ -82,19 +83,29 @@ class Later:
 LATER: Final = Later()
 
 
+ListPosition = tuple[bytes, bytes | None]
+"""(bucket, key) behind which a listing goes on; a key of None: behind all keys of the bucket."""
+
+
 class ListAsk(NamedTuple):
-    """A page of a listing: names in `partition` behind the (bucket, key) `after`: keys of `bucket`; None: buckets."""
+    """A page of a listing: names in `partition` behind `after`: keys of `bucket`; None: buckets.
+
+    With a `limit` it is a page of an ordered listing: names that begin with `prefix`, at most about `limit` and
+    `page_bytes`. Without one, it is a page that nodes of all versions answer."""
 
     partition: int
     bucket: bytes | None
-    after: tuple[bytes, bytes] | None
+    after: ListPosition | None
+    prefix: bytes = b""
+    limit: int = 0
+    page_bytes: int = 0
 
 
 class ListPage(NamedTuple):
-    """Live names of a page, and the (bucket, key) after which the next one begins; None after the last."""
+    """Live names of a page, and where the next one begins; None after the last."""
 
     names: list[bytes]
-    after: tuple[bytes, bytes] | None
+    after: ListPosition | None
 
 
 # -- items ----------------------------------------------------------------------------------------------------
@@ -401,7 +412,7 @@ def _family(base: type[IsthmusError]) -> Iterator[type[IsthmusError]]:
 
 def encode_list_ask(ask: ListAsk) -> bytes:
     """The body of kv.list."""
-    return bytes(msgpack.packb((VERSION, *ask)))
+    return bytes(msgpack.packb((VERSION, *(ask if ask.limit else ask[:3]))))
 
 
 def decode_list_ask(body: bytes) -> ListAsk:
@@ -409,6 +420,11 @@ def decode_list_ask(body: bytes) -> ListAsk:
     match _unpacked(body):
         case (_, int(partition), (bytes() | None) as bucket, ((bytes(), bytes()) | None) as after):
             return ListAsk(partition, bucket, after)
+        case (
+            _, int(partition), (bytes() | None) as bucket, ((bytes(), bytes() | None) | None) as after, bytes(prefix),
+            int(limit), int(page_bytes),
+        ) if limit > 0 and page_bytes > 0:  # fmt: skip
+            return ListAsk(partition, bucket, after, prefix, limit, page_bytes)
     raise CodecError("not a request for a page of a listing")
 
 
@@ -420,6 +436,8 @@ def encode_list_page(page: ListPage) -> bytes:
 def decode_list_page(answer: bytes) -> ListPage:
     """The page in an answer. Raises CodecError."""
     match _unpacked(answer):
-        case (_, tuple(names), ((bytes(), bytes()) | None) as after) if all(type(name) is bytes for name in names):
+        case (_, tuple(names), ((bytes(), bytes() | None) | None) as after) if all(
+            type(name) is bytes for name in names
+        ):
             return ListPage(list(names), after)
     raise CodecError("not a page of a listing")

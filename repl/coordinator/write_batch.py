@@ -266,6 +266,8 @@ class WriteBatch:
             if failed is not None:
                 self.needs_confirmation = True
                 return failed, _rests_on(current)
+            if not context and current is not None and condition.names_version:
+                context = decode_clock(current.row.clock)
         if context:
             self._check_context(context)
         if content.tombstone:

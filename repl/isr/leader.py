@@ -67,6 +67,8 @@ class Leader:
     ack_lag: AckLagTracker
     acked: dict[Member, int] = field(default_factory=dict)
     followers: dict[str, FollowerProgress] = field(default_factory=dict)
+    last_seqs: dict[str, int] = field(default_factory=dict)
+    """Node -> number of the last AppendEntries that it was sent in this epoch, of nodes that are no followers now."""
     reads: ReadIndex = field(default_factory=ReadIndex)
     pending_write: PendingRecordWrite | None = None
     ready: bool = False
@@ -179,10 +181,11 @@ class Leader:
         electable = member in self.electable(state.known_record)
         rejection = state_transfer.log_rejection(electable, common, request.rounds, state)
         if rejection is not None:
-            self.followers.pop(node, None)
+            self._forget(node)
             self._reject(node, request.nonce, rejection, state, effects)
             return
-        seq = before.seq if before is not None else 0
+        # Above all numbers of before: a late answer to one of those must not count as an answer to what is sent now.
+        seq = 1 + (before.seq if before is not None else self.last_seqs.pop(node, -1))
         resend_at_ms = now_ms + RESEND_MS  # in case its first AppendAck is lost and nothing else is to be sent
         follower = FollowerProgress(
             member, common, common, seq=seq, acked_seq=seq, rewound_seq=seq, resend_at_ms=resend_at_ms
@@ -279,6 +282,12 @@ class Leader:
             follower.linked = False
         self.unlinked = not any(each.linked for each in self.followers.values())
 
+    def _forget(self, node: str) -> None:
+        """Send `node` nothing until its next FollowRequest; the numbers of its AppendEntries go on then."""
+        follower = self.followers.pop(node, None)
+        if follower is not None:
+            self.last_seqs[node] = follower.seq
+
     def record_changed(self, record: PartitionRecord, leo: int, now_ms: int) -> None:
         """The record has another version: the pending write is decided, and removed replicas receive no more.
 
@@ -286,7 +295,7 @@ class Leader:
         self.pending_write = None
         self.rejoin_backoff.confirmed({member.node for member in record.isr})
         for node in [node for node in self.followers if node not in record.replicas]:
-            del self.followers[node]
+            self._forget(node)
         for follower in self.followers.values():
             if follower.join:
                 if follower.member in record.isr:

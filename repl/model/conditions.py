@@ -51,6 +51,12 @@ class Condition(NamedTuple):
     clock: Clock | None = None
     """The clock that the key must have."""
 
+    @property
+    def names_version(self) -> bool:
+        """Whether the client names by tag the version that it has seen. If the condition holds, a write without a clock
+        replaces that version, and needs no other context (docs/decisions.md, 38)."""
+        return self.if_match is not None and self.if_match != ANY
+
 
 class ConditionState(NamedTuple):
     """The key's current version, against which conditions are evaluated.

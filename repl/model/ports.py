@@ -81,6 +81,12 @@ class KeyValue(Protocol):
     def list_buckets(self, bucket_type: bytes) -> AsyncIterator[list[bytes]]:
         """Yield the buckets that have a live key, each once."""
 
+    def list_in_order(
+        self, bucket_type: bytes, bucket: bytes | None, prefix: bytes, after: bytes, wanted: int | None
+    ) -> AsyncIterator[list[bytes]]:
+        """Yield the live keys of a bucket (None: the buckets that have one) that begin with `prefix` and are above
+        `after`, in order of their bytes, in batches: the first `wanted`, or all."""
+
 
 class CursorWriter(Protocol):
     """Moves the cursors of queues (docs/protocol.md R-OWNER, R-SOFT)."""

@@ -38,12 +38,21 @@ from isthmus.repl.store.checkpoint import FLOORS_NAME, Disk, Floors, encode_floo
 from isthmus.repl.store.compaction import compact_when_idle, size_of
 from isthmus.repl.store.key_filter import SLOT_MASK
 from isthmus.repl.store.memory_index import MemoryIndexes
-from isthmus.repl.store.port import AppliedPosition, Change, Cursor, DamagedChange, ListedKey, PartitionStep
+from isthmus.repl.store.port import (
+    AppliedPosition,
+    Change,
+    Cursor,
+    DamagedChange,
+    ListedKey,
+    ListedName,
+    PartitionStep,
+)
 from isthmus.repl.store.positions import End, PositionTable
 from isthmus.repl.store.recovery import (
     ROWS_NAME,
     check_identity,
     damaged,
+    found_marks,
     found_progress,
     found_remembered,
     is_empty,
@@ -417,16 +426,19 @@ class LevelStore:
         newest_s = self._progress.newest_mark_s(partition)
         return seconds_around(self._source, self._prefixes_of(partition).mark, newest_s, offset)
 
-    def list_keys(self, partition: int, bucket: bytes | None, after: tuple[bytes, bytes] | None) -> Iterator[ListedKey]:
+    def list_keys(
+        self, partition: int, bucket: bytes | None, after: ListedName | None, prefix: bytes = b""
+    ) -> Iterator[ListedKey]:
         """Keys of a bucket (or all) with their encoded key rows, in (bucket, key) order, tombstones included; the
-        snapshot is taken at the first one. Close the iterator when done early."""
+        snapshot is taken at the first one. See the port. Close the iterator when done early."""
         prefixes = self._prefixes_of(partition)
-        prefix = prefixes.object if bucket is None else prefixes.object + rows.bucket_head(bucket)
-        start = prefix
+        start = prefixes.object + (rows.bucket_start(prefix) if bucket is None else rows.bucket_head(bucket) + prefix)
+        stop = rows.after_prefix(start)
         if after is not None:
-            start = max(start, prefixes.object + rows.bucket_head(after[0]) + after[1] + b"\0")
+            behind = prefixes.object + rows.bucket_head(after[0])
+            start = max(start, rows.after_prefix(behind) if after[1] is None else behind + after[1] + b"\0")
         at = len(prefixes.object)
-        with self._source.snapshot() as snapshot, closing(snapshot.names(start, rows.after_prefix(prefix))) as names:
+        with self._source.snapshot() as snapshot, closing(snapshot.names(start, stop)) as names:
             for name in names:
                 tail = name[at:]
                 listed_bucket, key = rows.split_tail(tail)
@@ -502,6 +514,32 @@ class LevelStore:
         if isinstance(error, plyvel.CorruptionError):
             return fault(error, self._directory)
         return LocalFault(self._failure)
+
+
+class RecoveredRows(NamedTuple):
+    """What the rows of a copied store hold: applied offsets, and the partitions that were in a state transfer."""
+
+    applied: Mapping[int, int]
+    in_transfer: frozenset[int]
+
+
+def recover_copy(directory: Path, cluster_uuid: bytes, floors: Floors) -> RecoveredRows:
+    """Open the database of a copied store once: LevelDB reads its logs, deletes what it does not need, and checks that
+    nothing is missing. `floors` were read before the copy was made. Raises Corruption, WrongIdentity, LocalFault."""
+    try:
+        db = _open_driver(directory, paranoid_checks=True)
+    except plyvel.Error as error:
+        raise fault(error, directory) from error
+    try:
+        view = LevelDbView(db, directory)
+        if not check_identity(view, directory, cluster_uuid, floors, is_empty=is_empty(db)):
+            return RecoveredRows({}, frozenset())
+        progress = found_progress(view, directory, floors, trusted=False)
+        return RecoveredRows(progress.applied_offsets(), frozenset(found_marks(view)))
+    except plyvel.Error as error:
+        raise fault(error, directory) from error
+    finally:
+        db.close()
 
 
 def _open_driver(directory: Path, **options: Any) -> Any:

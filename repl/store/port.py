@@ -60,6 +60,10 @@ class Cursor(NamedTuple):
     soft: bytes | None
 
 
+ListedName = tuple[bytes, bytes | None]
+"""(bucket, key) of a listing; a key of None stands behind all keys of the bucket."""
+
+
 class ListedKey(NamedTuple):
     """One row of a listing in key order."""
 
@@ -282,9 +286,12 @@ class Store(Protocol):
         is none. The entry at `offset`, if it is a write, was made in or after the first (before the next mark), by the
         leaders' clocks; what stands above in or after the second, if the clocks only rose."""
 
-    def list_keys(self, partition: int, bucket: bytes | None, after: tuple[bytes, bytes] | None) -> Iterator[ListedKey]:
-        """Keys of a bucket (or all), in (bucket, key) order, tombstones included, from one snapshot;
-        `after` resumes behind a (bucket, key). Close the iterator when done early."""
+    def list_keys(
+        self, partition: int, bucket: bytes | None, after: ListedName | None, prefix: bytes = b""
+    ) -> Iterator[ListedKey]:
+        """Keys of a bucket (or all), in (bucket, key) order, tombstones included, from one snapshot; `after` resumes
+        behind a name. With `prefix` only keys that begin with it; without a bucket, keys of such buckets. Close the
+        iterator when done early."""
 
     def key_rows(self, partition: int, from_segment: int, to_segment: int) -> Iterator[tuple[int, bytes, bytes, bytes]]:
         """(segment, bucket, key, encoded key row) for segments [from, to), in segment order, from

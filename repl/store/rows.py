@@ -122,7 +122,12 @@ def after_prefix(prefix: bytes) -> bytes:
 
 def bucket_head(bucket: bytes) -> bytes:
     """The encoding of a bucket in a row's key, with its terminator; the key follows unencoded."""
-    return bucket.replace(_ZERO, _ZERO_WRITTEN) + BUCKET_END
+    return bucket_start(bucket) + BUCKET_END
+
+
+def bucket_start(prefix: bytes) -> bytes:
+    """The encoding of the first bytes of a bucket: all buckets that begin with them, and no others, begin with it."""
+    return prefix.replace(_ZERO, _ZERO_WRITTEN)
 
 
 def split_tail(tail: bytes) -> tuple[bytes, bytes]:

@@ -75,6 +75,34 @@ def test_dynamic_options_keep_their_bytes() -> None:
     assert encode_options(OptionSettings()) == b'{"v":1,"cluster":{},"types":{}}'
 
 
+def test_reasons_are_beside_what_earlier_versions_read() -> None:
+    """A setting without one has the bytes of earlier versions; with one it has a key more, which those ignore. The
+    reasons of properties are in a list of their own, since the settings there have no names."""
+    option = OptionSettings({"replication.min.isr": Setting(2, "ann", 17, "a disk is slow")}, {})
+    text = (
+        '{"v":1,"cluster":{"replication.min.isr":{"value":2,"by":"ann","at_ms":17,"reason":"a disk is slow"}},'
+        '"types":{}}'
+    )
+    assert encode_options(option).decode() == text
+    assert decode_options(Versioned(text.encode(), 4)) == replace(option, version=4)
+    properties = PropertySettings(
+        {
+            PropertyScope("notes"): {
+                "allow_mult": PropertySetting(False, "ann", 2),
+                "r": PropertySetting(1, "a", 1, "as in Riak"),
+            },
+            PropertyScope("notes", b"\xff"): {"delete_mode": PropertySetting("keep", "a", 3, "law")},
+        }
+    )
+    text = (
+        '{"v":1,"places":[["notes",null,{"allow_mult":[false,"ann",2],"r":[1,"a",1]}],["notes","%FF",'
+        '{"delete_mode":["keep","a",3]}]],"reasons":[["notes",null,{"r":"as in Riak"}],["notes","%FF",'
+        '{"delete_mode":"law"}]]}'
+    )
+    assert encode_properties(properties).decode() == text
+    assert decode_properties(Versioned(text.encode(), 4)) == replace(properties, version=4)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -171,6 +171,33 @@ def test_a_listing_resumes_behind_any_key(store: Store) -> None:
     assert list(store.list_keys(3, b"\0", (b"a", b"a"))) == []
 
 
+def test_a_listing_may_be_of_a_prefix_and_skip_a_bucket(store: Store) -> None:
+    """With a prefix, of keys or of buckets, just the names that begin with it are listed, also behind a name; a
+    listing goes on behind a whole bucket, too."""
+    history = History()
+    names = sorted((bucket, key) for bucket in AWKWARD for key in AWKWARD)
+    for bucket, key in names:
+        history.put(bucket, key, b"x")
+    store.write([history.step(0)])
+    for prefix in (*AWKWARD, b"", b"a\0\xff", b"c"):
+        of_buckets = [name for name in names if name[0].startswith(prefix)]
+        assert [(r.bucket, r.key) for r in store.list_keys(3, None, None, prefix)] == of_buckets
+        for bucket in (b"\0", b"a", b"\xff"):
+            of_keys = [key for key in sorted(AWKWARD) if key.startswith(prefix)]
+            assert [r.key for r in store.list_keys(3, bucket, None, prefix)] == of_keys
+            for at, key in enumerate(of_keys):
+                assert [r.key for r in store.list_keys(3, bucket, (bucket, key), prefix)] == of_keys[at + 1 :]
+            assert [r.key for r in store.list_keys(3, bucket, (bucket, b"a\0"), prefix)] == [
+                key for key in of_keys if key > b"a\0"
+            ]
+    for bucket in AWKWARD:
+        behind = [name for name in names if name[0] > bucket]
+        assert [(r.bucket, r.key) for r in store.list_keys(3, None, (bucket, None))] == behind
+        assert [(r.bucket, r.key) for r in store.list_keys(3, None, (bucket, None), b"a")] == [
+            name for name in behind if name[0].startswith(b"a")
+        ]
+
+
 def test_key_rows_come_in_segment_order_within_the_range(store: Store) -> None:
     """`key_rows` gives the segments asked for, ascending, and two halves make the whole."""
     history = History()

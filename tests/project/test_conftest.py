@@ -68,6 +68,10 @@ def test_traced():
 def test_rules():
     pass
 
+@pytest.mark.browser
+def test_pages():
+    pass
+
 def test_plain():
     pass
 
@@ -166,9 +170,13 @@ def test_what_a_test_leaves_running_fails_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_deselected_tests_are_counted_at_the_end(tmp_path: Path, workers: str) -> None:
     """The end of a run counts what `-m` left out, by marker and each test once, and a skip alone fails nothing."""
-    done = run(tmp_path, MARKED, "-n", workers, "-m", "not slow and not root and not strace and not promtool")
+    done = run(
+        tmp_path, MARKED, "-n", workers, "-m", "not slow and not root and not strace and not promtool and not browser"
+    )
     assert done.returncode == 0, done.stdout
-    assert "left out by marker: 1 promtool, 1 root, 1 slow, 1 strace (`make test-all` runs them)" in done.stdout
+    assert (
+        "left out by marker: 1 browser, 1 promtool, 1 root, 1 slow, 1 strace (`make test-all` runs them)" in done.stdout
+    )
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
@@ -180,7 +188,7 @@ def test_a_skip_can_be_made_to_fail_the_run(tmp_path: Path, workers: str) -> Non
         "-n",
         workers,
         "-m",
-        "not slow and not root and not strace and not promtool",
+        "not slow and not root and not strace and not promtool and not browser",
         ISTHMUS_NO_SKIPS="1",
     )
     assert done.returncode == 1, done.stdout

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 CHECKOUT: Final = Path(__file__).parents[2]
-PACKAGES: Final = ("config", "repl", "queues", "aae", "sink", "node")
+PACKAGES: Final = ("client", "config", "repl", "queues", "aae", "sink", "node")
 
 
 @cache

@@ -69,7 +69,7 @@ def unknown_names(modules: dict[str, str], documents: dict[str, str]) -> list[st
     for path, text in documents.items():
         running = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
         texts += [(path, code) for code in re.findall(r"`([^`\n]+)`", running)]
-    methods = {"fullsync.act", "fullsync.refresh"}  # what nodes ask of each other
+    methods = {f"fullsync.{act}" for act in ("act", "order", "refresh", "results")}  # what nodes ask of each other
     return [
         f"{where}: {name}"
         for where, text in texts

@@ -22,8 +22,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from isthmus.aae.reconcile.run_directory import read_manifest
 from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.run_directory import read_manifest
 from isthmus.node.local import directory as places
 from isthmus.repl.http.client import HttpPeer
 from tests.spark.engine import REPOSITORY, environment, wait_until

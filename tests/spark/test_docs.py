@@ -19,8 +19,8 @@ from isthmus.aae.reconcile.findings import COLUMNS
 from isthmus.aae.reconcile.options import _PARSERS
 from isthmus.aae.reconcile.repair import repairs_of
 from isthmus.aae.reconcile.report import SEGMENTS
-from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.run_directory import RunDirectory
 from tests.spark.engine import REPOSITORY, environment
 from tests.support.reconcile_pairs import ClusterPair, made, up
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.run_directory import RunDirectory
 from tests.spark.engine import REPOSITORY, StandaloneSpark, bare, ended, standalone, submitted, wait_until, worker_zip
 from tests.support.reconcile_pairs import TRUTH, ClusterPair, fill, findings_by_key, up
 

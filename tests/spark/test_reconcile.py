@@ -16,9 +16,10 @@ from isthmus.aae.reconcile import batch_jobs, export
 from isthmus.aae.reconcile.findings import read_findings
 from isthmus.aae.reconcile.job import ReconcileOptions, reconcile, run
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, apply, plan
-from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
 from isthmus.aae.row_stream.wire import decode_rows_request
+from isthmus.aae.run_directory import RunDirectory
+from isthmus.aae.run_listing import list_runs
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.reconcile import AdminQueue
 from isthmus.repl.model.errors import BadInput, LocalFault
@@ -82,6 +83,15 @@ def test_findings_are_the_truth_by_trees_and_by_reading_all(spark: Any, pair: Cl
     assert summary["verdicts"] == {"match": 2_001, "transient": 0, "diverged": 6, "filtered": 1, "unreachable": 0}
     assert summary["keys"] == sum(summary["verdicts"].values())
     assert summary["coverage"]["segments"] == summary["coverage"]["of"] == 1 << 20
+    listed = {row["run"]: row for row in list_runs(tmp_path, int(time.time() * 1000)).runs}
+    assert {name: (row["state"], row["outcome"], row["error"]) for name, row in listed.items()} == {
+        "trees": ("ended", "differ", ""), "full": ("ended", "differ", ""),
+    }  # fmt: skip
+    assert listed["full"]["clusters"] == ["east", "west"]
+    progress = RunDirectory(str(tmp_path), "full").read("progress.json")
+    assert progress is not None
+    assert (progress["stage"], progress["counts"]) == ("ended", summary["verdicts"] | {"waiting": 0})
+    assert sum(group["count"] for group in summary["findings"]["groups"]) == len(truth)
     i_spark_sum(RunDirectory(str(tmp_path), "trees"))
     i_spark_sum(RunDirectory(str(tmp_path), "full"))
     i_spark_snap(RunDirectory(str(tmp_path), "full"))

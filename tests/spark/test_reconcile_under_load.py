@@ -19,8 +19,8 @@ import pytest
 
 from isthmus.aae.reconcile.client import Credentials, fetch_plan
 from isthmus.aae.reconcile.job import ReconcileOptions, run
-from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.run_directory import RunDirectory
 from isthmus.node.local import directory as places
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.topology import parse_topology

@@ -11,8 +11,8 @@ import pytest
 
 from isthmus.aae.reconcile.job import ReconcileOptions, run
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan
-from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.run_directory import RunDirectory
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.reconcile import AdminQueue
 from tests.support.reconcile_pairs import BUCKET, TRUTH, ClusterPair, differing_objects, findings_by_key, made, up

@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from isthmus.aae.reconcile.run_directory import SEED, RunDirectory
+from isthmus.aae.run_directory import SEED, RunDirectory
 from isthmus.node.cli.admin_client import AdminClient
 from tests.spark.engine import environment
 from tests.support.reconcile_pairs import up

@@ -14,8 +14,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from isthmus.aae.reconcile.job import ReconcileOptions, run
-from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.run_directory import RunDirectory
 from tests.support.reconcile_pairs import findings_by_key, up
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

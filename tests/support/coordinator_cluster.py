@@ -18,6 +18,7 @@ from isthmus.repl.coordinator.write_batch import WriteLimits
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.keys import Key, key_hash, partition_index
+from isthmus.repl.model.properties import NO_SETTINGS, PropertySource
 from isthmus.repl.model.record import Incarnation, PartitionRecord
 from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
@@ -247,6 +248,7 @@ async def cluster(
     request_timeout_ms: int = 5_000,
     read_isolation: str = "committed",
     store: Store | None = None,
+    properties: PropertySource = NO_SETTINGS,
 ) -> AsyncIterator[Cluster]:
     """A cluster whose partition N is led by `leaders[N]`."""
     store, wire = store or MemoryStore(request_window_offsets=window), FakeNetwork()
@@ -262,6 +264,7 @@ async def cluster(
                 key_limit_bytes=100,
                 request_timeout_ms=request_timeout_ms,
                 read_isolation=read_isolation,
+                properties=properties,
             )
             wire.handlers[node] = handlers_of(coordinators[node])
         made = Cluster(store, wire, runtimes, coordinators, dict(enumerate(leaders)))

@@ -12,6 +12,7 @@ from typing import Any
 from isthmus.config.loader import load_file
 from isthmus.node.daemon import Node
 from isthmus.node.local.ports import free_port
+from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.repl.metastore.port import Metastore
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 
@@ -80,7 +81,7 @@ async def three_nodes(directory: Path) -> AsyncIterator[dict[str, NodeOfEnsemble
             taken.add(ports[-1])
         file = directory / f"node-{number}.toml"
         file.write_text(SETTINGS.format(number, *ports))
-        node = nodes[f"n{number}"] = NodeOfEnsemble(load_file(file), file)
+        node = nodes[f"n{number}"] = NodeOfEnsemble(load_file(file), file, ServiceManager({}))
         node.ensemble = ensemble
     try:
         for node in nodes.values():

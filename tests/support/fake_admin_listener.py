@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -14,6 +15,8 @@ class FakeAdminListener:
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.posted: list[tuple[str, Any]] = []
+        self.on_headers: Callable[[Mapping[str, str]], None] = lambda _headers: None
+        """Is given the headers of each request."""
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -26,6 +29,7 @@ class FakeAdminListener:
                 self._answer()
 
             def _answer(self) -> None:
+                fake.on_headers(self.headers)
                 status, body = fake.answers.get(
                     self.path, (404, b'{"error": "no such queue", "reason": "unknown-queue"}')
                 )

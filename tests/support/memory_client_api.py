@@ -167,6 +167,8 @@ class MemoryCluster:
         self.requests.add((request.key, request.request_id))
         self.writes += 1
         context = request.context or ()
+        if not context and current is not None and request.condition is not None and request.condition.names_version:
+            context = current.clock
         if request.content.tombstone:
             if current is None or current.deleted:
                 clock = b"" if current is None else encode_clock(current.clock)
@@ -217,6 +219,16 @@ class MemoryCluster:
         self._check(bucket_type)
         names = sorted({k.bucket for k, v in self.objects.items() if not decode_object(v).deleted})
         async for batch in self._batches(names):
+            yield batch
+
+    async def list_in_order(
+        self, bucket_type: bytes, bucket: bytes | None, prefix: bytes, after: bytes, wanted: int | None
+    ) -> AsyncIterator[list[bytes]]:
+        self._check(bucket_type)
+        live = [k for k, v in self.objects.items() if k.bucket_type == bucket_type and not decode_object(v).deleted]
+        names = sorted({k.bucket if bucket is None else k.key for k in live if bucket in (None, k.bucket)})
+        found = [name for name in names if name.startswith(prefix) and name > after]
+        async for batch in self._batches(found[:wanted]):
             yield batch
 
 

@@ -26,6 +26,7 @@ from isthmus.repl.store.port import (
     Change,
     Cursor,
     ListedKey,
+    ListedName,
     PartitionStep,
     Prepared,
     StateChunk,
@@ -464,14 +465,18 @@ class MemoryStore:
             above = bisect_left(marks, offset, key=lambda mark: mark[1])
             return marks[below - 1][0] if below else None, marks[above][0] if above < len(marks) else None
 
-    def list_keys(self, partition: int, bucket: bytes | None, after: Name | None) -> Iterator[ListedKey]:
+    def list_keys(
+        self, partition: int, bucket: bytes | None, after: ListedName | None, prefix: bytes = b""
+    ) -> Iterator[ListedKey]:
         """Keys of a bucket (or all), in (bucket, key) order, as they are when the first is asked for."""
         with self._lock:
             kept = self._of(partition)
             listed = [
                 ListedKey(*name, kept.key_rows[name])
                 for name in kept.names
-                if bucket in (None, name[0]) and (after is None or name > after)
+                if bucket in (None, name[0])
+                and name[bucket is not None].startswith(prefix)
+                and (after is None or (name[0] > after[0] if after[1] is None else name > after))
             ]
         yield from listed
 

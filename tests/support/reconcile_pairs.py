@@ -17,7 +17,7 @@ import msgpack
 import pyarrow.parquet as pq
 
 from isthmus.aae.reconcile.findings import read_findings
-from isthmus.aae.reconcile.run_directory import RunDirectory
+from isthmus.aae.run_directory import RunDirectory
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.topology import parse_topology
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, encode_object, write

@@ -14,6 +14,7 @@ from isthmus.config.loader import load_file
 from isthmus.config.settings import Settings
 from isthmus.node.daemon import Node
 from isthmus.node.local.ports import free_port
+from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.node.services import container
 from isthmus.node.services.container import READ_THREADS
 from isthmus.node.services.wiring import default_type_of
@@ -91,7 +92,7 @@ class ThreadedNode:
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.node = NodeInMemory(self._settings, self._file)
+        self.node = NodeInMemory(self._settings, self._file, ServiceManager({}))
         await self.node.start()
         served = asyncio.create_task(self.node.serve())
         while not self.node.ready()[0]:

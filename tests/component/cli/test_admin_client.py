@@ -86,18 +86,23 @@ SINK = {
         ),
         (
             ["queue", "list"],
-            "/admin/queues",
-            {"queues": [QUEUE]},
+            "/admin/queues/nodes",
+            {"nodes": [{"node": "east-1", "queues": [QUEUE]}]},
             "east-1 west any - 3 unknown 0 1.5 s running suspended repair",
         ),
         (
             ["sink", "list"],
-            "/admin/sink",
-            {"node": "east-1", "sinks": [SINK]},
+            "/admin/sink/nodes",
+            {"nodes": [{"node": "east-1", "sink": {"sinks": [SINK]}}]},
             "east-1 west http://10.0.0.7:8098 operator fetching 0.0 ms 5 1 0 0 1.8 ms unknown - -",
         ),
-        (["sink", "list"], "/admin/sink", {"sinks": [{"queue": "q"}]}, "unknown q" + " unknown" * 10 + " - unknown"),
-        (["queue", "list"], "/admin/queues", {"queues": [{}]}, "unknown " * 10 + "-"),
+        (
+            ["sink", "list"],
+            "/admin/sink/nodes",
+            {"nodes": [{"sink": {"sinks": [{"queue": "q"}]}}]},
+            "unknown q" + " unknown" * 10 + " - unknown",
+        ),
+        (["queue", "list"], "/admin/queues/nodes", {"nodes": [{"queues": [{}]}]}, "unknown " * 10 + "-"),
         (["cluster", "status"], "/admin/cluster", CLUSTER, "full-sync idle not configured"),
     ],
 )
@@ -109,12 +114,18 @@ def test_listings_show_the_answer_of_the_node(
     answer: Any,
     row: str,
 ) -> None:
-    """The last line of each table is the row; `-o json` is the node's answer unchanged."""
+    """The last line of each table is the row; `-o json` is the node's answer as it came; a queue has its node."""
     listener.respond(path, answer)
     assert cli.main(arguments) == Exit.OK
     assert " ".join(capsys.readouterr().out.splitlines()[-1].split()) == row
     assert cli.main([*arguments, "-o", "json"]) == Exit.OK
-    assert json.loads(capsys.readouterr().out) == answer
+    shown = json.loads(capsys.readouterr().out)
+    if arguments == ["queue", "list"]:
+        (node,) = answer["nodes"]
+        named = [{**queue, "node": node.get("node")} for queue in node["queues"] if "name" in queue]
+        assert shown["queues"] == named
+    else:
+        assert shown == answer
 
 
 def test_a_suspended_queue_shows_who_when_and_why(
@@ -131,7 +142,7 @@ def test_a_suspended_queue_shows_who_when_and_why(
         "reason": "suspended: disk",
         "suspended": suspended,
     }
-    listener.respond("/admin/queues", {"queues": [queue]})
+    listener.respond("/admin/queues/nodes", {"nodes": [{"node": "east-1", "queues": [queue]}]})
     assert cli.main(["queue", "list"]) == Exit.OK
     row = " ".join(capsys.readouterr().out.splitlines()[-1].split())
     assert (
@@ -149,7 +160,7 @@ def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
         {"node": "e3", "queues": None, "gone": True},
     ]
     listener.respond("/admin/queues/nodes", {"nodes": nodes})
-    assert cli.main(["queue", "list", "--all"]) == Exit.OK
+    assert cli.main(["queue", "list"]) == Exit.OK
     _, first, second, third = (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
     assert first.startswith("e1 west any")
     assert second == "e2" + " unknown" * 9 + " the node does not answer"
@@ -198,7 +209,7 @@ def test_a_listing_of_another_form_is_an_empty_table(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], queues: Any
 ) -> None:
     """A node of another version may list things in another form; the command shows none, and does not break."""
-    listener.respond("/admin/queues", {"queues": queues})
+    listener.respond("/admin/queues/nodes", {"nodes": queues})
     assert cli.main(["queue", "list"]) == Exit.OK
     assert len(capsys.readouterr().out.splitlines()) == 1
 
@@ -312,7 +323,7 @@ def test_a_wrong_admin_listener_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], answer: bytes, status: int
 ) -> None:
     """Whatever else listens there, the command ends in one line that asks if this is the admin listener."""
-    listener.respond("/admin/queues", answer, status)
+    listener.respond("/admin/queues/nodes", answer, status)
     assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
     err = capsys.readouterr().err
     assert "is this a node's admin listener?" in err
@@ -324,7 +335,7 @@ def test_an_answer_without_end_is_cut(
 ) -> None:
     """No answer is taken into memory beyond the limit."""
     monkeypatch.setattr(admin_client, "ANSWER_BYTES_MAX", 1000)
-    listener.respond("/admin/queues", b" " * 1001 + b"{}")
+    listener.respond("/admin/queues/nodes", b" " * 1001 + b"{}")
     assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
     assert "more than 1000 bytes" in capsys.readouterr().err
 
@@ -400,3 +411,38 @@ def test_an_admin_url_is_checked_before_it_is_used(capsys: pytest.CaptureFixture
     err = capsys.readouterr().err
     assert err.startswith("isthmus: --admin: ")
     assert "HOST:PORT" in err
+
+
+def test_the_next_address_is_asked_where_a_node_does_not_answer(listener: FakeAdminListener) -> None:
+    """Of several addresses the first that answers is used, and stays; a change goes on only where nothing was sent."""
+    listener.respond("/admin/lag", {"lag": []})
+    listener.respond("/admin/suspend", {"done": True})
+    client = admin_client.AdminClient(f"http://127.0.0.1:9,{listener.url}", timeout_s=2)
+    assert client.get("/admin/lag") == {"lag": []}
+    assert client.url == listener.url
+    again = admin_client.AdminClient(["http://127.0.0.1:9", listener.url], timeout_s=2)
+    assert again.post("/admin/suspend", {}) == {"done": True}
+    again.close()
+    client.close()
+
+
+def test_a_change_that_may_have_been_made_is_not_made_twice(listener: FakeAdminListener) -> None:
+    """A node that took the request and did not answer is the end of a change, and the next address is not asked."""
+    listener.respond("/admin/suspend", {"done": True})
+    listener.respond("/admin/lag", {"lag": []})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = admin_client.AdminClient([url, listener.url], timeout_s=0.3)
+        with pytest.raises(CommandFailed, match="no answer within"):
+            client.post("/admin/suspend", {})
+        assert listener.posted == []
+        assert client.get("/admin/lag") == {"lag": []}
+        client.close()
+
+
+def test_no_address_answers_names_them_all() -> None:
+    """The failure says of each address why."""
+    client = admin_client.AdminClient("http://127.0.0.1:9,http://127.0.0.1:11", timeout_s=1)
+    with pytest.raises(CommandFailed, match=r"no node answers: http://127\.0\.0\.1:9 .*127\.0\.0\.1:11"):
+        client.get("/admin/lag")
+    client.close()

@@ -72,10 +72,25 @@ def test_json_is_the_nodes_answer(listener: FakeAdminListener, capsys: pytest.Ca
     assert json.loads(capsys.readouterr().out) == ANSWER
 
 
+def test_a_search_that_found_nothing_yet_says_how_far_it_came(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The filters go to the node as they are typed; older acts may still be there."""
+    path = "/admin/audit?until=1770091500000&act=set+option&who=ann%40desk&object=min.isr&outcome=refused&limit=50"
+    listener.respond(path, {**ANSWER, "acts": [], "unknown": {}, "nodes": {}, "searched_to_ms": 1_700_000_000_000})
+    filters = ["--act", "set option", "--who", "ann@desk", "--object", "min.isr", "--outcome", "refused"]
+    assert cli.main(["audit", "list", "--until", "2026-02-03T04:05", *filters]) == Exit.OK
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "none found back to 2023-11-14 22:13:20Z",
+        "older ones: --before n1:5,n2:9",
+    ]
+
+
 def test_a_table_fits_a_terminal_of_80_columns(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long acts wrap; words stay whole."""
+    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda *_: os.terminal_size((80, 24)))
     listener.respond("/admin/audit?limit=50", {**ANSWER, "unknown": {}, "nodes": {}, "next": None})

@@ -43,7 +43,7 @@ def test_status_shows_who_compares_what_is_next_and_what_is_open(
 ) -> None:
     """One node alone is warned of, one that is silent named; a range that waits and gaps are shown, by the queues that
     have them, which need not be the one of repairs; a node of a version before does not say which."""
-    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
     assert listener.posted == []
     shown = capsys.readouterr().out
     for line in (
@@ -55,13 +55,13 @@ def test_status_shows_who_compares_what_is_next_and_what_is_open(
         assert line in shown
     gone = {**PEER, "queue_delisted": True, "gaps_open": None}
     listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [gone]})
-    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "to-west (delisted)" in shown
     assert "that are not proven yet" not in shown
     other = {**PEER, "queue_of_other": "north", "reason": "queue to-west belongs to north"}
     listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [other]})
-    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "to-west (of north)" in shown
     assert "queue to-west belongs to north" in shown
@@ -71,12 +71,12 @@ def test_status_shows_who_compares_what_is_next_and_what_is_open(
     assert shown == "e1: checks of west are changed\nwarning: west: queue to-west belongs to north\n"
     waits = {**PEER, "gaps_wait_s": 35.0, "gaps_queues": ["rt"]}
     listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [waits]})
-    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "gaps of queue rt that are not proven yet: 2 (`isthmus gaps rt`); checked again in 35" in shown
     earlier = {name: value for name, value in PEER.items() if name != "gaps_queues"}
     listener.respond("/admin/fullsync?results=5", {"node": "e1", "state": "scheduled", "peers": [earlier]})
-    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
     assert "west: gaps that are not proven yet: 2 (`isthmus gaps`)" in capsys.readouterr().out
 
 
@@ -236,7 +236,7 @@ def test_status_shows_what_operators_set(listener: FakeAdminListener, capsys: py
         "left_out": [{"name": "south", "reason": "all: 500 is out of range"}],
     }  # fmt: skip
     listener.respond("/admin/fullsync?results=5", answer)
-    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
     shown = capsys.readouterr().out
     assert "west: all = 24 set by ann, 2023-11-14 22:13:20Z: move" in shown
     assert "north: removed by ann, 2023-11-14 22:13:20Z: move" in shown

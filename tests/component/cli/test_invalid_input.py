@@ -28,11 +28,12 @@ def test_a_queue_that_is_not_there_is_reported_with_those_that_are(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`queue show` finds it in what the node lists, so it says what that is."""
-    listener.respond("/admin/queues", {"queues": [{"name": "to-west"}, {"name": "to-north"}]})
+    queues = [{"name": "to-west"}, {"name": "to-north"}]
+    listener.respond("/admin/queues/nodes", {"nodes": [{"node": "n", "queues": queues}]})
     assert cli.main(["queue", "show", "to-wset"]) == Exit.REFUSED
     assert 'did you mean "to-west"?' in capsys.readouterr().err
     assert cli.main(["queue", "show", "x"]) == Exit.REFUSED
-    assert "known here: to-west, to-north" in capsys.readouterr().err
+    assert "known here: to-north, to-west" in capsys.readouterr().err
 
 
 def test_where_a_queue_begins_is_a_time_or_one_of_two_words(
@@ -100,7 +101,7 @@ def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys
     assert cli.main(["queue", "throttle", "q", "--bytes", "10MB", "--default"]) == Exit.USAGE
     assert "--default alone" in capsys.readouterr().err
     listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 0, "reason": ""})
-    assert cli.main(["queue", "push", "q", "default", "b", "k"]) == Exit.OK
+    assert cli.main(["queue", "push", "q", "default/b", "k"]) == Exit.OK
     assert capsys.readouterr().out == "queue q: 1 reference queued\n"
 
 

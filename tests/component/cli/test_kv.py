@@ -54,11 +54,19 @@ def test_bytes_go_in_and_come_out_as_they_are(run: Run, tmp_path: Any) -> None:
     assert run("get", "b", "empty") == (Exit.OK, b"", "")
 
 
-def test_a_type_before_the_bucket_is_reported_as_part_of_its_name(run: Run) -> None:
-    """`isthmus explain` takes TYPE/BUCKET; who writes the same here learns why nothing is found."""
-    code, _, said = run("get", "default/b", "k")
-    assert code == Exit.DIFFERS
-    assert "--bucket-type names the type" in said
+def test_a_key_is_type_bucket_key_as_everywhere(run: Run) -> None:
+    """What stands before the first slash is the bucket type, default without one; after the older --bucket-type a slash
+    is part of the bucket's name, and a message names both."""
+    run("put", "default/b", "k", "v")
+    assert run("get", "b", "k") == (Exit.OK, b"v", "")
+    run("put", "default/a/b", "k", "w")
+    assert run("get", "a/b", "k", "--bucket-type", "default") == (Exit.OK, b"w", "")
+    code, _, said = run("get", "default/a/b", "l")
+    assert (code, said) == (Exit.DIFFERS, "isthmus: not found in bucket 'a/b' of bucket type 'default'\n")
+    code, out, _ = run("get", "default/a%2Fb", "k", "--percent")
+    assert (code, out) == (Exit.OK, b"w")
+    assert run("list", "default/b")[1] == b"k\n"
+    assert {b"b", b"a/b"} <= set(run("list", "default/")[1].split())
 
 
 def test_an_absent_and_a_deleted_key_are_code_1(run: Run) -> None:

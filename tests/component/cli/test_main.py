@@ -104,7 +104,7 @@ def test_wrong_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) 
 def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """Bare `isthmus` and a bare noun show what there is; as usage errors, since nothing was done."""
     assert cli.main([]) == Exit.USAGE
-    assert "Nouns:" in capsys.readouterr().err
+    assert "Basics:" in capsys.readouterr().err
     assert cli.main(["config"]) == Exit.USAGE
     assert "check" in capsys.readouterr().err
 
@@ -132,6 +132,23 @@ def test_config_check_passes_a_right_file(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == f"{SAMPLE}: no faults\n"
     assert cli.main(["config", "check", str(SAMPLE), "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == {"file": str(SAMPLE), "ok": True, "faults": [], "warnings": []}
+
+
+def test_config_check_warns_of_a_directory_of_runs_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be mounted later, so that code 0 stays; a file in its place is said to be one."""
+    file, runs = tmp_path / "n.toml", tmp_path / "runs"
+    file.write_text('[node]\nname = "n"\ncluster = "c"\ndata_dir = "data"\n[reconcile]\nruns_dir = "runs"\n')
+    assert cli.main(["config", "check", str(file)]) == Exit.OK
+    assert f"{file}:6: warning: reconcile.runs_dir: {runs} does not exist here" in capsys.readouterr().out
+    runs.write_text("")
+    assert cli.main(["config", "check", str(file)]) == Exit.OK
+    assert f"{runs} is no directory" in capsys.readouterr().out
+    runs.unlink()
+    runs.mkdir()
+    assert cli.main(["config", "check", str(file)]) == Exit.OK
+    assert "reconcile.runs_dir" not in capsys.readouterr().out
 
 
 def test_config_check_knows_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

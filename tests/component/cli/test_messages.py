@@ -114,7 +114,7 @@ def test_each_suspension_is_reported_with_who_made_it(
     """Who suspended stands behind the suspension, not behind whatever else is amiss; of publishing as of serving."""
     publishing = "suspended" if "publishing" in reason else "running"
     more = {"suspended": suspensions[0], "suspensions": suspensions, "publishing": publishing, "reason": reason}
-    listener.respond("/admin/queues", {"queues": [{**QUEUE, **more}]})
+    listener.respond("/admin/queues/nodes", {"nodes": [{"node": "east-1", "queues": [{**QUEUE, **more}]}]})
     assert cli.main(["queue", "list"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[-1].endswith(shown)
 
@@ -134,7 +134,7 @@ def test_a_filter_tested_with_a_missing_type_is_reported(
     """Any rule offers any name: whoever mistypes it would take the answer for the other type's."""
     answer = {"offered": True, "reason": "rule any offers it", "filter": "any", "note": 'no such bucket type: "nots"'}
     listener.respond("/admin/queues/q/filter?type=nots&bucket=b", answer)
-    assert cli.main(["queue", "test-filter", "q", "nots", "b"]) == Exit.OK
+    assert cli.main(["queue", "test-filter", "q", "nots/b"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[1] == 'note: no such bucket type: "nots"'
 
 
@@ -143,7 +143,7 @@ def test_a_filter_tested_with_a_missing_type_is_reported(
     [
         ["queue", "peek", "\udcff"],
         ["queue", "suspend", "q", "--reason", "disk \udcff"],
-        ["queue", "push", "q", "default", "\udcff", "k"],
+        ["queue", "push", "q", "default/\udcff", "k"],
         ["option", "set", "x", "1", "--by", "\udcff"],
     ],
 )
@@ -161,11 +161,11 @@ def test_half_a_character_in_an_answer_is_shown_as_an_escape(
 ) -> None:
     """JSON can name it and no encoding can write it; what is printed is JSON of the same."""
     answer = {"queues": [{"name": "q", "reason": "\udcff"}]}
-    listener.respond("/admin/queues", answer)
+    listener.respond("/admin/queues/nodes", {"nodes": [{"node": "n", **answer}]})
     assert cli.main(["queue", "list", "-o", "json"]) == Exit.OK
     out = capsys.readouterr().out
     assert "\\udcff" in out
-    assert json.loads(out) == answer
+    assert json.loads(out)["queues"] == [{**answer["queues"][0], "node": "n"}]
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_references_refused_by_a_full_queue_are_incomplete(
 ) -> None:
     """Incomplete: whoever goes by the code would have taken all of them for queued."""
     listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 2, "reason": "the priority is full"})
-    assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.UNAVAILABLE
+    assert cli.main(["queue", "push", "q", "default/b", "k", "l", "m"]) == Exit.UNAVAILABLE
     assert capsys.readouterr().out == "queue q: 1 reference queued; 2 refused: the priority is full\n"
     listener.respond("/admin/queues/q/push", {"queued": 3, "refused": 0, "reason": ""})
-    assert cli.main(["queue", "push", "q", "default", "b", "k", "l", "m"]) == Exit.OK
+    assert cli.main(["queue", "push", "q", "default/b", "k", "l", "m"]) == Exit.OK
 
 
 def test_an_endless_value_is_refused(
@@ -241,7 +241,7 @@ def test_full_sync_status_of_a_node_is_printed_as_plain_text(
     peer = {"name": "west", "shared_by": [bell], "warning": bell, "proven_ms": {}}
     running = {"peer": bell, "state": bell}
     listener.respond("/admin/fullsync?results=5", {"node": "e1", "reason": bell, "running": running, "peers": [peer]})
-    assert cli.main(["fullsync", "status"]) == Exit.OK
+    assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert out.count("\\x1b]0;mine") == 5

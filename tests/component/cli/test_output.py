@@ -15,6 +15,7 @@ ROW = ("default/0", ["east-1", "east-2", "east-3"], 0, "east-2 is out of sync: t
 
 def drawn(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines of the table in a terminal of so many columns."""
+    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=(80, 24): os.terminal_size((width, 24)))
     output.echo_table(COLUMNS, [ROW])
@@ -45,6 +46,7 @@ def test_a_word_that_is_longer_than_a_line_is_folded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A value of a thousand letters makes no table of a thousand columns."""
+    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=(80, 24): os.terminal_size((60, 24)))
     output.echo_table(("key", "bytes"), [("k" * 1_000, 5)])

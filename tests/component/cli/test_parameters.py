@@ -130,3 +130,42 @@ def test_a_file_that_is_not_there_is_a_usage_error(
         said = capsys.readouterr()
         assert str(path) in said.err + said.out
     assert listener.posted == []
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        (["option", "get", "replication.min.isr"], "/admin/options/replication.min.isr"),
+        (["queue", "ledger", "q"], "/admin/queues/q/ledger"),
+        (["ledger", "q"], "/admin/queues/q/ledger"),
+        (["queue", "gaps", "q"], "/admin/gaps?queue=q"),
+        (["gaps", "q"], "/admin/gaps?queue=q"),
+    ],
+)
+def test_older_commands_are_accepted(listener: FakeAdminListener, words: list[str], path: str) -> None:
+    """They do what the newer ones do."""
+    listener.respond(path, {})
+    assert cli.main([*words, "-o", "json"]) == Exit.OK
+
+
+def test_older_options_are_accepted(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are the same option, and a help shows the newer name alone."""
+    racks = ["partition", "plan", "--racks", "a:1,b:1", "--partitions", "1", "--replication-factor", "1", "-o", "json"]
+    for name in ("--ignore-racks", "--ignore-rack-assignment"):
+        assert cli.main([*racks, name]) == Exit.OK
+    option = "/admin/options/replication.min.isr/set"
+    listener.respond(option, {"outcome": "would be set", "options": []})
+    for name in ("--dry-run", "--validate-only"):
+        assert cli.main(["option", "set", "replication.min.isr", "1", name]) == Exit.OK
+    assert [body["dry_run"] for _, body in listener.posted] == [True, True]
+    capsys.readouterr()
+    assert cli.main(["option", "set", "--help"]) == Exit.OK
+    assert "--validate-only" not in capsys.readouterr().out
+
+
+def test_an_address_without_scheme_is_http(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """HOST:PORT is taken as http://HOST:PORT, by --admin and --http."""
+    listener.respond("/admin/lag", {"lag": []})
+    assert cli.main(["lag", "-o", "json", "--admin", listener.url.removeprefix("http://")]) == Exit.OK
+    assert cli.main(["kv", "get", "b", "k", "--http", "127.0.0.1:9"]) == Exit.UNAVAILABLE
+    assert "http://127.0.0.1:9 does not answer" in capsys.readouterr().err

@@ -34,8 +34,9 @@ async def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
         documents.extend(await queue_node.queues.listing())
     shown = []
     for document in documents:
-        listener.respond("/admin/queues", {"queues": [document]})
-        assert cli.main(["queue", "show", "q"]) == Exit.OK
+        nodes = [{"node": document["node"], "queues": [document]}]
+        listener.respond("/admin/queues/nodes", {"nodes": nodes})
+        assert cli.main(["queue", "show", "q", "--node", document["node"]]) == Exit.OK
         shown.append(capsys.readouterr().out)
     fresh, busy = shown
     lines = dict(line.split(": ", 1) for line in fresh.splitlines() if ": " in line)

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from isthmus.aae.reconcile import job, options, run_directory, spark_session
+from isthmus.aae import run_directory
+from isthmus.aae.reconcile import job, options, spark_session
 from isthmus.aae.reconcile.client import ReplicaDirectory
 from isthmus.node.cli import parameters
 from isthmus.node.cli.exit_codes import Exit
@@ -72,7 +73,7 @@ def test_an_invalid_time_is_invalid_in_every_command(text: str) -> None:
         (["export", "copy", *URL, "--consistency", "strong"], "committed"),
         (["export", "/", *URL], "is no export"),
         (["import", "nowhere", *URL], "there is no export"),
-        (["import", "copy", *URL, "--run-id", "one"], "--run-id and --run-dir belong together"),
+        (["import", "copy", *URL, "--run-id", "one"], "--run-id and --dir belong together"),
         (["import", "copy", *URL, "--origin", "ab"], "32 hexadecimal digits"),
         (["import", "copy", *URL, "--run-id", "../up", "--run-dir", "d"], "run id '../up'"),
         (["trees", *URL, "--segments", "x"], "FIRST-END"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.aae.reconcile import run_directory
-from isthmus.aae.reconcile.run_directory import SEED, RunDirectory
+from isthmus.aae import run_directory
+from isthmus.aae.run_directory import SEED, RunDirectory
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
 from isthmus.repl.model.errors import LocalFault

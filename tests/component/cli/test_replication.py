@@ -330,7 +330,8 @@ def test_explain_prints_what_a_node_answers(listener: FakeAdminListener, capsys:
     compared = {"fullsync": "west", **looked, "kind": "all", "at_ms": 1_700_000_000_000, "proven_ms": None}
     compared["suspended"] = "ann"
     never = {**compared, "fullsync": "north", "verdict": "unknown", "difference": None, "at_ms": None}
-    answer = joined({"e2": {**explanation(leads=True), "compared": [compared, never]}}, {})
+    answer = joined({"e2": {**explanation(leads=True), "compared": [compared, never]}, "e1": None}, {})
+    answer["unknown"] = {"e1": "not-ready: timed out", "e3": "not alive"}
     listener.respond("/admin/explain?type=notes&bucket=b&key=k", answer)
     assert cli.main(["explain", "notes/b", "k"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
@@ -339,6 +340,10 @@ def test_explain_prints_what_a_node_answers(listener: FakeAdminListener, capsys:
     assert told[0].startswith("full-sync north of e2: unknown; never")
     assert told[1].startswith("full-sync west of e2: diverged: missing@sink, compared 2023-11-14")
     assert told[1].endswith("Z: repaired; never proven in sync; suspended by ann")
+    missing = [line for line in lines if line.startswith("node ")]
+    assert [line.partition(": which")[0] for line in missing] == [
+        "node e1: not-ready: timed out", "node e3: not alive",
+    ]  # fmt: skip
     assert lines[-1].startswith("next: write it")
     assert cli.main(["explain", "notes/b", "k", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == answer

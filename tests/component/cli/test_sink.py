@@ -37,8 +37,8 @@ def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Workers, limits configured and achieved, who set them, and what came from each source; unknowns are shown."""
-    listener.respond("/admin/sink", OVERVIEW)
-    assert cli.main(["sink", "show"]) == Exit.OK
+    listener.respond("/admin/sink/nodes", {"nodes": [{"node": "west-1", "sink": OVERVIEW}]})
+    assert cli.main(["sink", "show", "--node", "west-1"]) == Exit.OK
     told = capsys.readouterr().out
     for line in (
         "workers: 24, 3 busy",
@@ -51,8 +51,8 @@ def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
     ):
         assert line in told.splitlines()
     assert "east to-west 9 8 1 0 0 0 0 1970-01-01 00:00:00Z" in [" ".join(line.split()) for line in told.splitlines()]
-    listener.respond("/admin/sink", {})
-    assert cli.main(["sink", "show"]) == Exit.OK
+    listener.respond("/admin/sink/nodes", {"nodes": [{"node": "west-1", "sink": {}}]})
+    assert cli.main(["sink", "show", "--node", "west-1"]) == Exit.OK
     assert "node: unknown" in capsys.readouterr().out
 
 
@@ -62,7 +62,7 @@ def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
     """One row a link with its node's name; a node that does not answer has a row of unknowns."""
     nodes = [{"node": "w1", "sink": {"sinks": [SINK]}}, {"node": "w2", "sink": None}]
     listener.respond("/admin/sink/nodes", {"nodes": nodes})
-    assert cli.main(["sink", "list", "--all"]) == Exit.OK
+    assert cli.main(["sink", "list"]) == Exit.OK
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert rows[1].startswith("w1 west http://10.0.0.7:8098 operator fetching")
     assert rows[2].startswith("w2 unknown unknown unknown")
@@ -179,7 +179,9 @@ def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
     act = {"by": "ann", "reason": "site"}
     said = ["--by", "ann", "--reason", "site"]
     url = "https://10.0.0.7:8098"
-    assert cli.main(["sink", "add-peer", url, "q", "--cluster", "east", "--peer-token-file", "/t", *said]) == Exit.OK
+    assert (
+        cli.main(["sink", "add-peer", url, "q", "--peer-cluster", "east", "--peer-token-file", "/t", *said]) == Exit.OK
+    )
     assert cli.main(["sink", "remove-peer", url, "q", *said]) == Exit.OK
     assert cli.main(["sink", "set-workers", "3", "--queue", "q", *said]) == Exit.OK
     assert cli.main(["sink", "set-workers", "--default", "--queue", "q", "--node", "w1", *said]) == Exit.OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.parse
+from unittest.mock import ANY
 
 import pytest
 
@@ -155,3 +156,79 @@ def test_a_stream_that_fails_half_way_ends_with_an_error_object(client_api, serv
     assert b'{"error": "lost", "reason": "not-ready"}' in raw
     assert raw.endswith(b"0\r\n\r\n")
     assert client_api.kv.listings_open == 0
+
+
+def pages_of(client_api, target):
+    """The documents of all pages of a listing."""
+    found = [json.loads(client_api.call("GET", target).body)]
+    while "continuation" in found[-1]:
+        answer = client_api.call("GET", f"{target}&continuation={found[-1]['continuation']}")
+        assert answer.status == 200, answer.body
+        found.append(json.loads(answer.body))
+    return found
+
+
+def test_keys_come_in_order_by_prefix_and_in_pages(client_api):
+    """A page has as many names as the limit, and a continuation as long as there are more; exactly one page each."""
+    for n in range(7):
+        client_api.put(f"/buckets/b/keys/eu-{n}", b"v")
+    client_api.put("/buckets/b/keys/us-1", b"v")
+    path = "/buckets/b/keys?keys=true"
+    assert pages_of(client_api, path + "&prefix=eu-&limit=3") == [
+        {"keys": ["eu-0", "eu-1", "eu-2"], "continuation": ANY},
+        {"keys": ["eu-3", "eu-4", "eu-5"], "continuation": ANY},
+        {"keys": ["eu-6"]},
+    ]
+    assert pages_of(client_api, path + "&limit=4") == [
+        {"keys": ["eu-0", "eu-1", "eu-2", "eu-3"], "continuation": ANY},
+        {"keys": ["eu-4", "eu-5", "eu-6", "us-1"]},
+    ]
+    assert pages_of(client_api, path + "&prefix=us") == [{"keys": ["us-1"]}]
+    assert pages_of(client_api, path + "&prefix=x&limit=1") == [{"keys": []}]
+    token = pages_of(client_api, path + "&limit=6")[0]["continuation"]
+    rest = client_api.call("GET", f"/types/default/buckets/b/keys?keys=true&continuation={token}")
+    assert json.loads(rest.body) == {"keys": ["eu-6", "us-1"]}, "without a limit all that is left"
+    assert client_api.kv.listings_open == 0
+
+
+def test_pages_are_streamed_with_the_token_last(client_api):
+    """keys=stream sends names as they are read; the object with the token has none."""
+    for n in range(5):
+        client_api.put(f"/buckets/b/keys/{n}", b"v")
+    streamed = objects_in(client_api.call("GET", "/buckets/b/keys?keys=stream&limit=3").body.decode())
+    assert streamed == [{"keys": ["0", "1"]}, {"keys": ["2"]}, {"keys": [], "continuation": ANY}]
+    token = streamed[-1]["continuation"]
+    rest = objects_in(client_api.call("GET", f"/buckets/b/keys?keys=stream&continuation={token}").body.decode())
+    assert rest == [{"keys": ["3", "4"]}]
+
+
+def test_buckets_come_in_pages_of_their_type(client_api):
+    """The same of buckets; a token is of one listing."""
+    for n in range(5):
+        client_api.put(f"/buckets/b{n}/keys/k", b"v")
+    found = pages_of(client_api, "/buckets?buckets=true&limit=2&prefix=b")
+    assert [page["buckets"] for page in found] == [["b0", "b1"], ["b2", "b3"], ["b4"]]
+    token = found[0]["continuation"]
+    for other in ("/buckets?buckets=true&prefix=c", "/buckets/b0/keys?keys=true&prefix=b", "/buckets?buckets=true"):
+        refused = client_api.call("GET", f"{other}&continuation={token}")
+        assert (refused.status, refused.reason) == (400, "bad-query")
+        assert b"continuation is not a token of this listing" in refused.body
+
+
+def test_names_of_any_bytes_are_paged(client_api):
+    """Prefix, order and token are of bytes: names that are no text, or hold what JSON and URLs escape."""
+    keys = sorted([b"\x00", b"\xff\xfe", b"\xff", b'"', b"a&b=c", "ä".encode(), b"+", b"%2F"])
+    for key in keys:
+        client_api.put("/buckets/b/keys/" + urllib.parse.quote(key, safe=""), b"v")
+    found = pages_of(client_api, "/buckets/b/keys?keys=true&encoding=percent&limit=1")
+    assert [urllib.parse.unquote_to_bytes(page["keys"][0]) for page in found] == keys
+    by_prefix = pages_of(client_api, "/buckets/b/keys?keys=true&encoding=percent&prefix=%ff&limit=1")
+    assert [page["keys"] for page in by_prefix] == [["%FF"], ["%FF%FE"]]
+
+
+@pytest.mark.parametrize("limit", ["0", "10001", "-1", "x", "", "1e3", "99999999999999999999"])
+def test_a_limit_out_of_range_is_refused(client_api, limit):
+    """The refusal says which limits are right."""
+    answer = client_api.call("GET", f"/buckets/b/keys?keys=true&limit={limit}")
+    assert (answer.status, answer.reason) == (400, "bad-query")
+    assert b"1 to 10000" in answer.body

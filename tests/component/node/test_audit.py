@@ -131,7 +131,9 @@ def test_acts_tell_what_was_before_and_after(tmp_path: Path) -> None:
             {}, {"west": {"*": {"removed": False, "values": {"all": 2}}}},
         )  # fmt: skip
         assert changed("fullsync/set-range", {"since_ms": 1, "before_ms": 5}, "west", "range") == (None, [1, 5])
-        assert changed("fullsync/clear-range", {}, "west", "range") == ([1, 5], None)
+        times = {"since_ms": 2, "before_ms": 5, "node": "n1"}
+        assert changed("fullsync/set-range", times, "west", "range") == ([1, 5], [2, 5])
+        assert changed("fullsync/clear-range", {}, "west", "range") == ([2, 5], None)
         assert changed("fullsync/suppress-auto", {"count": 4}, "west", "suppressed") == (0, 4)
         created = changed("bucket-types/notes", {"partition_count": 1, "replication_factor": 1}, "outcome")
         assert created == (None, "created")

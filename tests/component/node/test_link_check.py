@@ -131,7 +131,7 @@ def test_a_link_between_two_nodes_is_checked_without_touching_the_queue(
     with running_node(source_folder, QUEUES) as source, running_node(sink_folder) as sink:
         monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{sink.admin}")
         url = f"http://127.0.0.1:{source.http}"
-        assert cli.main(["sink", "check", url, "to-west", "--cluster", "east", "-o", "json"]) == Exit.OK
+        assert cli.main(["sink", "check", url, "to-west", "--peer-cluster", "east", "-o", "json"]) == Exit.OK
         rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
         assert {what for what, row in rows.items() if row["state"] != "ok"} == {"tls"}
         assert rows["filter"]["found"] == "bucketname:b"

@@ -31,6 +31,18 @@ def address(node: NodeOfEnsemble) -> tuple[str, int]:
     return host, int(port)
 
 
+def cut_off(node: NodeOfEnsemble, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the links of a node give no answer of another one."""
+    request = node.services.links.request
+
+    async def cut(name: str, method: str, body: bytes, timeout_ms: int) -> bytes:
+        if name == other:
+            raise NotReady(f"no connection to {other}")
+        return await request(name, method, body, timeout_ms)
+
+    monkeypatch.setattr(node.services.links, "request", cut)
+
+
 async def get(node: NodeOfEnsemble, path: str) -> tuple[int, Any]:
     """The status and the JSON of a GET, read to the end of the connection."""
     reader, writer = await asyncio.open_connection(*address(node))
@@ -155,6 +167,18 @@ async def test_any_node_shows_the_history_of_all(tmp_path: Path) -> None:
         assert sum(sum(rate or 0 for rate in n[TYPED]) for n in each["nodes"].values()) * 2 == pytest.approx(
             60, rel=0.2
         )
+        names = "apply.write.per_s,apply.per_s,apply.write.max_ms"
+        async with asyncio.timeout(30):  # followers apply later, and a sample later
+            while True:
+                _, answer = await get(n1, f"/admin/history?series={names}&node=cluster")
+                by_kind = answer["cluster"]["series"]
+                applied = sum(rate or 0 for rate in by_kind["apply.write.per_s"]) * 2
+                if applied > 179:  # 60 at each of 3 replicas
+                    break
+                await asyncio.sleep(0.3)
+        assert applied == pytest.approx(180, rel=0.2)
+        assert sum(rate or 0 for rate in by_kind["apply.per_s"]) * 2 >= applied
+        assert last(by_kind["apply.write.max_ms"]) >= 0
         status, day = await get(n1, "/admin/history?series=process.rss_bytes&range=day&node=n3")
         assert (status, day["step_ms"], list(day["nodes"]), len(day["nodes"]["n3"]["process.rss_bytes"])) == (
             200, 60_000, ["n3"], 1440,
@@ -181,14 +205,7 @@ async def test_a_node_without_an_answer_is_named(tmp_path: Path, monkeypatch: py
     async with three_nodes(tmp_path) as nodes:
         n1 = nodes["n1"]
         await sampled(nodes)
-        request = n1.services.links.request
-
-        async def cut(node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-            if node == "n3":
-                raise NotReady("no connection to n3")
-            return await request(node, method, body, timeout_ms)
-
-        monkeypatch.setattr(n1.services.links, "request", cut)
+        cut_off(n1, "n3", monkeypatch)
         status, answer = await get(n1, "/admin/history?series=process.rss_bytes")
         assert (status, answer["nodes"]["n3"], answer["unknown"]) == (
             200,
@@ -201,6 +218,7 @@ async def test_a_node_without_an_answer_is_named(tmp_path: Path, monkeypatch: py
         async with viewing(n1) as stream:
             event = await stream.event("sample")
             assert event["nodes"]["n3"] is None
+            assert event["counted"] == 2
             assert "no connection" in event["unknown"]["n3"]
             assert event["nodes"]["n2"]["process.rss_bytes"] > 0
             cluster = await stream.event("cluster")
@@ -229,6 +247,10 @@ async def test_a_stream_has_the_state_at_once_and_a_sample_each_2_s(
             assert state["cluster"] == "east"
             assert sorted(first["nodes"]) == ["n1", "n2", "n3"]
             assert first["nodes"]["n2"]["isr.members"] == 3
+            assert (first["counted"], first["cluster"]["isr.members"]) == (3, 3)
+            assert first["cluster"]["process.rss_bytes"] == sum(
+                each["process.rss_bytes"] for each in first["nodes"].values()
+            )
             times = []
             for _ in range(3):
                 times.append((await one.event("sample"))["at_ms"])

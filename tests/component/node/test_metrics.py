@@ -13,6 +13,7 @@ from isthmus.config.loader import load_file
 from isthmus.node.daemon import METRICS
 from isthmus.node.local.ports import free_port
 from isthmus.node.observability.metrics import kind_of
+from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.node.services.container import MetastoreSession
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
@@ -49,7 +50,7 @@ async def read_exposition(directory: Path) -> str:
     for _ in range(3):
         taken.add(free_port(taken))
     file.write_text(SETTINGS.format(*taken))
-    node = NodeInMemory(load_file(file), file)
+    node = NodeInMemory(load_file(file), file, ServiceManager({}))
     await node.start()
     served = asyncio.create_task(node.serve())
     try:

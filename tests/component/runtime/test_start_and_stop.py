@@ -19,6 +19,7 @@ from isthmus.node import daemon
 from isthmus.node.daemon import Node
 from isthmus.node.local import supervisor_client
 from isthmus.node.local.ports import free_port
+from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.repl.controller.controller import CLAIM_PATH
 from isthmus.repl.model.errors import Corruption, LocalFault
 from isthmus.repl.model.record import Registration
@@ -66,7 +67,7 @@ async def test_a_registration_that_the_metastore_refuses_is_tried_again(
     """After a session ended the node would else live on, and never take part again until somebody restarts it."""
     monkeypatch.setattr(registering, "RETRY_MS", 10)
 
-    node: Node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+    node: Node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml", ServiceManager({}))
     await node.start()
     served = asyncio.create_task(node.serve())
     metastore = node._metastore
@@ -117,7 +118,7 @@ async def answer(url: str, path: str) -> tuple[int, bytes]:
 @asynccontextmanager
 async def serving(directory: Path) -> AsyncIterator[Node]:
     """A node that serves its partitions, until the end of the block."""
-    node: Node = NodeInMemory(load_file(file_of(directory)), directory / "node.toml")
+    node: Node = NodeInMemory(load_file(file_of(directory)), directory / "node.toml", ServiceManager({}))
     await node.start()
     served = asyncio.create_task(node.serve())
 
@@ -255,7 +256,7 @@ async def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, mon
 
     monkeypatch.setattr(daemon.supervisor_client, "release_embedded", refused)
 
-    node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+    node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml", ServiceManager({}))
     await node.start()
     node._embedded = True
     node.request_stop("the test is over")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.config.loader import load_file
+from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.node.services import cluster_status
 from isthmus.repl.coordinator.routing import RoutingTable, UnknownBucketType
 from isthmus.repl.model.errors import NotReady
@@ -39,7 +40,7 @@ async def test_keys_of_other_partitions_are_routed_and_a_repaired_record_is_used
     file = file_of(tmp_path)
 
     async def up() -> tuple[NodeInMemory, asyncio.Task[int]]:
-        node = EnsembleNode(load_file(file), file)
+        node = EnsembleNode(load_file(file), file, ServiceManager({}))
         await node.start()
         return node, asyncio.create_task(node.serve())
 

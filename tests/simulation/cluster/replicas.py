@@ -105,9 +105,9 @@ class ReplicaManager:
         process = self.process
         replica, store = process.replicas[partition], process.node.disk.stores[partition]
         in_log = replica.durable < replica.leo or process.log.asked(partition)
-        in_store = (
-            replica.applied < replica.high_watermark or process.far.busy(partition) or process.store.asked(partition)
-        )
+        # Rows under transfer take no entries: what was not applied before never is.
+        unapplied = replica.applied < replica.high_watermark and not store.far
+        in_store = unapplied or process.far.busy(partition) or process.store.asked(partition)
         return (
             replica.role is ReplicaRole.IDLE
             and not in_log

@@ -22,6 +22,7 @@ from isthmus.queues.window import Window
 from isthmus.queues.window_rules import Budget
 from isthmus.repl.coordinator.tombstone_reaper import ReapBatch
 from isthmus.repl.coordinator.write_batch import WriteBatch, WriteLimits
+from isthmus.repl.model.conditions import Condition, ConditionFailed, object_tag
 from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row, make_entry
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object
@@ -238,6 +239,27 @@ class Cluster:
         dot = (self.actor, pack_counter(1, self.replica.leo))
         self.append(batch)
         return dot if batch.entries else None
+
+    def tag(self, key: bytes) -> str:
+        """The tag of what a key holds; empty if it does not exist."""
+        current = self.get(key)
+        if current is None or current.deleted:
+            return ""
+        return object_tag(encode_clock(current.clock), current.siblings)
+
+    def put_if(self, key: bytes, content: Content, tag: str) -> Dot | None:
+        """A client's write without a clock, on condition that the key holds the version of this tag; its dot, None
+        when it was refused."""
+        batch = self.batch()
+        request = WriteRequest(Key(TYPE, BUCKET, key), content, condition=Condition(if_match=(tag,)))
+        answer, _ = batch.write(request, key_hash(BUCKET, key))
+        if isinstance(answer, ConditionFailed):
+            return None
+        assert isinstance(answer, WriteResult)
+        assert answer.sibling_count == 1, "a version was kept beside the one that replaced it"
+        dot = (self.actor, pack_counter(1, self.replica.leo))
+        self.append(batch)
+        return dot
 
     def push(self, changes: list[tuple[bytes, bytes, bool]], pusher: bytes) -> list[tuple[object, int]]:
         """(answer, offset below which all must be applied first) for each (key, object, whether it leaves)."""

@@ -65,6 +65,15 @@ def crosses_once(name: str, seed: int) -> MeshSimulation:
     return simulation
 
 
+def locks(name: str, seed: int) -> MeshSimulation:
+    """`converges` with clients that write by the tag of what they have read: such a write replaces exactly that."""
+    simulation = MeshSimulation(seed, TOPOLOGIES[name], faults=seed % 2 == 0, locking=True)
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.equal()
+    return simulation
+
+
 def gives_its_own(seed: int) -> MeshSimulation:
     """R-OWED: a and b replicate both ways, c fetches from a alone, which does not cascade: c has every write of a."""
     simulation = MeshSimulation(seed, [*both_ways(("a", "b")), Link("a", "c")])
@@ -135,5 +144,6 @@ SCENARIOS: Final[dict[str, Callable[[int], MeshSimulation]]] = {
     **_each(reaps, "two-way", "mesh", "mesh with cascade", "chain", "hub"),
     **_each(converges, *TOPOLOGIES),
     **_each(crosses_once, *TOPOLOGIES),
+    **_each(locks, *TOPOLOGIES),
 }
 """Name -> what one seed runs; AssertionError when an invariant does not hold."""

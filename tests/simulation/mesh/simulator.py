@@ -72,7 +72,7 @@ class MeshSimulation:
 
     `unreplicated_check` False disables R-OWED. `waiting` False sends a batch before its queue was notified of the
     entries that its objects were read from. Each is for a test that must fail. `homes`: every key is written at one
-    cluster only."""
+    cluster only. `locking`: there are clients, too, that read and write later by the tag alone."""
 
     def __init__(
         self,
@@ -88,8 +88,14 @@ class MeshSimulation:
         discard: bool = False,
         late: Collection[Link] = (),
         drops: bool = False,
+        locking: bool = False,
     ) -> None:
         self.rng = Random(seed)
+        self.locking = locking
+        self.read: list[tuple[Cluster, bytes, Clock, str]] = []
+        """What locking clients have read and not used: cluster, key, clock and tag."""
+        self.locked = Counter[bool]()
+        """Writes of locking clients, by whether they were carried out."""
         self.links = links = list(links)
         self.late = list(late)
         self.drops = drops
@@ -153,6 +159,8 @@ class MeshSimulation:
         events += [self.reads] * 6 + [self.time_passes] * 3 + [self.save] * 2
         if self.faults:
             events += [self.cut_or_mend] * 2 + [self.restart, self.reelect]
+        if self.locking:
+            events += [self.client_reads] * 2 + [self.client_replaces] * 2
         if self.reaps:
             events += [self.reap] * 12 + [self.save] * 6
         for _ in range(steps):
@@ -177,6 +185,27 @@ class MeshSimulation:
                 context = current.clock  # as `write` does: a deleted key can simply be written again
             dot = cluster.put(key, Content(b"%d" % rng.randrange(1_000_000)), context)
         self.note(cluster, key, context, dot)
+
+    def client_reads(self) -> None:
+        """A locking client reads a key that exists, and keeps its tag."""
+        cluster, key = self.any_cluster(), self.rng.choice(KEYS)
+        current = cluster.get(key)
+        if current is not None and not current.deleted:
+            self.read.append((cluster, key, current.clock, cluster.tag(key)))
+
+    def client_replaces(self) -> None:
+        """A locking client writes by a tag that it read some time ago, with no clock (If-Match).
+
+        It is carried out exactly if the key holds what the client has read, and then counts as a write that has seen
+        just that: if it replaced more, `equal` misses a write, if less, there is one too many."""
+        if not self.read:
+            return
+        cluster, key, clock, tag = self.read.pop(self.rng.randrange(len(self.read)))
+        unchanged = cluster.tag(key) == tag
+        dot = cluster.put_if(key, Content(b"%d" % self.rng.randrange(1_000_000)), tag)
+        assert (dot is not None) == unchanged, "a condition was misjudged"
+        self.locked[unchanged] += 1
+        self.note(cluster, key, clock, dot)
 
     def note(self, cluster: Cluster, key: bytes, context: Clock, dot: Dot | None) -> None:
         """A client has written."""

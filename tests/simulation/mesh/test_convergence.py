@@ -7,7 +7,15 @@ import pytest
 from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.model.vclock import covers
 from tests.simulation.mesh.cluster import KEYS, Link
-from tests.simulation.mesh.scenarios import STEPS, TOPOLOGIES, both_ways, converges, crosses_once, gives_its_own
+from tests.simulation.mesh.scenarios import (
+    STEPS,
+    TOPOLOGIES,
+    both_ways,
+    converges,
+    crosses_once,
+    gives_its_own,
+    locks,
+)
 from tests.simulation.mesh.simulator import MeshSimulation
 
 SEEDS = 6
@@ -23,6 +31,16 @@ def test_every_topology_converges_under_faults(name: str, seed: int) -> None:
     and the siblings are exactly the writes that no later write has seen; I-DOT, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT and
     I-CLOCK-STABLE hold at every step."""
     converges(name, seed)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", ["two-way", "mesh", "ring"])
+def test_a_write_by_tag_replaces_exactly_what_its_client_has_read(name: str, seed: int) -> None:
+    """I-NO-LOST, I-SIB with optimistic locking: a write with a tag and no clock is refused exactly if the key holds
+    another version, and otherwise the writes that it replaced, at all clusters, are those that its client has seen."""
+    simulation = locks(name, seed)
+    assert simulation.locked[True] > 2
+    assert simulation.locked[False] > 2
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

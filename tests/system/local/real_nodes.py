@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,11 +64,13 @@ class RealNode:
             f'session_timeout = "4s"\n[log]\nformat = "json"\n{tables}'
         )
 
-    def start(self) -> None:
+    def start(self, variables: Mapping[str, str] | None = None) -> None:
+        """Start the process, with further environment variables."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "isthmus.node.cli.main", "node", "run", str(self.file)],
                 cwd=supervisor_client.PACKAGE_ROOT,
+                env={**os.environ, **(variables or {})},
                 stdout=log,
                 stderr=log,
             )

@@ -123,7 +123,7 @@ def test_a_node_of_this_version_serves_what_aff6b9b_wrote(tmp_path: Path, direct
     assert {(each["queue"], each["what"], each["upto_offset"]) for each in gaps} == {
         ("audit", "publishing-suspended", None)
     }
-    (suspension,) = isthmus("sink", "show", admin=admin)["suspensions"]
+    (suspension,) = isthmus("sink", "show", admin=admin)["nodes"][0]["sink"]["suspensions"]
     assert (suspension["by"], suspension["reason"]) == ("ann", "holiday")
 
     put(f"{http}/{USERS}/new", "a new value")

@@ -3,6 +3,8 @@
 const GET_TIMEOUT_MS = 10_000; // nodes ask each other for up to 2 s
 const POST_TIMEOUT_MS = 60_000; // a change may wait for the metastore; the command line waits as long
 
+const VIA = { "x-isthmus-via": "dashboard" }; // for the audit log; and a 401 must not make the browser ask for a password
+
 /** A request without the answer that was wanted. `reason` is the code of docs/http.md, or "unreachable", "timeout". */
 export class ApiError extends Error {
   /**
@@ -32,10 +34,11 @@ export function onLoggedOut(listener) {
 /**
  * @param {string} path
  * @param {AbortSignal} [signal] ends the request when its page is left
+ * @param {number} [timeoutMs] for questions that take longer
  * @returns {Promise<any>}
  */
-export function get(path, signal) {
-  return exchange(path, { method: "GET" }, GET_TIMEOUT_MS, signal);
+export function get(path, signal, timeoutMs = GET_TIMEOUT_MS) {
+  return exchange(path, { method: "GET", headers: VIA }, timeoutMs, signal);
 }
 
 /**
@@ -47,7 +50,7 @@ export function get(path, signal) {
 export function post(path, body, signal) {
   const init = {
     method: "POST",
-    headers: { "content-type": "application/json", "x-isthmus-via": "dashboard" },
+    headers: { "content-type": "application/json", ...VIA },
     body: JSON.stringify(body),
   };
   return exchange(path, init, POST_TIMEOUT_MS, signal);

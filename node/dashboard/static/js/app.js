@@ -18,7 +18,7 @@ function part(id) {
   return found;
 }
 
-const [top, main] = [part("top"), part("main")];
+const [skip, top, main] = [part("skip"), part("top"), part("main")];
 const router = new Router(PAGES, part("nav"), main);
 
 /** @type {{theme: "auto" | "light" | "dark", label: string}[]} */
@@ -169,4 +169,8 @@ function notice(element) {
   setTimeout(() => element.remove(), 10_000);
 }
 
+skip.addEventListener("click", (event) => {
+  event.preventDefault(); // the address is the page's: it must stay for a reload
+  main.focus();
+});
 begin();

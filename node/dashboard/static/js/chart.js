@@ -47,6 +47,22 @@ function lonePoints(values) {
 }
 
 /**
+ * Texts below the time axis: the time of day, and the day where another one begins.
+ * @param {number[]} splits in seconds
+ */
+function timesOf(splits) {
+  const seconds = splits.some((at) => at % 60);
+  let day = "";
+  return splits.map((at) => {
+    const [date, clock] = moment(at * 1000).split(" ");
+    const text = clock.slice(0, seconds ? 8 : 5);
+    if (date === day) return text;
+    day = date;
+    return `${text}\n${date}`;
+  });
+}
+
+/**
  * A chart with the given series; it has its box's width.
  * @param {ChartOptions} options
  * @returns {Chart}
@@ -87,14 +103,20 @@ export function chart({ title, series, unit = number, signal, sync, stepped = []
     if (!width) return;
     const [text, grid] = [colour("text"), colour("grid")];
     const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
+    const times = (/** @type {uPlot} */ _, /** @type {number[]} */ splits) => timesOf(splits);
     plot = new uPlot(
       {
         width,
         height: HEIGHT_PX,
         tzDate: (s) => current().utc ? uPlot.tzDate(new Date(s * 1000), "Etc/UTC") : new Date(s * 1000),
-        cursor: sync ? { sync: { key: sync } } : {},
+        // No zoom by dragging: new data would end it each 2 s.
+        cursor: { drag: { x: false, y: false }, ...(sync ? { sync: { key: sync } } : {}) },
         scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.1 : 1] } },
-        axes: [axis, { ...axis, size: 70, values: (_, splits) => splits.map((value) => unit(value)) }],
+        axes: [{ ...axis, values: times }, {
+          ...axis,
+          size: 70,
+          values: (_, splits) => splits.map((value) => unit(value)),
+        }],
         series: [
           { value: (_, s) => s === null ? "newest" : moment(s * 1000) },
           ...series.map((label, index) => ({

@@ -89,7 +89,9 @@ export function openAct(act) {
         replace(content, act.describe?.(plan));
       } else ask();
     } catch (error) {
-      if (!leave.signal.aborted) replace(content, failure(error));
+      if (leave.signal.aborted) return;
+      replace(content, failure(error));
+      act.done?.(); // the page may be older than what refused the change
     }
   }
 
@@ -118,19 +120,26 @@ export function openAct(act) {
   dialog.addEventListener("close", () => {
     leave.abort();
     dialog.remove();
-    if (opener instanceof HTMLElement) {
-      const key = opener.dataset.key;
-      const again = opener.isConnected
-        ? opener
-        : [...document.querySelectorAll("[data-key]")].find((each) =>
-          each instanceof HTMLElement && each.dataset.key === key
-        );
-      if (again instanceof HTMLElement) again.focus();
-    }
+    focusAgain(opener);
   });
   document.body.append(dialog);
   dialog.showModal();
   begin();
+}
+
+/**
+ * Give the focus back to what had it before a dialog, though the page may have drawn itself anew since.
+ * @param {Element | null} opener
+ */
+export function focusAgain(opener) {
+  if (!(opener instanceof HTMLElement)) return;
+  const { key } = opener.dataset;
+  const again = opener.isConnected
+    ? opener
+    : [...document.querySelectorAll("[data-key]")].find((each) =>
+      each instanceof HTMLElement && each.dataset.key === key
+    );
+  if (again instanceof HTMLElement) again.focus();
 }
 
 /**

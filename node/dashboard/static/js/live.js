@@ -4,6 +4,7 @@
  */
 
 import { get } from "./api.js";
+import { onChange } from "./settings.js";
 
 const POLL_MS = 5_000;
 const FIRST_MS = 3_000; // the stream begins with the cluster's state; without it for so long, pages need another way
@@ -16,12 +17,14 @@ const SILENT_MS = 10_000; // samples come every 2 s
  * @property {number} at_ms
  * @property {Record<string, Record<string, number | null> | null>} nodes
  * @property {Record<string, string>} unknown
+ * @property {Record<string, number | null>} cluster all nodes that answered, merged
+ * @property {number} counted how many they are
  */
 
 class Live {
   /** @type {LiveState} */
   state = "connecting";
-  /** The error behind "lost". */
+  /** The error behind "lost", or why the state of the cluster is not known. */
   why = "";
   /** @type {number | null} when the newest of the two came */
   atMs = null;
@@ -29,6 +32,8 @@ class Live {
   cluster = null;
   /** The newest sample of every node; null: a node that does not answer, or no stream. @type {LiveSample | null} */
   sample = null;
+  /** The bucket type that samples are of; empty: all. */
+  bucketType = "";
   /** @type {EventSource | null} */
   #stream = null;
   #streaming = false;
@@ -39,13 +44,14 @@ class Live {
   #listeners = new Set();
 
   /**
-   * Call `listener` now and after each change, until `signal` is aborted.
+   * Call `listener` now and after each change, of settings too, until `signal` is aborted.
    * @param {() => void} listener
    * @param {AbortSignal} signal
    */
   follow(listener, signal) {
     this.#listeners.add(listener);
     signal.addEventListener("abort", () => this.#listeners.delete(listener));
+    onChange(listener, signal);
     listener();
   }
 
@@ -66,8 +72,23 @@ class Live {
     this.state = "connecting";
   }
 
+  /**
+   * Samples are of this bucket type from now on; without one, of all.
+   * @param {string} bucketType
+   */
+  follows(bucketType) {
+    if (bucketType === this.bucketType) return;
+    this.bucketType = bucketType;
+    this.sample = null;
+    if (!this.#running) return;
+    this.#stream?.close();
+    clearTimeout(this.#openTimer);
+    this.#open();
+  }
+
   #open() {
-    const stream = this.#stream = new EventSource("/admin/live");
+    const query = this.bucketType && `?bucket_type=${encodeURIComponent(this.bucketType)}`;
+    const stream = this.#stream = new EventSource(`/admin/live${query}`);
     this.#pollLater(FIRST_MS);
     /** @param {(value: any) => void} keep */
     const taking = (keep) => (/** @type {MessageEvent} */ event) => {
@@ -75,13 +96,16 @@ class Live {
       this.#pollLater(SILENT_MS);
       this.#take(() => keep(JSON.parse(event.data)), "live");
     };
-    stream.addEventListener("cluster", taking((value) => this.cluster = value));
+    stream.addEventListener("cluster", taking((value) => [this.cluster, this.why] = [value, ""]));
     stream.addEventListener("sample", taking((value) => this.sample = value));
+    stream.addEventListener("trouble", taking(({ error }) => [this.cluster, this.why] = [null, error]));
     stream.addEventListener("error", () => {
       if (!this.#running || stream !== this.#stream) return;
+      const broke = this.#streaming;
       this.#streaming = false;
-      const refused = stream.readyState === EventSource.CLOSED; // otherwise the browser opens it again
-      this.#pollLater(refused ? 0 : FIRST_MS);
+      const refused = stream.readyState === EventSource.CLOSED; // otherwise the browser opens it again, each 2 s
+      if (refused) this.#pollLater(0);
+      else if (broke) this.#pollLater(FIRST_MS); // later errors must not put it off
       if (refused) this.#openTimer = setTimeout(() => this.#open(), STREAM_AGAIN_MS);
     });
   }
@@ -98,7 +122,7 @@ class Live {
       const cluster = await get("/admin/cluster");
       if (!this.#running || this.#streaming) return;
       this.sample = null;
-      this.#take(() => this.cluster = cluster, "polling");
+      this.#take(() => [this.cluster, this.why] = [cluster, ""], "polling");
     } catch (error) {
       if (!this.#running || this.#streaming) return;
       this.why = error instanceof Error ? error.message : String(error);
@@ -114,7 +138,6 @@ class Live {
   #take(read, state) {
     read();
     this.atMs = Date.now();
-    this.why = "";
     this.#set(state);
   }
 

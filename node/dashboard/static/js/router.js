@@ -60,7 +60,6 @@ export class Router {
 
   /** @param {boolean} focus whether the reader went there, so that the focus follows */
   #show(focus) {
-    if (location.hash === "#main") return; // the skip link
     const [path, query] = location.hash.replace(/^#\/?/, "").split("?", 2);
     if (location.hash === this.#shown && this.#leave) return;
     this.#shown = location.hash;
@@ -68,8 +67,10 @@ export class Router {
     this.#leave?.abort();
     const leave = this.#leave = new AbortController();
     for (const link of this.nav.querySelectorAll("a")) {
-      if (link.dataset.page === page?.id) link.setAttribute("aria-current", "page");
-      else link.removeAttribute("aria-current");
+      if (link.dataset.page === page?.id) {
+        link.setAttribute("aria-current", "page");
+        link.scrollIntoView({ block: "nearest", inline: "nearest" }); // a narrow screen has room for some of the links
+      } else link.removeAttribute("aria-current");
     }
     const heading = h("h1", { tabindex: "-1" }, page?.title ?? "No such page");
     const root = h("div", { class: "page", id: page ? `page-${page.id}` : null });

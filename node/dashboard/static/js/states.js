@@ -65,16 +65,7 @@ export function watch(box, source, render, { everyMs, signal }) {
 
   function show() {
     if (last === null) return;
-    const focus = focusedKey(content);
-    const opened = new Set([...content.querySelectorAll("details[open][data-key]")].map(keyOf));
-    replace(content, render(last.value));
-    for (const each of content.querySelectorAll("details[data-key]")) {
-      if (opened.has(keyOf(each))) each.setAttribute("open", "");
-    }
-    if (focus !== null) {
-      const again = [...content.querySelectorAll("[data-key]")].find((each) => keyOf(each) === focus);
-      if (again instanceof HTMLElement) again.focus();
-    }
+    redraw(content, render(last.value));
   }
 
   async function reload() {
@@ -102,6 +93,29 @@ export function watch(box, source, render, { everyMs, signal }) {
   onChange(show, signal);
   reload();
   return { reload, redraw: show };
+}
+
+/**
+ * Put children in the place of all that is in a box. By `data-key`, what has the focus keeps it, details stay open, and
+ * boxes of tables stay where they were scrolled to.
+ * @param {HTMLElement} box
+ * @param {...import("./dom.js").Child} children
+ */
+export function redraw(box, ...children) {
+  const focus = focusedKey(box);
+  const opened = new Set([...box.querySelectorAll("details[open][data-key]")].map(keyOf));
+  const scrolled = new Map(
+    [...box.querySelectorAll(".scroll[data-key]")].map((each) => [keyOf(each), each.scrollLeft]),
+  );
+  replace(box, ...children);
+  for (const each of box.querySelectorAll(".scroll[data-key]")) each.scrollLeft = scrolled.get(keyOf(each)) ?? 0;
+  for (const each of box.querySelectorAll("details[data-key]")) {
+    if (opened.has(keyOf(each))) each.setAttribute("open", "");
+  }
+  if (focus !== null) {
+    const again = [...box.querySelectorAll("[data-key]")].find((each) => keyOf(each) === focus);
+    if (again instanceof HTMLElement) again.focus();
+  }
 }
 
 /** @param {Element} element */

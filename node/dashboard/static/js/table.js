@@ -1,4 +1,7 @@
-/** Tables in a box that scrolls sideways, also by keyboard, so that the page never does. */
+/**
+ * Tables in a box that scrolls sideways, also by keyboard, so that the page never does. Tables whose rows are long stack
+ * the cells of a row on narrow screens, each with its column's title.
+ */
 
 import { h } from "./dom.js";
 
@@ -16,24 +19,43 @@ import { h } from "./dom.js";
  * @param {string} caption what the table is of, for screen readers and as the name of its box
  * @param {Column<Row>[]} columns the first one is the row's heading
  * @param {readonly Row[]} rows
+ * @param {{stacks?: boolean}} [options]
  */
-export function table(caption, columns, rows) {
-  const head = columns.map((c) => h("th", { scope: "col", class: c.number ? "number" : null, title: c.hint }, c.title));
+export function table(caption, columns, rows, { stacks = false } = {}) {
+  /** Stacked cells are no table for screen readers without it. @param {string} name */
+  const role = (name) => stacks ? name : null;
+  const head = columns.map((c) =>
+    h("th", { scope: "col", role: role("columnheader"), class: c.number ? "number" : null, title: c.hint }, c.title)
+  );
   const body = rows.map((row) =>
     h(
       "tr",
-      {},
-      columns.map((column, index) =>
-        index === 0
-          ? h("th", { scope: "row" }, column.cell(row))
-          : h("td", { class: column.number ? "number" : null }, column.cell(row))
+      { role: role("row") },
+      columns.map(({ cell, number, title }, index) =>
+        index === 0 ? h("th", { scope: "row", role: role("rowheader") }, cell(row)) : h(
+          "td",
+          { class: number ? "number" : null, role: role("cell"), "data-title": stacks ? title : null },
+          stacks ? h("div", {}, cell(row)) : cell(row),
+        )
       ),
     )
   );
   return h(
     "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)),
+    {
+      class: stacks ? "scroll stacks" : "scroll",
+      "data-key": caption,
+      tabindex: "0",
+      role: "region",
+      "aria-label": caption,
+    },
+    h(
+      "table",
+      { role: role("table") },
+      h("caption", { class: "hidden" }, caption),
+      h("thead", { role: role("rowgroup") }, h("tr", { role: role("row") }, head)),
+      h("tbody", { role: role("rowgroup") }, body),
+    ),
   );
 }
 

@@ -233,7 +233,7 @@ function shownLeaders(answer, done) {
 // -- moves ------------------------------------------------------------------------------------------------------------
 
 /** @param {MovePlan} plan */
-function describedPlan(plan) {
+export function describedPlan(plan) {
   if (!plan.partitions.length) return h("p", {}, "No replica has to move.");
   return [
     h(

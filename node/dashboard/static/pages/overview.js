@@ -4,13 +4,14 @@ import { get } from "../js/api.js";
 import { badge, SHAPES } from "../js/badge.js";
 import { h, replace, svg } from "../js/dom.js";
 import { live } from "../js/live.js";
-import { empty, failure, loading, partial, watch } from "../js/states.js";
+import { empty, failure, loading, partial, redraw, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
 import { moment, time } from "../js/time.js";
-import { bytes, count, milliseconds, quantity, seconds } from "../js/units.js";
+import { bytes, count, milliseconds, quantity, rate, seconds } from "../js/units.js";
 
 /** @typedef {import("../js/types.d.ts").ClusterStatus} ClusterStatus */
 /** @typedef {import("../js/types.d.ts").LagRow} LagRow */
+/** @typedef {import("../js/types.d.ts").SinkLink} SinkLink */
 /** @typedef {import("../js/types.d.ts").SinkNodes} SinkNodes */
 /** @typedef {import("../js/types.d.ts").FullsyncNodes} FullsyncNodes */
 /** @typedef {import("../js/badge.js").Tone} Tone */
@@ -20,6 +21,7 @@ import { bytes, count, milliseconds, quantity, seconds } from "../js/units.js";
  * @property {Tone} tone
  * @property {string} state
  * @property {string} text the queue and the lag
+ * @property {string} flow changes a second in the newest sample; empty: unknown
  * @property {string} proven only of what is sent
  * @property {string} reason
  */
@@ -45,11 +47,12 @@ export const page = {
     /** @type {Links | null} */
     let links = null;
     const showAlarms = () => {
-      if (live.cluster) replace(alarms, h("h2", {}, "Alarms"), shownAlarms(alarmsOf(live.cluster, links)));
-      else if (live.state === "lost") replace(alarms, h("h2", {}, "Alarms"), failure(new Error(live.why)));
+      if (live.cluster) redraw(alarms, h("h2", {}, "Alarms"), shownAlarms(alarmsOf(live.cluster, links)));
+      else if (live.why) replace(alarms, h("h2", {}, "Alarms"), failure(new Error(live.why)));
     };
     live.follow(() => {
       if (live.cluster) replace(state, ...shownState(live.cluster));
+      else if (live.why) replace(state, h("h2", {}, "This cluster ", badge(null)), h("p", {}, live.why));
       showAlarms();
     }, signal);
 
@@ -58,6 +61,7 @@ export const page = {
     const draw = () => {
       if (links && width) replace(picture, ...pictures(live.cluster?.cluster ?? "this cluster", peersOf(links), width));
     };
+    live.follow(draw, signal);
     const resized = new ResizeObserver(() => {
       if (width === picture.clientWidth) return;
       width = picture.clientWidth;
@@ -108,8 +112,11 @@ function peersOf({ lag, sink }) {
   for (const [queue, rows] of grouped(lag, (row) => row.queue)) peer(rows[0].cluster, queue).out = sent(queue, rows);
   const fetched = sink.nodes.flatMap((each) => (each.sink?.sinks ?? []).map((link) => ({ ...link, node: each.node })));
   const silent = sink.nodes.filter((each) => each.sink === null).map((each) => each.node);
-  for (const [, rows] of grouped(fetched, (row) => `${row.source_cluster}/${row.queue}`)) {
-    peer(rows[0].source_cluster, rows[0].queue).in = received(rows, silent);
+  // A node that has just started does not know yet which cluster a peer belongs to; others may.
+  const clusters = new Map(fetched.filter((row) => row.source_cluster).map((row) => [row.peer, row.source_cluster]));
+  const clusterOf = (/** @type {SinkLink} */ row) => row.source_cluster ?? clusters.get(row.peer) ?? null;
+  for (const [, rows] of grouped(fetched, (row) => `${clusterOf(row)}/${row.queue}`)) {
+    peer(clusterOf(rows[0]), rows[0].queue).in = received(rows, silent);
   }
   return [...peers.values()].sort((a, b) => a.cluster.localeCompare(b.cluster));
 }
@@ -126,6 +133,7 @@ function sent(queue, rows) {
   const proven = rows.some((row) => row.proven_ms === null) ? null : Math.min(...rows.map((row) => row.proven_ms ?? 0));
   const late = behind !== null && behind > LAG_WARNING_S;
   return {
+    flow: flowOf((name) => name === `queue.acknowledged_per_s:${labelOf(queue)}`),
     tone: behind === null ? "unknown" : late || reason ? "warn" : "good",
     state: behind === null ? "unknown" : late ? "late" : reason ? "look" : "in time",
     text: `${queue}: ${seconds(behind)} behind, ${objects === null ? "unknown" : quantity(objects, "object")}`,
@@ -148,6 +156,7 @@ function received(rows, silent) {
   const tone = running === rows.length ? (silent.length ? "unknown" : "good") : running ? "warn" : "bad";
   const suspended = rows.every((row) => row.state === "suspended");
   return {
+    flow: flowOf((name) => name.startsWith(`sink.changes_per_s:${labelOf(`${rows[0].queue}@`)}`)),
     tone: suspended ? "warn" : tone,
     state: suspended ? "suspended" : running === rows.length ? "running" : running ? "partly running" : "not running",
     text: `${rows[0].queue}: ${count(running)} of ${quantity(rows.length, "link")} running` +
@@ -155,6 +164,25 @@ function received(rows, silent) {
     proven: "",
     reason: [...reasons].slice(0, 3).join("; "),
   };
+}
+
+/**
+ * The sum of series of the newest sample.
+ * @param {(name: string) => boolean} wanted
+ */
+function flowOf(wanted) {
+  const found = Object.entries(live.sample?.cluster ?? {}).filter(([name]) => wanted(name)).map(([, value]) => value);
+  return found.length ? rate(sum(found)) : "";
+}
+
+/** A label as names of series have it (docs/metrics.md). @param {string} text */
+function labelOf(text) {
+  return text.replaceAll("%", "%25").replaceAll(",", "%2C");
+}
+
+/** What an arrow says. @param {Direction} direction */
+function wordsOf({ text, flow }) {
+  return flow ? `${text}, ${flow}` : text;
 }
 
 /**
@@ -213,14 +241,14 @@ function broad(own, peers, width) {
       return [
         boxed(width - box, y, box - 2, row - 2 * top, peer.cluster, "", false),
         arrow(peer.out, [from, y + 34], [to, y + 34], [
-          [middle, y + 22, peer.out ? peer.out.text : "nothing is sent"],
+          [middle, y + 22, peer.out ? wordsOf(peer.out) : "nothing is sent"],
           [middle, y + 50, peer.out?.proven ?? ""],
         ], "middle"),
         arrow(
           peer.in,
           [to, y + 72],
           [from, y + 72],
-          [[middle, y + 89, peer.in ? peer.in.text : "nothing is fetched"]],
+          [[middle, y + 89, peer.in ? wordsOf(peer.in) : "nothing is fetched"]],
           "middle",
         ),
       ];
@@ -230,7 +258,7 @@ function broad(own, peers, width) {
 
 /** @param {string} own @param {Peer[]} peers @param {number} width */
 function tall(own, peers, width) {
-  const [box, gap, line] = [52, 140, 18];
+  const [box, gap, line] = [52, 176, 18];
   const height = box + peers.length * (box + gap) + 8;
   const most = Math.floor((width - 60) / 6.5); // characters of a line
   /** @param {string[]} texts @param {number} y @returns {[number, number, string][]} */
@@ -246,14 +274,14 @@ function tall(own, peers, width) {
           out,
           [14, y + 2],
           [14, y + gap - 2],
-          lines(out ? [out.text, out.proven] : ["nothing is sent"], y + 22),
+          lines(out ? [wordsOf(out), out.proven] : ["nothing is sent"], y + 22),
           "start",
         ),
         arrow(
           back,
           [width - 14, y + gap - 2],
           [width - 14, y + 2],
-          lines(back ? [back.text] : ["nothing is fetched"], y + gap - 28),
+          lines(back ? [wordsOf(back)] : ["nothing is fetched"], y + gap - 58),
           "start",
         ),
         boxed(1, y + gap, width - 2, box, peer.cluster, "", false),
@@ -271,9 +299,11 @@ function tall(own, peers, width) {
  */
 function drawn(own, peers, width, height, parts) {
   const words = peers.map((peer) => {
-    const out = peer.out ? `to it, ${peer.out.state}, ${peer.out.text}, ${peer.out.proven}` : "nothing is sent to it";
+    const out = peer.out
+      ? `to it, ${peer.out.state}, ${wordsOf(peer.out)}, ${peer.out.proven}`
+      : "nothing is sent to it";
     return `${peer.cluster}: ${out}; ${
-      peer.in ? `from it, ${peer.in.state}, ${peer.in.text}` : "nothing is fetched from it"
+      peer.in ? `from it, ${peer.in.state}, ${wordsOf(peer.in)}` : "nothing is fetched from it"
     }`;
   });
   const label = `Cluster ${own} and ${quantity(peers.length, "other cluster")}. ${words.join(". ")}`;
@@ -338,7 +368,7 @@ function arrow(direction, [x1, y1], [x2, y2], texts, anchor) {
 
 /** A name that fits into a box of so many pixels. @param {string} name @param {number} width */
 function clipped(name, width) {
-  const most = Math.max(6, Math.floor(width / 9));
+  const most = Math.max(6, Math.floor(width / 10));
   return name.length <= most ? name : `${name.slice(0, most - 1)}…`;
 }
 
@@ -375,7 +405,7 @@ function alarmsOf(cluster, links) {
           tone: peer.in.tone,
           sentence: `From ${peer.cluster}, ${peer.in.text}${why}`,
           next,
-          command: "isthmus sink list --all",
+          command: "isthmus sink list",
         });
       }
     }
@@ -437,7 +467,7 @@ function nextStep(sentence) {
   if (/certificate/.test(sentence)) return { next: "Replace the certificate; nodes read it without a restart." };
   if (/cannot be read/.test(sentence)) return { next: "Runbook “A document of the metastore cannot be read”." };
   if (/sinks?\b|other clusters/.test(sentence)) {
-    return { next: "See the errors of each link.", command: "isthmus sink list --all" };
+    return { next: "See the errors of each link.", command: "isthmus sink list" };
   }
   return { next: "The status of the cluster has the details.", command: "isthmus cluster status" };
 }
@@ -449,7 +479,7 @@ function shownAlarms(alarms) {
   return h(
     "ul",
     { class: "alarms" },
-    alarms.map((alarm) =>
+    alarms.map((alarm, number) =>
       h(
         "li",
         { class: `notice ${alarm.tone === "bad" ? "bad" : "warn"}` },
@@ -462,7 +492,7 @@ function shownAlarms(alarms) {
           "Next: ",
           alarm.next,
           " ",
-          alarm.href && h("a", { href: alarm.href }, "Cluster"),
+          alarm.href && h("a", { href: alarm.href, "data-key": `alarm ${number}` }, "Cluster"),
           " ",
           alarm.command && h("code", {}, alarm.command),
         ),

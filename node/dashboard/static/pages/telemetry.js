@@ -3,6 +3,7 @@
 import { get } from "../js/api.js";
 import { chart } from "../js/chart.js";
 import { h, replace } from "../js/dom.js";
+import { live } from "../js/live.js";
 import { failure, loading, partial } from "../js/states.js";
 import { bytes, count, milliseconds, number, rate } from "../js/units.js";
 
@@ -11,8 +12,17 @@ import { bytes, count, milliseconds, number, rate } from "../js/units.js";
 
 const CLUSTER = "cluster";
 const ALL_TYPES = "";
-/** How often charts are loaded again, by range. An hour of all series costs the asked nodes some 0.1 s together. */
-const EVERY_MS = { hour: 15_000, day: 60_000 };
+/** How often charts are loaded again: an hour of all series costs the asked nodes some 0.1 s together. */
+const EVERY_MS = 60_000;
+/** The same of an hour while there is no stream, which otherwise adds a place each 2 s. */
+const WITHOUT_STREAM_MS = 15_000;
+
+/** What a reader chooses -> the range of the request, and how many of its places are shown. */
+const RANGES = {
+  minutes: { range: "hour", places: 300, title: "10 minutes" },
+  hour: { range: "hour", places: 1800, title: "an hour" },
+  day: { range: "day", places: 1440, title: "a day" },
+};
 
 const KINDS = ["write", "barrier", "config", "cursor", "reap", "leaving"];
 const PARTS = { leader: "leaders", isr: "followers in sync", osr: "out of sync" };
@@ -23,11 +33,8 @@ const PLOTS = [
   { title: "Replicate duration, mean", unit: milliseconds, lines: byKind("average_ms") },
   { title: "Replicate duration, longest of the last 30 to 60 s", unit: milliseconds, lines: byKind("max_ms") },
   { title: "Replicate failures", unit: rate, lines: byKind("failures_per_s") },
-  {
-    title: "Apply duration",
-    unit: milliseconds,
-    lines: [["apply.average_ms", "mean"], ["apply.max_ms", "longest of the last 30 to 60 s"]],
-  },
+  { title: "Apply duration, mean", unit: milliseconds, lines: byKind("average_ms", "apply") },
+  { title: "Apply duration, longest of the last 30 to 60 s", unit: milliseconds, lines: byKind("max_ms", "apply") },
   {
     title: "Worst partition: members in sync and min-ISR",
     unit: count,
@@ -48,10 +55,11 @@ const SERIES = PLOTS.flatMap((plot) => plot.lines.map(([name]) => name));
 
 /**
  * @param {string} measure
+ * @param {string} [family]
  * @returns {[string, string][]} series and their names in the legend
  */
-function byKind(measure) {
-  return KINDS.map((kind) => [`replicate.${kind}.${measure}`, kind]);
+function byKind(measure, family = "replicate") {
+  return KINDS.map((kind) => [`${family}.${kind}.${measure}`, kind]);
 }
 
 /**
@@ -62,13 +70,23 @@ function byPart(measure) {
   return Object.entries(PARTS).map(([part, name]) => [`replog.${part}.${measure}`, name]);
 }
 
+/**
+ * What the charts show: places of `step_ms` up to `to_ms`, a list of numbers for each series, and of the cluster, how
+ * many nodes each place is made of.
+ * @typedef {object} Shown
+ * @property {number} step_ms
+ * @property {number} to_ms
+ * @property {Record<string, (number | null)[]>} series
+ * @property {number[] | null} counted
+ */
+
 /** @type {import("../js/router.js").Page} */
 export const page = {
   id: "telemetry",
   title: "Telemetry",
   mount(root, { signal, query, setQuery }) {
     const wanted = {
-      range: query.get("range") === "day" ? "day" : "hour",
+      range: rangeOf(query.get("range")),
       node: query.get("node") ?? CLUSTER,
       bucket_type: query.get("type") ?? ALL_TYPES,
     };
@@ -98,6 +116,8 @@ export const page = {
     root.append(choices, trouble, charts);
     let timer = 0;
     let newest = 0;
+    /** @type {Shown | null} */
+    let shown = null;
 
     async function load() {
       clearTimeout(timer);
@@ -112,20 +132,53 @@ export const page = {
           replace(trouble, failure(error));
         }
       }
-      timer = setTimeout(load, wanted.range === "day" ? EVERY_MS.day : EVERY_MS.hour);
+      const streamed = wanted.range === "day" || live.state === "live";
+      timer = setTimeout(load, streamed ? EVERY_MS : WITHOUT_STREAM_MS);
     }
 
     /** @param {History} history */
     function show(history) {
-      const places = Math.round((history.to_ms - history.from_ms) / history.step_ms);
-      const atMs = Array.from({ length: places }, (_, index) => history.from_ms + index * history.step_ms);
-      const all = history.cluster?.series ?? history.nodes[wanted.node] ?? {};
+      const { step_ms, to_ms } = history;
+      const series = history.cluster?.series ?? history.nodes[wanted.node] ?? {};
+      shown = { step_ms, to_ms, series, counted: history.cluster?.counted ?? null };
+      live.follows(wanted.bucket_type);
+      showMissing(history.unknown);
+      draw();
+    }
+
+    /** @param {Record<string, string>} unknown nodes that did not answer -> why */
+    function showMissing(unknown) {
+      replace(trouble, partial(Object.keys(unknown), "what they measured is missing here"));
+    }
+
+    function draw() {
+      if (shown === null) return;
+      const { step_ms, to_ms, series, counted: nodes } = shown;
+      const { places } = RANGES[wanted.range];
+      const atMs = Array.from({ length: places }, (_, index) => to_ms + (index - places) * step_ms);
+      const unknown = atMs.map(() => null);
       for (const { plot, chart } of plots) {
-        chart.show(atMs, plot.lines.map(([name]) => all[name] ?? atMs.map(() => null)));
+        chart.show(atMs, plot.lines.map(([name]) => series[name]?.slice(-places) ?? unknown));
       }
-      counted.element.hidden = history.cluster === null;
-      if (history.cluster !== null) counted.show(atMs, [history.cluster.counted]);
-      replace(trouble, partial(Object.keys(history.unknown), "what they measured is missing here"));
+      counted.element.hidden = nodes === null;
+      if (nodes !== null) counted.show(atMs, [nodes.slice(-places)]);
+    }
+
+    /** Adds the newest sample of the stream, if it is of a later place. */
+    function add() {
+      const sample = live.sample;
+      if (shown === null || sample === null || wanted.range === "day" || live.bucketType !== wanted.bucket_type) return;
+      const { step_ms } = shown;
+      const to_ms = (Math.floor(sample.at_ms / step_ms) + 1) * step_ms;
+      const places = (to_ms - shown.to_ms) / step_ms;
+      if (places < 1) return;
+      if (places > RANGES.minutes.places) return void load(); // of a tab that slept
+      const values = shown.counted === null ? sample.nodes[wanted.node] ?? {} : sample.cluster;
+      for (const [name, list] of Object.entries(shown.series)) append(list, values[name] ?? null, places, null);
+      if (shown.counted !== null) append(shown.counted, sample.counted, places, 0);
+      shown.to_ms = to_ms;
+      showMissing(sample.unknown);
+      if (!document.hidden) draw();
     }
 
     /** @param {{labels: {bucket_type: string[]}}} known @param {{nodes: {name: string}[]}} nodes */
@@ -134,7 +187,7 @@ export const page = {
         choices,
         select("Of", "node", [[CLUSTER, "the cluster"], ...nodes.map(({ name }) => pair(name, `node ${name}`))]),
         select("Bucket type", "bucket_type", [[ALL_TYPES, "all"], ...known.labels.bucket_type.map((t) => pair(t, t))]),
-        select("Over", "range", [["hour", "an hour"], ["day", "a day"]]),
+        select("Over", "range", Object.entries(RANGES).map(([range, { title }]) => pair(range, title))),
       );
     }
 
@@ -150,7 +203,8 @@ export const page = {
       if (!(box instanceof HTMLSelectElement)) throw new TypeError("not a select");
       box.value = wanted[name];
       box.addEventListener("change", () => {
-        wanted[name] = box.value;
+        if (name === "range") wanted.range = rangeOf(box.value);
+        else wanted[name] = box.value;
         setQuery({
           range: wanted.range === "hour" ? null : wanted.range,
           node: wanted.node === CLUSTER ? null : wanted.node,
@@ -162,7 +216,11 @@ export const page = {
       return h("label", {}, `${label} `, box);
     }
 
-    signal.addEventListener("abort", () => clearTimeout(timer));
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      live.follows(ALL_TYPES);
+    });
+    live.follow(add, signal);
     document.addEventListener("visibilitychange", () => document.hidden || load(), { signal });
     load();
     Promise.all([get("/admin/history/series", signal), get("/admin/nodes", signal)]).then(
@@ -172,9 +230,28 @@ export const page = {
   },
 };
 
-/** @param {{range: string, node: string, bucket_type: string}} wanted */
+/** @param {string | null} text @returns {keyof typeof RANGES} */
+function rangeOf(text) {
+  return text === "minutes" || text === "day" ? text : "hour";
+}
+
+/**
+ * Add a value as the newest one; the places before it that have none are unknown. The list keeps its length.
+ * @template T
+ * @param {T[]} list
+ * @param {T} value
+ * @param {number} places
+ * @param {T} unknown
+ */
+function append(list, value, places, unknown) {
+  list.splice(0, places);
+  for (let index = 1; index < places; index++) list.push(unknown);
+  list.push(value);
+}
+
+/** @param {{range: keyof typeof RANGES, node: string, bucket_type: string}} wanted */
 function searchOf({ range, node, bucket_type }) {
-  const search = new URLSearchParams({ range, node, series: SERIES.join(",") });
+  const search = new URLSearchParams({ range: RANGES[range].range, node, series: SERIES.join(",") });
   if (bucket_type) search.set("bucket_type", bucket_type);
   return search.toString();
 }

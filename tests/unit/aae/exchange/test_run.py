@@ -249,9 +249,10 @@ async def test_references_queued_before_an_early_end_are_counted() -> None:
     running = asyncio.ensure_future(make_checker(slow, 1).check(check, findings))
     while not slow.held:
         await asyncio.sleep(0.005)
+    assert (findings.queued, findings.queuing) == (0, 500), "of the repair under way"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert (slow.held, findings.queued) == (500, 500)
+    assert (slow.held, findings.queued, findings.queuing) == (500, 500, 0)
 
 
 async def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> None:

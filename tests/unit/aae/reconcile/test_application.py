@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isthmus.aae.reconcile import application, job, spark_session
-from isthmus.aae.reconcile.application import FLAGS, main
+from isthmus.aae.reconcile.application import FLAGS, OLD_FLAGS, main
 from isthmus.aae.reconcile.job import ReconcileOptions
 from isthmus.node.cli.reconcile import run as command
 from isthmus.repl.model.errors import BadInput
@@ -30,8 +30,9 @@ def test_the_application_takes_the_options_of_the_command() -> None:
     assert {*fields, "output", "run_id"} == {*ReconcileOptions._fields}
     assert len(fields) == len(set(fields))
     flags = {opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")}
-    short = {"--ca", "--cert", "--key"}  # as other commands have them
-    assert flags - short == {flag for flag, *_ in FLAGS} | {"--left", "--right", "--output", "--run-id", "--master"}
+    assert flags == {flag for flag, *_ in FLAGS} | {"--left", "--right", "--dir", "--run-id", "--master"}
+    old = {name for parameter in command.params for name in getattr(parameter, "old", ())}
+    assert old == {*OLD_FLAGS}
 
 
 def test_arguments_become_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from isthmus.aae.reconcile import batch_jobs, export
 from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory
 from isthmus.aae.reconcile.export import MARK
-from isthmus.aae.reconcile.run_directory import write_json
+from isthmus.aae.run_directory import write_json
 from isthmus.aae.trees.tree import BRANCH_COUNT
 from isthmus.repl.model.errors import BadInput, LocalFault
 from isthmus.repl.model.keys import SEGMENT_COUNT, key_hash, segment_of

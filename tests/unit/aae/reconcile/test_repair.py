@@ -12,8 +12,8 @@ import pytest
 
 from isthmus.aae.reconcile import job
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan
-from isthmus.aae.reconcile.run_directory import RunDirectory
 from isthmus.aae.reconcile.segment_plan import SegmentPlan
+from isthmus.aae.run_directory import RunDirectory
 from isthmus.repl.model.errors import BadInput, PeerFault
 
 LEFT, RIGHT = "aa" * 16, "bb" * 16

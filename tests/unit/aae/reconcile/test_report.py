@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from isthmus.aae.reconcile import findings as findings_module
 from isthmus.aae.reconcile import report
 from isthmus.aae.reconcile.compare_tasks import _FIRST, _SECOND, COUNTED
-from isthmus.aae.reconcile.findings import COLUMNS, counted, read_findings
-from isthmus.aae.reconcile.report import fits_driver, read_counts, read_payloads, write_findings
-from isthmus.aae.reconcile.run_directory import ChunkResult, RunDirectory
+from isthmus.aae.reconcile.findings import COLUMNS, counted, read_findings, summarized
+from isthmus.aae.reconcile.report import counts_so_far, fits_driver, read_counts, read_payloads, write_findings
+from isthmus.aae.run_directory import ChunkResult, RunDirectory, RunProgress
 
 
 def write_wave(directory: RunDirectory, number: int, kind: Any, rows: Sequence[dict[str, Any]]) -> None:
@@ -70,3 +71,36 @@ def test_candidates_go_to_second_looks_as_they_are(tmp_path: Path, monkeypatch: 
     assert fits_driver(looks)
     monkeypatch.setattr(report, "FEW", 9)
     assert not fits_driver(looks)
+
+
+def test_findings_are_counted_by_group_the_largest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of buckets that are no text, too, and where a verdict has neither difference nor side; a summary has the largest
+    groups, and says what it leaves out."""
+    run = RunDirectory(str(tmp_path), "r")
+    lost = {"difference": "missing", "side": "sink"}
+    rows = [finding(f"k{n}", "diverged") | lost | {"bucket": b"b%d\xff" % (n % 2)} for n in range(7)]
+    write_wave(run, 1, _SECOND, [{"chunk": 1, "candidates": 8, "findings": [*rows, finding("t", "transient")]}])
+    write_findings(run, {1: (1, read_counts(run, 1)[0])}, 0)
+    path = run.path / "findings"
+    assert [tuple(row.values()) for row in counted(path)] == [
+        ("diverged", "missing", "sink", "b0\\xff", 4), ("diverged", "missing", "sink", "b1\\xff", 3),
+        ("transient", None, None, "b", 1),
+    ]  # fmt: skip
+    assert summarized(path) == {"groups": counted(path), "groups_left": 0, "findings_left": 0}
+    monkeypatch.setattr(findings_module, "GROUPS_MAX", 1)
+    assert summarized(path) == {"groups": counted(path)[:1], "groups_left": 2, "findings_left": 4}
+    assert summarized(tmp_path / "none") == {"groups": [], "groups_left": 0, "findings_left": 0}
+
+
+def test_counts_of_a_run_that_goes_on() -> None:
+    """Keys that differ wait for the second look of their chunk; what was looked at twice has its verdict."""
+
+    def look(chunk: int, **counts: int) -> tuple[int, ChunkResult]:
+        zero = dict.fromkeys(ChunkResult._fields[2:], 0)
+        return 1, ChunkResult(chunk, "", **{**zero, **counts})
+
+    first = {1: look(1, match=5, candidates=3, filtered=1), 2: look(2, match=4, candidates=2)}
+    second = {1: look(1, transient=1, diverged=1, unreachable=1)}
+    assert counts_so_far(RunProgress(first, second, {}, 0, 2)) == {
+        "match": 9, "transient": 1, "diverged": 1, "filtered": 1, "unreachable": 1, "waiting": 2,
+    }  # fmt: skip

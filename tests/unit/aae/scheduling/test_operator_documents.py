@@ -31,9 +31,11 @@ from isthmus.config.settings import Address, FullSyncSettings
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
 from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.fullsync_query import (
+    FULLSYNC_ORDER,
     FULLSYNC_REFRESH,
     FULLSYNC_STATUS,
     FULLSYNC_SUSPEND,
+    FullSyncOrderResponder,
     FullSyncRefreshResponder,
     FullSyncStatusResponder,
     FullSyncSuspendResponder,
@@ -72,6 +74,7 @@ class Node:
         status: Any = SimpleNamespace(checks=self._own, trees=self._own)
         self.query = ClusterQuery(name, cluster)
         self.query.serve(FULLSYNC_STATUS, FullSyncStatusResponder(status))
+        self.query.serve(FULLSYNC_ORDER, FullSyncOrderResponder(self.fixture.scheduler, self.fixture.clock))
         self.query.serve(FULLSYNC_REFRESH, FullSyncRefreshResponder(fullsync))
         self.query.serve(FULLSYNC_SUSPEND, FullSyncSuspendResponder(fullsync))
         listen = SimpleNamespace(http=Address("10.0.0.1", 8098))

@@ -238,3 +238,18 @@ def test_a_node_is_not_compared_with_itself() -> None:
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1:8098 is this node itself") as error:
         load_text(text + 'urls = "http://10.0.0.2:8098,http://10.0.0.1:8098"\n', Path("node.toml"))
     assert [fault.path for fault in error.value.faults] == ["fullsync[0].urls"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "apart"), [("data", False), ("data/runs", False), (".", False), ("/data", True), ("data-runs", True)]
+)
+def test_runs_of_spark_lie_apart_from_the_nodes_data(runs: str, apart: bool) -> None:
+    """Neither directory is, or lies in, the other: what writes there is not the node."""
+    text = f'{NODE}[reconcile]\nruns_dir = "{runs}"\n'
+    if apart:
+        assert load_text(text, Path("/srv/n.toml")).reconcile.runs_dir == Path("/srv") / runs
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_text(text, Path("/srv/n.toml"))
+    (fault,) = caught.value.faults
+    assert (fault.path, "directories apart" in fault.message) == ("reconcile.runs_dir", True)

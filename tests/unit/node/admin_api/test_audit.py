@@ -9,41 +9,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from isthmus.node.admin_api.application import AdminApi
+from isthmus.node.observability import audit_log
 from isthmus.node.observability.audit_log import AuditLog
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
-from isthmus.node.services.cluster_query import ClusterQuery
-from isthmus.repl.model.errors import NotReady
 from tests.support.node_status import FakeNodeStatus
+from tests.support.query_links import QueryLinks
 
 NOTHING_LOST = {"unreadable": 0, "lost": 0}
-
-
-class Links:
-    """Connections between the nodes of this test; `cut` ones do not answer."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, ClusterQuery] = {}
-        self.cut: set[str] = set()
-
-    async def request(self, node: str, method: str, body: bytes, _timeout_ms: int) -> bytes:
-        """See NodeLinks."""
-        if node in self.cut:
-            raise NotReady("timed out")
-        return await self.nodes[node].request_handlers()[method]("n1", body)
 
 
 class Cluster:
     """Nodes n1 to n3, of which n1 is asked; n4 is known and down."""
 
     def __init__(self, directory: Path) -> None:
-        self.links = Links()
+        self.links = QueryLinks()
         self.logs: dict[str, AuditLog] = {}
         for name in ("n1", "n2", "n3"):
             (directory / name).mkdir()
             self.logs[name] = AuditLog(directory / name, 1_000_000, 4)
-            self.links.nodes[name] = ClusterQuery(name, self.links)
-            self.links.nodes[name].serve(AUDIT, AuditResponder(name, self.logs[name]))
+            self.links.add(name).serve(AUDIT, AuditResponder(name, self.logs[name]))
         services = SimpleNamespace(
             query=self.links.nodes["n1"],
             membership=SimpleNamespace(live_nodes=lambda: {*self.logs}, known_nodes=lambda: {*self.logs, "n4"}),
@@ -51,9 +38,17 @@ class Cluster:
         )
         self.api = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
 
-    async def act(self, node: str, at_ms: int) -> None:
+    async def act(self, node: str, at_ms: int, by: str = "ann", act: str = "x") -> None:
         """Write a line to a node's log."""
-        await self.logs[node].append({"at_ms": at_ms, "node": node, "who": {}, "what": {"act": "x"}})
+        await self.logs[node].append(
+            {
+                "at_ms": at_ms,
+                "node": node,
+                "who": {"by": by},
+                "what": {"act": act, "path": f"/{act}"},
+                "outcome": "done",
+            }
+        )
 
     async def get(self, query: str = "") -> dict[str, Any]:
         """The answer."""
@@ -135,3 +130,33 @@ async def test_a_cursor_is_checked(tmp_path: Path) -> None:
     async with cluster_of(tmp_path) as cluster:
         assert (await cluster.get("before=n9:4"))["acts"] == []
         assert (await cluster.get("before=,"))["reason"] == "bad-query"
+
+
+async def test_acts_are_filtered_on_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a person, an act, an object, an outcome, a time; page by page, though each node reads a few lines at a
+    time: no act is lost or shown twice, and the page says how far the search has come."""
+    monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 100)
+    async with cluster_of(tmp_path) as cluster:
+        for at_ms in range(30):
+            by = "bob" if at_ms in (3, 17) else "ann"
+            await cluster.act(f"n{at_ms % 3 + 1}", at_ms, by, "a b" if at_ms == 5 else "x")
+        found, cursor, searched = [], "", []
+        for _ in range(30):
+            answer = await cluster.get(f"who=BOB{cursor}")
+            found += [at_ms for _, at_ms in shown(answer)]
+            if answer["next"] is None:
+                break
+            searched.append(answer["searched_to_ms"])
+            cursor = f"&before={answer['next']}"
+        assert found == [17, 3]
+        assert len(searched) > 3
+        assert searched == sorted(searched, reverse=True)
+        assert answer["searched_to_ms"] is None
+        monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 1_000_000)
+        for query, times in (
+            ("act=a+b", [5]), ("object=a%20b", [5]), ("who=bob&until=16", [3]), ("who=bob&since=4", [17]),
+            ("outcome=refused", []), ("who=bob&act=a+b", []), ("until=1", [1, 0]),
+        ):  # fmt: skip
+            assert [at_ms for _, at_ms in shown(await cluster.get(query))] == times, query
+        for query in ("outcome=fine", f"who={'x' * 201}", "until=x"):
+            assert (await cluster.get(query))["reason"] == "bad-query", query

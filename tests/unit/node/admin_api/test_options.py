@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 
 from isthmus.config.dynamic_options import OPTIONS
-from isthmus.config.settings import NodeSettings, Settings
+from isthmus.config.settings import NodeSettings, ReplicationSettings, Settings
 from isthmus.node.admin_api import options as options_room
 from isthmus.node.admin_api.application import AdminApi
+from isthmus.node.services.cluster_query import ClusterQuery
 from isthmus.node.services.live_options import EffectiveOptions
+from isthmus.node.services.settings_query import SETTINGS, SettingsResponder
 from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.node_status import FakeNodeStatus
+from tests.support.query_links import QueryLinks
 
 pytestmark = pytest.mark.virtual_time
 
@@ -62,6 +65,34 @@ def a_record(partition: int, bucket_type: str, replicas: tuple[str, ...]) -> Par
     )
 
 
+class FollowingOptions(EffectiveOptions):
+    """The options of a node that follows a controller."""
+
+    def __init__(self, settings: Settings, controller: MemoryController) -> None:
+        super().__init__(settings)
+        self._controller = controller
+
+    @property
+    def chosen(self) -> OptionSettings:
+        """See EffectiveOptions."""
+        return self._controller.options
+
+
+def nodes_of(controller: MemoryController, own: EffectiveOptions) -> ClusterQuery:
+    """The queries of n1, whose options are `own`; the file of n2 has a time lag; n3 does not answer; n4 is down."""
+    links = QueryLinks()
+    file = Settings(
+        NodeSettings("n2", "east", Path("data")),
+        replication=ReplicationSettings(max_time_lag_ms=7_000),
+        origins={"replication.max_time_lag": "n2.toml:7"},
+    )
+    properties = SimpleNamespace(cache=SimpleNamespace(settings=SimpleNamespace(version=None)))
+    for node, options in (("n1", own), ("n2", FollowingOptions(file, controller)), ("n3", own)):
+        links.add(node).serve(SETTINGS, SettingsResponder(options, properties))  # type: ignore[arg-type]
+    links.cut.add("n3")
+    return links.nodes["n1"]
+
+
 async def answers_to(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int, dict[str, Any]]]:
     """The answers of one node's admin face to some requests, one after the other."""
 
@@ -69,10 +100,12 @@ async def answers_to(*requests: tuple[str, str, Any], lame: bool = False) -> lis
     await metastore.start(lambda _state: None)
     controller = MemoryController(metastore)
     controller.lame = lame
-    settings = Settings(NodeSettings("n1", "east", Path("data")))
+    options = FollowingOptions(Settings(NodeSettings("n1", "east", Path("data"))), controller)
     services = SimpleNamespace(
         controller=controller,
-        options=EffectiveOptions(settings),
+        options=options,
+        query=nodes_of(controller, options),
+        membership=SimpleNamespace(live_nodes=lambda: {"n1", "n2", "n3"}, known_nodes=lambda: {"n1", "n2", "n3", "n4"}),
         time=SimpleNamespace(wall_ms=lambda: 1_700_000_000_000),
     )
     admin = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
@@ -196,6 +229,7 @@ async def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.Mo
         (f"{LAG}/set", {"value": 200, "typ": "x"}, 400, "bad-json", "'typ'"),
         (f"{LAG}/set", {"value": 200, "bucket_type": "note"}, 404, "unknown-bucket-type", 'did you mean "notes"?'),
         (f"{LAG}/set", {"value": 200, "dry_run": "yes"}, 400, "bad-json", "true or false"),
+        (f"{LAG}/set", {"value": 200, "expected": [1]}, 400, "bad-json", "expected must be what the option is set to"),
         ("election.ask.millis/set", {"value": 9, "bucket_type": "notes"}, 400, "bad-option", "the cluster's"),
     ],
 )
@@ -204,3 +238,49 @@ async def test_an_invalid_option_is_refused(path: str, body: Any, status: int, r
     ((got, answered),) = await answers_to(("POST", f"/admin/options/{path}", body))
     assert (got, answered["reason"]) == (status, reason)
     assert says in answered["error"]
+
+
+async def test_a_change_of_what_another_operator_changed_is_refused() -> None:
+    """With the value that is expected the change is made, and its reason is kept; with another one nothing is done, and
+    the sentence says what is there and by whom. A dry run is refused alike. Null expects that nothing is set."""
+    path = f"/admin/options/{LAG}"
+    first, late, dry, again, gone, unset = await answers_to(
+        ("POST", f"{path}/set", {"value": 2_000, "by": "ann", "expected": None, "reason": "slow disks"}),
+        ("POST", f"{path}/set", {"value": 5_000, "by": "bob", "expected": None}),
+        ("POST", f"{path}/unset", {"by": "bob", "expected": 4_000, "dry_run": True}),
+        ("POST", f"{path}/set", {"value": "3s", "by": "bob", "expected": 2_000}),
+        ("POST", f"{path}/unset", {"by": "ann", "expected": 2_000}),
+        ("POST", f"{path}/unset", {"by": "ann", "expected": 3_000}),
+    )
+    assert (first[0], first[1]["options"][0]["reason"]) == (200, "slow disks")
+    for status, answered in (late, dry):
+        assert (status, answered["reason"]) == (409, "changed-meanwhile")
+    assert late[1]["error"] == (
+        f"{LAG} was changed meanwhile: it was not set, it is set to 2000 now, by ann; nothing was done"
+    )
+    assert (again[0], again[1]["options"][0]["effective"], again[1]["options"][0]["reason"]) == (200, 3_000, "")
+    assert (gone[0], gone[1]["reason"]) == (409, "changed-meanwhile")
+    assert (unset[0], unset[1]["outcome"]) == (200, "unset")
+
+
+async def test_nodes_with_other_values_and_silent_ones_are_named() -> None:
+    """n2 has the value of its file, until one is set for all; a dry run shows what would be in force there. n3 does not
+    answer, and n4 is down."""
+    path = f"/admin/options/{LAG}"
+    (_, before), (_, dry), (_, done), (_, undo) = await answers_to(
+        ("GET", path, None),
+        ("POST", f"{path}/set", {"value": 2_000, "dry_run": True}),
+        ("POST", f"{path}/set", {"value": 2_000}),
+        ("POST", f"{path}/unset", {"dry_run": True}),
+    )
+    here = {"n2": {"effective": 7_000, "origin": "file"}}
+    assert [answer["options"][0]["differs"] for answer in (before, dry, done, undo)] == [here, {}, {}, here]
+    for answer in (before, dry, done, undo):
+        assert answer["unknown"] == {"n3": "not-ready: timed out", "n4": "not alive"}
+        assert answer["behind"] == []
+
+
+async def test_unsetting_what_is_not_set_says_so_in_a_dry_run_too() -> None:
+    """There is nothing to confirm then."""
+    ((_, said),) = await answers_to(("POST", f"/admin/options/{LAG}/unset", {"dry_run": True}))
+    assert said["outcome"] == "was not set"

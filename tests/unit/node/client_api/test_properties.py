@@ -17,6 +17,7 @@ from isthmus.repl.controller import bucket_properties as properties_room
 from isthmus.repl.controller.bucket_properties import PropertyCache
 from isthmus.repl.model.record import PartitionRecord
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.query_links import QueryLinks
 
 
 class FixedTime:
@@ -47,7 +48,12 @@ class PropertyApi:
             key_limit_bytes=100,
         )
         PropertyRoutes(self.properties, self.app)
-        PropertiesAdmin(SimpleNamespace(properties=self.properties), self.app.router)  # type: ignore[arg-type]
+        services = SimpleNamespace(
+            properties=self.properties,
+            query=QueryLinks().add("n1"),
+            membership=SimpleNamespace(live_nodes=set, known_nodes=set),
+        )
+        PropertiesAdmin(services, self.app.router)  # type: ignore[arg-type]
 
     async def ask(self, method: str, target: str, body: Any = None) -> tuple[int, Any, str | None]:
         raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -203,6 +203,27 @@ async def test_a_logout_ends_the_session(node: Node, folder: CertificateFolder) 
     assert b"www-authenticate" not in refused.headers
 
 
+@pytest.mark.parametrize(
+    ("headers", "challenges"),
+    [([], 2), ([(b"x-isthmus-via", b"dashboard")], 0), ([(b"accept", b"text/event-stream")], 0),
+     ([(b"x-isthmus-via", b"cli")], 2)],
+)  # fmt: skip
+async def test_a_page_without_its_cookie_provokes_no_password_dialog(
+    node: Node, headers: Headers, challenges: int
+) -> None:
+    """A request of a page is refused without a challenge, also when the browser has no cookie any more; a program is
+    told how to send a token."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"method": "GET", "raw_path": b"/admin/cluster", "query_string": b"", "headers": headers}
+    await node.app(scope, lambda: pytest.fail("nothing is read"), send)
+    assert sent[0]["status"] == 401
+    assert [name for name, _ in sent[0]["headers"]].count(b"www-authenticate") == challenges
+
+
 async def test_a_session_ends_with_its_token(folder: CertificateFolder, tmp_path: Any) -> None:
     """A token that is taken out of its file takes its sessions with it."""
     file = tmp_path / "read.token"

@@ -287,3 +287,9 @@ async def answered(
 
 async def _nothing() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def test_log_lines_need_more_than_reading() -> None:
+    """They have names of clients and keys: `operate`, with a query or without."""
+    assert admin_roles("GET", b"/admin/support") == admin_roles("GET", b"/admin/support?x=1") == {O}
+    assert admin_roles("GET", b"/admin/events") == {R}

@@ -58,8 +58,13 @@ def test_query_strings_are_parsed_or_refused(query):
 
 
 def test_a_query_is_read_as_forms_are_and_is_bounded():
-    """The last value of a name wins, `+` is a space, and endless parameters are refused."""
-    assert parse_query(b"a=1&b=x%26+y&a=2&c") == {"a": "2", "b": "x& y", "c": ""}
+    """`+` is a space; a parameter that is there twice, and endless ones, are refused; prefixes are any bytes."""
+    assert parse_query(b"a=1&b=x%26+y&&c&") == {"a": "1", "b": "x& y", "c": ""}
+    with pytest.raises(RequestRefused, match="a is there more than once"):
+        parse_query(b"a=1&b=2&a=1")
+    assert parse_query(b"prefix=%ff")["prefix"].encode(errors="surrogateescape") == b"\xff"
+    with pytest.raises(RequestRefused, match="not UTF-8"):
+        parse_query(b"other=%ff")
     assert parse_query(b"") == {}
     assert len(parse_query(b"&".join(b"p%d=1" % n for n in range(64)))) == 64
     with pytest.raises(RequestRefused, match="64"):

@@ -71,10 +71,36 @@ async def test_pages_go_from_the_newest_to_the_oldest(tmp_path: Path) -> None:
         assert ids(await log.page(None, 10_000 + audit_log.CLOCK_SLACK_MS + 1, 10)) == []
 
 
+async def test_a_page_reads_a_bounded_part_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few lines are wanted, the page ends early and says to where it has read; the next one goes on there. What
+    is older than `since` by more than clocks go astray ends the reading."""
+    monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 250)
+    async with opened(tmp_path, file_bytes=400, files=100) as log:
+        for at_ms in range(20):
+            await log.append(line(at_ms, "rare" if at_ms == 4 else "usual"))
+        found, before, pages = [], None, 0
+        while True:
+            page = await log.page(before, 0, 10, lambda each: each["what"]["act"] == "rare")
+            found += ids(page)
+            pages += 1
+            assert page.read_to is not None
+            assert page.read_to[1] == page.read_to[0] - 1
+            if not page.more:
+                break
+            assert before is None or page.read_to[0] < before
+            before = page.read_to[0]
+        assert (found, page.read_to, pages > 4) == ([5], (1, 0), True)
+        hour = audit_log.CLOCK_SLACK_MS
+        await log.append(line(hour + 7))
+        monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 1_000_000)
+        page = await log.page(None, hour + 6, 10)
+        assert (ids(page), page.more, page.read_to) == ([21], False, (7, 6))
+
+
 async def test_a_log_that_was_never_written_has_no_lines(tmp_path: Path) -> None:
     """Reading makes no directory."""
     async with opened(tmp_path) as log:
-        assert await log.page(None, 0, 10) == AuditPage([], False, 0)
+        assert await log.page(None, 0, 10) == AuditPage([], False, 0, None)
     assert not os.listdir(tmp_path)
 
 

@@ -10,13 +10,22 @@ import pytest
 
 from isthmus.node.observability.audit_log import AuditLog
 from isthmus.node.services import audit_query
-from isthmus.node.services.audit_query import AUDIT, AuditResponder, NodeAudit, ReadAudit, merged
+from isthmus.node.services.audit_query import (
+    AUDIT,
+    AuditResponder,
+    NodeAudit,
+    ReadAudit,
+    WantedActs,
+    merged,
+    searched_to,
+)
 from isthmus.repl.model.errors import CodecError, IsthmusError
 
 
 def page(acts: list[tuple[int, int]], *, more: bool = False) -> NodeAudit:
     """A node's page of lines (id, at_ms)."""
-    return NodeAudit([{"id": number, "at_ms": at_ms} for number, at_ms in acts], more, 0, 0)
+    lines = [{"id": number, "at_ms": at_ms} for number, at_ms in acts]
+    return NodeAudit(lines, more, 0, 0, acts[-1] if acts else None)
 
 
 def all_pages(logs: dict[str, list[int]], limit: int, node_limit: int) -> list[tuple[str, int]]:
@@ -51,6 +60,74 @@ def test_a_page_goes_on_where_the_one_before_ended() -> None:
     answers = {"n1": page([(2, 30), (1, 10)]), "n2": page([(7, 20)]), "n3": page([(5, 1)])}
     acts, following = merged(answers, 2)
     assert ([act["id"] for act in acts], following) == ([2, 7], {"n1": 2, "n3": 6})
+
+
+def test_a_node_that_found_nothing_yet_holds_back_older_acts_of_others() -> None:
+    """It has read back to id 8 at time 25: what it has below may come before the act of n2 at time 20. The page ends
+    there, and goes on with both."""
+    answers = {"n1": NodeAudit([], True, 0, 0, (8, 25)), "n2": page([(7, 20)])}
+    assert merged(answers, 10) == ([], {"n1": 8, "n2": 8})
+    assert searched_to(answers) == 25
+    assert searched_to({"n1": page([(1, 5)]), "n2": None}) is None
+
+
+ACT = {
+    "id": 1,
+    "at_ms": 50,
+    "who": {"by": "Ann@desk", "role": "operate", "token": "0123456789ab", "certificate": None},
+    "from": "10.0.0.7:4711",
+    "what": {
+        "act": "set properties of bucket notes/a b",
+        "route": "POST /admin/buckets/{type}/{bucket}/properties/set",
+        "path": "/admin/buckets/notes/a%20b/properties/set",
+        "request": {"props": {"allow_mult": False}},
+    },
+    "outcome": "done",
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "included"),
+    [
+        (WantedActs(), True),
+        (WantedActs(act="SET prop"), True),
+        (WantedActs(act="{bucket}/properties/set"), True),
+        (WantedActs(act="unset"), False),
+        (WantedActs(who="ann"), True),
+        (WantedActs(who="0123456789ab"), True),
+        (WantedActs(who="10.0.0.7"), True),
+        (WantedActs(who="bob"), False),
+        (WantedActs(who="null"), False),
+        (WantedActs(object="notes/a b"), True),
+        (WantedActs(object="a%20b"), True),
+        (WantedActs(object="allow_mult"), True),
+        (WantedActs(object="ann"), False),
+        (WantedActs(outcome="done"), True),
+        (WantedActs(outcome="refused"), False),
+        (WantedActs(until_ms=50), True),
+        (WantedActs(until_ms=49), False),
+        (WantedActs(act="set", who="ann", object="allow_mult", outcome="done"), True),
+        (WantedActs(act="set", who="bob", object="allow_mult", outcome="done"), False),
+    ],
+)
+def test_acts_are_wanted_by_what_who_object_outcome_and_time(wanted: WantedActs, *, included: bool) -> None:
+    """Each part that is given must be found, in any case of letters; null has no text."""
+    assert wanted.include(ACT) is included
+
+
+def test_a_line_that_lacks_parts_is_no_fault() -> None:
+    """A line of another version, or one that was edited."""
+    for line in ({"id": 1, "at_ms": 1}, {"id": 1, "at_ms": 1, "who": None, "what": []}):
+        assert WantedActs().include(line)
+        assert not WantedActs(who="ann").include(line)
+        assert not WantedActs(object="ann").include(line)
+
+
+def test_acts_of_a_node_that_does_not_filter_are_filtered_here() -> None:
+    """One of an earlier version sends all of its lines, and nothing of how far it has read."""
+    answer = NodeAudit([{**ACT, "id": 9}, {**ACT, "id": 8, "who": {}}], True, 0, 0).only(WantedActs(who="ann"))
+    assert ([act["id"] for act in answer.acts], answer.read_to) == ([9], (8, 50))
+    assert merged({"n1": answer}, 10)[1] == {"n1": 8}
 
 
 @pytest.mark.parametrize("seed", range(30))

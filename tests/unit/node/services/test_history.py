@@ -192,9 +192,9 @@ def readings_of(types: int, queues: int, links: int, number: int) -> list[Readin
 
 
 def test_the_memory_of_a_large_node_is_within_its_limit() -> None:
-    """20 bucket types with every kind of entry, 10 queues and 10 links fit whole; what Python takes for them, samples
+    """14 bucket types with every kind of entry, 10 queues and 10 links fit whole; what Python takes for them, samples
     under way included, is at most 16 MB."""
-    sets = [readings_of(20, 10, 10, number) for number in range(4)]
+    sets = [readings_of(14, 10, 10, number) for number in range(4)]
     History()  # modules and caches
     tracemalloc.start()
     try:

@@ -21,6 +21,7 @@ from isthmus.repl.controller.bucket_properties import (
     encode_properties,
     read_properties,
 )
+from isthmus.repl.controller.expected_settings import ChangedMeanwhile
 from isthmus.repl.metastore import watched_document
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import Corruption, NotReady
@@ -146,6 +147,29 @@ async def test_a_change_whose_answer_is_lost_is_made_once() -> None:
     metastore.disconnect()
     with pytest.raises(NotReady, match="nothing was changed"):
         await change_properties(metastore, PropertyScope("t"), {"max_siblings": a_setting(4)})
+
+
+async def test_a_change_of_what_another_operator_changed_is_refused() -> None:
+    """Of the properties that are to be changed each must be as it was seen, set or not; others may have changed. To
+    unset all, nothing may have been added. A change whose answer is lost does not refuse itself."""
+
+    (metastore,) = await nodes(1)
+    scope = PropertyScope("t")
+    metastore.spoil(WriteFault.ANSWER_LOST)
+    await change_properties(metastore, scope, {"max_siblings": a_setting(3)}, expected={})
+    await change_properties(metastore, scope, {"allow_mult": a_setting(False)}, expected={})
+    with pytest.raises(ChangedMeanwhile, match="max_siblings of t was changed meanwhile: it was not set"):
+        await change_properties(metastore, scope, {"max_siblings": a_setting(4)}, expected={})
+    with pytest.raises(ChangedMeanwhile, match="allow_mult of t was changed meanwhile: it was set to true"):
+        await change_properties(metastore, scope, {"allow_mult": None}, expected={"allow_mult": True})
+    with pytest.raises(ChangedMeanwhile, match="allow_mult of t was changed meanwhile: it was not set"):
+        await change_properties(metastore, scope, {}, alone=True, expected={"max_siblings": 3})
+    seen = {"max_siblings": 3, "allow_mult": False, "warn_siblings": 1}
+    with pytest.raises(ChangedMeanwhile, match="it was set to 1, it is not set now"):
+        await change_properties(metastore, scope, {}, alone=True, expected=seen)
+    metastore.spoil(WriteFault.ANSWER_LOST)
+    found = await change_properties(metastore, scope, {}, alone=True, expected={"max_siblings": 3, "allow_mult": False})
+    assert found.scopes == {}
 
 
 async def test_clusters_compare_their_property_digests() -> None:

@@ -20,6 +20,7 @@ from isthmus.repl.controller.dynamic_options import (
     read_options,
 )
 from isthmus.repl.controller.election import TIMERS, Timers, response_timeout_ms
+from isthmus.repl.controller.expected_settings import ChangedMeanwhile
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.record import Member, PartitionRecord
 from tests.support.controller_cluster import Cluster, eventually, running
@@ -216,6 +217,35 @@ async def test_an_option_is_changed_once_although_the_answer_is_lost() -> None:
     with pytest.raises(NotReady):
         await change_option(one, MIN_ISR, None, a_setting(3))
     await two.stop()
+
+
+async def test_of_two_operators_who_saw_the_same_the_second_is_refused() -> None:
+    """Also when both write at the same time at two nodes, and when the answer to the first write is lost: its own
+    change is no reason to refuse it."""
+
+    ensemble = MemoryEnsemble()
+    one, two = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
+    for metastore in (one, two):
+        await metastore.start(lambda _state: None)
+    one.spoil(WriteFault.ANSWER_LOST)
+    assert (await change_option(one, MIN_ISR, None, a_setting(2), None)).cluster == {MIN_ISR: a_setting(2)}
+    results = await asyncio.gather(
+        change_option(one, MIN_ISR, None, a_setting(3), 2),
+        change_option(two, MIN_ISR, None, a_setting(1), 2),
+        return_exceptions=True,
+    )
+    assert [type(each) for each in results].count(ChangedMeanwhile) == 1
+    (kept,) = (each for each in results if isinstance(each, OptionSettings))
+    assert (await read_options(one)).cluster == kept.cluster
+    one.spoil(WriteFault.ANSWER_LOST)
+    value = kept.cluster[MIN_ISR].value
+    with pytest.raises(ChangedMeanwhile, match=f"it was not set, it is set to {value} now, by ann@desk"):
+        await change_option(two, MIN_ISR, None, None, None)
+    assert (await change_option(one, MIN_ISR, None, None, value)).cluster == {}
+    with pytest.raises(ChangedMeanwhile, match="it was set to 1, it is not set now"):
+        await change_option(two, MIN_ISR, None, a_setting(4), 1)
+    for metastore in (one, two):
+        await metastore.stop()
 
 
 async def test_a_document_that_cannot_be_read_stops_no_election() -> None:

@@ -51,6 +51,19 @@ def decoded(data: bytes) -> None:
             decode()
 
 
+def test_requests_for_pages_cross_the_wire_and_unordered_ones_as_ever() -> None:
+    """Each request and page is decoded as it was; one without a limit has the three fields that older nodes know."""
+    plain = kv_rpc.ListAsk(3, b"b", (b"b", b"k"))
+    assert kv_rpc.encode_list_ask(plain) == msgpack.packb([kv_rpc.VERSION, 3, b"b", [b"b", b"k"]])
+    for ask in (plain, kv_rpc.ListAsk(3, None, None), kv_rpc.ListAsk(3, None, (b"b", None), b"\xff", 9, 100)):
+        assert kv_rpc.decode_list_ask(kv_rpc.encode_list_ask(ask)) == ask
+    for page in (kv_rpc.ListPage([b"a"], None), kv_rpc.ListPage([], (b"b", b"k")), kv_rpc.ListPage([], (b"b", None))):
+        assert kv_rpc.decode_list_page(kv_rpc.encode_list_page(page)) == page
+    for bad in ((0, 5), (5, 0), (-1, 5)):
+        with pytest.raises(CodecError):
+            kv_rpc.decode_list_ask(bytes(msgpack.packb([kv_rpc.VERSION, 3, None, None, b"", *bad])))
+
+
 @EXAMPLES
 @given(st.binary(max_size=80) | st.builds(lambda t: msgpack.packb([kv_rpc.VERSION, None, [t]]), tree))
 def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:

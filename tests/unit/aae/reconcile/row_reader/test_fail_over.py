@@ -12,7 +12,8 @@ import pytest
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import datasource as ds
 
-from isthmus.aae.reconcile import client, row_reader, run_directory
+from isthmus.aae import run_directory
+from isthmus.aae.reconcile import client, row_reader
 from isthmus.aae.reconcile.arrow_rows import schema_of
 from isthmus.aae.reconcile.client import Credentials, PartitionPlan, ReplicaDirectory, ReplicaEndpoint, parse_plan
 from isthmus.aae.reconcile.options import parse_options

@@ -12,7 +12,9 @@ from isthmus.repl.coordinator.routing import MOVING
 from isthmus.repl.model.conditions import ANY, Condition, ConditionFailed, Modified, object_tag
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady, OutcomeUnknown, Retryable, TimedOut
 from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object
+from isthmus.repl.model.properties import FixedProperties, Properties, TypeProperties
 from isthmus.repl.model.requests import WriteRequest, WriteResult
+from isthmus.repl.model.vclock import decode_clock, descends, encode_clock
 from tests.support.coordinator_cluster import Cluster, cluster, key_of
 
 pytestmark = pytest.mark.virtual_time
@@ -71,6 +73,110 @@ async def test_a_tag_admits_only_the_version_that_it_names() -> None:
         assert isinstance(await outcome(c, replace, "n2"), WriteResult)
         assert type(await outcome(c, replace)) is ConditionFailed
         assert await stored_values(c) == [b"2"]
+
+
+def tag_of(data: bytes) -> str:
+    obj = decode_object(data)
+    return object_tag(encode_clock(obj.clock), obj.siblings)
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"], ids=["led", "forwarded"])
+@pytest.mark.parametrize("pending", [False, True], ids=["applied", "pending"])
+async def test_a_matching_tag_replaces_the_version_that_it_names(node: str, pending: bool) -> None:
+    """A write without a clock leaves no sibling if its If-Match holds: the tag says what the client has seen. The
+    clock covers all that it replaced, so that other clusters replace it, too."""
+    async with cluster() as c:
+        first = await c.coordinators["n1"].write(write_request(b"1", None))
+        if pending:
+            c.runtimes["n1"].hold = True
+            second = asyncio.ensure_future(outcome(c, write_request(b"2", Condition((tag_of(first.payload),)))))
+            await asyncio.sleep(0.01)
+            (entry,) = c.runtimes["n1"].partitions[0].pending
+            tag = tag_of(entry.payload)
+        else:
+            second, tag = None, tag_of(first.payload)
+        last = asyncio.ensure_future(outcome(c, write_request(b"3", Condition(("x", tag))), node))
+        await asyncio.sleep(0.01)
+        c.runtimes["n1"].hold = False
+        c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
+        written = await last
+        assert isinstance(written, WriteResult), written
+        assert second is None or isinstance(await second, WriteResult)
+        assert await stored_values(c) == [b"3"]
+        assert written.sibling_count == 1
+        assert descends(decode_clock(written.clock), decode_object(first.payload).clock)
+
+
+async def test_the_tag_of_siblings_replaces_all_of_them_and_that_of_one_none() -> None:
+    """Siblings have one tag together, also with a concurrent delete among them; a sibling's own tag does not name the
+    key's version."""
+    async with cluster() as c:
+        first = await c.coordinators["n1"].write(write_request(b"1", None))
+        await c.coordinators["n1"].write(write_request(b"2", None))
+        await c.coordinators["n1"].write(WriteRequest(KEY, TOMBSTONE, decode_clock(first.clock)))
+        data = await c.coordinators["n1"].get(KEY)
+        assert data is not None
+        siblings = decode_object(data).siblings
+        assert sorted(s.value for s in siblings) == [b"", b"2"]
+        for one in siblings:
+            assert type(await outcome(c, write_request(b"4", Condition((one.vtag,))))) is ConditionFailed
+        assert isinstance(await outcome(c, write_request(b"5", Condition((tag_of(data),))), "n2"), WriteResult)
+        assert await stored_values(c) == [b"5"]
+
+
+async def test_a_star_names_no_version_and_a_clock_is_the_context_where_there_is_one() -> None:
+    """If-Match: * replaces nothing that the client has not seen; with a clock the tag is a condition alone."""
+    async with cluster() as c:
+        first = await c.coordinators["n1"].write(write_request(b"1", None))
+        assert isinstance(await outcome(c, write_request(b"2", OLD)), WriteResult)
+        assert sorted(await stored_values(c)) == [b"1", b"2"]
+        data = await c.coordinators["n1"].get(KEY)
+        assert data is not None
+        seen = decode_clock(first.clock)
+        both = WriteRequest(KEY, Content(b"3"), seen, condition=Condition((tag_of(data),)))
+        assert isinstance(await outcome(c, both), WriteResult)
+        assert sorted(await stored_values(c)) == [b"2", b"3"], "the clock had not seen 2"
+
+
+@pytest.mark.parametrize("condition", [None, ANY], ids=["tag", "star"])
+async def test_where_the_last_write_wins_a_tag_protects_the_other_write(condition: tuple[str, ...] | None) -> None:
+    """There are no siblings there: a tag of an older version is refused, and the matching one replaces."""
+    lww = FixedProperties(TypeProperties(Properties(last_write_wins=True), {}))
+    async with cluster(properties=lww) as c:
+        first = await c.coordinators["n1"].write(write_request(b"1", None))
+        second = await c.coordinators["n1"].write(write_request(b"2", None))
+        stale = await outcome(c, write_request(b"3", Condition((tag_of(first.payload),))), "n2")
+        assert type(stale) is ConditionFailed
+        again = Condition(condition or (tag_of(second.payload),))
+        assert isinstance(await outcome(c, write_request(b"4", again)), WriteResult)
+        assert await stored_values(c) == [b"4"]
+
+
+@pytest.mark.parametrize("hold", [False, True], ids=["applied", "pending"])
+async def test_of_many_writers_of_one_version_one_replaces_it(hold: bool) -> None:
+    """Optimistic locking by the tag alone: of writes that name the same version, through any node, in one group or
+    several, exactly one is carried out in each round, and never is there a sibling."""
+    async with cluster() as c:
+        written = await c.coordinators["n1"].write(write_request(b"0", None))
+        tag = tag_of(written.payload)
+        c.runtimes["n1"].hold = hold
+        for turn in range(5):
+            writers = [
+                asyncio.ensure_future(
+                    outcome(c, write_request(b"%d-%d" % (turn, n), Condition((tag,))), ("n1", "n2")[n % 2])
+                )
+                for n in range(8)
+            ]
+            while not all(w.done() for w in writers):
+                await asyncio.sleep(0)
+                if hold:
+                    c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
+            results = await asyncio.gather(*writers)
+            (won,) = [r for r in results if isinstance(r, WriteResult)]
+            assert [type(r) for r in results].count(ConditionFailed) == 7
+            assert won.sibling_count == 1
+            tag = tag_of(won.payload)
+        assert len(await stored_values(c)) == 1
 
 
 async def test_the_clock_of_if_not_modified_must_be_the_keys() -> None:

@@ -10,14 +10,14 @@ import pytest
 
 from isthmus.repl.coordinator.write_batch import WriteBatch, WriteLimits
 from isthmus.repl.coordinator.write_batch_fast_path import add_items
-from isthmus.repl.model.conditions import Condition
+from isthmus.repl.model.conditions import Condition, object_tag
 from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.keys import Key, key_hash
-from isthmus.repl.model.objects import TOMBSTONE, Content, Object, Sibling, encode_object
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, Sibling, decode_object, encode_object
 from isthmus.repl.model.properties import Properties, TypeProperties
 from isthmus.repl.model.requests import PushItem, PushResult, WriteRequest, WriteResult
-from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, increment, merge
+from isthmus.repl.model.vclock import Clock, actor_of, decode_clock, encode_clock, increment, merge
 from isthmus.repl.store.port import PartitionStep
 from tests.support.coordinator_cluster import OTHER, UUID, FakePartition
 from tests.support.memory_store import MemoryStore
@@ -41,6 +41,8 @@ class History:
         self.place = FakePartition(0, actor_of(UUID, 0))
         self.place.replica.epoch = 3
         self.clocks: dict[Key, list[Clock]] = {}
+        self.tags: dict[Key, tuple[str, ...]] = {}
+        """The tag of each key's version of a while ago, or of now."""
         self.now_ms = 1_700_000_000_000
 
     def push(self, key: Key) -> PushItem:
@@ -72,6 +74,8 @@ class History:
             content = TOMBSTONE
         request_id = b"id-%d" % pick.randrange(20) if pick.random() < 0.1 else b""
         condition = Condition(if_none_match=("*",)) if pick.random() < 0.05 else None
+        if pick.random() < 0.05:
+            condition = Condition(if_match=self.tags.get(key, ("0" * 16,)))
         return WriteRequest(key, content, context, request_id, pick.random() < 0.5, condition)
 
     def batch(self) -> WriteBatch:
@@ -134,7 +138,11 @@ def test_the_fast_path_of_writes_agrees_with_the_general_path(seed: int) -> None
             usual += isinstance(result, WriteResult) or (isinstance(result, PushResult) and result.error is None)
         for entry in batch.entries:
             clock = decode_clock(decode_key_row(entry.row).clock)
-            history.clocks.setdefault(Key(b"default", entry.bucket, entry.key), []).append(clock)
+            name = Key(b"default", entry.bucket, entry.key)
+            history.clocks.setdefault(name, []).append(clock)
+            if history.random.random() < 0.8:
+                stored = decode_object(entry.payload)
+                history.tags[name] = (object_tag(encode_clock(stored.clock), stored.siblings),)
         history.now_ms += history.random.randrange(2_000)
         place = history.place
         place.unapplied.add_pending_rows(batch.new_rows)

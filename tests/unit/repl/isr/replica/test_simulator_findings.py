@@ -361,3 +361,32 @@ def test_a_candidate_puts_barriers_where_its_store_has_rows_of_lost_entries() ->
     ]
     assert not [effect for effect in replica.step(ev.Persisted(23), 1) if isinstance(effect, fx.Promoted)]
     assert [effect for effect in replica.step(ev.Persisted(24), 2) if isinstance(effect, fx.Promoted)]
+
+
+def test_a_late_acknowledgement_of_before_a_state_transfer_does_not_count() -> None:
+    """Seed 43535 of `--streams`: a follower was rejected, took rows and followed again in the same epoch. The numbers
+    of its AppendEntries began anew, so that a late acknowledgement of before counted as the newest one for ever."""
+    replica = a_leader(online(isr=frozenset({MEMBER}), min_isr=1, replicas=THREE))
+    effects_of_follow_request(replica, TWO, 0)
+    (view,) = [each for each in replica.followers() if each.node == "n2"]
+    assert view.leo == 20
+    sent = [effect for at_ms in range(2_100, 9_000, 2_100) for effect in replica.step(ev.Tick(), at_ms)]
+    before = [e.head.seq if isinstance(e, fx.Replicate) else e.message.seq for e in sent if is_entries_for(e, "n2")]
+    assert before[-1] > 1
+
+    replica.step(ev.Trimmed(21), 9_000)
+    rejected = effects_of_follow_request(replica, TWO, 9_001)
+    assert [e.message.refusal for e in rejected if isinstance(e, fx.Send) and isinstance(e.message, ms.FollowRejected)]
+    assert not [each for each in replica.followers() if each.node == "n2"]
+
+    replica.step(ev.Received("n2", ms.FollowRequest(5, TWO.log_id, 99, 21, 21, (*TABLE, (5, 20)), 9)), 9_100)
+    replica.step(ev.Received("n2", ms.AppendAck(5, TWO.log_id, before[-1], 20, 20, 15)), 9_101)
+    (view,) = [each for each in replica.followers() if each.node == "n2"]
+    assert view.leo == 21
+
+
+def is_entries_for(effect: fx.Effect, node: str) -> bool:
+    """Whether `effect` sends an AppendEntries to `node`."""
+    if isinstance(effect, fx.Replicate):
+        return effect.to == node
+    return isinstance(effect, fx.Send) and effect.to == node and isinstance(effect.message, ms.AppendEntries)

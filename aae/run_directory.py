@@ -7,6 +7,7 @@
       findings/           one row per differing key (Parquet, by verdict)
       segments/           one row per chunk
       summary.json        totals, never truncated; missing while the findings are rewritten
+      progress.json       the stage of the newest attempt, and how far it is (`ProgressFile`)
       repairs/            repair plans, and how far each is applied (`repair`)
 
 Every document is written atomically, a wave's after its rows: a killed run resumes after the last one. A manifest says
@@ -18,10 +19,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from time import time
 from typing import Any, Final, NamedTuple
 
 from xxhash import xxh64_intdigest
@@ -219,6 +221,60 @@ def standing(waves: Iterable[Wave]) -> RunProgress:
         if wave.look == FIRST:
             looked_at_ms = max(looked_at_ms, wave.at_ms)
     return found._replace(looked_at_ms=looked_at_ms, number=number)
+
+
+BEGUN: Final = "begun"
+ENDED: Final = "ended"
+INTERRUPTED: Final = "interrupted"
+"""Stages of any attempt: its first, and one of the others at its end, unless its process was killed."""
+
+PROGRESS: Final = "progress.json"
+
+
+class ProgressFile:
+    """The progress of one attempt, for readers of the directory: a small document that is replaced after each wave.
+
+    `counts`: numbers so far by name, such as verdicts; `left_s`: estimated seconds until the stage ends, None if
+    unknown. A killed process leaves the last stage, whose `at_ms` becomes old."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._began_ms = int(time() * 1000)
+        self.clusters: list[str] = []
+        """Names of both clusters, once they are known."""
+        self._newest: dict[str, Any] = {"done": 0, "of": 0, "left_s": None, "counts": {}}
+
+    def note(
+        self,
+        stage: str,
+        done: int = 0,
+        of: int = 0,
+        left_s: float | None = None,
+        counts: Mapping[str, int] | None = None,
+    ) -> None:
+        """Write the stage, of which `done` of `of` parts are done (0 of 0: it has none). `counts` None: as before."""
+        kept: Mapping[str, int] = self._newest["counts"] if counts is None else counts
+        left = None if left_s is None else round(left_s, 1)
+        self._newest = {"done": done, "of": of, "left_s": left, "counts": dict(kept)}
+        self._write(stage, "")
+
+    @contextmanager
+    def attempt(self) -> Iterator[None]:
+        """Note the begin and the end of an attempt, also of one that an error or a signal ends."""
+        self._write(BEGUN, "")
+        try:
+            yield
+        except BaseException as error:
+            self._newest["left_s"] = None
+            self._write(INTERRUPTED, f"{type(error).__name__}: {error}"[:500])
+            raise
+        self._newest["left_s"] = None
+        self._write(ENDED, "")
+
+    def _write(self, stage: str, reason: str) -> None:
+        now_ms = int(time() * 1000)
+        document = {"form": FORM, "stage": stage, "began_ms": self._began_ms, "at_ms": now_ms, "reason": reason}
+        self._directory.write(PROGRESS, {**document, "clusters": self.clusters, **self._newest})
 
 
 def runs_of(segments: Sequence[int]) -> list[tuple[int, int]]:

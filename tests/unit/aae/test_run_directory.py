@@ -13,7 +13,9 @@ from isthmus.aae.exchange.compare import BehindSide, DifferenceKind, VerdictKind
 from isthmus.aae.reconcile.findings import decode_candidates, encode_candidates, finding
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, RIGHT_TO_LEFT, apply, plan, repairs_of
 from isthmus.aae.reconcile.report import summarize
-from isthmus.aae.reconcile.run_directory import (
+from isthmus.aae.reconcile.segment_plan import SegmentPlan
+from isthmus.aae.reconcile.verdicts import CandidateKey, KeyVerdict, ObservedKey
+from isthmus.aae.run_directory import (
     FIRST,
     SECOND,
     ChunkResult,
@@ -23,8 +25,6 @@ from isthmus.aae.reconcile.run_directory import (
     runs_of,
     standing,
 )
-from isthmus.aae.reconcile.segment_plan import SegmentPlan
-from isthmus.aae.reconcile.verdicts import CandidateKey, KeyVerdict, ObservedKey
 from isthmus.repl.model.errors import BadInput, Corruption, PeerFault
 
 FACTS = {"max_differences": 0}

@@ -1,0 +1,302 @@
+"""`Client`: the operations for threads."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from isthmus.client.batches import Batches, Items
+from isthmus.client.errors import BadRequest
+from isthmus.client.exchange import Exchange
+from isthmus.client.nodes import Nodes
+from isthmus.client.objects import HasContext, Name, Resolver, StoredObject, Written
+from isthmus.client.operations import Operations, Updated
+from isthmus.client.options import Options, Settings
+from isthmus.client.steps import Call, Operation, Send, Step, T
+from isthmus.client.transport import Transport
+
+
+class Client:
+    """A client of one cluster, for any number of threads.
+
+    `urls`: one node or several, `http://HOST:PORT`, of the same cluster. Opens connections when they are needed, at
+    most `connections`; `close`, or the end of a `with` block, closes them. Raises BadRequest for wrong options.
+    """
+
+    def __init__(self, urls: str | Sequence[str], **options: Unpack[Options]) -> None:
+        settings = Settings(urls, options)
+        self._transport = Transport(settings.ssl_context, settings.connections, certified=settings.certified)
+        self._closed = threading.Event()
+        self._operations = operations_of(settings)
+        self._batches = Batches(self._operations)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections. Calls that run in other threads end with an error; further calls raise BadRequest."""
+        self._closed.set()
+        self._transport.close()
+
+    def get(
+        self,
+        bucket: Name,
+        key: Name,
+        *,
+        resolve: Resolver | None = None,
+        bucket_type: Name | None = None,
+        timeout_s: float | None = None,
+    ) -> StoredObject:
+        """Read an object. Raises NotFound."""
+        operations = self._operations
+        return self._run(operations.get(operations.key(bucket_type, bucket, key), resolve, timeout_s))
+
+    def find(
+        self,
+        bucket: Name,
+        key: Name,
+        *,
+        resolve: Resolver | None = None,
+        bucket_type: Name | None = None,
+        timeout_s: float | None = None,
+    ) -> StoredObject | None:
+        """Read an object; None if the key does not exist."""
+        operations = self._operations
+        return self._run(operations.find(operations.key(bucket_type, bucket, key), resolve, timeout_s))
+
+    def exists(
+        self, bucket: Name, key: Name, *, bucket_type: Name | None = None, timeout_s: float | None = None
+    ) -> bool:
+        """True if the key exists, also with siblings."""
+        operations = self._operations
+        return self._run(operations.exists(operations.key(bucket_type, bucket, key), timeout_s))
+
+    def put(
+        self,
+        bucket: Name,
+        key: Name,
+        value: Any,
+        *,
+        context: HasContext = None,
+        content_type: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        content_encoding: str = "",
+        if_absent: bool = False,
+        if_unchanged: bool = False,
+        request_id: str | None = None,
+        bucket_type: Name | None = None,
+        timeout_s: float | None = None,
+    ) -> Written:
+        """Write a value.
+
+        `context`: the object that it replaces, as it was read. Without it, a value that is already there is kept
+        beside this one, as a sibling. `if_absent`, `if_unchanged`: only if the key does not exist, or still has the
+        version of the context; otherwise Conflict. `request_id`: 1 to 64 printable characters; a call with the same id
+        for the same key takes effect once."""
+        operations = self._operations
+        return self._run(
+            operations.put(
+                operations.key(bucket_type, bucket, key),
+                value,
+                context=context,
+                content_type=content_type,
+                metadata=metadata,
+                content_encoding=content_encoding,
+                if_absent=if_absent,
+                if_unchanged=if_unchanged,
+                request_id=request_id,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def overwrite(
+        self,
+        bucket: Name,
+        key: Name,
+        value: Any,
+        *,
+        content_type: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        content_encoding: str = "",
+        bucket_type: Name | None = None,
+        timeout_s: float | None = None,
+    ) -> Written:
+        """Write a value in place of whatever is there, siblings included. Reads the version of the key first."""
+        operations = self._operations
+        return self._run(
+            operations.overwrite(
+                operations.key(bucket_type, bucket, key),
+                value,
+                content_type=content_type,
+                metadata=metadata,
+                content_encoding=content_encoding,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def update(
+        self,
+        bucket: Name,
+        key: Name,
+        change: Callable[[Any], Any],
+        *,
+        default: Any = None,
+        resolve: Resolver | None = None,
+        content_type: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        bucket_type: Name | None = None,
+        timeout_s: float | None = None,
+    ) -> Updated:
+        """Read a value, change it, write it; again while others have written in between.
+
+        `change` gets the value, a copy of `default` if the key does not exist, and returns the new one. It may be
+        called several times. `resolve` makes one value of siblings. Content type and metadata stay, as far as they are
+        not given. Raises Siblings without resolver, Conflict when others were quicker in every attempt."""
+        operations = self._operations
+        return self._run(
+            operations.update(
+                operations.key(bucket_type, bucket, key),
+                change,
+                default=default,
+                resolver=resolve,
+                content_type=content_type,
+                metadata=metadata,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def delete(
+        self,
+        bucket: Name,
+        key: Name,
+        *,
+        context: HasContext = None,
+        if_unchanged: bool = False,
+        request_id: str | None = None,
+        bucket_type: Name | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Delete a key; False if there was nothing to delete.
+
+        Without `context` whatever is there is deleted; with it, the version that was read, and a concurrent one stays.
+        `if_unchanged`: only if the key still has that version; otherwise Conflict."""
+        operations = self._operations
+        return self._run(
+            operations.delete(
+                operations.key(bucket_type, bucket, key),
+                context=context,
+                if_unchanged=if_unchanged,
+                request_id=request_id,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def get_many(
+        self,
+        bucket: Name,
+        keys: Iterable[Name],
+        *,
+        resolve: Resolver | None = None,
+        bucket_type: Name | None = None,
+        timeout_s: float | None = None,
+    ) -> list[StoredObject | None]:
+        """Read many keys, in few requests; in the order of `keys`, None for one that does not exist.
+
+        `timeout_s` is that of each request. Raises BatchFailed, which has a result for each item."""
+        return self._run(self._batches.get_many(bucket, keys, resolve, bucket_type, timeout_s))
+
+    def put_many(
+        self, bucket: Name, items: Items, *, bucket_type: Name | None = None, timeout_s: float | None = None
+    ) -> list[Written]:
+        """Write and delete many keys, in few requests: `{key: value}`, or Put and Delete; results in their order.
+
+        Not atomic: each item succeeds or fails by itself. `timeout_s` is that of each request. Raises BatchFailed,
+        which has a result for each item."""
+        return self._run(self._batches.put_many(bucket, items, bucket_type, timeout_s))
+
+    def list_keys(
+        self,
+        bucket: Name,
+        *,
+        prefix: Name = "",
+        page_size: int = 1000,
+        bucket_type: Name | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[str]:
+        """The keys of a bucket that begin with `prefix`. Read page by page; `timeout_s` is that of each page."""
+        return self._names(bucket_type, bucket, prefix, page_size, timeout_s)
+
+    def list_buckets(
+        self,
+        *,
+        prefix: Name = "",
+        page_size: int = 1000,
+        bucket_type: Name | None = None,
+        timeout_s: float | None = None,
+    ) -> Iterator[str]:
+        """The buckets of a bucket type that have a key and begin with `prefix`, as `list_keys`."""
+        return self._names(bucket_type, None, prefix, page_size, timeout_s)
+
+    def properties(
+        self, bucket: Name | None = None, *, bucket_type: Name | None = None, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """The properties in force of a bucket; without it, of a bucket type."""
+        return self._run(self._operations.properties(bucket_type, bucket, timeout_s))
+
+    def _names(
+        self, bucket_type: Name | None, bucket: Name | None, prefix: Name, page_size: int, timeout_s: float | None
+    ) -> Iterator[str]:
+        continuation = ""
+        while True:
+            page = self._run(self._operations.page(bucket_type, bucket, prefix, page_size, continuation, timeout_s))
+            yield from page.names
+            continuation = page.continuation
+            if not continuation:
+                return
+
+    def _run(self, operation: Operation[T]) -> T:
+        try:
+            step = next(operation)
+            while True:
+                try:
+                    result = self._perform(step)
+                except BaseException as error:  # noqa: BLE001 - the operation decides, and ends with it
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(result)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        finally:
+            operation.close()
+
+    def _perform(self, step: Step) -> Any:
+        if self._closed.is_set():
+            raise closed()
+        if isinstance(step, Send):
+            return self._transport.send(step)
+        if isinstance(step, Call):
+            return step.function(*step.arguments)
+        self._closed.wait(step.seconds)
+        return None
+
+
+def operations_of(settings: Settings) -> Operations:
+    """The operations of a client with these options."""
+    nodes = Nodes(settings.seeds, routing=settings.routing, discover=settings.discover)
+    exchange = Exchange(nodes, settings.limits, time.monotonic, settings.authorization, random.Random())  # noqa: S311
+    return Operations(exchange, settings.bucket_type, settings.codecs, settings.resolver, settings.update_attempts)
+
+
+def closed() -> BadRequest:
+    """The error of a call after `close`."""
+    return BadRequest("the client is closed", reason="closed")

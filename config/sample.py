@@ -1,0 +1,94 @@
+"""A node's config file as text: every section and key with its meaning, what is set in force, the rest commented out.
+
+The texts are the docstrings of `config.settings`, so that a sample has what the program knows and no more.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from isthmus.config.schema import SettingKey, SettingKind, as_text, keys_of, range_text
+from isthmus.config.settings import Settings
+
+WIDTH: Final = 100
+"""Longest line of a comment."""
+
+Values = Mapping[str, Any]
+"""Key path ("node.name") -> value; of a list of tables its path -> the tables, each key -> value."""
+
+HEAD: Final = """\
+# The config file of one node. Lines that begin with "# " and a key are defaults: take the "# " away to set them.
+# `isthmus config check FILE` names every fault, `isthmus config show FILE` every value in force.
+"""
+
+
+def sample_text(values: Values, *, every: bool) -> str:
+    """A config file with `values`; with `every` also all other sections and keys, commented out."""
+    lines = [HEAD]
+    for key in keys_of(Settings).values():
+        assert key.inner is not None
+        lines += _section(key, key.name, values, every=every)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def docstrings_of(section: type) -> dict[str, str]:
+    """Field -> the docstring below it, in one line; a table of tables has none."""
+    module = ast.parse(textwrap.dedent(inspect.getsource(section)))
+    assert isinstance(module.body[0], ast.ClassDef)
+    body = module.body[0].body
+    found: dict[str, str] = {}
+    for field, below in zip(body, [*body[1:], None], strict=True):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
+
+
+def _section(key: SettingKey, path: str, values: Values, *, every: bool) -> Iterator[str]:
+    """The lines of a section and of those within it."""
+    assert key.inner is not None
+    if key.kind is SettingKind.TABLES:
+        tables = values.get(path, ())
+        for table in tables:
+            yield from _table(key, f"[[{path}]]", table, every=False, commented=False)
+        if every and not tables:
+            yield from _table(key, f"[[{path}]]", {}, every=True, commented=True)
+        return
+    prefix = f"{path}."
+    own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    yield from _table(key, f"[{path}]", own, every=every, commented=False)
+    for inner in keys_of(key.inner).values():
+        if inner.inner is not None:
+            yield from _section(inner, f"{path}.{inner.name}", values, every=every)
+
+
+def _table(key: SettingKey, head: str, own: Values, *, every: bool, commented: bool) -> Iterator[str]:
+    """A header and its keys. `commented`: nothing of it is in force."""
+    assert key.inner is not None
+    keys = [each for each in keys_of(key.inner).values() if each.inner is None]
+    shown = [each for each in keys if each.name in own or every]
+    if not shown:
+        return
+    texts = docstrings_of(key.inner)
+    yield f"{'# ' * commented}{head}"
+    for each in shown:
+        meaning = f"{texts.get(each.field, '')} ({range_text(each)})"
+        yield from textwrap.wrap(
+            meaning, WIDTH, initial_indent="#   ", subsequent_indent="#   ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+        if each.name in own:
+            yield f"{each.name} = {_toml(own[each.name])}"
+        else:
+            yield f"# {each.name} = {'...' if each.required else as_text(each, each.default)}"
+    yield ""
+
+
+def _toml(value: Any) -> str:
+    """A text, number or flag as TOML; JSON's escapes are TOML's."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,380 @@
+"""What `isthmus status` knows of all clusters, from the answers of one node of each. Pure.
+
+The judgements are those of `isthmus check`, at its default limits. A value that no answer has is None, and what is not
+known is named among `amiss`, never left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from isthmus.config.text import quantity
+from isthmus.config.units import parse_duration
+from isthmus.node.cli.check import (
+    GAPS,
+    LAG,
+    LETTERS,
+    PROVEN,
+    RANK,
+    Fact,
+    ProbeState,
+    ProbeThresholds,
+    gap_facts,
+    isr_facts,
+    lag_facts,
+    sink_facts,
+    staleness_facts,
+    sync_facts,
+)
+from isthmus.node.cli.output import Row, cell, object_in, objects_in
+
+PATHS: Final[Mapping[str, str]] = {
+    "cluster": "/admin/cluster",
+    "health": "/admin/nodes/health",
+    "lag": "/admin/lag",
+    "queues": "/admin/queues/nodes",
+    "sinks": "/admin/sink/nodes",
+    "fullsync": "/admin/fullsync/nodes",
+    "gaps": "/admin/gaps",
+    "options": "/admin/options",
+    "moves": "/admin/moves",
+}
+"""Name of an answer -> the request for it."""
+
+DISK_FREE_WARNING: Final = 0.1
+DISK_FREE_CRITICAL: Final = 0.03
+"""Free shares of a disk below which it is a warning, and critical. A node stops taking writes at 128 MiB; a tenth
+leaves time to act. A guess."""
+
+BY_FILE: Final = "the file of node "
+"""How the author of an option begins that a cluster took from the config of its first node; no person set it."""
+
+_AGE: Final = re.compile(r", as it answered \d+ s ago")
+"""The part of a link's reason that differs between links of one cause."""
+
+CAUSES_MAX: Final = 4
+"""Causes that a link names; each is a sentence, and `isthmus sink list` has them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAnswers:
+    """The answers about one cluster, or why there are none."""
+
+    name: str
+    """As the context or the node calls it; an address while neither is known."""
+    answers: Mapping[str, Row] = field(default_factory=dict)
+    """By the names of PATHS; what was not answered is absent."""
+    errors: Mapping[str, str] = field(default_factory=dict)
+    """Name -> why it was not answered."""
+
+
+def report(clusters: Sequence[ClusterAnswers]) -> dict[str, Any]:
+    """The document that `isthmus status -o json` prints."""
+    amiss = [{"cluster": each.name, **_finding(fact)} for each in clusters for fact in facts_of(each)]
+    worst = max((ProbeState[row["state"].upper()] for row in amiss), key=RANK.index, default=ProbeState.OK)
+    return {
+        "state": worst.name.lower(),
+        "clusters": [_cluster(each) for each in clusters],
+        "links": links_of(clusters),
+        "held": [row for each in clusters for row in held_in(each)],
+        "amiss": sorted(amiss, key=lambda row: -RANK.index(ProbeState[row["state"].upper()])),
+    }
+
+
+def _finding(fact: Fact) -> dict[str, Any]:
+    return {"state": fact.state.name.lower(), "sentence": fact.sentence}
+
+
+# --- clusters ---
+
+
+def _cluster(of: ClusterAnswers) -> dict[str, Any]:
+    """Nodes, partitions, disks and certificates of one cluster; None where they are not known."""
+    answer = of.answers.get("cluster")
+    if answer is None:
+        return {"cluster": of.name, "answers": False, "reason": of.errors.get("cluster", "")}
+    nodes = objects_in(answer, "nodes")
+    counts = object_in(answer, "partitions")
+    total, online = counts.get("total"), counts.get("online")
+    health = object_in(of.answers.get("health", {}), "nodes")
+    under, below = answer.get("under_replicated"), answer.get("below_min_isr")
+    return {
+        "cluster": of.name,
+        "answers": True,
+        "answered_by": answer.get("node"),
+        "cluster_uuid": answer.get("cluster_uuid"),
+        "state": answer.get("state"),
+        "nodes": {
+            "total": len(nodes),
+            "live": sum(row.get("state") == "live" for row in nodes),
+            "not_live": [str(row.get("name")) for row in nodes if row.get("state") != "live"],
+            "silent": answer.get("silent"),
+        },
+        "partitions": {
+            "total": total,
+            "online": online,
+            "below_full_isr": len(under) if isinstance(under, list) else None,
+            "below_min_isr": len(below) if isinstance(below, list) else None,
+            "offline": total - online if isinstance(total, int) and isinstance(online, int) else None,
+        },
+        "versions": sorted({str(one.get("version")) for one in health.values() if isinstance(one, dict)}),
+        "disks": [
+            {"node": node, **{key: (one or {}).get(key) for key in ("free_bytes", "total_bytes")}}
+            for node, one in health.items()
+        ],
+        "certificates_expire_ms": min(_expiries(health), default=None),
+        "dead_letters": _dead_letters(of),
+        "gaps": len(objects_in(of.answers["gaps"], "gaps")) if "gaps" in of.answers else None,
+    }
+
+
+def _expiries(health: Mapping[str, Any]) -> list[int]:
+    found = (object_in(one, "certificates") for one in health.values() if isinstance(one, dict))
+    return [at_ms for each in found for at_ms in each.values() if isinstance(at_ms, int)]
+
+
+def _dead_letters(of: ClusterAnswers) -> int | None:
+    """Dead letters of all nodes; None as soon as one node's are not known."""
+    if "sinks" not in of.answers:
+        return None
+    rows = objects_in(of.answers["sinks"], "nodes")
+    kept = [object_in(object_in(row, "sink"), "dead_letters").get("kept") for row in rows]
+    known = [count for count in kept if isinstance(count, int)]
+    return sum(known) if len(known) == len(kept) else None
+
+
+def free_share(disk: Row) -> float | None:
+    """The free part of a disk, from 0 to 1; None: unknown."""
+    free, total = disk.get("free_bytes"), disk.get("total_bytes")
+    return free / total if isinstance(free, int) and isinstance(total, int) and total > 0 else None
+
+
+# --- what is amiss ---
+
+
+def facts_of(of: ClusterAnswers) -> list[Fact]:
+    """Everything about one cluster that is not well or not known."""
+    if "cluster" not in of.answers:
+        return [Fact(ProbeState.UNKNOWN, of.errors.get("cluster", "no node answers"))]
+    cluster = of.answers["cluster"]
+    found = [Fact(ProbeState.UNKNOWN, f"{name}: {why}") for name, why in of.errors.items()]
+    found += [*staleness_facts(cluster), *isr_facts(cluster, ProbeThresholds(0, 0)), *_health_facts(of, cluster)]
+    if "lag" in of.answers:
+        limits = ProbeThresholds(*map(parse_duration, LAG))
+        found += lag_facts(objects_in(of.answers["lag"], "lag"), limits)
+    fullsync = of.answers.get("fullsync", {})
+    nodes, at_ms = fullsync.get("nodes"), fullsync.get("at_ms")
+    if isinstance(nodes, dict) and isinstance(at_ms, int):
+        limits = ProbeThresholds(*map(parse_duration, PROVEN))
+        found += sync_facts(nodes, limits, at_ms=at_ms, gone=fullsync.get("gone"))[0]
+    if "gaps" in of.answers:
+        found += gap_facts(of.answers["gaps"], ProbeThresholds(*map(parse_duration, GAPS)))
+    if "sinks" in of.answers:
+        rows = objects_in(of.answers["sinks"], "nodes")
+        found += sink_facts({str(row.get("node")): row.get("sink") for row in rows}, ProbeThresholds(*LETTERS))
+    return [fact for fact in dict.fromkeys(found) if fact.state is not ProbeState.OK]
+
+
+def _health_facts(of: ClusterAnswers, cluster: Row) -> Iterable[Fact]:
+    """Disks that are nearly full, and certificates that need an operator."""
+    health = of.answers.get("health", {})
+    sentences = [str(each) for each in cluster.get("warnings") or () if "by its session" not in str(each)]
+    for node, one in object_in(health, "nodes").items():
+        if not isinstance(one, dict):
+            why = object_in(health, "unknown").get(node)
+            yield Fact(ProbeState.UNKNOWN, f"node {node}: its disk and certificates are not known: {cell(why)}")
+            continue
+        sentences += [str(each) for each in one.get("problems") or ()]
+        share = free_share(one)
+        if share is not None and share < DISK_FREE_WARNING:
+            state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
+            yield Fact(state, f"node {node}: {100 * share:.0f} % of its disk are free")
+    yield from (Fact(ProbeState.WARNING, each) for each in dict.fromkeys(sentences))
+
+
+# --- links ---
+
+
+def links_of(clusters: Sequence[ClusterAnswers]) -> list[dict[str, Any]]:
+    """A row for each queue and the cluster that owns it: how far that one is behind, and why."""
+    by_uuid = {each.answers["cluster"].get("cluster_uuid"): each for each in clusters if "cluster" in each.answers}
+    found: list[dict[str, Any]] = []
+    for source in clusters:
+        queues: dict[str, list[Row]] = {}
+        for row in objects_in(source.answers.get("lag", {}), "lag"):
+            queues.setdefault(str(row.get("queue")), []).append(row)
+        found += [_link(source, name, rows, by_uuid) for name, rows in queues.items()]
+    known = {(row["from_uuid"], row["queue"]) for row in found}
+    for sink in clusters:
+        found += _links_from_elsewhere(sink, known, {uuid for uuid in by_uuid if uuid})
+    return found
+
+
+def _link(
+    source: ClusterAnswers, queue: str, rows: Sequence[Row], by_uuid: Mapping[Any, ClusterAnswers]
+) -> dict[str, Any]:
+    uuid, source_uuid = rows[0].get("uuid"), object_in(source.answers, "cluster").get("cluster_uuid")
+    sink = by_uuid.get(uuid) if uuid else None
+    causes = list(dict.fromkeys(str(row["reason"]) for row in rows if row.get("reason")))
+    if sink is not None:
+        causes = [*_causes_at(sink, queue, source_uuid), *causes]  # what is done there is why it is seen here
+    elif uuid is not None and len(by_uuid) > 1:
+        causes.append(f"{cell(rows[0].get('cluster'))} is not asked here: what its sinks do is not known")
+    proven = [row.get("proven_ms") for row in rows]
+    state = max((fact.state for fact in lag_facts(rows, ProbeThresholds(*map(parse_duration, LAG)))), key=RANK.index)
+    return {
+        "from": source.name,
+        "from_uuid": source_uuid,
+        "to": rows[0].get("cluster") if sink is None else sink.name,
+        "queue": queue,
+        "state": state.name.lower(),
+        "seconds": _most(rows, "seconds"),
+        "objects": _sum(rows, "objects"),
+        "bytes": _sum(rows, "bytes"),
+        "proven_ms": None if None in proven else min(at for at in proven if at is not None),
+        "causes": causes[:CAUSES_MAX],
+        "bucket_types": [
+            {key: row.get(key) for key in ("bucket_type", "seconds", "objects", "bytes", "proven_ms", "reason")}
+            for row in rows
+        ],
+    }
+
+
+def _most(rows: Sequence[Row], key: str) -> float | None:
+    numbers = [row.get(key) for row in rows]
+    known = [number for number in numbers if isinstance(number, int | float)]
+    return max(known) if len(known) == len(numbers) else None
+
+
+def _sum(rows: Sequence[Row], key: str) -> int | None:
+    numbers = [row.get(key) for row in rows]
+    known = [number for number in numbers if isinstance(number, int)]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def _causes_at(sink: ClusterAnswers, queue: str, source_uuid: Any) -> list[str]:
+    """Why the nodes of a receiving cluster fetch less than there is: a sentence for each state and reason."""
+    if "sinks" not in sink.answers:
+        return [f"{sink.name}: what its sinks do is not known"]
+    nodes: dict[str, list[str]] = {}
+    for row in objects_in(sink.answers["sinks"], "nodes"):
+        node = str(row.get("node"))
+        if not isinstance(row.get("sink"), dict):
+            nodes.setdefault("what its sink does is not known", []).append(node)
+            continue
+        for link in objects_in(row["sink"], "sinks"):
+            ours = link.get("queue") == queue and link.get("source_uuid") in (source_uuid, None)
+            if ours and (link.get("state") != "running" or link.get("reason")):
+                why = f": {_AGE.sub('', str(link['reason']))}" if link.get("reason") else ""
+                nodes.setdefault(f"{cell(link.get('state'))}{why}", []).append(node)
+    return [f"at {sink.name} ({_nodes(found)}): {why}" for why, found in nodes.items()]
+
+
+def _nodes(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    return unique[0] if len(unique) == 1 else quantity(len(unique), "node")
+
+
+def _links_from_elsewhere(
+    sink: ClusterAnswers, known: set[tuple[Any, str]], asked: set[Any]
+) -> Iterable[dict[str, Any]]:
+    """Links whose source is not asked: their lag is known there alone."""
+    rows: dict[tuple[Any, str], list[Row]] = {}
+    for node in objects_in(sink.answers.get("sinks", {}), "nodes"):
+        for link in objects_in(object_in(node, "sink"), "sinks") if isinstance(node.get("sink"), dict) else ():
+            source = link.get("source_uuid")
+            if source and source not in asked and (source, str(link.get("queue"))) not in known:
+                rows.setdefault((source, str(link.get("queue"))), []).append(link)
+    for (source, queue), links in rows.items():
+        name = next((str(link["source_cluster"]) for link in links if link.get("source_cluster")), source)
+        yield {
+            "from": name,
+            "from_uuid": source,
+            "to": sink.name,
+            "queue": queue,
+            "state": "unknown",
+            **dict.fromkeys(("seconds", "objects", "bytes", "proven_ms")),
+            "causes": [
+                f"{name} is not asked here: it alone knows how far {sink.name} is behind",
+                *_causes_at(sink, queue, source)[: CAUSES_MAX - 1],
+            ],
+            "bucket_types": [],
+        }
+
+
+# --- held by people ---
+
+
+def held_in(of: ClusterAnswers) -> list[dict[str, Any]]:
+    """What operators hold back in one cluster: {"cluster", "what", "by", "at_ms", "reason"}."""
+    found = [*_held_queues(of), *_held_sinks(of), *_held_checks(of), *_drained(of), *_options(of)]
+    unique = {tuple(row.values()): row for row in found}
+    return [{"cluster": of.name, **row} for row in unique.values()]
+
+
+def _held(what: str, act: Row) -> dict[str, Any]:
+    return {"what": what, "by": act.get("by"), "at_ms": act.get("at_ms"), "reason": act.get("reason") or ""}
+
+
+def _where(act: Row) -> str:
+    return "" if act.get("node") is None else f" on {act['node']}"
+
+
+def _held_queues(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+    for node in objects_in(of.answers.get("queues", {}), "nodes"):
+        for queue in objects_in(node, "queues"):
+            name = f"queue {queue.get('name')}"
+            for act in objects_in(queue, "suspensions"):
+                yield _held(f"{name}: {cell(act.get('what'))} suspended{_where(act)}", act)
+            throttle = object_in(queue, "throttle")
+            if isinstance(throttle.get("set"), dict):
+                yield _held(f"{name}: throttled to {_rates(throttle)}", throttle["set"])
+
+
+def _rates(throttle: Row) -> str:
+    limits = object_in(throttle, "configured")
+    shown = [f"{limits[key]} {key.split('_')[0]}/s" for key in limits if limits[key]]
+    return " and ".join(shown) or "no limit, whatever the file says"
+
+
+def _held_sinks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+    throttled: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for node in objects_in(of.answers.get("sinks", {}), "nodes"):
+        sink = node.get("sink")
+        if not isinstance(sink, dict):
+            continue
+        for act in objects_in(sink, "suspensions"):
+            scope = [f" of queue {act['queue']}"] * bool(act.get("queue")) + [f" at {act['peer']}"] * bool(
+                act.get("peer")
+            )
+            yield _held(f"sink: fetches{''.join(scope)} suspended{_where(act)}", act)
+        limits = object_in(object_in(sink, "throttle"), "configured")
+        if isinstance(sink.get("limits_set"), dict) and any(limits.values()):
+            row = _held(f"throttled to {_rates(sink['throttle'])}", sink["limits_set"])
+            throttled.setdefault(str(row), (row, []))[1].append(str(node.get("node")))
+    for row, nodes in throttled.values():
+        yield {**row, "what": f"sink of {_nodes(nodes)}: {row['what']}"}
+
+
+def _held_checks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+    for one in object_in(of.answers.get("fullsync", {}), "nodes").values():
+        for peer in objects_in(one, "peers") if isinstance(one, dict) else ():
+            if isinstance(peer.get("suspended"), dict):
+                yield _held(f"full-sync {peer.get('name')}: suspended", peer["suspended"])
+
+
+def _drained(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+    for act in objects_in(of.answers.get("moves", {}), "drained"):
+        yield _held(f"node {act.get('node')}: drained", act)
+
+
+def _options(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+    for row in objects_in(of.answers.get("options", {}), "options"):
+        by_file = str(row.get("by")).startswith(BY_FILE)
+        if row.get("set") is not None and str(row["set"]) != str(row.get("default")) and not by_file:
+            scope = "" if row.get("bucket_type") is None else f" of {row['bucket_type']}"
+            what = f"option {row.get('option')}{scope} = {row['set']} (default {cell(row.get('default'))})"
+            yield _held(what, row)

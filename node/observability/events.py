@@ -1,0 +1,98 @@
+"""What happened on this node lately, for operators: events of its log that tell of more than one request.
+
+A step of the log's chain (`logs.configure`) hands each event over; of those of KINDS the newest EVENTS_MAX are kept in
+memory. Acts of operators are left out: the audit log has them, on disk. Events below the log's level never come here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+EVENTS_MAX: Final = 2_000
+"""Events that are kept: hours of a quiet cluster, and the whole story of a bad one; at most 1 MB."""
+
+TEXT_MAX: Final = 400
+"""Longest text of an event; the log has the rest."""
+
+KINDS: Final[Mapping[str, str]] = {
+    "controller": "election",
+    "balancing": "election",
+    "isr": "replica",
+    "far": "replica",
+    "attaching": "replica",
+    "clearing": "replica",
+    "identity": "replica",
+    "log": "replica",
+    "store": "replica",
+    "node": "node",
+    "metastore": "node",
+    "transport": "node",
+    "placement": "order",
+    "properties": "option",
+    "storage": "disk",
+    "queue": "link",
+    "sink": "link",
+    "fullsync": "check",
+    "trees": "check",
+    "security": "security",
+    "files": "security",
+    "runtime": "problem",
+    "audit": "problem",
+}
+"""First part of an event's name -> kind."""
+
+QUIET: Final = frozenset(
+    ("trees.built", "transport.dial.failed", "fullsync.skipped", "queue.made", "far.takes", "far.round_begins")
+)
+"""Events of these kinds that are no news to an operator, or come by the hundred."""
+
+HIDDEN: Final = frozenset(("event", "node", "level", "timestamp", "exception", "exc_info", "stack"))
+"""Fields that an event's text does not repeat."""
+
+
+class RecentEvent(NamedTuple):
+    """One event. `number` counts the events of this process."""
+
+    number: int
+    at_ms: int
+    kind: str
+    event: str
+    level: str
+    text: str
+
+
+class RecentEvents:
+    """The newest events of this process; `keep` is called by all threads that log."""
+
+    def __init__(self, limit_count: int = EVENTS_MAX) -> None:
+        self._events: deque[RecentEvent] = deque(maxlen=limit_count)
+        self._number = 0
+
+    def keep(self, _logger: Any, method: str, event: Any) -> Any:
+        """A step of the log's chain: keeps the event if it is one for operators, and passes it on."""
+        name = str(event.get("event", ""))
+        kind = KINDS.get(name.partition(".")[0])
+        if kind is not None and method != "debug" and not _is_quiet(name, event):
+            told = ((key, value) for key, value in event.items() if key not in HIDDEN and value not in ("", None))
+            fields = ", ".join(f"{key} {value}" for key, value in told)
+            self._number += 1
+            at_ms = time.time_ns() // 1_000_000
+            self._events.append(RecentEvent(self._number, at_ms, kind, name, method, fields[:TEXT_MAX]))
+        return event
+
+    def since(self, at_ms: int, limit: int) -> list[RecentEvent]:
+        """The newest events from `at_ms` on, `limit` at most, the oldest first."""
+        found = [each for each in list(self._events) if each.at_ms >= at_ms]
+        return found[-limit:] if limit else []
+
+
+def _is_quiet(name: str, event: Mapping[str, Any]) -> bool:
+    """True for acts, for events of QUIET, and for the steps of an election but its last, the new leader's."""
+    return name in QUIET or "by" in event or (name == "isr.role" and event.get("role") != "leader")
+
+
+recent: Final = RecentEvents()
+"""This process's events."""

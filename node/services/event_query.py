@@ -1,0 +1,110 @@
+"""What happened lately on all nodes: events of their logs, acts of operators, results of full-sync, in one order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from isthmus.node.observability.events import RecentEvents
+from isthmus.node.services.audit_query import NodeAudit
+from isthmus.node.services.cluster_query import JsonBody, Query
+from isthmus.node.services.fullsync_status import FullSyncStatus
+
+METHOD: Final = "events"
+
+LIMIT_MAX: Final = 1_000
+"""Most events of one answer."""
+
+ACT: Final = "act"
+CHECK: Final = "check"
+
+RESULTS_MAX: Final = 200
+"""Newest results of a peer that are looked at: those of some days."""
+
+
+class ReadEvents(msgspec.Struct, frozen=True):
+    """The newest `limit` events of a node from `since_ms` on."""
+
+    since_ms: int
+    limit: int
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened. `id` is unique among the events of a node since its start."""
+
+    id: str
+    at_ms: int
+    node: str
+    kind: str
+    event: str
+    level: str
+    text: str
+
+
+EVENTS: Final[Query[ReadEvents, list[Event]]] = Query(
+    METHOD, JsonBody(METHOD, ReadEvents), JsonBody(METHOD, list[Event])
+)
+
+
+class EventResponder:
+    """Answers EVENTS from this node's events and the results of its checks."""
+
+    def __init__(self, node: str, recent: RecentEvents, fullsync: FullSyncStatus) -> None:
+        self._node = node
+        self._recent = recent
+        self._fullsync = fullsync
+
+    async def respond(self, request: ReadEvents) -> list[Event]:
+        """See Responder."""
+        limit = max(1, min(request.limit, LIMIT_MAX))
+        found = [
+            Event(f"e{one.number}", one.at_ms, self._node, one.kind, one.event, one.level, one.text)
+            for one in self._recent.since(request.since_ms, limit)
+        ]
+        found += self._checks(request.since_ms)
+        return sorted(found, key=lambda event: event.at_ms)[-limit:]
+
+    def _checks(self, since_ms: int) -> Iterable[Event]:
+        """A check that has ended is an event at its end."""
+        for peer in self._fullsync.checks(RESULTS_MAX)["peers"]:
+            for result in peer["results"]:
+                at_ms = int(result["began_ms"] + 1000 * result["seconds"])
+                if at_ms < since_ms:
+                    continue
+                verdict, reason = result["verdict"], f": {result['reason']}" if result.get("reason") else ""
+                text = f"{peer['name']}, bucket type {result['bucket_type']}, {result['kind']}: {verdict}{reason}"
+                level = "info" if verdict in ("in-sync", "repaired") else "warning"
+                number = f"c{peer['name']}/{result['bucket_type']}/{result['began_ms']}"
+                yield Event(number, at_ms, self._node, CHECK, f"check.{verdict}", level, text)
+
+
+def act_events(answers: Mapping[str, NodeAudit | None]) -> list[Event]:
+    """The acts of operators as events, from pages of the nodes' audit logs."""
+    return [
+        Event(f"a{act['id']}", act["at_ms"], node, ACT, _act_of(act), _level_of(act), _act_text(act))
+        for node, page in answers.items()
+        for act in (() if page is None else page.acts)
+    ]
+
+
+def _act_of(act: Mapping[str, Any]) -> str:
+    what = act.get("what")
+    return str(what.get("act")) if isinstance(what, dict) else "unknown"
+
+
+def _level_of(act: Mapping[str, Any]) -> str:
+    return "info" if act.get("outcome") == "done" else "warning"
+
+
+def _act_text(act: Mapping[str, Any]) -> str:
+    who = act.get("who")
+    by = who.get("by") or who.get("role") if isinstance(who, dict) else None
+    reason = f": {act['reason']}" if act.get("reason") else ""
+    return f"{act.get('outcome')}, by {by or act.get('from') or 'unknown'} ({act.get('via')}){reason}"
+
+
+def merged_events(events: Iterable[Event], limit: int) -> list[Event]:
+    """The newest `limit` events, the oldest first; those of one node at one time stay in their order."""
+    return sorted(events, key=lambda event: event.at_ms)[-limit:]

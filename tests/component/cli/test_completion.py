@@ -1,0 +1,108 @@
+"""Completion of live names, as a shell asks for them: through the command itself, with its variables."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from isthmus.node.cli.contexts import ClusterEntry, ContextEntry, ContextFile, save
+from tests.support.cluster_answers import cluster_answer
+from tests.support.fake_admin_listener import FakeAdminListener
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch) -> FakeAdminListener:
+    """A cluster with names, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    listener.respond("/admin/cluster", cluster_answer("east"))
+    listener.respond("/admin/queues", {"queues": [{"name": "to-west"}, {"name": "to-north"}]})
+    listener.respond("/admin/bucket-types", {"bucket_types": [{"name": "default"}, {"name": "maps"}]})
+    listener.respond("/admin/fullsync?results=0", {"peers": [{"name": "west"}]})
+    return listener
+
+
+def completed(line: str, **variables: str) -> list[str]:
+    """What a shell offers at the end of a line."""
+    words = line.split(" ")
+    run = [sys.executable, "-c", "import sys; from isthmus.node.cli.main import main; sys.exit(main())"]
+    asked = {"_ISTHMUS_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run(
+        run,
+        env={**os.environ, **asked, **variables},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    return [each.partition(",")[2] for each in done.stdout.splitlines() if each]
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("isthmus queue show ", ["to-north", "to-west"]),
+        ("isthmus queue show to-w", ["to-west"]),
+        ("isthmus queue list --node east-", ["east-1", "east-2", "east-3"]),
+        ("isthmus node drain east-1 east", ["east-1", "east-2", "east-3"]),
+        ("isthmus bucket-type show m", ["maps"]),
+        ("isthmus partition list --bucket-type d", ["default"]),
+        ("isthmus fullsync run all --peer ", ["west"]),
+        ("isthmus gaps to-n", ["to-north"]),
+        ("isthmus sta", ["status"]),
+        ("isthmus queue show --outp", ["--output"]),
+    ],
+)
+def test_names_are_completed(shell: FakeAdminListener, line: str, names: list[str]) -> None:
+    """Live ones of the cluster, and those of commands and options."""
+    assert completed(line) == names
+
+
+def test_options_and_contexts_need_no_cluster(shell: FakeAdminListener, tmp_path: Path) -> None:
+    """They are known on this machine."""
+    file = tmp_path / "contexts.toml"
+    entries = {"east": ClusterEntry(("http://127.0.0.1:9",)), "west": ClusterEntry(("http://127.0.0.1:9",))}
+    save(file, ContextFile({"prod": ContextEntry(entries)}, "prod"))
+    assert completed("isthmus option show replication.min", ISTHMUS_CONTEXTS=str(file)) == ["replication.min.isr"]
+    assert completed("isthmus context use p", ISTHMUS_CONTEXTS=str(file)) == ["prod"]
+    assert completed("isthmus lag --cluster w", ISTHMUS_CONTEXTS=str(file)) == ["west"]
+
+
+def test_names_are_remembered_for_a_while(shell: FakeAdminListener, tmp_path: Path) -> None:
+    """Several TABs ask once; later the cluster is asked again; the files are the user's alone."""
+    assert completed("isthmus queue show to-w") == ["to-west"]
+    shell.respond("/admin/queues", {"queues": [{"name": "new"}]})
+    assert completed("isthmus queue show to-w") == ["to-west"]
+    (file,) = (tmp_path / "cache" / "isthmus" / "names").iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    old = time.time() - 60
+    os.utime(file, (old, old))
+    assert completed("isthmus queue show ") == ["new"]
+
+
+def test_a_cluster_that_does_not_answer_completes_nothing_and_says_nothing(shell: FakeAdminListener) -> None:
+    """Neither a refused connection nor silence is told in the middle of a person's line, and the next TAB is quick."""
+    assert completed("isthmus queue show ", ISTHMUS_ADMIN="http://127.0.0.1:9") == []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        admin = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert completed("isthmus queue show ", ISTHMUS_ADMIN=admin) == []
+        silent.settimeout(0)
+        while True:
+            try:
+                silent.accept()[0].close()
+            except BlockingIOError:
+                break
+        assert completed("isthmus queue show ", ISTHMUS_ADMIN=admin) == []
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+    shell.respond("/admin/queues", b"<html>")
+    assert completed("isthmus queue show ") == []

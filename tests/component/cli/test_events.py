@@ -1,0 +1,72 @@
+"""`isthmus events` against a listener that answers from a script."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from isthmus.node.cli import events
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.cli.main import main
+from tests.support.fake_admin_listener import FakeAdminListener
+
+AT_MS = 1_700_000_000_000
+
+
+def event(number: int, node: str = "n1", **changed: Any) -> dict[str, Any]:
+    """An event of /admin/events."""
+    named = {"id": f"e{number}", "at_ms": AT_MS + number, "node": node, "kind": "replica", "event": "isr.shrunk"}
+    return {**named, "level": "info", "text": f"partition {number}", **changed}
+
+
+def test_events_are_a_timeline(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """The oldest first, with time, node, kind and text; nodes without an answer are named; JSON has all."""
+    answer = {"events": [event(1), event(2, "n2")], "unknown": {"n3": "not alive"}, "at_ms": AT_MS}
+    listener.respond("/admin/events?limit=100", answer)
+    assert main(["events"]) == Exit.OK
+    out, err = capsys.readouterr()
+    assert [" ".join(line.split()) for line in out.splitlines()[1:]] == [
+        "2023-11-14 22:13:20Z n1 replica isr.shrunk partition 1",
+        "2023-11-14 22:13:20Z n2 replica isr.shrunk partition 2",
+    ]
+    assert err == "isthmus: the events of node n3 are unknown: not alive\n"
+    assert main(["events", "-o", "json", "--node", "n2"]) == Exit.OK
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)["events"]] == ["e2"]
+
+
+def test_since_is_a_time_or_a_while_ago(
+    listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both become milliseconds since 1970."""
+    monkeypatch.setattr(events.time, "time_ns", lambda: AT_MS * 1_000_000)
+    listener.respond(f"/admin/events?since={AT_MS - 900_000}&kind=node&limit=5", {"events": []})
+    assert main(["events", "--since", "15m", "--kind", "node", "--limit", "5"]) == Exit.OK
+    listener.respond("/admin/events?since=1735689600000&limit=100", {"events": []})
+    assert main(["events", "--since", "2025-01-01"]) == Exit.OK
+    assert main(["events", "--since", "soon"]) == Exit.USAGE
+    assert main(["events", "--timeout", "1s"]) == Exit.USAGE
+    assert "--timeout ends --follow" in capsys.readouterr().err
+
+
+def test_follow_prints_each_event_once(
+    listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It looks back a little each time, since clocks differ; --timeout or Ctrl-C ends it with code 0."""
+    monkeypatch.setattr(events, "FOLLOW_S", 0.02)
+    listener.respond("/admin/events?limit=100", {"events": [event(1), event(2)], "at_ms": AT_MS})
+    back = AT_MS + 2 - events.OVERLAP_MS
+    listener.respond(
+        f"/admin/events?since={back}&limit=1000", {"events": [event(2), event(2, "n2"), event(2, id="a1")]}
+    )
+    assert main(["events", "--follow", "--timeout", "150ms", "-o", "json"]) == Exit.OK
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["node"], line["id"]) for line in lines] == [("n1", "e1"), ("n1", "e2"), ("n2", "e2"), ("n1", "a1")]
+
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(events.time, "sleep", interrupted)
+    assert main(["events", "--follow"]) == Exit.OK
+    assert capsys.readouterr().out.splitlines()[0] == "2023-11-14 22:13:20Z n1 isr.shrunk: partition 1"

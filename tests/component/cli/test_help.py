@@ -1,0 +1,86 @@
+"""`isthmus help` and the help of commands."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import pytest
+
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.credentials import CHOICES, OPTIONS
+from isthmus.node.cli.exit_codes import MEANINGS, Exit
+from isthmus.node.observability.version import program_version
+
+
+def test_help_shows_any_command_and_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Words lead to a command's help, at any depth; without any the root's; a slip gets a suggestion."""
+    assert cli.main(["help", "sink", "dead-letters", "list"]) == Exit.OK
+    assert "Usage: isthmus sink dead-letters list" in capsys.readouterr().out
+    assert cli.main(["help"]) == Exit.OK
+    assert "NOUN VERB" in capsys.readouterr().out
+    assert cli.main(["help", "queue", "lst"]) == Exit.USAGE
+    assert 'no such command: "lst"; did you mean "list"?' in capsys.readouterr().err
+    assert cli.main(["help", "lag", "list"]) == Exit.USAGE
+
+
+def test_connection_options_stand_in_one_place(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help of a command has one line for all of them; `isthmus help connection` has each, with its variable."""
+    assert cli.main(["lag", "--help"]) == Exit.OK
+    out = capsys.readouterr().out
+    assert "isthmus help connection" in " ".join(out.split())
+    assert cli.main(["help", "connection"]) == Exit.OK
+    explained = capsys.readouterr().out
+    for flag, _, variable, _ in (*CHOICES, *OPTIONS, ("--admin", "", "ISTHMUS_ADMIN", "")):
+        assert flag not in out
+        assert f"{flag} " in explained
+        assert variable in explained
+
+
+def test_exit_codes_are_a_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    """With every code that a command may end with."""
+    assert cli.main(["help", "exit-codes"]) == Exit.OK
+    out = capsys.readouterr().out
+    assert all(meaning in out for meaning in MEANINGS.values())
+
+
+def test_every_command_that_asks_a_node_takes_all_connection_options() -> None:
+    """Nobody has to remember which of them a command has."""
+    wanted = {flag for flag, *_ in (*CHOICES, *OPTIONS)}
+    context = click.Context(cli.root, info_name="isthmus")
+
+    def lacking(group: click.Group) -> list[str]:
+        found = []
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            if isinstance(command, click.Group):
+                found += [f"{name} {each}" for each in lacking(command)]
+                continue
+            flags = {flag for each in command.params for flag in each.opts}
+            if {"--admin", "--http"} & flags and name != "add" and not wanted <= flags:
+                found.append(f"{name}: {wanted - flags}")
+        return found
+
+    assert lacking(cli.root) == []
+
+
+def test_the_root_help_has_sections_and_a_line_for_each_noun(capsys: pytest.CaptureFixture[str]) -> None:
+    """Basics first, development last; no summary is wrapped at 80 columns, and every noun stands in one section."""
+    assert cli.main(["--help"]) == Exit.OK
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Options", *cli.GROUPS]
+    listed = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in cli.NOUNS]
+    assert listed == [name for nouns in cli.GROUPS.values() for name in nouns]
+    assert max(map(len, lines)) <= 80
+    for name in cli.NOUNS:
+        assert any(line.startswith(f"  {name} ") and line.endswith(cli.NOUNS[name].summary) for line in lines), name
+
+
+def test_version_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """As --version, and with Python and system; as JSON for programs."""
+    assert cli.main(["version"]) == Exit.OK
+    assert capsys.readouterr().out.startswith(f"isthmus {program_version()}, Python 3.")
+    assert cli.main(["version", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["isthmus"] == program_version()

@@ -1,0 +1,214 @@
+"""Waiting for a cluster and for orders, and rolling restarts, against a listener that answers from a script."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.node.cli import waiting
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.cli.main import main
+from isthmus.node.cli.waiting import Goal, lacking
+from tests.component.cli.test_reassignment import ENDED, ORDER, ORDERED
+from tests.support.cluster_answers import NOW_MS, cluster_answer, health_answer, respond_as
+from tests.support.fake_admin_listener import FakeAdminListener
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits half a second for a scripted answer."""
+    monkeypatch.setattr(waiting, "POLL_S", 0.01)
+
+
+@pytest.fixture
+def east(listener: FakeAdminListener) -> FakeAdminListener:
+    """A healthy cluster."""
+    respond_as(listener, "east")
+    return listener
+
+
+def after(listener: FakeAdminListener, path: str, requests: int, answer: Any) -> None:
+    """Another answer from the given request of any path on."""
+    seen = [0]
+
+    def count(_headers: Any) -> None:
+        seen[0] += 1
+        if seen[0] == requests:
+            listener.respond(path, answer)
+
+    listener.on_headers = count
+
+
+@pytest.mark.parametrize(
+    ("changed", "online", "in_sync"),
+    [
+        ({}, "", ""),
+        ({"partitions": {"total": 12, "online": 11}}, "11 of 12 partitions are online", "11 of 12"),
+        ({"partitions": {"total": 0, "online": 0}}, "knows no partitions yet", "knows no partitions yet"),
+        ({"partitions": {}}, "knows no partitions yet", "knows no partitions yet"),
+        ({"waiting": "for one more node"}, "for one more node", "for one more node"),
+        ({"below_min_isr": [3]}, "too few replicas are in sync to take writes in 3", ""),
+        ({"under_replicated": [1, 2]}, "", "replicas are out of sync in 2 of 12 partitions: 1, 2"),
+        ({"problems": ["node east-3 is gone"]}, "", "node east-3 is gone"),
+    ],
+)
+def test_what_a_goal_lacks(changed: dict[str, Any], online: str, in_sync: str) -> None:
+    """Online: every partition takes reads and writes. In sync: nothing is amiss either."""
+    cluster = {**cluster_answer("east"), **changed}
+    for goal, words in ((Goal.ONLINE, online), (Goal.IN_SYNC, in_sync)):
+        found = lacking(goal, cluster)
+        assert words in found
+        assert bool(found) == bool(words)
+
+
+def test_wait_returns_when_the_cluster_is_in_sync(east: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is lacking is told once, on standard error, and the code is 0."""
+    east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
+    after(east, "/admin/cluster", 4, cluster_answer("east"))
+    assert main(["cluster", "wait", "--timeout", "20s"]) == Exit.OK
+    out, err = capsys.readouterr()
+    assert out == "cluster east: in-sync\n"
+    assert err == "cluster: waits: replicas are out of sync in 1 of 12 partitions: 1\n"
+    east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
+    assert main(["cluster", "wait", "--online"]) == Exit.OK
+
+
+def test_a_wait_ends_at_its_timeout(east: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """Code 1 with what is lacking where the cluster answers, 3 where nobody does."""
+    east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
+    assert main(["cluster", "wait", "--timeout", "200ms"]) == Exit.DIFFERS
+    assert "cluster: not within 200ms: replicas are out of sync" in capsys.readouterr().err
+    assert main(["cluster", "wait", "--timeout", "200ms", "--admin", "http://127.0.0.1:9"]) == Exit.UNAVAILABLE
+    assert "does not answer: connection refused" in capsys.readouterr().err
+    east.respond("/admin/cluster", {"error": "who are you", "reason": "unauthorized"}, 401)
+    assert main(["cluster", "wait", "--timeout", "20s"]) == Exit.REFUSED
+
+
+@pytest.mark.parametrize("outcome", ["done", "cancelled"])
+def test_an_order_is_waited_for(east: FakeAdminListener, capsys: pytest.CaptureFixture[str], outcome: str) -> None:
+    """--wait returns when the order is over: code 0 when it was done, 1 when it was cancelled meanwhile."""
+    east.respond("/admin/moves", ORDERED)
+    running = {"orders": [ORDER], "ended": [], "drained": []}
+    ended = {"orders": [], "ended": [{**ENDED, "order": 7, "outcome": outcome}], "drained": []}
+    posted = [0]
+
+    def answer(_headers: Any) -> None:
+        posted[0] += 1
+        if posted[0] > 2:
+            east.respond("/admin/moves", running if posted[0] < 6 else ended)
+
+    east.on_headers = answer
+    code = main(["partition", "reassign", "--spread", "--yes", "--wait", "--timeout", "20s"])
+    out, err = capsys.readouterr()
+    assert code == (Exit.OK if outcome == "done" else Exit.DIFFERS)
+    assert "order 7: waits: 1 of 3 partitions done (1 copying, 1 done, 1 waiting)" in err
+    assert ("order 7: done" in out) == (outcome == "done")
+    assert ("order 7 ended as cancelled" in err) == (outcome == "cancelled")
+
+
+def test_a_drain_is_waited_for_until_the_node_is_empty(
+    east: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Leaderships move after the replicas: the command returns when both are gone."""
+    nothing = {"partitions": [], "order": None, "title": "drain east-3", "plan": "x", "nodes": [], "copies": 0}
+    east.respond("/admin/nodes/drain", nothing)
+    east.respond("/admin/nodes", {"nodes": [{"name": "east-3", "replicas": 0, "leaders": 2}]})
+    after(east, "/admin/nodes", 6, {"nodes": [{"name": "east-3", "replicas": 0, "leaders": 0}]})
+    assert main(["node", "drain", "east-3", "--yes", "--wait", "--timeout", "20s"]) == Exit.OK
+    assert "east-3 holds 0 replicas and leads 2 partitions" in capsys.readouterr().err
+
+
+def restarts(east: FakeAdminListener, tmp_path: Path) -> Path:
+    """A file into which restart commands write; a node that is named in it has another start from then on."""
+    log = tmp_path / "restarted"
+    log.touch()
+
+    def answer(_headers: Any) -> None:
+        health = health_answer("east")
+        for number, node in enumerate(log.read_text().split()):
+            health["nodes"][node] = {**health["nodes"][node], "started_ms": NOW_MS + 1_000 + number}
+        east.respond("/admin/nodes/health", health)
+
+    east.on_headers = answer
+    return log
+
+
+def test_a_rolling_restart_runs_the_command_for_each_node(
+    east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after the other, the one that controls the cluster last; --dry-run shows it, without --yes it asks."""
+    log = restarts(east, tmp_path)
+    words = [
+        "cluster",
+        "rolling-restart",
+        "--command",
+        f"echo {{node}} >> {log}; echo {{host}} >&2",
+        "--timeout",
+        "20s",
+    ]
+    assert main([*words, "--dry-run", "-o", "json"]) == Exit.OK
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert [step["node"] for step in steps] == ["east-1", "east-3", "east-2"]
+    assert "echo east-1.data-centre.example.com" in steps[0]["command"]
+    assert main(words) == Exit.USAGE
+    assert log.read_text() == ""
+    assert main([*words, "--yes"]) == Exit.OK
+    assert log.read_text().split() == ["east-1", "east-3", "east-2"]
+    assert "east-3: restarted and in sync after" in capsys.readouterr().out
+
+
+def test_a_rolling_restart_ends_at_the_first_failure_and_goes_on_later(
+    east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No other node is touched; with --since those that have started are left out."""
+    log = restarts(east, tmp_path)
+    fails = f"test {{node}} != east-3 && echo {{node}} >> {log}"
+    words = ["cluster", "rolling-restart", "--yes", "--timeout", "20s", "--command"]
+    assert main([*words, fails]) == Exit.DIFFERS
+    err = capsys.readouterr().err
+    assert "east-3: the command ended with code 1; --since '" in err
+    assert log.read_text().split() == ["east-1"]
+    assert main([*words, f"echo {{node}} >> {log}", "--since", str(NOW_MS + 500)]) == Exit.OK
+    assert log.read_text().split() == ["east-1", "east-3", "east-2"]
+
+
+def test_a_node_that_has_not_restarted_is_a_failure(
+    east: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that ends with 0 and restarts nothing is noticed: the node reports the same start as before."""
+    words = ["cluster", "rolling-restart", "--yes", "--timeout", "300ms", "--command", "true {node}"]
+    assert main(words) == Exit.DIFFERS
+    assert "isthmus: east-1: not within 300ms: it has not restarted: it runs since" in capsys.readouterr().err
+    assert main([*words[:-1], "sleep 5 # {node}"]) == Exit.DIFFERS
+    assert "the command did not end within 300ms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--command", "systemctl restart isthmus"], "it needs {node} or {host}"),
+        (["--command", "ssh {node}", "--node", "east-9"], 'no such node: "east-9"'),
+        (["--command", "ssh {node}", "--since", "soon"], "--since: 'soon' is no time"),
+    ],
+)
+def test_a_restart_that_cannot_be_meant_is_refused(
+    east: FakeAdminListener, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    """Before anything runs."""
+    assert main(["cluster", "rolling-restart", "--yes", *words]) == Exit.USAGE
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_cluster_that_is_not_in_sync_is_not_restarted(
+    east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another replica less could stop writes: the command waits, and then gives up."""
+    log = restarts(east, tmp_path)
+    east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
+    words = ["cluster", "rolling-restart", "--yes", "--timeout", "200ms", "--command", f"echo {{node}} >> {log}"]
+    assert main(words) == Exit.DIFFERS
+    assert "before it: not within 200ms: replicas are out of sync" in capsys.readouterr().err
+    assert log.read_text() == ""

@@ -1,0 +1,67 @@
+"""Events of three nodes in one timeline, through the admin listener of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isthmus.node.observability.events import RecentEvents
+from isthmus.node.services.audit_query import NodeAudit
+from isthmus.node.services.event_query import Event, EventResponder, ReadEvents, act_events, merged_events
+from tests.component.node.test_live import cut_off, get
+from tests.support.ensemble_nodes import three_nodes
+
+
+async def test_any_node_has_the_events_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acts and events of all nodes in order of time; one that does not answer is named; a wrong kind is refused."""
+    async with three_nodes(tmp_path) as nodes:
+        n1 = nodes["n1"]
+        act = {"at_ms": 2_000, "who": {"by": "ann"}, "what": {"act": "drain"}, "outcome": "done", "via": "cli"}
+        await nodes["n2"].services.audit.append(act)
+        status, answer = await get(n1, "/admin/events?kind=act")
+        assert (status, answer["unknown"]) == (200, {})
+        assert [(each["node"], each["event"], each["text"]) for each in answer["events"]] == [
+            ("n2", "drain", "done, by ann (cli)")
+        ]
+        status, answer = await get(n1, "/admin/events?since=3000&limit=5")
+        assert (status, [each for each in answer["events"] if each["kind"] == "act"]) == (200, [])
+        assert [each["at_ms"] for each in answer["events"]] == sorted(each["at_ms"] for each in answer["events"])
+        status, answer = await get(n1, "/admin/events?kind=gossip")
+        assert (status, answer["reason"]) == (400, "bad-query")
+        cut_off(n1, "n3", monkeypatch)
+        answer = (await get(n1, "/admin/events"))[1]
+        assert answer["unknown"] == {"n3": "not-ready: no connection to n3"}
+
+
+class Checks:
+    """A full-sync with two results."""
+
+    def checks(self, _results: int) -> dict[str, Any]:
+        rows = [
+            {"began_ms": 1_000, "seconds": 2.0, "bucket_type": "default", "kind": "all", "verdict": "in-sync"},
+            {"began_ms": 9_000, "seconds": 1.0, "bucket_type": "default", "kind": "day", "verdict": "differing"},
+        ]
+        return {"peers": [{"name": "west", "results": rows}]}
+
+
+async def test_results_of_checks_are_events_at_their_end() -> None:
+    """With the verdict; what differs is a warning."""
+    log = RecentEvents()
+    log.keep(None, "info", {"event": "node.up"})
+    found = await EventResponder("n1", log, Checks()).respond(ReadEvents(3_000, 10))  # type: ignore[arg-type]
+    assert [(each.at_ms, each.event, each.level) for each in found[:2]] == [
+        (3_000, "check.in-sync", "info"), (10_000, "check.differing", "warning"),
+    ]  # fmt: skip
+    assert found[0].text == "west, bucket type default, all: in-sync"
+    assert (found[2].event, found[2].kind) == ("node.up", "node")
+
+
+def test_acts_and_events_are_one_order() -> None:
+    """The newest of all, the oldest first; a refused act is a warning."""
+    act = {"id": 7, "at_ms": 5, "what": {"act": "queue.clear"}, "outcome": "refused", "via": "http", "from": "h:1"}
+    acts = act_events({"n1": NodeAudit([act], False, 0, 0), "n2": None})
+    assert (acts[0].text, acts[0].level, acts[0].id) == ("refused, by h:1 (http)", "warning", "a7")
+    events = [Event(str(at), at, "n2", "node", "x", "info", "") for at in (1, 9, 4)]
+    assert [each.at_ms for each in merged_events([*acts, *events], 3)] == [4, 5, 9]

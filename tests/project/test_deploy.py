@@ -1,0 +1,56 @@
+"""The files of `deploy/` for containers and ZooKeeper: what they name is there, and nodes accept their files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from isthmus.config.loader import load_file
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+NODES = sorted((DEPLOY / "container").glob("*.toml"))
+
+
+def services() -> dict[str, Any]:
+    """The services of the compose file."""
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "container" / "compose.yaml").read_text())["services"]
+    return found
+
+
+def test_each_node_of_the_compose_file_has_its_config() -> None:
+    """Two clusters of three nodes: each service mounts the file of its name, and depends on its own ZooKeepers."""
+    nodes = {name: service for name, service in services().items() if not name.startswith("zk-")}
+    assert sorted(nodes) == [file.stem for file in NODES]
+    for name, service in nodes.items():
+        assert service["volumes"][0].startswith(f"./{name}.toml:")
+        assert all(server.startswith(f"zk-{name.rpartition('-')[0]}-") for server in service["depends_on"])
+
+
+@pytest.mark.parametrize("file", NODES, ids=lambda file: file.stem)
+def test_a_node_of_the_compose_file_names_services_alone(file: Path) -> None:
+    """Its file has no fault; ZooKeepers, peers and the advertised host are services of the same compose file."""
+    settings = load_file(file)
+    assert settings.node.name == file.stem == settings.listen.advertise
+    names = re.findall(r"//([\w-]+):|(zk-[\w-]+):2181", file.read_text())
+    assert len(names) >= 7
+    assert {one or other for one, other in names} <= set(services())
+
+
+def test_published_ports_are_on_loopback() -> None:
+    """Without TLS and tokens nothing of the compose file is reachable from other machines."""
+    published = [port for service in services().values() for port in service.get("ports", ())]
+    assert len(published) == 4
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_zookeeper_s_clients_must_use_tls() -> None:
+    """The sample has a secure port, no plain one, and asks clients for a certificate."""
+    lines = (DEPLOY / "zookeeper" / "zoo.cfg").read_text().splitlines()
+    keys = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    assert keys["secureClientPort"] == "2281"
+    assert "clientPort" not in keys
+    assert keys["ssl.clientAuth"] == "need"

@@ -1,0 +1,178 @@
+"""Overview and Telemetry in a browser: links, alarms and charts of real clusters, as they change."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests.support.dashboard_browser import BrowserPage
+from tests.system.fullsync.clusters import Clusters, eventually, http_request
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+OpenPage = Callable[..., BrowserPage]
+
+CHARTS = {
+    "Replicated entries", "Replicate duration, mean", "Replicate duration, longest of the last 30 to 60 s",
+    "Replicate failures", "Apply duration, mean", "Apply duration, longest of the last 30 to 60 s",
+    "Worst partition: members in sync and min-ISR", "Log entries of a replica, mean", "Log entries of a replica, most",
+    "Unapplied entries of a replica, mean", "Unapplied entries of a replica, most",
+    "Size on disk, of all bucket types", "Nodes that the sums have",
+}  # fmt: skip
+
+
+def picture(tab: BrowserPage) -> Locator:
+    """The picture of clusters and links; its name has all that it shows."""
+    return tab.region("Clusters and links").locator("svg.map")
+
+
+def test_links_are_a_picture_with_lag_and_proof(pair: Clusters, open_page: OpenPage) -> None:
+    """Both directions are arrows with their state; a comparison that finds both equal shows as of when that is
+    proven, in the picture and in the table."""
+    pair.put("east", "b", "k", "v")
+    eventually(lambda: pair.read("west", "b", "k"), "the write has crossed")
+    eventually(lambda: pair.check(node="east-1")["verdict"] == "in-sync", "compared")
+    tab = open_page(pair.nodes["east-1"]["admin"], "overview")
+    drawn = picture(tab)
+    expect(drawn).to_have_attribute("aria-label", re.compile(r"Cluster east and 1 other.* west: to it, in time"))
+    expect(drawn).to_have_attribute("aria-label", re.compile("from it, running, to-east: 4 of 4 links running"))
+    expect(drawn).to_contain_text("to-west: 0 s behind, 0 objects")
+    expect(drawn).to_contain_text("proven equal as of 20")
+    expect(tab.region("Clusters and links").get_by_role("row").nth(1).locator("time")).to_have_count(1)
+    expect(tab.region("Alarms")).to_contain_text("nothing is amiss")
+    facts = tab.region("This cluster")
+    for text in ("4 of 4", "6 of 6", "18 of 18"):
+        expect(facts).to_contain_text(text)
+
+
+def test_an_alarm_has_its_reason_and_the_next_step(pair: Clusters, open_page: OpenPage) -> None:
+    """A sink that operators suspended is an alarm with its cause and the command to look further; it goes by itself."""
+    tab = open_page(pair.nodes["east-1"]["admin"], "overview")
+    alarms = tab.region("Alarms")
+    expect(alarms).to_contain_text("nothing is amiss")
+    east = [name for name in pair.nodes if name.startswith("east")]
+    for node in east:
+        pair.admin(node, "/admin/sink/suspend", {"reason": "<b>west</b> is rebuilt"})
+    expect(alarms).to_contain_text("From west, to-east: 0 of 4 links running")
+    expect(alarms).to_contain_text("Resume the sink once the reason is over.")
+    expect(alarms).to_contain_text("isthmus sink list --all")
+    expect(alarms).to_contain_text("<b>west</b> is rebuilt")
+    expect(picture(tab)).to_have_attribute("aria-label", re.compile("from it, suspended"))
+    for node in east:
+        pair.admin(node, "/admin/sink/resume", {})
+    expect(alarms).to_contain_text("nothing is amiss")
+
+
+def test_a_write_is_seen_crossing(pair: Clusters, open_page: OpenPage) -> None:
+    """While clients write, the arrows of both clusters' pages say how many changes a second pass."""
+    sent = open_page(pair.nodes["east-1"]["admin"], "overview", width=360)
+    come = open_page(pair.nodes["west-1"]["admin"], "overview")
+    for tab, words in (
+        (sent, re.compile(r"west: to it, [^;]*, [1-9][\d.]* /s.*; from it")),
+        (come, re.compile(r"from it, [^;]*, [1-9][\d.]* /s")),
+    ):
+
+        def passing(tab: BrowserPage = tab, words: re.Pattern[str] = words) -> bool:
+            write_for(pair, 0.5)
+            return bool(words.search(picture(tab).get_attribute("aria-label") or ""))
+
+        eventually(passing, "a rate")
+        assert re.search(r"[1-9][\d.]* /s", picture(tab).text_content() or "")
+
+
+def newest(tab: BrowserPage, title: str) -> str:
+    """The newest values of a chart in words, as a screen reader has them."""
+    return tab.page.get_by_label(title, exact=True).locator("p").inner_text()
+
+
+def seen_by_cursor(tab: BrowserPage, title: str, pixels: int) -> list[str]:
+    """The legends of a chart, with the cursor over its last pixels from right to left."""
+    chart = tab.page.get_by_label(title, exact=True)
+    plot = chart.locator(".u-over")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    found = []
+    for step in range(1, pixels, 2):
+        tab.page.mouse.move(box["x"] + box["width"] - step, box["y"] + box["height"] / 2)
+        tab.page.wait_for_timeout(30)  # a frame or two
+        found.append(chart.locator(".u-legend").inner_text().replace("\n", " "))
+    return found
+
+
+def write_for(pair: Clusters, seconds: float) -> None:
+    """Writes through east-1, some each second."""
+    deadline = time.monotonic() + seconds
+    number = 0
+    while time.monotonic() < deadline:
+        pair.put("east", "telemetry", f"k{number % 20}", "v")
+        number += 1
+        time.sleep(0.05)
+
+
+def test_charts_show_writes_as_they_happen_and_after_a_reload(pair: Clusters, open_page: OpenPage) -> None:
+    """Every chart is there; writes appear by the stream, without another request for the history; after a reload they
+    are still there, also for a node and a bucket type, which the address names."""
+    tab = open_page(pair.nodes["east-1"]["admin"], "telemetry?range=minutes")
+    expect(tab.page.locator("#top")).to_contain_text("live")
+    titles = {each.get_attribute("aria-label") for each in tab.page.locator("figure.chart:visible").all()}
+    assert titles == CHARTS
+    expect(tab.page.get_by_label("Replicated entries").locator("canvas")).to_be_visible()
+    asked = len(histories(tab))
+    write_for(pair, 7)
+    write = re.compile(r"write: [1-9][\d.]* /s")
+    assert write.search(newest(tab, "Replicated entries")), newest(tab, "Replicated entries")
+    assert re.search(r"write: [\d.]+ [mµ]?s", newest(tab, "Apply duration, mean"))
+    assert newest(tab, "Worst partition: members in sync and min-ISR") == "Newest values: in sync: 3, min-ISR: 2"
+    assert newest(tab, "Nodes that the sums have") == "Newest values: nodes: 4"
+    assert len(histories(tab)) == asked
+    assert any(re.search(r"write[1-9]", each) for each in seen_by_cursor(tab, "Replicated entries", 40))
+
+    eventually(lambda: "write: 0 /s" in newest(tab, "Replicated entries"), "writes are over")
+    tab.page.reload()
+    tab.rendered()
+    assert "range=minutes" in tab.page.url
+    eventually(
+        lambda: any(re.search(r"write[1-9]", each) for each in seen_by_cursor(tab, "Replicated entries", 80)),
+        "the writes before the reload",
+    )
+    tab.choose("Bucket type", "default")
+    tab.choose("Of", "east-2")
+    tab.rendered()
+    assert {"node=east-2", "type=default"} <= set(tab.page.url.partition("?")[2].split("&"))
+    expect(tab.page.get_by_label("Nodes that the sums have")).to_be_hidden()
+    expect(tab.page.locator("#top")).to_contain_text("live")
+    assert any("bucket_type=default" in each for each in tab.requests if "/admin/live" in each)
+    assert re.search(r"log: [\d.]+ [kM]?B", newest(tab, "Size on disk, of all bucket types"))
+    tab.choose("Over", "day")
+    tab.rendered()
+    assert "range=day" in tab.page.url
+
+
+def histories(tab: BrowserPage) -> list[str]:
+    """Requests for places of the history."""
+    return [each for each in tab.requests if "/admin/history?" in each]
+
+
+def test_a_page_has_one_stream(pair: Clusters, open_page: OpenPage) -> None:
+    """Whatever pages a tab goes through, it has one open stream at its node; a closed tab has none."""
+    tab = open_page(pair.nodes["east-2"]["admin"], "overview")
+    for page_id in ("cluster", "telemetry", "overview"):
+        tab.page.goto(f"{tab.admin}/#/{page_id}")
+        tab.rendered()
+    expect(tab.page.locator("#top")).to_contain_text("live")
+    assert streams(pair) == 1
+    tab.page.goto("about:blank")
+    eventually(lambda: streams(pair) == 0, "the stream has ended")
+
+
+def streams(pair: Clusters) -> int:
+    """Open streams of east-2."""
+    _, data, _ = http_request(pair.nodes["east-2"]["admin"] + "/metrics")
+    found = re.search(r"^isthmus_live_streams(?:\{.*\})? (\d+)", data.decode(), re.MULTILINE)
+    assert found
+    return int(found[1])

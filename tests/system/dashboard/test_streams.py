@@ -1,0 +1,107 @@
+"""The stream behind the pages: when it breaks, is refused, or has no state to tell, in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from playwright.sync_api import expect
+
+from isthmus.repl.model.errors import NotReady
+from tests.support.dashboard_browser import BrowserPage
+from tests.support.threaded_node import ThreadedNode, running_node
+from tests.system.fullsync.clusters import eventually
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+
+OpenPage = Callable[..., BrowserPage]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedNode]:
+    """A node in this process, so that a test reaches its streams."""
+    with running_node(tmp_path_factory.mktemp("node")) as node:
+        yield node
+
+
+def admin_of(running: ThreadedNode) -> str:
+    """Its admin URL."""
+    return f"http://127.0.0.1:{running.admin}"
+
+
+def opened(tab: BrowserPage) -> int:
+    """How often a tab has opened the stream."""
+    return sum("/admin/live" in each for each in tab.requests)
+
+
+def test_a_stream_that_breaks_is_opened_again(running: ThreadedNode, open_page: OpenPage) -> None:
+    """When the connection of the stream is cut the page opens another one by itself, is live again, and shows no
+    error."""
+    tab = open_page(admin_of(running), "overview")
+    expect(tab.page.locator("#top")).to_contain_text("live")
+    assert opened(tab) >= 1
+    before = opened(tab)
+    tab.allow("ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_CONNECTION_RESET")
+    assert running.node is not None
+    live = running.node.admin_api.live
+
+    def cut() -> None:
+        for viewer in live._viewers:
+            assert viewer._connection is not None
+            viewer._connection.abort()
+
+    running._loop.call_soon_threadsafe(cut)
+    with tab.page.expect_event("request", lambda request: "/admin/live" in request.url):
+        pass
+    expect(tab.page.locator("#top")).to_contain_text("live")
+    assert opened(tab) == before + 1
+    assert tab.page.get_by_role("alert").count() == 0
+
+
+def test_a_refused_stream_is_replaced_by_requests(
+    running: ThreadedNode, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With as many streams as a node may have, one more page says that it asks every 5 s, and shows the same; a minute
+    later, when there is room, it has a stream."""
+    assert running.node is not None
+    services, live = running.node.services, running.node.admin_api.live
+    eventually(lambda: not live._viewers, "streams of tabs before have ended")
+    listen = replace(services.settings.listen, live_streams_limit=1)
+    monkeypatch.setattr(services, "settings", replace(services.settings, listen=listen))
+    first = open_page(admin_of(running), "overview")
+    expect(first.page.locator("#top")).to_contain_text("live")
+    second = open_page(admin_of(running), None)
+    second.allow("status of 503")
+    second.page.clock.install()
+    second.goto("overview")
+    expect(second.page.locator("#top")).to_contain_text("every 5 s")
+    expect(second.region("This cluster")).to_contain_text("1 of 1")
+    first.page.goto("about:blank")
+    eventually(lambda: not live._viewers, "there is room")
+    second.page.clock.fast_forward(61_000)
+    expect(second.page.locator("#top")).to_contain_text("live")
+
+
+def test_a_state_that_is_not_known_is_shown_as_unknown(
+    running: ThreadedNode, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the node cannot tell the cluster's state, its old one is not shown as if it were true: the page says
+    unknown, and why; then it shows the state again."""
+    tab = open_page(admin_of(running), "overview")
+    cluster = tab.region("This cluster")
+    expect(cluster).to_contain_text("Partitions online")
+    assert running.node is not None
+    api = running.node.admin_api
+
+    async def unknown() -> dict[str, object]:
+        raise NotReady("the <b>metastore</b> has not answered")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "cluster_document", unknown)
+        expect(cluster).to_contain_text("the <b>metastore</b> has not answered")
+        expect(cluster).to_contain_text("unknown")
+        expect(cluster).not_to_contain_text("Partitions online")
+        expect(tab.region("Alarms")).to_contain_text("has not answered")
+    expect(cluster).to_contain_text("Partitions online")
+    expect(tab.region("Alarms")).to_contain_text("nothing is amiss")

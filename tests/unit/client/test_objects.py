@@ -1,0 +1,99 @@
+"""Objects, siblings and contexts as callers see them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from isthmus.client.errors import BadRequest
+from isthmus.client.objects import Context, NotFound, Sibling, Siblings, StoredObject, Written, context_of, newest
+
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def sibling(body: bytes, days: int = 0, **more: Any) -> Sibling:
+    """A version as JSON."""
+    return Sibling(body, "application/json", f"v{days}", DAY + timedelta(days=days), **more)
+
+
+def stored(*siblings: Sibling, **more: Any) -> StoredObject:
+    """An object with these versions."""
+    return StoredObject("default", "b", "k", Context(b"c"), "tag", siblings, **more)
+
+
+def test_an_object_with_one_version_has_its_value() -> None:
+    """And content type, metadata, time, and bytes."""
+    found = stored(sibling(b'{"a":1}', metadata={"x": "y"}))
+    assert (found.value, found.body, found.content_type) == ({"a": 1}, b'{"a":1}', "application/json")
+    assert (found.metadata, found.last_modified, found.in_conflict) == ({"x": "y"}, DAY, False)
+
+
+def test_an_object_with_siblings_wants_a_resolver() -> None:
+    """Without one each attribute of a single version raises; the siblings and the object are in the error."""
+    found = stored(sibling(b"1"), sibling(b"2", 1))
+    assert found.in_conflict
+    for name in ("value", "body", "content", "content_type", "metadata"):
+        with pytest.raises(Siblings, match="b/k has 2 concurrent versions") as caught:
+            getattr(found, name)
+        assert caught.value.object is found
+    assert found.last_modified == DAY + timedelta(days=1)
+
+
+def test_a_resolver_chooses_or_merges() -> None:
+    """It may return one of the siblings, or a new value."""
+    pair = (sibling(b"1"), sibling(b"2", 1))
+    assert stored(*pair, resolver=newest).value == 2
+    assert stored(*pair, resolver=lambda found: sum(each.value for each in found)).value == 3
+
+
+def test_newest_prefers_values_to_deletions() -> None:
+    """The latest value, however late the deletion is; a deletion if there is nothing else."""
+    gone = sibling(b"", 9, deleted=True)
+    assert newest([sibling(b"1"), gone, sibling(b"2", 1)]).value == 2
+    assert newest([gone]).value is None
+    assert newest([sibling(b"1"), sibling(b"2")]).value == 2
+
+
+def test_an_encoded_value_stays_bytes() -> None:
+    """The client does not undo a content encoding."""
+    assert sibling(b"\x1f\x8b", content_encoding="gzip").value == b"\x1f\x8b"
+
+
+def test_a_context_survives_as_text() -> None:
+    """In a form, say; what is no such text is refused."""
+    context = Context(b"\x00\xff")
+    assert Context.from_text(str(context)) == context
+    assert eval_free(repr(context)) == context
+    with pytest.raises(BadRequest):
+        Context.from_text("?")
+
+
+def eval_free(text: str) -> Context:
+    """The context in a repr."""
+    return Context.from_text(text.partition("'")[2].partition("'")[0])
+
+
+def test_a_context_comes_from_all_that_has_one() -> None:
+    """An object, the result of a write, a NotFound; nothing else."""
+    context = Context(b"c")
+    for given in (context, stored(), Written("default", "b", "k", context, False), NotFound("no", context=context)):
+        assert context_of(given) == context
+    assert context_of(None) is None
+    with pytest.raises(BadRequest, match="context is a str"):
+        context_of("c")  # type: ignore[arg-type]
+
+
+def test_names_in_messages_are_printable_and_short() -> None:
+    """Whatever bytes they have: a log or a terminal takes them."""
+    for key in ("\udcff\n\x1b", "k" * 5_000):
+        message = str(Siblings(StoredObject("default", "b", key, Context(b"c"), "", (sibling(b"1"), sibling(b"2")))))
+        assert message.isprintable()
+        assert message.encode()
+        assert len(message) < 400
+
+
+def test_a_repr_shows_no_value() -> None:
+    """A value may be large, or nobody's business in a log."""
+    assert "secret" not in repr(stored(sibling(b'"secret"')))

@@ -1,0 +1,39 @@
+"""A node's part of a support bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from isthmus.config.loader import load_file
+from isthmus.node.observability.logs import LAST_BYTES_MAX, LINE_KEPT_MAX, LineSink
+from isthmus.node.services.support_query import SUPPORT, SupportResponder
+
+SAMPLE = Path(__file__).parents[4] / "config" / "samples" / "node.toml"
+PLANTED = "planted-token-0123456789"
+
+
+async def test_a_nodes_part_has_config_log_and_metrics_without_secrets() -> None:
+    """A token that the node shows to others is removed wherever it stands; the part survives its encoding."""
+    lines = LineSink()
+    lines.msg(f"asked with {PLANTED}")
+    lines.msg('{"event": "isr.ready"}')
+    credentials = SimpleNamespace(secrets=lambda: [PLANTED])
+    responder = SupportResponder(load_file(SAMPLE), credentials, lines)  # type: ignore[arg-type]
+    responder.exposition = lambda: f'isthmus_x{{of="{PLANTED}"}} 1\n'.encode()
+    part = await responder.respond(None)
+    assert part.log == ["asked with ***", '{"event": "isr.ready"}']
+    assert part.metrics == 'isthmus_x{of="***"} 1\n'
+    assert "node.name" in {path for path, _, _ in part.config}
+    assert SUPPORT.answers.decode(SUPPORT.encode_answer(None, part)) == part
+
+
+def test_the_last_lines_are_bounded() -> None:
+    """No more than LAST_BYTES_MAX characters, the newest, and of a long line its begin."""
+    lines = LineSink()
+    for number in range(100):
+        lines.msg(f"{number:03}" + "x" * (LINE_KEPT_MAX + 5))
+    kept = lines.last()
+    assert sum(map(len, kept)) <= LAST_BYTES_MAX
+    assert kept[-1].startswith("099")
+    assert {len(line) for line in kept} == {LINE_KEPT_MAX}
