@@ -59,3 +59,19 @@ async def test_pages_have_the_same_bounds(
     page = await log.page(before, since_ms, limit)
     assert ([act["id"] for act in page.acts], page.more) == (fit[:limit], len(fit) > limit)
     await log.stop()
+
+
+@pytest.mark.parametrize(("before", "limit", "ids", "read_to"), [
+    (None, 5, [30, 25, 20, 15, 10], 6), (None, 2, [30, 25], 21), (21, 9, [20, 15, 10, 5], 1), (1, 5, [], None),
+])  # fmt: skip
+async def test_pages_of_wanted_lines_say_to_where_they_have_read(
+    opened: Callable[[], Log], before: int | None, limit: int, ids: list[int], read_to: int | None
+) -> None:
+    """The line before the next wanted one, or the first of all; the next page goes on there."""
+    log = opened()
+    for at_ms in range(30):
+        await log.append(line(at_ms))
+    page = await log.page(before, 0, limit, lambda act: act["id"] % 5 == 0)
+    assert [act["id"] for act in page.acts] == ids
+    assert page.read_to == (None if read_to is None else (read_to, read_to - 1))
+    await log.stop()

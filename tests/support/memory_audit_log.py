@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
-from isthmus.node.observability.audit_log import AuditPage
+from isthmus.node.observability.audit_log import AuditPage, Line
 
 
 class MemoryAuditLog:
@@ -26,14 +27,21 @@ class MemoryAuditLog:
         written.set_result(None)
         return written
 
-    async def page(self, before_id: int | None, since_ms: int, limit: int) -> AuditPage:
+    async def page(
+        self, before_id: int | None, since_ms: int, limit: int, wanted: Callable[[Line], bool] = lambda _line: True
+    ) -> AuditPage:
         """See AuditLog."""
-        fit = [
-            line
-            for line in reversed(self.lines)
-            if (before_id is None or line["id"] < before_id) and line["at_ms"] >= since_ms
-        ]
-        return AuditPage(fit[:limit], len(fit) > limit, 0)
+        acts: list[Line] = []
+        read_to: tuple[int, int] | None = None
+        for line in reversed(self.lines):
+            if before_id is not None and line["id"] >= before_id:
+                continue
+            if line["at_ms"] >= since_ms and wanted(line):
+                if len(acts) == limit:
+                    return AuditPage(acts, True, 0, read_to)
+                acts.append(line)
+            read_to = line["id"], line["at_ms"]
+        return AuditPage(acts, False, 0, read_to)
 
     async def stop(self) -> None:
         """See AuditLog."""

@@ -14,7 +14,7 @@ from isthmus.node.local import directory as local_directory
 from tests.support.dashboard_browser import BrowserPage
 from tests.system.fullsync.clusters import Clusters, eventually
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 
 OpenPage = Callable[..., BrowserPage]
 

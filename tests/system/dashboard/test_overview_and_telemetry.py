@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, expect
 from tests.support.dashboard_browser import BrowserPage
 from tests.system.fullsync.clusters import Clusters, eventually, http_request
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 
 OpenPage = Callable[..., BrowserPage]
 

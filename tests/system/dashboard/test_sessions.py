@@ -18,7 +18,7 @@ from isthmus.repl.security.tls import NodeName
 from tests.support.dashboard_browser import BrowserPage
 from tests.support.threaded_node import running_node
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 
 OpenPage = Callable[..., BrowserPage]
 

@@ -13,7 +13,7 @@ from tests.support.dashboard_browser import BrowserPage
 from tests.support.threaded_node import ThreadedNode, running_node
 from tests.system.fullsync.clusters import eventually
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 
 OpenPage = Callable[..., BrowserPage]
 
