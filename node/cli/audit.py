@@ -46,7 +46,7 @@ def audit_group() -> None:
 
 @audit_group.command("list")
 @click.option("--since", metavar="TIME", help="Only acts from this time on, such as 2026-02-03T04:05 (UTC).")
-@click.option("--until", metavar="TIME", help="Only acts up to this time.")
+@click.option("--before", "until", metavar="TIME", help="Only acts up to this time.")
 @click.option("--node", metavar="NAME", help="Only what was asked of this node.")
 @click.option("--act", metavar="TEXT", help="Only acts whose words or route have this text, such as `set option`.")
 @click.option("--who", metavar="TEXT", help="Only acts by such a name, role, token digest, certificate or address.")
@@ -71,7 +71,7 @@ def list_acts(
     it ended. `-o json` has the values before and after, the reason, and the address."""
     wanted = {
         "since": None if since is None else time_of(since, "--since"),
-        "until": None if until is None else time_of(until, "--until"),
+        "until": None if until is None else time_of(until, "--before"),
         "node": node,
         "act": act,
         "who": who,

@@ -79,7 +79,7 @@ def test_a_search_that_found_nothing_yet_says_how_far_it_came(
     path = "/admin/audit?until=1770091500000&act=set+option&who=ann%40desk&object=min.isr&outcome=refused&limit=50"
     listener.respond(path, {**ANSWER, "acts": [], "unknown": {}, "nodes": {}, "searched_to_ms": 1_700_000_000_000})
     filters = ["--act", "set option", "--who", "ann@desk", "--object", "min.isr", "--outcome", "refused"]
-    assert cli.main(["audit", "list", "--until", "2026-02-03T04:05", *filters]) == Exit.OK
+    assert cli.main(["audit", "list", "--before", "2026-02-03T04:05", *filters]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "none found back to 2023-11-14 22:13:20Z",
         "older ones: --before n1:5,n2:9",
