@@ -53,7 +53,7 @@ def audit_group() -> None:
 @click.option("--object", "target", metavar="TEXT", help="Only acts whose path or request has this text.")
 @click.option("--outcome", type=click.Choice(("done", "refused", "unknown")), help="Only acts that ended so.")
 @click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=50, show_default=True, help="Most acts to show.")
-@click.option("--before", metavar="CURSOR", help="Go on where a listing ended, as it printed.")
+@click.option("--from", "before", metavar="CURSOR", help="Go on where a listing ended, as it printed.")
 @admin_query
 def list_acts(
     since: str | None,
@@ -90,4 +90,4 @@ def list_acts(
     if answer.get("next") and not objects_in(answer, "acts"):
         query.note(f"none found back to {moment(answer.get('searched_to_ms'))}")
     if answer.get("next"):
-        query.note(f"older ones: --before {answer['next']}")
+        query.note(f"older ones: --from {answer['next']}")

@@ -60,14 +60,14 @@ def test_acts_are_listed_with_what_is_missing(listener: FakeAdminListener, capsy
     assert rows[3:] == [
         "note: the log of node n3 is unknown: no-answer: timed out",
         "note: node n1 has lost 2 lines since it started",
-        "older ones: --before n1:5,n2:9",
+        "older ones: --from n1:5,n2:9",
     ]
 
 
 def test_json_is_the_nodes_answer(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """And the options are those of the request."""
     listener.respond("/admin/audit?since=1770091500000&node=n2&limit=3&before=n2%3A9", ANSWER)
-    options = ["--since", "2026-02-03T04:05", "--node", "n2", "--limit", "3", "--before", "n2:9"]
+    options = ["--since", "2026-02-03T04:05", "--node", "n2", "--limit", "3", "--from", "n2:9"]
     assert cli.main(["audit", "list", *options, "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == ANSWER
 
@@ -82,7 +82,7 @@ def test_a_search_that_found_nothing_yet_says_how_far_it_came(
     assert cli.main(["audit", "list", "--before", "2026-02-03T04:05", *filters]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "none found back to 2023-11-14 22:13:20Z",
-        "older ones: --before n1:5,n2:9",
+        "older ones: --from n1:5,n2:9",
     ]
 
 
