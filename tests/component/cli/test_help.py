@@ -79,8 +79,8 @@ def test_the_root_help_has_sections_and_a_line_for_each_noun(capsys: pytest.Capt
 
 
 def test_version_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """As --version, and with Python and system; as JSON for programs."""
+    """As --version, and with Python, packages and extras; as JSON for programs."""
     assert cli.main(["version"]) == Exit.OK
-    assert capsys.readouterr().out.startswith(f"isthmus {program_version()}, Python 3.")
+    assert capsys.readouterr().out.startswith(f"isthmus: {program_version()}\npython: 3.")
     assert cli.main(["version", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)["isthmus"] == program_version()
