@@ -85,8 +85,8 @@ def test_acts_by_all_ways_are_recorded_and_survive_a_restart(
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ["AT", "NODE", "WHO", "ACT", "OUTCOME"]
         assert [line.split()[2] for line in lines[1:4]] == ["n1", "n1", "n1"]
-        assert lines[4] == "older ones: --before n1:6"
-        assert cli.main(["audit", "list", "--before", "n1:6", "-o", "json"]) == Exit.OK
+        assert lines[4] == "older ones: --from n1:6"
+        assert cli.main(["audit", "list", "--from", "n1:6", "-o", "json"]) == Exit.OK
         assert [act["id"] for act in json.loads(capsys.readouterr().out)["acts"]] == [5, 4, 3, 2, 1]
 
 

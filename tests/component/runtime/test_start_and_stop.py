@@ -95,7 +95,7 @@ async def test_a_registration_that_the_metastore_refuses_is_tried_again(
 async def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_path) -> None:
     """The node registers anew, though it did not serve yet when the session in which it had registered was over."""
 
-    node: Node = NodeWithExpiringSession(load_file(file_of(tmp_path)), tmp_path / "node.toml")
+    node: Node = NodeWithExpiringSession(load_file(file_of(tmp_path)), tmp_path / "node.toml", ServiceManager({}))
     await node.start()
     served = asyncio.create_task(node.serve())
     try:
@@ -208,7 +208,9 @@ async def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: 
     """Ctrl-C at a node that waits for its metastore ends it at once and cleanly, not after `connect_timeout`."""
 
     async def scenario() -> int:
-        life = asyncio.create_task(daemon._run(load_file(file_of(tmp_path)), tmp_path / "node.toml"))
+        life = asyncio.create_task(
+            daemon._run(load_file(file_of(tmp_path)), tmp_path / "node.toml", ServiceManager({}))
+        )
         await asyncio.sleep(0.3)
         assert not life.done()
         os.kill(os.getpid(), signal.SIGINT)
@@ -232,7 +234,7 @@ async def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it
     metastore = tmp_path / "data" / "metastore"
 
     async def scenario() -> int:
-        life = asyncio.create_task(daemon._run(load_file(file), file))
+        life = asyncio.create_task(daemon._run(load_file(file), file, ServiceManager({})))
         async with asyncio.timeout(10):
             while not supervisor_client.recorded_children(metastore):
                 await asyncio.sleep(0.02)
