@@ -73,11 +73,13 @@ class Stranger:
         kept = {name: value for name, value in os.environ.items() if name not in left_out}
         return kept | {"PATH": str(self._tools), "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def install(self, name: str, *wanted: str, then: str = "") -> None:
-        """A new environment with the wheel and `wanted`; `then` is installed in a second step, by name."""
+    def install(self, name: str, *wanted: str, then: str = "", wheel: Path | None = None) -> None:
+        """A new environment with the wheel, or another one, and `wanted`; `then` is installed in a second step, by
+        name."""
+        wheel = wheel or self.wheel
         self.run(f"{name}: a new environment", [self.python, "-m", "venv", str(self.folder / name)])
         pip = [str(self.folder / name / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        self.run(f"{name}: pip install {self.wheel.name} {' '.join(wanted)[:60]}", [*pip, str(self.wheel), *wanted])
+        self.run(f"{name}: pip install {wheel.name} {' '.join(wanted)[:60]}", [*pip, str(wheel), *wanted])
         if then:
             self.run(f"{name}: pip install '{then}'", [*pip, then])
         done = subprocess.run(["du", "-sm", str(self.folder / name)], capture_output=True, text=True, check=True)
@@ -182,9 +184,32 @@ def url_of(machine: Stranger, name: str, folder: Path, node: str) -> str:
     return f"http://{address}"
 
 
+CLIENT: Final = """
+import sys
+from isthmus.client import Client
+with Client(sys.argv[1:]) as client:
+    print("count:", client.update("release-check", "count", lambda count: count + 1, default=0).value)
+"""
+
+
+def build_client(folder: Path) -> Path:
+    """The wheel of the Python client."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    step("wheel of the client", command, ROOT / "client", dict(os.environ))
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def use_client(machine: Stranger, name: str, url: str, count: int) -> None:
+    """Update a counter of the kept demo."""
+    python = str(machine.folder / name / "bin" / "python")
+    machine.run(f"{name}: the Python client", [python, "-c", CLIENT, url], says=f"count: {count}")
+
+
 def check(folder: Path, python: str) -> dict[str, int]:
     """All steps; environment -> its megabytes. Raises CheckFailed."""
     wheel, archive = build(folder / "dist")
+    client = build_client(folder / "dist-client")
     machine = Stranger(folder, python, wheel)
 
     machine.install("base")
@@ -204,6 +229,10 @@ def check(folder: Path, python: str) -> dict[str, int]:
         sides = ("--left", left, "--right", right, "--output", str(folder / "runs"))
         machine.isthmus("spark", "reconcile", "stats", "--url", left, says="OBJECTS")
         machine.isthmus("spark", "reconcile", "run", *sides, says="equal")
+        machine.install("client", wheel=client)
+        use_client(machine, "client", left, 1)
+        machine.install("base-and-client", str(client))
+        use_client(machine, "base-and-client", left, 2)
     finally:
         machine.isthmus("local", "local", "down", "--dir", str(kept))
     machine.remove("spark")
@@ -217,7 +246,7 @@ def check(folder: Path, python: str) -> dict[str, int]:
         demo(machine, "oldest", folder / "old-clusters")
         machine.isthmus("oldest", "local", "down", "--dir", str(folder / "old-clusters"))
     (ROOT / "dist").mkdir(exist_ok=True)
-    for built in (wheel, archive):
+    for built in (wheel, archive, client):
         shutil.copy(built, ROOT / "dist")
     return machine.sizes_mb
 
@@ -238,10 +267,10 @@ def main() -> int:
     finally:
         if given.dir is None:
             shutil.rmtree(folder, ignore_errors=True)
-    sys.stdout.write("\nenvironment  MB (du -sm, with pip)\n")
+    sys.stdout.write("\nenvironment      MB (du -sm, with pip)\n")
     for name, size_mb in sizes_mb.items():
-        sys.stdout.write(f"{name:<11} {size_mb:>4}\n")
-    sys.stdout.write("\ndist/ has the wheel and the source archive\n")
+        sys.stdout.write(f"{name:<15} {size_mb:>4}\n")
+    sys.stdout.write("\ndist/ has the wheels of isthmus and of its client, and the source archive\n")
     return 0
 
 

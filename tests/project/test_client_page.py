@@ -1,0 +1,176 @@
+"""The pages and examples of the client run as they stand, and type checkers accept what they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import isthmus.client
+from isthmus.client import Client
+from isthmus.client.options import Options
+from tests.support.threaded_node import ThreadedNode, running_node
+
+REPOSITORY: Final = Path(__file__).parents[2]
+REFERENCE: Final = (REPOSITORY / "docs" / "client.md").read_text()
+TUTORIAL: Final = (REPOSITORY / "docs" / "first-application.md").read_text()
+LOCAL: Final = "http://127.0.0.1:8098"
+
+
+def code(page: str, kind: str) -> list[str]:
+    """The blocks of code of a kind; "" for those without one."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    return [text for found, text in blocks if found == kind]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ThreadedNode]:
+    """An empty node."""
+    with running_node(tmp_path) as running:
+        yield running
+
+
+def run(*arguments: str, node: ThreadedNode) -> subprocess.CompletedProcess[str]:
+    """A program with this Python, and the checkout on its path."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=50,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "ISTHMUS_HTTP": f"http://127.0.0.1:{node.http}"}, check=False,
+    )  # fmt: skip
+
+
+def test_the_first_application_prints_what_its_page_shows(node: ThreadedNode, tmp_path: Path) -> None:
+    """As it stands, on an empty cluster; a second run differs in the counter alone."""
+    (program,), output = code(TUTORIAL, "python"), code(TUTORIAL, "")[0]
+    (tmp_path / "first.py").write_text(program)
+    done = run(str(tmp_path / "first.py"), node=node)
+    assert (done.stdout, done.stderr) == (output, "")
+    assert "visits: 1\n" in output
+
+
+def test_the_first_application_is_short() -> None:
+    """About a screen: whoever reads it should not need to scroll far."""
+    (program,) = code(TUTORIAL, "python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 48
+
+
+def test_samples_of_the_reference_run(node: ThreadedNode, tmp_path: Path) -> None:
+    """Each block for the node of the page, in a process of its own."""
+    samples = [sample for sample in code(REFERENCE, "python") if LOCAL in sample]
+    assert len(samples) == 3
+    for sample in samples:
+        (tmp_path / "sample.py").write_text(sample.replace(LOCAL, f"http://127.0.0.1:{node.http}"))
+        done = run(str(tmp_path / "sample.py"), node=node)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_reference_names_all_that_is_public() -> None:
+    """Every name of the package, method of a client, and option; and no option that does not exist."""
+    methods = {name for name in vars(Client) if not name.startswith("_")}
+    for name in (*isthmus.client.__all__, *methods):
+        assert re.search(rf"`[^`\n]*\b{name}\b", REFERENCE), name
+    table = REFERENCE.partition("| option | default |")[2].partition("\n\n")[0]
+    documented = set(re.findall(r"`(\w+)`", "\n".join(row.split("|")[1] for row in table.splitlines()[2:])))
+    assert documented == set(Options.__annotations__)
+
+
+def test_a_counter_in_threads(node: ThreadedNode) -> None:
+    """examples/counter.py loses no increment."""
+    done = run("examples/counter.py", f"http://127.0.0.1:{node.http}", node=node)
+    assert (done.stdout, done.stderr) == ("8 threads, 25 increments each: 200\n", "")
+
+
+def test_sessions_in_asyncio(node: ThreadedNode) -> None:
+    """examples/sessions.py changes one session from ten tasks, and deletes it when it is over."""
+    done = run("examples/sessions.py", f"http://127.0.0.1:{node.http}", node=node)
+    assert (done.stdout, done.stderr) == ("ann has seen 10 pages\n1 session deleted\n", "")
+
+
+def test_an_import_in_batches(node: ThreadedNode, tmp_path: Path) -> None:
+    """examples/import_csv.py imports a file of several batches, again without siblings, and names rows that fail."""
+    file = tmp_path / "towns.csv"
+    rows = [f"town-{at},{at * 10}" for at in range(2_345)]
+    file.write_text("\n".join(["name,people", *rows]))
+    url = f"http://127.0.0.1:{node.http}"
+    for _ in range(2):
+        done = run("examples/import_csv.py", str(file), "towns", url, node=node)
+        assert (done.stdout, done.stderr) == ("2345 of 2345 rows are in towns\n", "")
+    with Client(url) as reader:
+        assert reader.get("towns", "town-77").value == {"name": "town-77", "people": "770"}
+    file.write_text(f"name,people\n{'x' * 5_000},1\nathens,2\n")
+    done = run("examples/import_csv.py", str(file), "towns", url, node=node)
+    assert (done.returncode, done.stdout) == (1, "1 of 2 rows are in towns\n")
+    assert done.stderr.startswith("x" * 5_000 + ": bad-")
+
+
+TYPED: Final = '''
+from typing import Any, assert_type
+
+from isthmus.client import AsyncClient, Client, Context, Delete, NotFound, Put, Sibling, StoredObject, Updated, Written
+from isthmus.client import newest
+
+
+def largest(siblings: list[Sibling]) -> Sibling:
+    """A resolver gets any Sequence, not just a list."""
+    return siblings[0]
+
+
+async def use(client: Client, tasks: AsyncClient) -> None:
+    assert_type(client.get("b", "k"), StoredObject)
+    assert_type(client.find("b", b"k"), StoredObject | None)
+    assert_type(client.put("b", "k", {"a": 1}, context=client.get("b", "k")), Written)
+    assert_type(client.update("b", "k", lambda value: value + 1, default=0, resolve=newest), Updated)
+    assert_type(client.delete("b", "k", context=Context(b"")), bool)
+    assert_type(client.put_many("b", {"k": 1}), list[Written])
+    assert_type(client.put_many("b", [Put("k", 1), Delete("k")]), list[Written])
+    assert_type(client.get_many("b", ["k", b"k"]), list[StoredObject | None])
+    assert_type(client.properties(), dict[str, Any])
+    assert_type([name for name in client.list_keys("b")], list[str])
+    assert_type(await tasks.get("b", "k"), StoredObject)
+    assert_type(await tasks.update("b", "k", lambda value: value), Updated)
+    assert_type([name async for name in tasks.list_buckets()], list[str])
+    try:
+        client.get("b", "k")
+    except NotFound as error:
+        assert_type(error.context, Context | None)
+    client.get("b", 5)
+    client.get("b", "k", resolve=largest)
+    client.put("b", "k", 1, contxt=None)
+    Client("http://a:1", timeout=5)
+    Client("http://a:1", timeout_s="5")
+    client.update("b", "k", 5)
+    tasks.get("b", "k").value
+'''
+
+WRONG: Final = (
+    'Argument 2 to "get" of "Client" has incompatible type "int"',
+    'Argument "resolve" to "get" of "Client" has incompatible type',
+    'Unexpected keyword argument "contxt" for "put" of "Client"',
+    'Unexpected keyword argument "timeout" for "Client"',
+    'Argument "timeout_s" to "Client" has incompatible type "str"',
+    'Argument 3 to "update" of "Client" has incompatible type "int"',
+    '"Coroutine[Any, Any, StoredObject]" has no attribute "value"',
+)
+
+
+@pytest.mark.timeout(300)
+def test_the_types_of_the_client_are_what_callers_see(tmp_path: Path) -> None:
+    """mypy in strict mode knows what each call returns, and finds each wrong one, and nothing else; the examples have
+    no errors, either."""
+    sample = tmp_path / "typed.py"
+    sample.write_text(TYPED)
+    examples = sorted(str(path) for path in (REPOSITORY / "examples").glob("*.py"))
+    assert len(examples) == 3
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(sample), *examples],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    found = [line for line in (done.stdout + done.stderr).splitlines() if ": error:" in line]
+    assert len(found) == len(WRONG), "\n".join(found)
+    for line, wanted in zip(found, WRONG, strict=True):
+        assert wanted in line
