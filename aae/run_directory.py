@@ -266,7 +266,7 @@ class ProgressFile:
             yield
         except BaseException as error:
             self._newest["left_s"] = None
-            self._write(INTERRUPTED, f"{type(error).__name__}: {error}"[:500])
+            self._write(INTERRUPTED, ": ".join(filter(None, (type(error).__name__, str(error))))[:500])
             raise
         self._newest["left_s"] = None
         self._write(ENDED, "")

@@ -293,7 +293,7 @@ def show_run(directory: Path, kind: RunKind, run_id: str, now_ms: int) -> dict[s
     files = _RunFiles(path)
     options = files.read("run.json", Options)
     urls = files.read("urls.json", Urls)
-    progress = files.read(PROGRESS, Progress)
+    files.read(PROGRESS, Progress)  # for its problem; the row has what it says
     summary = files.read("summary.json", Summary, SUMMARY_BYTES)
     hand_over = files.read("handover.json", HandOver, SUMMARY_BYTES)
     repairs, more = _repairs(files)
@@ -302,13 +302,12 @@ def show_run(directory: Path, kind: RunKind, run_id: str, now_ms: int) -> dict[s
         **row,
         "directory": str(directory),
         "options": None if options is None else msgspec.to_builtins(options),
-        "urls": None if urls is None else msgspec.to_builtins(urls),
         "summary": None if summary is None else _shown_summary(summary),
         "hand_over": None if hand_over is None else msgspec.to_builtins(hand_over),
         "repairs": repairs,
         "repairs_left": more,
         "problems": files.problems,
-        "commands": list(_commands(str(directory), kind, run_id, options, urls, progress, summary, repairs)),
+        "commands": list(_commands(row, str(directory), options, urls, summary, repairs)),
     }
 
 
@@ -341,7 +340,8 @@ def _row(directory: Path, kind: RunKind, run_id: str, now_ms: int) -> dict[str, 
     try:
         documents = _documents(_path(directory, kind, run_id))
     except Damaged as error:
-        return {**row, **_EMPTY, "state": RunState.UNREADABLE.value, "reason": str(error)}
+        started_ms = _written_ms(_path(directory, kind, run_id) / "run.json")
+        return {**row, **_EMPTY, "state": RunState.UNREADABLE.value, "reason": str(error), "started_ms": started_ms}
     options, urls, progress, summary, started_ms, ended_ms = documents
     state, reason = state_of(progress, summary, now_ms)
     over = state is RunState.ENDED
@@ -515,40 +515,43 @@ def _repairs(files: _RunFiles) -> tuple[list[dict[str, Any]], int]:
 
 
 def _commands(
+    row: Mapping[str, Any],
     directory: str,
-    kind: RunKind,
-    run_id: str,
     options: Options | None,
     urls: Urls | None,
-    progress: Progress | None,
     summary: Summary | None,
     repairs: list[dict[str, Any]],
 ) -> Iterator[dict[str, str]]:
-    """Commands that continue, show or repair a run, to be typed where the directory is."""
+    """Commands that show, continue or repair a run, to be typed where the directory is. None continues one that runs,
+    whose driver would meet another one, or one with a damaged document."""
 
     def command(about: str, *words: str) -> dict[str, str]:
         return {"about": about, "command": " ".join(["isthmus", "reconcile", *map(shlex.quote, words)])}
 
-    over = summary is not None and summary.outcome in ("equal", "differ", "copied")
+    if row["state"] == RunState.UNREADABLE:
+        return
+    kind, run_id = RunKind(row["kind"]), str(row["run"])
+    final = row["state"] == RunState.ENDED and row["outcome"] in ("equal", "differ", "copied", "imported")
+    goes_on = row["state"] != RunState.RUNNING and not final and options is not None
     place = ("--output", directory)
     if kind is RunKind.IMPORT:
-        if not (progress is not None and progress.stage == ENDED) and options is not None:
+        if goes_on and options is not None:
             words = ("--url", options.urls, *_import_choice(options), "--run-id", run_id, "--run-dir", directory)
             yield command("Go on with it; finished slices are not pushed again", "import", options.path, *words)
         return
     if kind is RunKind.SEED:
         yield command("Its progress, and where its queue goes on", "show", run_id, *place)
-        if not over and options is not None:
+        if goes_on and options is not None:
             queue = ("--queue", options.queue, "--admin", "URL") if options.queue else ()
             sides = ("--source", options.source, "--target", options.target, "--bucket-type", options.bucket_type)
-            yield command("Go on with it; finished ranges are not copied again", "seed", *sides, *queue, *place,
-                          "--run-id", run_id)  # fmt: skip
+            words = (*sides, *queue, *place, "--run-id", run_id)
+            yield command("Go on with it; finished ranges are not copied again", "seed", *words)
         return
     yield command("Its findings by bucket, and the names of keys that differ", "show", run_id, *place, "--keys", "20")
-    if not over and options is not None and urls is not None:
+    if goes_on and options is not None and urls is not None:
         words = ("--left", urls.left, "--right", urls.right, *_choice(options), *place, "--run-id", run_id)
         yield command("Go on with it; what is finished is not repeated", "run", *words)
-    if summary is not None and summary.verdicts.get("diverged"):
+    if row["state"] == RunState.ENDED and summary is not None and summary.verdicts.get("diverged"):
         plan = ("repair", run_id, "plan", *place, "--queue", "QUEUE")
         yield command("Plan which objects the left cluster sends again, by one of its queues", *plan)
         yield command("The same of the right cluster", *plan, "--to", "left")

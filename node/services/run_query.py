@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from isthmus.aae.run_listing import RUNS_MAX, RunKind, list_runs, show_run
+from isthmus.aae.run_listing import RunKind, list_runs, show_run
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.ports import TimeSource
@@ -146,14 +146,14 @@ class RunResponder:
 
 
 def joined(answers: Mapping[str, NodeRuns | None]) -> list[dict[str, Any]]:
-    """The newest runs of all nodes, each once, with the `nodes` that see it. Directories that are shared have the same
-    runs: of the same kind and name, begun at the same moment."""
+    """The runs of all nodes, the newest first, each once, with the `nodes` that see it. Directories that are shared
+    have the same runs: of the same kind and name, begun at the same moment."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for node, answer in answers.items():
         for row in _rows(answer):
             key = (row.get("kind"), row.get("run"), row.get("started_ms"))
             found.setdefault(key, {**row, "nodes": []})["nodes"].append(node)
-    return sorted(found.values(), key=_newest_first)[:RUNS_MAX]
+    return sorted(found.values(), key=_newest_first)
 
 
 def _rows(answer: NodeRuns | None) -> Iterable[dict[str, Any]]:

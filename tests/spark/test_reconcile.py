@@ -87,7 +87,7 @@ def test_findings_are_the_truth_by_trees_and_by_reading_all(spark: Any, pair: Cl
     assert {name: (row["state"], row["outcome"], row["error"]) for name, row in listed.items()} == {
         "trees": ("ended", "differ", ""), "full": ("ended", "differ", ""),
     }  # fmt: skip
-    assert listed["full"]["clusters"] == ["east", "west"]
+    assert listed["full"]["clusters"] == ["left", "right"]
     progress = RunDirectory(str(tmp_path), "full").read("progress.json")
     assert progress is not None
     assert (progress["stage"], progress["counts"]) == ("ended", summary["verdicts"] | {"waiting": 0})

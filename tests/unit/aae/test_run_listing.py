@@ -113,8 +113,9 @@ def test_a_damaged_document_makes_one_run_unreadable(tmp_path: Path, document: s
     assert rows["one"]["reason"].startswith(f"run_id=one/{document} is damaged")
     shown = show_run(tmp_path, RunKind.COMPARISON, "one", NOW_MS)
     assert shown is not None
+    assert rows["one"]["started_ms"] is not None, "by the file system"
     assert [problem.split(" ")[0] for problem in shown["problems"]] == [f"run_id=one/{document}"]
-    assert (shown["summary"] is None) == (document == "summary.json")
+    assert (shown["summary"] is None, shown["commands"]) == (document == "summary.json", [])
 
 
 def test_large_files_pipes_and_folders_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +174,7 @@ def test_a_run_is_shown_with_its_findings_repairs_and_commands(tmp_path: Path) -
     shown = show_run(root, RunKind.COMPARISON, "one", NOW_MS)
     assert shown is not None
     summary = shown["summary"]
+    assert (shown["urls"], shown["options"]["bucket"]) == (list(URLS.values()), "ff00")
     assert summary["findings"]["groups"][0]["bucket"] == "<b>\\xff"
     assert (summary["segments_open_count"], len(summary["reasons"][0])) == (7, run_listing.TEXT_CHARS_MAX)
     assert [(one["plan"], one["queued"], one["state"]) for one in shown["repairs"]] == [
@@ -194,6 +196,10 @@ def test_a_run_is_shown_with_its_findings_repairs_and_commands(tmp_path: Path) -
         "--modified-since 1970-01-01T00:00:01.500Z --filter 'any, !bucketname:a b' --settle 500ms --full --sample 0.25 "
         f"{output} --run-id one"
     )
+    run.write("progress.json", progress("first-look", NOW_MS))
+    running = show_run(root, RunKind.COMPARISON, "one", NOW_MS)
+    assert running is not None
+    assert [one["command"].split()[2] for one in running["commands"]] == ["show"], "its driver would meet another one"
 
 
 def test_seeds_and_imports_are_runs_too(tmp_path: Path) -> None:

@@ -8,8 +8,21 @@ import { page as options } from "../pages/options.js";
 import { page as fullsync } from "../pages/fullsync.js";
 import { page as overview } from "../pages/overview.js";
 import { page as queues } from "../pages/queues.js";
+import { page as runs } from "../pages/runs.js";
 import { page as sinks } from "../pages/sinks.js";
 import { page as telemetry } from "../pages/telemetry.js";
 
 /** @type {import("./router.js").Page[]} */
-export const PAGES = [overview, cluster, queues, sinks, fullsync, telemetry, options, bucketTypes, explain, audit];
+export const PAGES = [
+  overview,
+  cluster,
+  queues,
+  sinks,
+  fullsync,
+  runs,
+  telemetry,
+  options,
+  bucketTypes,
+  explain,
+  audit,
+];

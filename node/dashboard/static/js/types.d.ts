@@ -399,6 +399,101 @@ export interface FullsyncResults {
     unknown: Record<string, string>;
 }
 
+export interface RunRow {
+    kind: "comparison" | "seed" | "import";
+    run: string;
+    state: "ended" | "running" | "quiet" | "interrupted" | "unknown" | "unreadable";
+    reason: string;
+    clusters: string[];
+    urls: string[];
+    bucket_type: string | null;
+    started_ms: number | null;
+    ended_ms: number | null;
+    seconds: number | null;
+    outcome: string | null;
+    error: string;
+    counts: Record<string, number> | null;
+    progress: {
+        stage: string;
+        began_ms: number;
+        at_ms: number;
+        done: number;
+        of: number;
+        left_s: number | null;
+    } | null;
+    nodes: string[];
+}
+
+export interface Runs {
+    runs: RunRow[];
+    directories: Record<string, string | null>;
+    left_out: Record<string, number>;
+    cut: string[];
+    unknown: Record<string, string>;
+}
+
+export interface RunDetails extends RunRow {
+    node: string;
+    directory: string;
+    options: {
+        bucket: string;
+        modified_since_ms: number;
+        modified_before_ms: number;
+        full: boolean;
+        bodies: boolean;
+        sample: number;
+        filter: string;
+        queue: string;
+        path: string;
+    } | null;
+    summary: {
+        version: string;
+        bytes: number | null;
+        mode: string | null;
+        why: string | null;
+        keys: number | null;
+        left_rows: number | null;
+        right_rows: number | null;
+        findings_cut: boolean;
+        findings: {
+            groups: {
+                verdict: string;
+                difference: string | null;
+                side: string | null;
+                bucket: string;
+                count: number;
+            }[];
+            groups_left: number;
+            findings_left: number;
+        } | null;
+        coverage: { segments: number; of: number; chunks_done: number; chunks: number } | null;
+        segments_open: [number, number][];
+        segments_open_count: number;
+        reasons: string[];
+        reasons_count: number;
+        named: string[];
+        named_count: number;
+        chunks: Record<string, number>;
+        verified: { run_id: string; outcome: string } | null;
+    } | null;
+    hand_over: { queue: string; state: string } | null;
+    repairs: {
+        plan: string;
+        queue: string;
+        direction: string;
+        objects: number;
+        bytes: number | null;
+        expected_siblings: number;
+        seconds: number;
+        queued: number | null;
+        state: string | null;
+        at_ms: number | null;
+    }[];
+    repairs_left: number;
+    problems: string[];
+    commands: { about: string; command: string }[];
+}
+
 export interface Leaders {
     controller: string;
     state: string;

@@ -836,7 +836,7 @@ function nowrap(text) {
 function dueTable(caption, rows) {
   return table(caption, [
     { title: "When", cell: (row) => time(row.at_ms) },
-    { title: "", cell: (row) => nowrap(age(row.at_ms)) },
+    { title: "From now", cell: (row) => nowrap(age(row.at_ms)) },
     { title: "Node", cell: (row) => nowrap(row.node) },
     { title: "Full-sync", cell: (row) => row.peer },
     { title: "Kind", cell: (row) => row.kind },
