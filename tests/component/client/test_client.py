@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+import urllib.request
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgpack
 import pytest
@@ -273,6 +276,21 @@ def test_properties(client: Any, bucket: str) -> None:
     """Of a bucket and of its type."""
     assert client.properties(bucket)["name"] == bucket
     assert client.properties()["last_write_wins"] is False
+
+
+def test_last_write_wins(client: Any, url: str, bucket: str) -> None:
+    """A bucket with this property keeps the last write, without a context; conditions, and so `update`, still hold."""
+    body = json.dumps({"props": {"last_write_wins": True}}).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/buckets/{quote(bucket)}/props", body, headers, method="PUT")
+    urllib.request.urlopen(request, timeout=10).close()
+    first = client.put(bucket, "k", 1)
+    client.put(bucket, "k", 2)
+    assert client.get(bucket, "k").value == 2
+    with pytest.raises(Conflict):
+        client.put(bucket, "k", 3, context=first, if_unchanged=True)
+    assert client.update(bucket, "k", lambda value: value + 1).value == 3
+    assert client.properties(bucket)["last_write_wins"] is True
 
 
 def test_a_bucket_type_that_does_not_exist(make_client: MakeClient, url: str, bucket: str) -> None:

@@ -269,10 +269,13 @@ def test_connections_are_bounded_for_threads() -> None:
 
 async def test_connections_are_bounded_for_tasks_and_survive_cancellation() -> None:
     """Tasks beyond the limit wait; cancelled ones, waiting or under way, leave no connection occupied."""
+    release = threading.Event()
+    release.set()
 
     def slow(connection: socket.socket) -> None:
         while server.read_request(connection):
             time.sleep(0.2)
+            release.wait(10)
             connection.sendall(reply(204))
 
     server = RawServer(slow)
@@ -286,10 +289,14 @@ async def test_connections_are_bounded_for_tasks_and_survive_cancellation() -> N
             await asyncio.gather(*tasks, return_exceptions=True)
         answers = await asyncio.gather(*(made.send(to(server, timeout_s=10)) for _ in range(4)))
         assert all(isinstance(answer, Response) for answer in answers)
+        release.clear()
+        before = len(server.heads)
         busy = [asyncio.create_task(made.send(to(server, timeout_s=10))) for _ in range(2)]
-        await asyncio.sleep(0.05)
-        refused = await made.send(to(server, timeout_s=0.1))
+        while len(server.heads) < before + 2:
+            await asyncio.sleep(0.01)
+        refused = await made.send(to(server, timeout_s=0.3))
         assert isinstance(refused, NoAnswer)
         assert refused.busy
+        release.set()
         await asyncio.gather(*busy)
         await made.close()
