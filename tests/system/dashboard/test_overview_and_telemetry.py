@@ -59,7 +59,8 @@ def test_an_alarm_has_its_reason_and_the_next_step(pair: Clusters, open_page: Op
         pair.admin(node, "/admin/sink/suspend", {"reason": "<b>west</b> is rebuilt"})
     expect(alarms).to_contain_text("From west, to-east: 0 of 4 links running")
     expect(alarms).to_contain_text("Resume the sink once the reason is over.")
-    expect(alarms).to_contain_text("isthmus sink list --all")
+    expect(alarms).to_contain_text("isthmus sink list")
+    expect(alarms.get_by_role("link", name="Sinks")).to_have_attribute("href", "#/sinks")
     expect(alarms).to_contain_text("<b>west</b> is rebuilt")
     expect(picture(tab)).to_have_attribute("aria-label", re.compile("from it, suspended"))
     for node in east:

@@ -393,6 +393,7 @@ function alarmsOf(cluster, links) {
           tone: peer.out.tone,
           sentence: `To ${peer.cluster}, ${peer.out.text}${why}`,
           next,
+          href: "#/queues",
           command: "isthmus lag",
         });
       }
@@ -405,6 +406,7 @@ function alarmsOf(cluster, links) {
           tone: peer.in.tone,
           sentence: `From ${peer.cluster}, ${peer.in.text}${why}`,
           next,
+          href: "#/sinks",
           command: "isthmus sink list",
         });
       }
@@ -418,6 +420,7 @@ function alarmsOf(cluster, links) {
         tone: "warn",
         sentence,
         next: "Read why, then retry or drop them.",
+        href: "#/sinks",
         command: "isthmus sink dead-letters list",
       });
     }
@@ -467,9 +470,15 @@ function nextStep(sentence) {
   if (/certificate/.test(sentence)) return { next: "Replace the certificate; nodes read it without a restart." };
   if (/cannot be read/.test(sentence)) return { next: "Runbook “A document of the metastore cannot be read”." };
   if (/sinks?\b|other clusters/.test(sentence)) {
-    return { next: "See the errors of each link.", command: "isthmus sink list" };
+    return { next: "See the errors of each link.", href: "#/sinks", command: "isthmus sink list" };
   }
   return { next: "The status of the cluster has the details.", command: "isthmus cluster status" };
+}
+
+/** The title of the page of an address within the dashboard: "Sinks" of "#/sinks". @param {string} href */
+function pageOf(href) {
+  const [, initial, rest] = /^#\/(.)([a-z]*)/.exec(href) ?? [];
+  return initial.toUpperCase() + rest;
 }
 
 /** @param {Alarm[]} alarms */
@@ -492,7 +501,7 @@ function shownAlarms(alarms) {
           "Next: ",
           alarm.next,
           " ",
-          alarm.href && h("a", { href: alarm.href, "data-key": `alarm ${number}` }, "Cluster"),
+          alarm.href && h("a", { href: alarm.href, "data-key": `alarm ${number}` }, pageOf(alarm.href)),
           " ",
           alarm.command && h("code", {}, alarm.command),
         ),

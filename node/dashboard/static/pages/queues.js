@@ -6,6 +6,7 @@ import { actButton, command, openDetails } from "../js/confirm.js";
 import { h } from "../js/dom.js";
 import { choiceField, formButton, linesField, numberField, sizeField, textField } from "../js/form.js";
 import { live } from "../js/live.js";
+import { visible } from "../js/names.js";
 import { achievedText, limitText } from "../js/rates.js";
 import { failure, partial, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
@@ -269,16 +270,21 @@ function details(loaded, queue, done) {
       ),
     ]),
     h("h3", {}, "What waits"),
-    table(`What waits in queue ${name}`, [
-      { title: "Priority", cell: ([, word]) => word },
-      { title: "Waiting", number: true, cell: ([priority]) => depth(queue, priority) },
-      { title: "In flight", number: true, cell: ([priority]) => count(queue.priorities[priority].in_flight) },
-      {
-        title: "Oldest",
-        number: true,
-        cell: ([priority]) => priority === "real_time" ? oldest(queue) : "not measured",
-      },
-    ], PRIORITIES),
+    table(
+      `What waits in queue ${name}`,
+      [
+        { title: "Priority", cell: ([, word]) => word },
+        { title: "Waiting", number: true, cell: ([priority]) => depth(queue, priority) },
+        { title: "In flight", number: true, cell: ([priority]) => count(queue.priorities[priority].in_flight) },
+        {
+          title: "Oldest",
+          number: true,
+          cell: ([priority]) => priority === "real_time" ? oldest(queue) : "not measured",
+        },
+      ],
+      PRIORITIES,
+      { stacks: true },
+    ),
     queue.unknown && h("p", { class: "state" }, `Unknown, since ${queue.unknown}.`),
     consumers(queue, loaded.queues.at_ms),
     rates(queue, path, done),
@@ -363,7 +369,7 @@ function acts(queue, path, done) {
     pushButton(name, path, done),
     formButton("Test the filter …", {
       title: `Would queue ${name} offer a change?`,
-      fields: () => ({ type: textField("Bucket type", { value: "default" }), bucket: textField("Bucket") }),
+      fields: () => ({ type: textField("Bucket type", { value: "default" }), bucket: textField("Name of the bucket") }),
       answer: async ({ type, bucket }, signal) => {
         const asked = new URLSearchParams({ type, bucket });
         const found = await get(`${path}/filter?${asked}`, signal);
@@ -425,7 +431,7 @@ function pushButton(name, path, done) {
     note: "Objects of these keys are sent as they are now, whatever the filter says, behind changes in real time.",
     fields: () => ({
       bucket_type: textField("Bucket type", { value: "default" }),
-      bucket: textField("Bucket"),
+      bucket: textField("Name of the bucket"),
       keys: linesField("Keys, one in a line", KEYS_MAX),
       encoding: choiceField("Names are", [["", "text"], ["percent", "percent-encoded, for bytes that are no text"]]),
       priority: choiceField("Priority", [["", "full-sync"], ["fold", "folds, below full-sync"]]),
@@ -458,8 +464,8 @@ function peeked(answer) {
     h("p", { class: "state" }, `Of the partitions that ${node} leads; other nodes have their own. Nothing is taken.`),
     answer.references.length
       ? table("References", [
-        { title: "Key", cell: (row) => h("div", { class: "wrap" }, h("code", {}, row.key)) },
-        { title: "Bucket", cell: (row) => h("div", { class: "wrap" }, h("code", {}, row.bucket)) },
+        { title: "Key", cell: (row) => h("div", { class: "wrap" }, h("code", {}, visible(row.key))) },
+        { title: "Bucket", cell: (row) => h("div", { class: "wrap" }, h("code", {}, visible(row.bucket))) },
         { title: "Type", cell: (row) => row.bucket_type },
         { title: "Kind", cell: (row) => row.kind },
         { title: "Partition", number: true, cell: (row) => String(row.partition) },

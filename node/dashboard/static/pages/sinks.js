@@ -5,6 +5,7 @@ import { badge } from "../js/badge.js";
 import { actButton, command } from "../js/confirm.js";
 import { h } from "../js/dom.js";
 import { choiceField, formButton, numberField, sizeField } from "../js/form.js";
+import { visible } from "../js/names.js";
 import { achievedText, limitText } from "../js/rates.js";
 import { empty, failure, partial, watch } from "../js/states.js";
 import { table } from "../js/table.js";
@@ -137,7 +138,9 @@ function sources(answers, links, silent, done) {
   }
   const rows = [...found.values()].map((row) => {
     const own = counters.filter((each) => each.queue === row.queue && each.source_uuid === row.uuid);
-    const linked = links.filter((each) => each.queue === row.queue && each.source_uuid === row.uuid);
+    const linked = links.filter(({ queue, source_uuid: uuid }) =>
+      queue === row.queue && (uuid === row.uuid || uuid === null) // null: the link has had no answer yet
+    );
     /** @param {"fetched" | "fetched_bytes" | "under_way" | typeof OUTCOMES[number]} word */
     const sum = (word) => own.reduce((total, each) => total + each[word], 0);
     const batches = own.flatMap((each) => each.last_batch_ms ?? []);
@@ -706,12 +709,16 @@ function letterTable(node, letters, done) {
   return table(
     `Dead letters of ${node}`,
     [
-      { title: "Key", cell: (letter) => h("div", { class: "wrap" }, h("code", {}, letter.key[2])) },
+      { title: "Key", cell: (letter) => h("div", { class: "wrap" }, h("code", {}, visible(letter.key[2]))) },
       {
         title: "Bucket",
-        cell: (letter) => h("div", { class: "wrap" }, h("code", {}, letter.key[1]), ` of type ${letter.key[0]}`),
+        cell: (letter) =>
+          h("div", { class: "wrap" }, h("code", {}, visible(letter.key[1])), ` of type ${letter.key[0]}`),
       },
-      { title: "Why", cell: (letter) => h("div", { class: "wrap" }, h("b", {}, letter.reason), ` ${letter.error}`) },
+      {
+        title: "Why",
+        cell: (letter) => h("div", { class: "wrap" }, h("b", {}, letter.reason), ` ${visible(letter.error)}`),
+      },
       {
         title: "Acts",
         cell: (letter) =>
@@ -760,7 +767,7 @@ function letterTable(node, letters, done) {
 
 /** @param {DeadLetter} letter */
 function named({ key: [type, bucket, key] }) {
-  return `Key ${key} of bucket ${bucket} (type ${type})`;
+  return `Key ${visible(key)} of bucket ${visible(bucket)} (type ${type})`;
 }
 
 /** @param {{outcome: string | null, reason: string | null, error: string | null}} one */

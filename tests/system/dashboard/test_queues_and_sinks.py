@@ -1,0 +1,563 @@
+"""The pages Queues and Sinks, in a browser, on a pair of real clusters: what they show, and each act to its effect."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import Locator, Route, expect
+
+from isthmus.node.http.authorization import TokenRole
+from isthmus.node.local import dev_certificates
+from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
+from isthmus.repl.security.tls import NodeName
+from tests.support.dashboard_browser import BrowserPage
+from tests.support.threaded_node import running_node
+from tests.system.dashboard.test_faults import frozen
+from tests.system.dashboard.test_sessions import SECURE, SecureNode
+from tests.system.fullsync.clusters import Clusters, eventually, http_request
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+OpenPage = Callable[..., BrowserPage]
+
+HTML = "<img src=x onerror=alert(1)>&amp;"
+"""A name that must never become HTML."""
+
+BYTES = "%FE%80"
+"""A name, percent-encoded, that is no text."""
+
+
+@pytest.fixture
+def queues(pair: Clusters, open_page: OpenPage) -> BrowserPage:
+    """The page Queues of east-1, at the queue to west."""
+    return open_page(pair.nodes["east-1"]["admin"], "queues?name=to-west")
+
+
+@pytest.fixture
+def sinks(pair: Clusters, open_page: OpenPage) -> BrowserPage:
+    """The page Sinks of east-1."""
+    return open_page(pair.nodes["east-1"]["admin"], "sinks")
+
+
+def suspend_west(pair: Clusters) -> None:
+    """West begins no fetch from now on, so that changes wait in the queue."""
+    pair.admin("west-1", "/admin/sink/suspend", {})
+    eventually(lambda: not pair.fetching("west-1"), "running fetches end")
+
+
+@pytest.fixture
+def idle_west(pair: Clusters) -> Iterator[None]:
+    """West has fetched all, and fetches nothing more; afterwards it does again."""
+    eventually(lambda: waiting(pair) == 0 and queue_of(pair)["consumers"], "west has fetched all")
+    suspend_west(pair)
+    yield
+    pair.admin("west-1", "/admin/sink/resume", {})
+
+
+def queue_of(pair: Clusters) -> dict[str, Any]:
+    """The queue to west as the nodes of east have it together."""
+    found = pair.admin("east-1", "/admin/queues/cluster")["queues"]
+    return next(dict(queue) for queue in found if queue["name"] == "to-west")
+
+
+def waiting(pair: Clusters) -> int | None:
+    """Changes that wait for west in real time; None: unknown."""
+    found: int | None = queue_of(pair)["priorities"]["real_time"]["waiting"]
+    return found
+
+
+def button(tab: BrowserPage, name: str) -> Locator:
+    """A button of the queue that is shown."""
+    return tab.region("Queue to-west").get_by_role("button", name=name, exact=True)
+
+
+def row_of(table: Locator, text: str) -> Locator:
+    """The row of a table that has the text."""
+    return table.get_by_role("row").filter(has_text=text)
+
+
+# -- queues -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("idle_west")
+def test_any_node_shows_what_waits_in_the_whole_cluster(pair: Clusters, open_page: OpenPage) -> None:
+    """The sum of all nodes' parts, and since when the oldest waits; the nodes that fetched; keys with HTML in their
+    names as text. When all has arrived, nothing waits, and that is said, too."""
+    for number in range(12):
+        pair.put("east", HTML, f"{HTML}{number}", "v")
+    tabs = [open_page(pair.nodes[node]["admin"], "queues") for node in ("east-1", "east-4")]
+    for tab in tabs:
+        row = row_of(tab.region("Queues of all nodes together"), "to-west")
+        for words in ("west", "12", "running", "ago"):
+            expect(row).to_contain_text(words)
+        expect(row_of(tab.region("What waits in queue to-west"), "real time")).to_contain_text("12")
+        expect(row_of(tab.region("Nodes that fetch from queue to-west"), "west-1")).to_have_count(1)
+    tab = tabs[0]
+    button(tab, "What is next").click()
+    expect(tab.dialog).to_contain_text("Of the partitions that east-1 leads")
+    (led,) = pair.admin("east-1", "/admin/queues")["queues"]
+    expect(tab.dialog.locator("code").filter(has_text=HTML)).to_have_count(2 * led["waiting"])
+    tab.close_dialog()
+    pair.admin("west-1", "/admin/sink/resume", {})
+    expect(row_of(tab.region("What waits in queue to-west"), "real time")).to_contain_text("nothing waits")
+    expect(tab.region("Queue to-west")).to_contain_text(re.compile("Ledger ●closes"))
+
+
+def test_publishing_and_serving_are_suspended_and_resumed(pair: Clusters, queues: BrowserPage) -> None:
+    """The dialog says in numbers what will happen; the page has who, when and why, a button that ends each, and the
+    gap that the suspension makes, which is closed by hand at the end."""
+    eventually(lambda: waiting(pair) == 0, "nothing waits")
+    text = queues.fill_in(button(queues, "Suspend …"), {"What": "both"})
+    assert "Queue to-west publishes no changes on all nodes, and serves none" in text
+    assert re.search(r"Waiting or in flight, real time\s+0", text)
+    assert "Done." in queues.confirm("Suspend", by="Ada", reason="west <b>moves</b>")
+    queues.close_dialog()
+    table = queues.region("Suspensions of queue to-west")
+    for what in ("serving", "publishing"):
+        for words in ("all nodes", "Ada", "west <b>moves</b>"):
+            expect(row_of(table, what)).to_contain_text(words)
+    expect(row_of(queues.region("Queue to-west by node"), "east-3")).to_contain_text("suspended")
+    gaps = queues.region("Open gaps of queue to-west")
+    expect(gaps).to_contain_text("still grows")
+    pair.put("east", "b", "left out", "v")
+    for what, words in (("publishing", "stays a gap until a full-sync closes it"), ("serving", "0 changes wait")):
+        text = queues.ask(row_of(table, what).get_by_role("button", name="Resume"))
+        assert words in text
+        queues.confirm("Resume")
+        queues.close_dialog()
+        expect(row_of(table, what)).to_have_count(0)
+    eventually(lambda: queue_of(pair)["serving"] == queue_of(pair)["publishing"] == "running", "all nodes have read it")
+    close = gaps.get_by_role("button", name="Close", exact=True)
+    expect(close.first).to_be_visible()
+    assert "The record of this gap is removed" in queues.ask(close.first)
+    result = queues.confirm("Close the gap")
+    assert "1 gap closed." in result
+    queues.close_dialog()
+    ids = [gap["id"] for gap in pair.admin("east-1", "/admin/gaps?queue=to-west")["gaps"]]
+    pair.admin("east-1", "/admin/queues/to-west/gaps/close", {"ids": ids})
+    expect(queues.region("Queue to-west")).to_contain_text("None is open.")
+
+
+def test_one_node_alone_is_suspended(pair: Clusters, queues: BrowserPage) -> None:
+    """Then serving is mixed, and the node's own row says which; the suspension of all nodes is another one."""
+    text = queues.fill_in(button(queues, "Suspend …"), {"What": "serving", "Where": "east-2"})
+    assert "serves no changes on node east-2" in text
+    queues.confirm("Suspend")
+    queues.close_dialog()
+    expect(row_of(queues.region("Queues of all nodes together"), "to-west")).to_contain_text("mixed")
+    parts = queues.region("Queue to-west by node")
+    expect(row_of(parts, "east-2")).to_contain_text("suspended")
+    expect(row_of(parts, "east-1")).not_to_contain_text("suspended")
+    table = queues.region("Suspensions of queue to-west")
+    text = queues.ask(table.get_by_role("button", name="Resume"))
+    assert "Resume serving of queue to-west on east-2?" in text
+    queues.confirm("Resume")
+    queues.close_dialog()
+    expect(table).to_have_count(0)
+    eventually(lambda: queue_of(pair)["serving"] == "running", "all nodes have read it")
+
+
+@pytest.mark.usefixtures("idle_west")
+def test_a_queue_is_cleared_after_its_loss_is_said_in_numbers(pair: Clusters, queues: BrowserPage) -> None:
+    """What waits becomes gaps, which the page lists then. Escape changes nothing."""
+    for number in range(3):
+        pair.put("east", "b", f"cleared {number}", "v")
+    expect(row_of(queues.region("What waits in queue to-west"), "real time")).to_contain_text("3")
+    text = queues.ask(button(queues, "Clear"))
+    assert "This discards 3 changes that wait for west, 0 references of full-sync and 0 of folds" in text
+    queues.page.keyboard.press("Escape")
+    expect(queues.dialog).to_have_count(0)
+    assert waiting(pair) == 3
+    queues.act(button(queues, "Clear"), "Clear the queue", by="Ada", reason="stale")
+    expect(row_of(queues.region("What waits in queue to-west"), "real time")).to_contain_text("nothing waits")
+    gaps = queues.region("Open gaps of queue to-west")
+    expect(gaps).to_contain_text("by Ada: stale")
+    ids = [gap["id"] for gap in pair.admin("east-1", "/admin/gaps?queue=to-west")["gaps"]]
+    pair.admin("east-1", "/admin/queues/to-west/gaps/close", {"ids": ids})
+    expect(gaps).to_have_count(0)
+
+
+def test_a_release_shows_its_effect_before(pair: Clusters, queues: BrowserPage) -> None:
+    """From where the next cluster begins is asked first; a time that is none is refused by the page; without the
+    confirmation the owner stays."""
+    values = {"The next cluster begins with": "time", "The time, if so": "yesterday"}
+    text = queues.fill_in(button(queues, "Release …"), values)
+    assert "one such as 2026-02-03T04:05 is right" in text
+    queues.close_dialog()
+    text = queues.fill_in(button(queues, "Release …"), {"The next cluster begins with": "now"})
+    assert "from west; the next cluster that fetches begins with new changes: waiting changes become a gap" in text
+    queues.close_dialog()
+    assert queue_of(pair)["owner"]["cluster"] == "west"
+
+
+def test_rates_are_set_and_are_those_of_the_files_again(pair: Clusters, queues: BrowserPage) -> None:
+    """A limit that is left empty stays, and nothing at all is no change; the page has the limit in the file and in
+    force, who set it, and what all nodes may give out together."""
+    text = queues.fill_in(button(queues, "Set rates …"), {})
+    assert "Bytes, changes, or both are needed." in text
+    queues.close_dialog()
+    text = queues.fill_in(button(queues, "Set rates …"), {"Bytes a second": "5XB"})
+    assert 'a size is right, such as "5MB"' in text
+    queues.close_dialog()
+    text = queues.fill_in(button(queues, "Set rates …"), {"Bytes a second": "5MB", "Changes a second": "500"})
+    assert "at most 5 MB of payload a second, 20 MB on 4 nodes together" in text
+    queues.confirm("Set the rates", by="Ada", reason="a thin line")
+    queues.close_dialog()
+    shown = queues.region("Queue to-west")
+    expect(shown).to_contain_text("5 MB/s, 500 changes/s")
+    expect(shown).to_contain_text("a thin line")
+    row = row_of(queues.region("Queue to-west by node"), "east-4")
+    for words in ("no limit", "5 MB/s, 500 changes/s"):
+        expect(row).to_contain_text(words)
+    queues.fill_in(button(queues, "Set rates …"), {"Changes a second": "0"})
+    queues.confirm("Set the rates")
+    queues.close_dialog()
+    (queue,) = pair.admin("east-1", "/admin/queues")["queues"]
+    assert queue["throttle"]["configured"] == {"bytes_per_second": 5_000_000, "objects_per_second": None}
+    for node in ("east-2", "east-3", "east-4"):
+        expect(row_of(queues.region("Queue to-west by node"), node)).not_to_contain_text("500 changes/s")
+    text = queues.ask(button(queues, "Use the files’ rates"))
+    assert "In the files: no limit. In force now: 5 MB/s." in text
+    queues.confirm("Use them")
+    queues.close_dialog()
+    expect(button(queues, "Use the files’ rates")).to_have_count(0)
+
+
+def test_keys_are_pushed_and_a_filter_is_asked(pair: Clusters, queues: BrowserPage) -> None:
+    """Objects of the keys are sent once more, also of names that are no text; what the filter would offer is said with
+    the rule, and with a note about a bucket type that does not exist."""
+    pair.put("east", HTML, HTML, "v")
+    before = queue_of(pair)["nodes"]["east-1"]["priorities"]["full_sync"]["queued"]
+    keys = f"{quote(HTML, safe='')}\n{BYTES}\n"
+    values = {"Name of the bucket": quote(HTML, safe=""), "Keys": keys, "Names are": "percent"}
+    text = queues.fill_in(button(queues, "Push keys …"), {"Bucket type": "default", **values})
+    assert "Push 2 keys into queue to-west?" in text
+    assert "2 references queued." in queues.confirm("Push")
+    queues.close_dialog()
+    assert queue_of(pair)["nodes"]["east-1"]["priorities"]["full_sync"]["queued"] == before + 2
+    text = queues.fill_in(button(queues, "Test the filter …"), {"Bucket type": "nothing", "Name of the bucket": HTML})
+    assert "offered" in text
+    assert 'no such bucket type: "nothing"' in text
+    queues.close_dialog()
+
+
+def test_a_queue_that_is_not_there_is_said(queues: BrowserPage) -> None:
+    """An address of a queue that was removed says so; the rarer acts are commands to type."""
+    queues.goto("queues?name=<b>gone")
+    expect(queues.region("Queues")).to_contain_text("There is no queue named <b>gone here.")
+    queues.page.get_by_text("Register, change, move and delist queues").click()
+    commands = [f"isthmus queue {verb}" for verb in ("register", "set", "place", "delist")]
+    expect(queues.page.locator(".command code")).to_contain_text(commands)
+
+
+def test_a_number_that_is_not_known_is_said_with_the_reason(pair: Clusters, queues: BrowserPage) -> None:
+    """With the least that there is, never as 0, in the table and below; the node that did not answer is named with
+    why. A request that fails concerns its own part of the page alone."""
+    queues.allow("status of 503")
+
+    def without_east_3(route: Route) -> None:
+        answer = route.fetch().json()
+        (queue,) = answer["queues"]
+        queue["priorities"]["real_time"] = {"waiting": None, "in_flight": None, "at_least": 12}
+        queue |= {"oldest_age_ms": None, "unknown": "node east-3 does not answer"}
+        queue["nodes"]["east-3"] = None
+        route.fulfill(json={**answer, "unknown": {"east-3": "outcome-unknown: it did not answer within 2000 ms"}})
+
+    def refused(route: Route) -> None:
+        route.fulfill(status=503, json={"error": "the store is <b>busy</b>", "reason": "overloaded"})
+
+    queues.page.route("**/admin/queues/cluster", without_east_3)
+    queues.page.route("**/admin/gaps", refused)
+    queues.page.reload()
+    queues.rendered()
+    head = queues.region("Queues")
+    for words in (
+        "east-3 did not answer",
+        "outcome-unknown: it did not answer within 2000 ms",
+        "to-west: numbers are unknown, since node east-3 does not answer",
+    ):
+        expect(head).to_contain_text(words)
+    row = row_of(queues.region("What waits in queue to-west"), "real time")
+    expect(row).to_contain_text("unknown, at least 12")
+    expect(row).not_to_contain_text("nothing waits")
+    expect(row_of(queues.region("Queue to-west by node"), "east-3")).to_contain_text("unknown")
+    expect(queues.region("Queue to-west")).to_contain_text("the store is <b>busy</b> (overloaded)")
+    expect(queues.region("Queue to-west")).to_contain_text("Ledger")
+    queues.page.unroute("**/admin/queues/cluster")
+    queues.page.route("**/admin/queues/cluster", refused)
+    expect(queues.page.locator("#main")).to_contain_text("What is shown is of")
+    expect(row).to_contain_text("unknown, at least 12")
+    assert queue_of(pair)["unknown"] == ""
+
+
+@pytest.mark.slow
+def test_a_silent_node_is_named_on_both_pages(pair: Clusters, open_page: OpenPage) -> None:
+    """While a node does nothing no sum of the sinks pretends to have its part; afterwards all is known again."""
+    admin = pair.nodes["east-1"]["admin"]
+    with frozen(pair, "east-3"):
+        queues, sinks = open_page(admin, "queues?name=to-west"), open_page(admin, "sinks")
+        expect(queues.region("Queues")).to_contain_text("east-3 did not answer")
+        assert queues.violations() == []
+        expect(sinks.region("What is fetched")).to_contain_text("east-3 did not answer")
+        expect(sinks.region("What is fetched, by queue and cluster")).to_contain_text("unknown")
+        expect(sinks.region("Dead letters")).to_contain_text("unknown")
+        expect(row_of(sinks.region("Sinks by node"), "east-3")).to_contain_text("unknown")
+        assert sinks.violations() == []
+    expect(queues.region("Queues")).not_to_contain_text("east-3 did not answer", timeout=90_000)
+    expect(sinks.region("What is fetched, by queue and cluster")).not_to_contain_text("unknown", timeout=90_000)
+
+
+# -- sinks ------------------------------------------------------------------------------------------------------------
+
+
+def link_states(pair: Clusters) -> dict[str, str]:
+    """Node of east -> the state of its link to west."""
+    nodes = pair.admin("east-1", "/admin/sink/nodes")["nodes"]
+    return {each["node"]: each["sink"]["sinks"][0]["state"] for each in nodes}
+
+
+def test_links_are_suspended_by_queue_by_peer_and_on_one_node(pair: Clusters, sinks: BrowserPage) -> None:
+    """The dialog says how many links stop; states and reasons follow on all nodes, and each suspension has its own
+    end."""
+    eventually(lambda: set(link_states(pair).values()) == {"running"}, "all links run")
+    peer = pair.nodes["west-1"]["http"]
+    row = row_of(sinks.region("What is fetched, by queue and cluster"), "to-east")
+    expect(row).to_contain_text("4 of 4")
+    text = sinks.ask(row.get_by_role("button", name="Suspend"))
+    assert "Suspend fetching: queue to-east, on all nodes?" in text
+    assert "4 links of 4 nodes start no new fetch" in text
+    sinks.confirm("Suspend", by="Ada", reason="<b>quiet</b>")
+    sinks.close_dialog()
+    expect(row).to_contain_text("0 of 4")
+    eventually(lambda: set(link_states(pair).values()) == {"suspended"}, "all links are suspended")
+    table = sinks.region("Suspensions")
+    expect(table).to_contain_text("<b>quiet</b>")
+    links = sinks.region("Links: each node with each peer and queue")
+    expect(row_of(links, "east-4")).to_contain_text("by Ada: <b>quiet</b>")
+    sinks.act(row_of(links, "east-4").get_by_role("button", name="Resume"), "Resume")
+    expect(table).to_have_count(0)
+    eventually(lambda: set(link_states(pair).values()) == {"running"}, "all links run again")
+
+    expect(row_of(links, "east-2")).to_contain_text("running")
+    text = sinks.ask(row_of(links, "east-2").get_by_role("button", name="Suspend peer"))
+    assert f"Suspend fetching: all queues at {peer}, on all nodes?" in text
+    sinks.close_dialog()
+    wanted = {"Queue": "", "Peer": peer, "Where": "east-2"}
+    text = sinks.fill_in(sinks.page.get_by_role("button", name="Suspend …"), wanted)
+    assert "1 link of 1 node start" in text
+    assert "3 other links of the same queue go on" in text
+    sinks.confirm("Suspend")
+    sinks.close_dialog()
+    eventually(lambda: link_states(pair)["east-2"] == "suspended", "one link is suspended")
+    assert link_states(pair)["east-1"] == "running"
+    sinks.page.get_by_label("only what does not run").check()
+    expect(links.get_by_role("row")).to_have_count(2)
+    assert "only=amiss" in sinks.page.url
+    sinks.act(table.get_by_role("button", name="Resume"), "Resume")
+    expect(sinks.region("Links")).to_contain_text("Every link runs.")
+
+
+def test_workers_and_rates_are_set_and_are_those_of_the_files_again(pair: Clusters, sinks: BrowserPage) -> None:
+    """Of all nodes, of one, and of a queue; what does not fit together is refused before anything is sent."""
+
+    def named(name: str) -> Locator:
+        return sinks.region("Workers and limits").get_by_role("button", name=name)
+
+    def limits(node: str) -> dict[str, Any]:
+        return dict(pair.admin(node, "/admin/sink"))
+
+    before = limits("east-1")["workers"]["count"]
+    for values, words in (
+        ({}, "Workers: a number is needed."),
+        ({"Workers": "0"}, "a whole number from 1 to 256 is right"),
+        ({"Workers": "2", "Most at one peer": "3"}, "at most 2, the workers of the node, is right"),
+        ({"Of": "to-east", "Workers": "2", "Most at one peer": "1"}, "leave it empty for a queue"),
+    ):
+        assert words in sinks.fill_in(named("Set workers …"), values)
+        sinks.close_dialog()
+    text = sinks.fill_in(named("Set workers …"), {"Workers": "6", "Most at one peer": "3"})
+    assert "at most 6 workers, at most 3 workers at one peer" in text
+    assert f"east-2 {before} workers" in text
+    sinks.confirm("Set", by="Ada")
+    sinks.close_dialog()
+    sinks.fill_in(named("Set workers …"), {"Of": "to-east", "Where": "east-2", "Workers": "2"})
+    sinks.confirm("Set")
+    sinks.close_dialog()
+    sinks.fill_in(named("Set rates …"), {"Where": "east-3", "Bytes a second": "20MB", "Changes a second": "5000"})
+    sinks.confirm("Set")
+    sinks.close_dialog()
+    table = sinks.region("Sinks by node")
+    for node, words in (
+        ("east-1", "of 6"),
+        ("east-1", "Ada"),
+        ("east-2", "to-east 2"),
+        ("east-3", "20 MB/s, 5,000 changes/s"),
+        ("east-4", "no limit"),
+    ):
+        expect(row_of(table, node)).to_contain_text(words)
+    for what, node in (("workers", ""), ("queue to-east", "east-2"), ("rates", "east-3")):
+        sinks.fill_in(named("Use the files’ …"), {"What": what, "Where": node})
+        sinks.confirm("Use the files’")
+        sinks.close_dialog()
+    eventually(lambda: limits("east-1")["workers"]["count"] == before, "the files count")
+    eventually(lambda: limits("east-2")["workers"]["queue_limits"] == {}, "the queue has no limit of its own")
+    unlimited = {"bytes_per_second": None, "objects_per_second": None}
+    eventually(lambda: limits("east-3")["throttle"]["configured"] == unlimited, "there is no rate limit")
+    expect(row_of(table, "east-3")).to_contain_text("no limit")
+
+
+def forge(pair: Clusters, keys: list[str], ahead: int) -> None:
+    """Write keys in west whose clocks name writes of east that it has not made yet: so many entries ahead in the log of
+    each partition. East refuses them for good."""
+    east = bytes.fromhex(pair.admin("east-1", "/admin/cluster")["cluster_uuid"])
+    ours = [
+        (actor_of(east, each["partition"]), pack_counter(each["epoch"], each["hw"] + ahead), 1)
+        for each in pair.admin("east-1", "/admin/partitions")["partitions"]
+    ]
+    for key in keys:
+        forged = base64.b64encode(encode_clock(tuple(sorted(ours)))).decode()
+        written = decode_clock(base64.b64decode(pair.put("west", HTML, key, "forged", forged)))
+        assert {actor for actor, _, _ in ours} <= {actor for actor, _, _ in written}
+
+
+def letters(pair: Clusters) -> dict[str, list[dict[str, Any]]]:
+    """Node of east -> its dead letters."""
+    nodes = pair.admin("east-1", "/admin/sink/dead-letters/nodes")["nodes"]
+    return {each["node"]: each["dead_letters"] for each in nodes}
+
+
+def kept(pair: Clusters) -> int:
+    """Dead letters of all nodes of east."""
+    return sum(map(len, letters(pair).values()))
+
+
+def test_dead_letters_of_all_nodes_are_retried_and_dropped(pair: Clusters, sinks: BrowserPage) -> None:
+    """Each by its own buttons, and all of all nodes: what is refused again stays with the reason, what is dropped is
+    gone, and the numbers of the dialog are those of the page. Names are texts."""
+    forge(pair, [f"{HTML}{number}" for number in range(12)], 1_000_000)
+    eventually(lambda: kept(pair) == 12, "all are refused")
+    having = {node: rows for node, rows in letters(pair).items() if rows}
+    card = sinks.region("Dead letters")
+    expect(card).to_contain_text("Dead letters (12)")
+    for node, rows in having.items():
+        table = sinks.region(f"Dead letters of {node}")
+        expect(table.get_by_role("row")).to_have_count(len(rows) + 1)
+        for words in (HTML, "forged-clock", "west"):
+            expect(table).to_contain_text(words)
+    node = next(iter(having))
+    first = sinks.region(f"Dead letters of {node}").get_by_role("row").nth(1)
+    assert "is pushed into this cluster again, as it was refused" in sinks.ask(
+        first.get_by_role("button", name="Retry")
+    )
+    assert "The letter stays: rejected" in sinks.confirm("Retry")
+    sinks.close_dialog()
+    eventually(lambda: letters(pair)[node][0]["tries"] > 1, "it was tried again")
+    assert "a full-sync may find that the clusters differ" in sinks.ask(first.get_by_role("button", name="Drop"))
+    assert "It is removed." in sinks.confirm("Drop")
+    sinks.close_dialog()
+    expect(card).to_contain_text("Dead letters (11)")
+    assert "Push 11 dead letters again?" in sinks.ask(card.get_by_role("button", name="Retry all"))
+    result = sinks.confirm("Retry all", by="Ada")
+    for words in ("11 of 11 tried, 0 accepted.", "11 letters left, for instance:", "rejected"):
+        assert words in result
+    sinks.close_dialog()
+    assert "Forget 11 dead letters?" in sinks.ask(card.get_by_role("button", name="Drop all"))
+    assert "11 of 11 removed." in sinks.confirm("Drop all")
+    sinks.close_dialog()
+    expect(card).to_contain_text("There are none.")
+    assert kept(pair) == 0
+
+
+def test_a_letter_is_accepted_once_its_reason_is_gone(pair: Clusters, sinks: BrowserPage) -> None:
+    """Here once this cluster has made the writes that the letter's clock names: the retry takes it, and the letter
+    leaves the list."""
+    forge(pair, ["late"], 30)
+    eventually(lambda: kept(pair) == 1, "it is refused")
+    for number in range(500):
+        http_request(pair.url("east", "b", f"more {number}"), "PUT", b"v", Content_Type="text/plain")
+    card = sinks.region("Dead letters")
+    expect(card).to_contain_text("Dead letters (1)")
+    result = sinks.act(card.get_by_role("button", name="Retry", exact=True), "Retry")
+    assert re.search("Accepted: (applied|merged). The letter is removed.", result)
+    expect(card).to_contain_text("There are none.")
+    assert pair.read("east", HTML, "late") is not None
+
+
+def test_a_retry_of_all_can_be_stopped(pair: Clusters, sinks: BrowserPage) -> None:
+    """Closing the dialog ends it after the letter under way; the others stay as they are."""
+    forge(pair, [f"stop {number}" for number in range(4)], 1_000_000)
+    eventually(lambda: kept(pair) == 4, "all are refused")
+    card = sinks.region("Dead letters")
+    expect(card).to_contain_text("Dead letters (4)")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    sinks.page.route("**/dead-letters/retry", hold)
+    sinks.ask(card.get_by_role("button", name="Retry all"))
+    sinks.dialog.get_by_role("button", name="Retry all", exact=True).click()
+    expect(sinks.dialog).to_contain_text("0 of 4 tried")
+    sinks.dialog.get_by_role("button", name="Stop").click()
+    expect(sinks.dialog).to_have_count(0)
+    held[0].continue_()
+    eventually(lambda: sum(one["tries"] > 1 for rows in letters(pair).values() for one in rows) == 1, "one was tried")
+    sinks.page.wait_for_timeout(1_000)
+    assert len(held) == 1
+    sinks.page.unroute("**/dead-letters/retry")
+    for node in letters(pair):
+        pair.admin("east-1", "/admin/sink/dead-letters/drop", {"node": node})
+    expect(card).to_contain_text("There are none.")
+
+
+# -- roles ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureNode]:
+    """One node with TLS and tokens, and a queue from which nobody has fetched."""
+    folder = tmp_path_factory.mktemp("secure")
+    dev_certificates.make_certificates(folder, (NodeName("east", "n1"),))
+    dev_certificates.make_tokens(folder)
+    with running_node(folder, SECURE.format(folder) + '[[queues]]\nname = "to-west"\n') as running:
+        yield SecureNode(f"https://127.0.0.1:{running.admin}", folder)
+
+
+@pytest.mark.parametrize(
+    ("role", "enabled", "disabled"),
+    [
+        (TokenRole.READ, ["Test the filter …", "What is next"], ["Suspend …", "Set rates …", "Push keys …", "Clear"]),
+        (TokenRole.OPERATE, ["Suspend …", "Set rates …", "Push keys …"], ["Clear"]),
+        (TokenRole.ADMIN, ["Suspend …", "Set rates …", "Push keys …", "Clear"], []),
+    ],
+)
+def test_a_viewer_sees_and_an_operator_acts(
+    secure: SecureNode, open_page: OpenPage, role: TokenRole, enabled: list[str], disabled: list[str]
+) -> None:
+    """Buttons that a role may not use are there and say what they need. A queue that nobody has fetched from, and a
+    cluster that fetches nothing, are said in words."""
+    tab = open_page(secure.admin, None, ignore_https_errors=True)
+    tab.allow("status of 401")
+    tab.page.goto(secure.admin)
+    tab.page.get_by_label("Token").fill(secure.token(role))
+    tab.page.get_by_role("button", name="Log in").click()
+    tab.page.get_by_role("link", name="Queues").click()
+    tab.rendered()
+    for name in enabled:
+        expect(button(tab, name)).to_be_enabled()
+    for name in disabled:
+        expect(button(tab, name)).to_be_disabled()
+        expect(button(tab, name)).to_have_attribute("title", re.compile("needs a token of the role (operate|admin)"))
+    row = row_of(tab.region("Queues of all nodes together"), "to-west")
+    for words in ("none yet", "never", "nothing sent"):
+        expect(row).to_contain_text(words)
+    expect(tab.region("Queue to-west")).to_contain_text("No cluster has fetched yet: what is offered waits.")
+    tab.page.get_by_role("link", name="Sinks").click()
+    tab.rendered()
+    expect(tab.region("What is fetched")).to_contain_text("This cluster fetches from no other cluster.")
+    expect(tab.region("Dead letters")).to_contain_text("There are none.")
