@@ -3,731 +3,731 @@
 export type Child = Node | string | number | null | undefined | false | Child[];
 
 export interface NodeRow {
-    name: string;
-    id: number | null;
-    rack: string | null;
-    state: "live" | "leaving" | "gone";
-    reason: string;
-    leaders: number;
-    replicas: number;
-    in_sync: number;
-    http: string | null;
-    admin: string | null;
-    drained: boolean;
+  name: string;
+  id: number | null;
+  rack: string | null;
+  state: "live" | "leaving" | "gone";
+  reason: string;
+  leaders: number;
+  replicas: number;
+  in_sync: number;
+  http: string | null;
+  admin: string | null;
+  drained: boolean;
 }
 
 export interface ClusterStatus {
-    cluster: string;
-    state: string;
-    state_reason: string;
-    cluster_uuid: string;
-    node: string;
-    ready: boolean;
-    reason: string;
-    version: string;
-    controller: string | null;
-    metastore: string;
-    registered: boolean;
-    read_at_ms: number | null;
-    started_ms: number;
-    partitions: { total: number; election: number; candidate_found: number; online: number; offline: number };
-    replicas: { total: number; in_sync: number };
-    under_replicated: number[];
-    below_min_isr: number[];
-    unclean_elections: Record<string, number>;
-    balancing: { state: string; reason: string; automatic: boolean; imbalance: number } | null;
-    moving: { orders: number; done: number; under_way: number; total: number; reason: string };
-    problems: string[];
-    warnings: string[];
-    silent: string[];
-    nodes: NodeRow[];
-    actors: { actor: string; state: string; reason: string }[];
+  cluster: string;
+  state: string;
+  state_reason: string;
+  cluster_uuid: string;
+  node: string;
+  ready: boolean;
+  reason: string;
+  version: string;
+  controller: string | null;
+  metastore: string;
+  registered: boolean;
+  read_at_ms: number | null;
+  started_ms: number;
+  partitions: { total: number; election: number; candidate_found: number; online: number; offline: number };
+  replicas: { total: number; in_sync: number };
+  under_replicated: number[];
+  below_min_isr: number[];
+  unclean_elections: Record<string, number>;
+  balancing: { state: string; reason: string; automatic: boolean; imbalance: number } | null;
+  moving: { orders: number; done: number; under_way: number; total: number; reason: string };
+  problems: string[];
+  warnings: string[];
+  silent: string[];
+  nodes: NodeRow[];
+  actors: { actor: string; state: string; reason: string }[];
 }
 
 export interface ReplicaState {
-    node: string;
-    role: string | null;
-    leo: number | null;
-    lag: number | null;
-    in_sync: boolean;
-    reason: string;
+  node: string;
+  role: string | null;
+  leo: number | null;
+  lag: number | null;
+  in_sync: boolean;
+  reason: string;
 }
 
 export interface Partition {
-    partition: number;
-    bucket_type: string;
-    index: number;
-    leader: string | null;
-    replicas: string[];
-    adding: string[];
-    removing: string[];
-    isr: string[];
-    elr: string[];
-    min_isr: number;
-    epoch: number;
-    leo: number | null;
-    hw: number | null;
-    applied: number | null;
-    lag: number | null;
-    status: string;
-    reason: string;
-    replica_states: ReplicaState[];
+  partition: number;
+  bucket_type: string;
+  index: number;
+  leader: string | null;
+  replicas: string[];
+  adding: string[];
+  removing: string[];
+  isr: string[];
+  elr: string[];
+  min_isr: number;
+  epoch: number;
+  leo: number | null;
+  hw: number | null;
+  applied: number | null;
+  lag: number | null;
+  status: string;
+  reason: string;
+  replica_states: ReplicaState[];
 }
 
 export interface LagRow {
-    queue: string;
-    cluster: string | null;
-    uuid: string | null;
-    reason: string;
-    bucket_type: string;
-    seconds: number | null;
-    objects: number | null;
-    bytes: number | null;
-    in_flight: number | null;
-    partitions: number;
-    unknown_partitions: number[];
-    proven_ms: number | null;
+  queue: string;
+  cluster: string | null;
+  uuid: string | null;
+  reason: string;
+  bucket_type: string;
+  seconds: number | null;
+  objects: number | null;
+  bytes: number | null;
+  in_flight: number | null;
+  partitions: number;
+  unknown_partitions: number[];
+  proven_ms: number | null;
 }
 
 export interface SinkLink {
-    queue: string;
-    peer: string;
-    source_cluster: string | null;
-    source_uuid: string | null;
-    from: string;
-    suspended: SinkSuspension | null;
-    state: string;
-    reason: string;
-    delay_ms: number | null;
-    errors_in_a_row: number;
-    running: number;
-    applied: number;
-    merged: number;
-    superseded: number;
-    rejected: number;
-    failed: number;
-    recent_lag_ms_p50: number | null;
-    recent_lag_ms_p99: number | null;
-    last_answer_ms: number | null;
-    last_batch_ms: number | null;
-    last_error: string | null;
-    last_error_ms: number | null;
+  queue: string;
+  peer: string;
+  source_cluster: string | null;
+  source_uuid: string | null;
+  from: string;
+  suspended: SinkSuspension | null;
+  state: string;
+  reason: string;
+  delay_ms: number | null;
+  errors_in_a_row: number;
+  running: number;
+  applied: number;
+  merged: number;
+  superseded: number;
+  rejected: number;
+  failed: number;
+  recent_lag_ms_p50: number | null;
+  recent_lag_ms_p99: number | null;
+  last_answer_ms: number | null;
+  last_batch_ms: number | null;
+  last_error: string | null;
+  last_error_ms: number | null;
 }
 
 /** One node's sink; `queue`, `peer` and `node` of a suspension are null for all. */
 export interface SinkOverview {
-    node: string;
-    state: string;
-    reason: string;
-    workers: { count: number; busy: number; peer_limit: number; queue_limits: Record<string, number> };
-    throttle: Throttle;
-    limits_set: Signed | null;
-    sources: SinkSource[];
-    dead_letters: { kept: number | null; given_up: number | null };
-    suspensions: SinkSuspension[];
-    queue_workers_set: (Signed & { queue: string; node: string | null; workers: number })[];
-    peers_set: (Signed & { queue: string; url: string; cluster: string; removed: boolean })[];
-    peers_unusable: { queue: string; url: string; reason: string }[];
-    sinks: SinkLink[];
+  node: string;
+  state: string;
+  reason: string;
+  workers: { count: number; busy: number; peer_limit: number; queue_limits: Record<string, number> };
+  throttle: Throttle;
+  limits_set: Signed | null;
+  sources: SinkSource[];
+  dead_letters: { kept: number | null; given_up: number | null };
+  suspensions: SinkSuspension[];
+  queue_workers_set: (Signed & { queue: string; node: string | null; workers: number })[];
+  peers_set: (Signed & { queue: string; url: string; cluster: string; removed: boolean })[];
+  peers_unusable: { queue: string; url: string; reason: string }[];
+  sinks: SinkLink[];
 }
 
 export type SinkSuspension = Signed & { queue: string | null; peer: string | null; node: string | null };
 
 export interface SinkSource {
-    source_cluster: string;
-    source_uuid: string;
-    queue: string;
-    fetched: number;
-    fetched_bytes: number;
-    applied: number;
-    merged: number;
-    superseded: number;
-    rejected: number;
-    failed: number;
-    under_way: number;
-    last_batch_ms: number | null;
+  source_cluster: string;
+  source_uuid: string;
+  queue: string;
+  fetched: number;
+  fetched_bytes: number;
+  applied: number;
+  merged: number;
+  superseded: number;
+  rejected: number;
+  failed: number;
+  under_way: number;
+  last_batch_ms: number | null;
 }
 
 export interface SinkNodes {
-    nodes: { node: string; sink: SinkOverview | null }[];
-    unknown: Record<string, string>;
+  nodes: { node: string; sink: SinkOverview | null }[];
+  unknown: Record<string, string>;
 }
 
 /** Rates each second; null in `configured` and `file`: no limit. */
 export interface Rates<T> {
-    bytes_per_second: T;
-    objects_per_second: T;
+  bytes_per_second: T;
+  objects_per_second: T;
 }
 
 export interface Throttle {
-    configured: Rates<number | null>;
-    file?: Rates<number | null>;
-    binding: string | null;
-    achieved: Rates<number>;
-    throttled_seconds: number;
+  configured: Rates<number | null>;
+  file?: Rates<number | null>;
+  binding: string | null;
+  achieved: Rates<number>;
+  throttled_seconds: number;
 }
 
 export interface DeadLetter {
-    id: number;
-    at_ms: number;
-    queue: string;
-    peer: string;
-    source_cluster: string;
-    key: [string, string, string];
-    reason: string;
-    error: string;
-    size_bytes: number;
-    object_kept: boolean;
-    tries: number;
+  id: number;
+  at_ms: number;
+  queue: string;
+  peer: string;
+  source_cluster: string;
+  key: [string, string, string];
+  reason: string;
+  error: string;
+  size_bytes: number;
+  object_kept: boolean;
+  tries: number;
 }
 
 export interface DeadLetterNodes {
-    nodes: {
-        node: string;
-        dead_letters: DeadLetter[] | null;
-        more: boolean | null;
-        kept: number | null;
-        given_up: number | null;
-    }[];
-    unknown: Record<string, string>;
+  nodes: {
+    node: string;
+    dead_letters: DeadLetter[] | null;
+    more: boolean | null;
+    kept: number | null;
+    given_up: number | null;
+  }[];
+  unknown: Record<string, string>;
 }
 
 /** One node's part of a queue. */
 export interface QueuePart {
-    publishing: string;
-    serving: string;
-    reason: string;
-    partitions: number;
-    waiting: number | null;
-    in_flight: number;
-    oldest_age_ms: number | null;
-    priorities: Record<Priority, { waiting: number | null; in_flight: number }>;
-    throttle: Throttle;
+  publishing: string;
+  serving: string;
+  reason: string;
+  partitions: number;
+  waiting: number | null;
+  in_flight: number;
+  oldest_age_ms: number | null;
+  priorities: Record<Priority, { waiting: number | null; in_flight: number }>;
+  throttle: Throttle;
 }
 
 export type Priority = "real_time" | "full_sync" | "fold";
 
 /** A queue of the whole cluster. */
 export interface Queue {
-    name: string;
-    filter: string;
-    cascade: boolean;
-    overflow: string;
-    riak_fetch: boolean;
-    owner: { cluster: string; uuid: string; version: number; since_ms: number; by: string } | null;
-    suspensions: (Signed & { what: string; node: string | null })[];
-    decree: (Signed & { what: string; version: number }) | null;
-    limits: { queue: number; objects: number; object_bytes: number };
-    differs: string[];
-    lacking: string[];
-    publishing: string;
-    serving: string;
-    reason: string;
-    unknown: string;
-    priorities: Record<Priority, { waiting: number | null; in_flight: number | null; at_least: number }>;
-    oldest_age_ms: number | null;
-    consumers: {
-        node: string;
-        last_fetch_ms: number;
-        at: string;
-        last_given_ms: number | null;
-        given: number;
-        in_flight: number;
-        waits_at: string[];
-    }[];
-    rates: {
-        set: Signed | null;
-        binding: string[];
-        achieved: Rates<number | null>;
-        throttled_seconds: number | null;
-    };
-    held_types: Record<string, number>;
-    nodes: Record<string, QueuePart | null>;
+  name: string;
+  filter: string;
+  cascade: boolean;
+  overflow: string;
+  riak_fetch: boolean;
+  owner: { cluster: string; uuid: string; version: number; since_ms: number; by: string } | null;
+  suspensions: (Signed & { what: string; node: string | null })[];
+  decree: (Signed & { what: string; version: number }) | null;
+  limits: { queue: number; objects: number; object_bytes: number };
+  differs: string[];
+  lacking: string[];
+  publishing: string;
+  serving: string;
+  reason: string;
+  unknown: string;
+  priorities: Record<Priority, { waiting: number | null; in_flight: number | null; at_least: number }>;
+  oldest_age_ms: number | null;
+  consumers: {
+    node: string;
+    last_fetch_ms: number;
+    at: string;
+    last_given_ms: number | null;
+    given: number;
+    in_flight: number;
+    waits_at: string[];
+  }[];
+  rates: {
+    set: Signed | null;
+    binding: string[];
+    achieved: Rates<number | null>;
+    throttled_seconds: number | null;
+  };
+  held_types: Record<string, number>;
+  nodes: Record<string, QueuePart | null>;
 }
 
 export interface Queues {
-    queues: Queue[];
-    unknown: Record<string, string>;
+  queues: Queue[];
+  unknown: Record<string, string>;
 }
 
 export interface Gap {
-    queue: string;
-    id: string;
-    node: string;
-    partition: number | null;
-    from_offset: number | null;
-    upto_offset: number | null;
-    from_ms: number;
-    upto_ms: number | null;
-    count_at_least: number;
-    count_at_most: number | null;
-    what: string;
-    by: string;
-    reason: string;
+  queue: string;
+  id: string;
+  node: string;
+  partition: number | null;
+  from_offset: number | null;
+  upto_offset: number | null;
+  from_ms: number;
+  upto_ms: number | null;
+  count_at_least: number;
+  count_at_most: number | null;
+  what: string;
+  by: string;
+  reason: string;
 }
 
 export interface Gaps {
-    gaps: Gap[];
-    unknown: string[];
-    unknown_partitions: Record<string, number[]>;
+  gaps: Gap[];
+  unknown: string[];
+  unknown_partitions: Record<string, number[]>;
 }
 
 /** What was sent of a queue, or received from one (`direction`). */
 export interface LedgerRow {
-    direction: "sent" | "received";
-    queue: string;
-    state: string;
-    reason: string;
-    closes: boolean | null;
-    found: number | null;
-    eligible: number | null;
-    acknowledged: number | null;
-    collapsed: number | null;
-    collapsed_unseen: number | null;
-    vanished: number | null;
-    given_up: number | null;
-    handed_on: number | null;
-    waiting: number | null;
-    in_flight: number | null;
+  direction: "sent" | "received";
+  queue: string;
+  state: string;
+  reason: string;
+  closes: boolean | null;
+  found: number | null;
+  eligible: number | null;
+  acknowledged: number | null;
+  collapsed: number | null;
+  collapsed_unseen: number | null;
+  vanished: number | null;
+  given_up: number | null;
+  handed_on: number | null;
+  waiting: number | null;
+  in_flight: number | null;
 }
 
 export interface FullsyncResult {
-    bucket_type: string;
-    kind: string;
-    began_ms: number;
-    seconds: number;
-    verdict: string;
-    reason: string;
-    keys: number;
-    segments: number;
-    differences: Record<string, number>;
-    queued: number;
-    left: number;
-    transient: number;
-    filtered: number;
-    by: string;
+  bucket_type: string;
+  kind: string;
+  began_ms: number;
+  seconds: number;
+  verdict: string;
+  reason: string;
+  keys: number;
+  segments: number;
+  differences: Record<string, number>;
+  queued: number;
+  left: number;
+  transient: number;
+  filtered: number;
+  by: string;
 }
 
 /** Who changed something, when, and why. */
 export interface Signed {
-    by: string;
-    at_ms: number;
-    reason: string;
+  by: string;
+  at_ms: number;
+  reason: string;
 }
 
 export interface FullsyncPeer {
-    name: string;
-    urls: string[];
-    cluster: string | null;
-    origin: "file" | "set" | "added";
-    set: (Signed & { values: Record<string, unknown> })[];
-    auto_left_out: number;
-    wants: Record<string, number>;
-    all_window: string;
-    cluster_slice: number;
-    queue: string;
-    queue_delisted: boolean;
-    queue_of_other: string | null;
-    bucket_types: string[];
-    bidirectional: boolean;
-    state: string;
-    reason: string;
-    suspended: Signed | null;
-    next_ms: number | null;
-    next_kind: string | null;
-    retry: { tries: number; reason: string } | null;
-    range: { since_ms: number; before_ms: number; bucket: string | null } | null;
-    gaps_open: number | null;
-    gaps_queues: string[];
-    proven_ms: Record<string, number | null>;
-    named: { bucket_type: string; bucket: string; key: string; difference: string }[];
-    newest: Record<string, FullsyncResult | null>;
+  name: string;
+  urls: string[];
+  cluster: string | null;
+  origin: "file" | "set" | "added";
+  set: (Signed & { values: Record<string, unknown> })[];
+  auto_left_out: number;
+  wants: Record<string, number>;
+  all_window: string;
+  cluster_slice: number;
+  queue: string;
+  queue_delisted: boolean;
+  queue_of_other: string | null;
+  bucket_types: string[];
+  bidirectional: boolean;
+  state: string;
+  reason: string;
+  suspended: Signed | null;
+  next_ms: number | null;
+  next_kind: string | null;
+  retry: { tries: number; reason: string } | null;
+  range: { since_ms: number; before_ms: number; bucket: string | null } | null;
+  gaps_open: number | null;
+  gaps_queues: string[];
+  proven_ms: Record<string, number | null>;
+  named: { bucket_type: string; bucket: string; key: string; difference: string }[];
+  newest: Record<string, FullsyncResult | null>;
 }
 
 export interface FullsyncRunning {
-    peer: string;
-    kind: string;
-    bucket_type: string;
-    began_ms: number;
-    by: string;
-    state: string;
-    branches_differing: number;
-    branches_done: number;
-    keys_compared: number;
-    differences: number;
-    queued: number;
-    estimate_s: number | null;
+  peer: string;
+  kind: string;
+  bucket_type: string;
+  began_ms: number;
+  by: string;
+  state: string;
+  branches_differing: number;
+  branches_done: number;
+  keys_compared: number;
+  differences: number;
+  queued: number;
+  estimate_s: number | null;
 }
 
 export interface FullsyncNode {
-    state: string;
-    reason: string;
-    running: FullsyncRunning | null;
-    peers: FullsyncPeer[];
-    removed: (Signed & { name: string })[];
-    left_out: { name: string; reason: string }[];
+  state: string;
+  reason: string;
+  running: FullsyncRunning | null;
+  peers: FullsyncPeer[];
+  removed: (Signed & { name: string })[];
+  left_out: { name: string; reason: string }[];
 }
 
 export interface FullsyncNodes {
-    nodes: Record<string, FullsyncNode | null>;
-    gone: Record<string, number>;
-    unknown: Record<string, string>;
-    suspensions: (Signed & { peer: string | null; node: string | null })[] | null;
-    suspensions_error: string;
+  nodes: Record<string, FullsyncNode | null>;
+  gone: Record<string, number>;
+  unknown: Record<string, string>;
+  suspensions: (Signed & { peer: string | null; node: string | null })[] | null;
+  suspensions_error: string;
 }
 
 export interface FullsyncSchedule {
-    nodes: Record<
-        string,
-        {
-            peers: {
-                name: string;
-                suspended: boolean;
-                slots: number | null;
-                slot_ms: number | null;
-                retry: { at_ms: number; kind: string; tries: number } | null;
-                checks: { at_ms: number; kind: string }[];
-                skipped: { at_ms: number; kind: string; reason: string }[];
-            }[];
-        } | null
-    >;
-    unknown: Record<string, string>;
+  nodes: Record<
+    string,
+    {
+      peers: {
+        name: string;
+        suspended: boolean;
+        slots: number | null;
+        slot_ms: number | null;
+        retry: { at_ms: number; kind: string; tries: number } | null;
+        checks: { at_ms: number; kind: string }[];
+        skipped: { at_ms: number; kind: string; reason: string }[];
+      }[];
+    } | null
+  >;
+  unknown: Record<string, string>;
 }
 
 export interface FullsyncResults {
-    results: (FullsyncResult & { node: string; peer: string })[];
-    unknown: Record<string, string>;
+  results: (FullsyncResult & { node: string; peer: string })[];
+  unknown: Record<string, string>;
 }
 
 export interface RunRow {
-    kind: "comparison" | "seed" | "import";
-    run: string;
-    state: "ended" | "running" | "quiet" | "interrupted" | "unknown" | "unreadable";
-    reason: string;
-    clusters: string[];
-    urls: string[];
-    bucket_type: string | null;
-    started_ms: number | null;
-    ended_ms: number | null;
-    seconds: number | null;
-    outcome: string | null;
-    error: string;
-    counts: Record<string, number> | null;
-    progress: {
-        stage: string;
-        began_ms: number;
-        at_ms: number;
-        done: number;
-        of: number;
-        left_s: number | null;
-    } | null;
-    nodes: string[];
+  kind: "comparison" | "seed" | "import";
+  run: string;
+  state: "ended" | "running" | "quiet" | "interrupted" | "unknown" | "unreadable";
+  reason: string;
+  clusters: string[];
+  urls: string[];
+  bucket_type: string | null;
+  started_ms: number | null;
+  ended_ms: number | null;
+  seconds: number | null;
+  outcome: string | null;
+  error: string;
+  counts: Record<string, number> | null;
+  progress: {
+    stage: string;
+    began_ms: number;
+    at_ms: number;
+    done: number;
+    of: number;
+    left_s: number | null;
+  } | null;
+  nodes: string[];
 }
 
 export interface Runs {
-    runs: RunRow[];
-    directories: Record<string, string | null>;
-    left_out: Record<string, number>;
-    cut: string[];
-    unknown: Record<string, string>;
+  runs: RunRow[];
+  directories: Record<string, string | null>;
+  left_out: Record<string, number>;
+  cut: string[];
+  unknown: Record<string, string>;
 }
 
 export interface RunDetails extends RunRow {
-    node: string;
-    directory: string;
-    options: {
+  node: string;
+  directory: string;
+  options: {
+    bucket: string;
+    modified_since_ms: number;
+    modified_before_ms: number;
+    full: boolean;
+    bodies: boolean;
+    sample: number;
+    filter: string;
+    queue: string;
+    path: string;
+  } | null;
+  summary: {
+    version: string;
+    bytes: number | null;
+    mode: string | null;
+    why: string | null;
+    keys: number | null;
+    left_rows: number | null;
+    right_rows: number | null;
+    findings_cut: boolean;
+    findings: {
+      groups: {
+        verdict: string;
+        difference: string | null;
+        side: string | null;
         bucket: string;
-        modified_since_ms: number;
-        modified_before_ms: number;
-        full: boolean;
-        bodies: boolean;
-        sample: number;
-        filter: string;
-        queue: string;
-        path: string;
+        count: number;
+      }[];
+      groups_left: number;
+      findings_left: number;
     } | null;
-    summary: {
-        version: string;
-        bytes: number | null;
-        mode: string | null;
-        why: string | null;
-        keys: number | null;
-        left_rows: number | null;
-        right_rows: number | null;
-        findings_cut: boolean;
-        findings: {
-            groups: {
-                verdict: string;
-                difference: string | null;
-                side: string | null;
-                bucket: string;
-                count: number;
-            }[];
-            groups_left: number;
-            findings_left: number;
-        } | null;
-        coverage: { segments: number; of: number; chunks_done: number; chunks: number } | null;
-        segments_open: [number, number][];
-        segments_open_count: number;
-        reasons: string[];
-        reasons_count: number;
-        named: string[];
-        named_count: number;
-        chunks: Record<string, number>;
-        verified: { run_id: string; outcome: string } | null;
-    } | null;
-    hand_over: { queue: string; state: string } | null;
-    repairs: {
-        plan: string;
-        queue: string;
-        direction: string;
-        objects: number;
-        bytes: number | null;
-        expected_siblings: number;
-        seconds: number;
-        queued: number | null;
-        state: string | null;
-        at_ms: number | null;
-    }[];
-    repairs_left: number;
-    problems: string[];
-    commands: { about: string; command: string }[];
+    coverage: { segments: number; of: number; chunks_done: number; chunks: number } | null;
+    segments_open: [number, number][];
+    segments_open_count: number;
+    reasons: string[];
+    reasons_count: number;
+    named: string[];
+    named_count: number;
+    chunks: Record<string, number>;
+    verified: { run_id: string; outcome: string } | null;
+  } | null;
+  hand_over: { queue: string; state: string } | null;
+  repairs: {
+    plan: string;
+    queue: string;
+    direction: string;
+    objects: number;
+    bytes: number | null;
+    expected_siblings: number;
+    seconds: number;
+    queued: number | null;
+    state: string | null;
+    at_ms: number | null;
+  }[];
+  repairs_left: number;
+  problems: string[];
+  commands: { about: string; command: string }[];
 }
 
 export interface Leaders {
-    controller: string;
-    state: string;
-    reason: string;
-    automatic: boolean;
-    imbalance: number;
-    leaders: Record<string, number>;
-    plan: { partition: number; from: string; to: string }[];
-    run: {
-        by: string;
-        outcome: string;
-        done: number;
-        failed: number;
-        moves: { partition: number; from: string; to: string; state: string; reason: string }[];
-    } | null;
+  controller: string;
+  state: string;
+  reason: string;
+  automatic: boolean;
+  imbalance: number;
+  leaders: Record<string, number>;
+  plan: { partition: number; from: string; to: string }[];
+  run: {
+    by: string;
+    outcome: string;
+    done: number;
+    failed: number;
+    moves: { partition: number; from: string; to: string; state: string; reason: string }[];
+  } | null;
 }
 
 /** GET /admin/history: null where nothing was measured. */
 export interface History {
-    step_ms: number;
-    from_ms: number;
-    to_ms: number;
-    nodes: Record<string, Record<string, (number | null)[]> | null>;
-    unknown: Record<string, string>;
-    cluster: { series: Record<string, (number | null)[]>; counted: number[] } | null;
+  step_ms: number;
+  from_ms: number;
+  to_ms: number;
+  nodes: Record<string, Record<string, (number | null)[]> | null>;
+  unknown: Record<string, string>;
+  cluster: { series: Record<string, (number | null)[]>; counted: number[] } | null;
 }
 
 export interface MovePlan {
-    outcome: string;
-    order: number | null;
-    title: string;
-    plan: string;
-    partitions: { partition: number; from: string[]; to: string[]; adds: string[]; removes: string[] }[];
-    copies: number;
-    nodes: { node: string; replicas: number; then: number }[];
-    notes: string[];
+  outcome: string;
+  order: number | null;
+  title: string;
+  plan: string;
+  partitions: { partition: number; from: string[]; to: string[]; adds: string[]; removes: string[] }[];
+  copies: number;
+  nodes: { node: string; replicas: number; then: number }[];
+  notes: string[];
 }
 
 export interface Moves {
-    at_once: number;
-    paused: string;
-    orders: {
-        order: number;
-        kind: string;
-        title: string;
-        by: string;
-        at_ms: number;
-        cancelled_by: string | null;
-        done: number;
-        total: number;
-        estimate_ms: number | null;
-        partitions: {
-            partition: number;
-            stage: string;
-            reason: string;
-            copies: { node: string; in_sync: boolean; lag: number | null; reason: string }[];
-        }[];
+  at_once: number;
+  paused: string;
+  orders: {
+    order: number;
+    kind: string;
+    title: string;
+    by: string;
+    at_ms: number;
+    cancelled_by: string | null;
+    done: number;
+    total: number;
+    estimate_ms: number | null;
+    partitions: {
+      partition: number;
+      stage: string;
+      reason: string;
+      copies: { node: string; in_sync: boolean; lag: number | null; reason: string }[];
     }[];
-    ended: {
-        order: number;
-        title: string;
-        by: string;
-        at_ms: number;
-        ended_ms: number;
-        outcome: string;
-        done: number;
-        total: number;
-    }[];
-    drained: { node: string; by: string; at_ms: number }[];
+  }[];
+  ended: {
+    order: number;
+    title: string;
+    by: string;
+    at_ms: number;
+    ended_ms: number;
+    outcome: string;
+    done: number;
+    total: number;
+  }[];
+  drained: { node: string; by: string; at_ms: number }[];
 }
 
 export interface OptionRow {
-    option: string;
-    bucket_type: string | null;
-    default: string;
-    set: number | string | null;
-    effective: number | string;
-    origin: string;
-    by: string | null;
-    at_ms: number | null;
-    reason: string | null;
-    waiting: number[];
-    scope: string;
-    unit: string;
-    range: string;
-    choices: string[];
-    meaning: string;
-    differs: Record<string, { effective: number | string; origin: string }>;
+  option: string;
+  bucket_type: string | null;
+  default: string;
+  set: number | string | null;
+  effective: number | string;
+  origin: string;
+  by: string | null;
+  at_ms: number | null;
+  reason: string | null;
+  waiting: number[];
+  scope: string;
+  unit: string;
+  range: string;
+  choices: string[];
+  meaning: string;
+  differs: Record<string, { effective: number | string; origin: string }>;
 }
 
 export interface Options {
-    options: OptionRow[];
-    behind: string[];
-    unknown: Record<string, string>;
+  options: OptionRow[];
+  behind: string[];
+  unknown: Record<string, string>;
 }
 
 export interface BucketType {
-    bucket_type: string;
-    partition_count: number;
-    replication_factor: number | null;
-    min_isr: number | string;
-    min_isr_set: number | null;
-    online: number;
-    in_sync: number;
-    changing: number;
-    replication_factor_then: number | null;
-    orders: number[];
+  bucket_type: string;
+  partition_count: number;
+  replication_factor: number | null;
+  min_isr: number | string;
+  min_isr_set: number | null;
+  online: number;
+  in_sync: number;
+  changing: number;
+  replication_factor_then: number | null;
+  orders: number[];
 }
 
 /** `bucket`: percent-encoded; null: the bucket type itself. */
 export interface BucketProperties {
-    bucket_type: string;
-    bucket: string | null;
-    properties: PropertyRow[];
-    warnings: string[];
-    behind: string[];
-    unknown: Record<string, string>;
+  bucket_type: string;
+  bucket: string | null;
+  properties: PropertyRow[];
+  warnings: string[];
+  behind: string[];
+  unknown: Record<string, string>;
 }
 
 export type PropertyValue = boolean | number | string;
 
 export interface PropertyRow {
-    property: string;
-    value: PropertyValue;
-    default: PropertyValue;
-    origin: "bucket" | "bucket type" | "default";
-    by: string | null;
-    at_ms: number | null;
-    reason: string | null;
-    acts: boolean;
-    right: string;
-    meaning: string;
+  property: string;
+  value: PropertyValue;
+  default: PropertyValue;
+  origin: "bucket" | "bucket type" | "default";
+  by: string | null;
+  at_ms: number | null;
+  reason: string | null;
+  acts: boolean;
+  right: string;
+  meaning: string;
 }
 
 /** Who accepted a version of an object: a partition of a cluster, at an offset. `uuid` null: no cluster of Isthmus. */
 export interface Dot {
-    uuid: string | null;
-    cluster?: string | null;
-    actor: string;
-    partition: number | null;
-    epoch: number | null;
-    offset: number | null;
+  uuid: string | null;
+  cluster?: string | null;
+  actor: string;
+  partition: number | null;
+  epoch: number | null;
+  offset: number | null;
 }
 
 export interface Explanation {
-    partition: number;
-    segment: number;
-    leader: string | null;
-    known: boolean;
+  partition: number;
+  segment: number;
+  leader: string | null;
+  known: boolean;
+  reason: string;
+  object: {
+    tombstone: boolean;
+    bytes: number;
+    offset: number;
+    epoch: number | null;
+    applied_ms: number | null;
+    origin: string | null;
+    last_modified_ms: number;
+    seen: Dot[];
+    siblings: (Dot & { tombstone: boolean; last_modified_ms: number })[];
+  } | null;
+  queues: {
+    queue: string;
+    owner: string | null;
+    filter: string;
+    rule: string;
+    cursor: number | null;
+    state: string;
     reason: string;
-    object: {
-        tombstone: boolean;
-        bytes: number;
-        offset: number;
-        epoch: number | null;
-        applied_ms: number | null;
-        origin: string | null;
-        last_modified_ms: number;
-        seen: Dot[];
-        siblings: (Dot & { tombstone: boolean; last_modified_ms: number })[];
-    } | null;
-    queues: {
-        queue: string;
-        owner: string | null;
-        filter: string;
-        rule: string;
-        cursor: number | null;
-        state: string;
-        reason: string;
-        ahead: number | null;
-        next: string;
-    }[] | null;
-    lower: {
-        node: string;
-        queue: string;
-        priority: string;
-        state: string;
-        ahead: number | null;
-        reason: string;
-        next: string;
-    }[];
-    reap: { waits: string | null } | null;
-    compared: {
-        node: string;
-        fullsync: string;
-        verdict: string;
-        difference: string | null;
-        reason: string;
-        check: string | null;
-        at_ms: number | null;
-        changed_since: boolean;
-        proven_ms: number | null;
-        suspended: string | null;
-    }[];
-    dead_letters: {
-        node: string;
-        id: number;
-        at_ms: number;
-        queue: string;
-        source_cluster: string;
-        reason: string;
-        error: string;
-        tries: number;
-    }[];
-    dead_letters_unknown_at: string[];
-    other_sides: { fullsync: string | null; url: string; state: string; clock: string | null; reason: string }[];
-    unknown: Record<string, string>;
+    ahead: number | null;
     next: string;
+  }[] | null;
+  lower: {
+    node: string;
+    queue: string;
+    priority: string;
+    state: string;
+    ahead: number | null;
+    reason: string;
+    next: string;
+  }[];
+  reap: { waits: string | null } | null;
+  compared: {
+    node: string;
+    fullsync: string;
+    verdict: string;
+    difference: string | null;
+    reason: string;
+    check: string | null;
+    at_ms: number | null;
+    changed_since: boolean;
+    proven_ms: number | null;
+    suspended: string | null;
+  }[];
+  dead_letters: {
+    node: string;
+    id: number;
     at_ms: number;
+    queue: string;
+    source_cluster: string;
+    reason: string;
+    error: string;
+    tries: number;
+  }[];
+  dead_letters_unknown_at: string[];
+  other_sides: { fullsync: string | null; url: string; state: string; clock: string | null; reason: string }[];
+  unknown: Record<string, string>;
+  next: string;
+  at_ms: number;
 }
 
 /** A line of the audit log (docs/audit.md). */
 export interface AuditAct {
-    id: number;
-    at_ms: number;
-    node: string;
-    who: { by: string | null; role: string | null; token: string | null; certificate: string[] | null };
-    from: string | null;
-    via: string;
-    what: { act: string; route: string | null; path: string | null; request: unknown };
-    before: unknown;
-    after: unknown;
-    reason: string | null;
-    outcome: "done" | "refused" | "unknown";
-    status: number | null;
-    error: string | null;
-    lost_before?: number;
-    cut?: boolean;
+  id: number;
+  at_ms: number;
+  node: string;
+  who: { by: string | null; role: string | null; token: string | null; certificate: string[] | null };
+  from: string | null;
+  via: string;
+  what: { act: string; route: string | null; path: string | null; request: unknown };
+  before: unknown;
+  after: unknown;
+  reason: string | null;
+  outcome: "done" | "refused" | "unknown";
+  status: number | null;
+  error: string | null;
+  lost_before?: number;
+  cut?: boolean;
 }
 
 export interface AuditPage {
-    acts: AuditAct[];
-    next: string | null;
-    nodes: Record<string, { unreadable: number; lost: number } | null>;
-    unknown: Record<string, string>;
-    searched_to_ms: number | null;
+  acts: AuditAct[];
+  next: string | null;
+  nodes: Record<string, { unreadable: number; lost: number } | null>;
+  unknown: Record<string, string>;
+  searched_to_ms: number | null;
 }
