@@ -40,6 +40,16 @@ def test_a_node_of_the_compose_file_names_services_alone(file: Path) -> None:
     assert {one or other for one, other in names} <= set(services())
 
 
+def test_zookeepers_keep_snapshots_and_log() -> None:
+    """The image has a directory for each; a log in an anonymous volume would be lost with the container."""
+    for name, service in services().items():
+        if name.startswith("zk-"):
+            assert [volume.partition(":")[::2] for volume in service["volumes"]] == [
+                (name, "/data"),
+                (f"{name}-log", "/datalog"),
+            ]
+
+
 def test_published_ports_are_on_loopback() -> None:
     """Without TLS and tokens nothing of the compose file is reachable from other machines."""
     published = [port for service in services().values() for port in service.get("ports", ())]

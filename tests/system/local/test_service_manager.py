@@ -64,16 +64,25 @@ def unit() -> configparser.ConfigParser:
 
 
 def test_the_unit_runs_commands_that_exist() -> None:
-    """Each command of the unit file that is `isthmus` parses, up to its file."""
+    """The command of the unit file parses, up to its file."""
     service = unit()["Service"]
     assert service["Type"] == "notify"
-    for key in ("ExecStart", "ExecStartPre"):
-        program, *arguments = shlex.split(service[key])
-        assert program == "/opt/isthmus/bin/isthmus"
-        *words, file = arguments
-        assert file == "/etc/isthmus/%i.toml"
-        command = [sys.executable, "-m", "isthmus.node.cli.main", *words, "--help"]
-        assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    program, *words, file = shlex.split(service["ExecStart"])
+    assert (program, file) == ("/opt/isthmus/bin/isthmus", "/etc/isthmus/%i.toml")
+    command = [sys.executable, "-m", "isthmus.node.cli.main", *words, "--help"]
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+
+
+def test_a_faulty_file_is_no_reason_to_start_again(tmp_path: Path) -> None:
+    """The exit code of a node with a fault in its file is one that the unit does not restart; it counts only where the
+    main process ends with it, so that nothing runs before."""
+    service = unit()["Service"]
+    assert "ExecStartPre" not in service
+    file = tmp_path / "node.toml"
+    file.write_text("[node]\nnam = 1\n")
+    command = [sys.executable, "-m", "isthmus.node.cli.main", "node", "run", str(file)]
+    code = subprocess.run(command, capture_output=True, timeout=60).returncode
+    assert str(code) in service["RestartPreventExitStatus"].split()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
