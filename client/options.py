@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
     attempt_timeout_s: float
     """How long one attempt may take. Default: a third of the call's time."""
     connect_timeout_s: float
-    """How long connecting to a node may take, with TLS. Default: 2."""
+    """How long connecting to a node may take: all its addresses, and TLS. Default: 2."""
     attempts: int
     """How often a request is sent at most. Default: 12."""
     update_attempts: int
