@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from isthmus.client.batches import Batches, Items
+from isthmus.client.errors import closed
 from isthmus.client.objects import HasContext, Name, Resolver, StoredObject, Written
-from isthmus.client.operations import Updated
+from isthmus.client.operations import Updated, operations_of
 from isthmus.client.options import Options, Settings
 from isthmus.client.steps import Call, Operation, Send, Step, T
-from isthmus.client.sync_client import closed, operations_of
 from isthmus.client.transport import AsyncTransport
 
 

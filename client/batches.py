@@ -1,7 +1,7 @@
 """Many objects in few requests: `/batch/put` and `/batch/get`, as generators of steps (`steps`).
 
 Items go in chunks, each to the leader of its keys. Every item has a result; those that were refused for now are sent
-again. After a chunk that no node answers the rest is not sent.
+again. After a chunk that fails as a whole, by no fault of the call, the rest is not sent.
 """
 
 from __future__ import annotations
@@ -102,9 +102,16 @@ class Batches:
     ) -> Operation[list[StoredObject | None]]:
         """Read many keys of a bucket; None for one that does not exist. Raises BatchFailed."""
         operations = self._operations
-        named = [operations.key(bucket_type, bucket, key) for key in keys]
-        results: list[Any] = [None] * len(named)
-        slots = [_Slot(at, key, tuple(key), 0) for at, key in enumerate(named)]
+        given = list(keys)
+        results: list[Any] = [None] * len(given)
+        slots = []
+        for at, name in enumerate(given):
+            try:
+                key = operations.key(bucket_type, bucket, name)
+            except BadRequest as error:
+                results[at] = error
+            else:
+                slots.append(_Slot(at, key, tuple(key), 0))
 
         def result(slot: _Slot, status: int, clock: bytes | None, rest: Any) -> StoredObject | ClientError | None:
             if status in (200, 300):
@@ -141,6 +148,7 @@ class Batches:
         timeout_s: float | None,
     ) -> Operation[None]:
         """Fill `results` by what `result` makes of each answer."""
+        self._exchange.deadline_s(timeout_s)  # a wrong time limit is an error of the call, not of each item
         broken: ClientError | None = None
         for chunk in self._chunks(slots):
             if broken is not None:
@@ -179,9 +187,12 @@ class Batches:
         deadline_s = exchange.deadline_s(timeout_s)
         uncertain: dict[int, ClientError] = {}
         attempt = 0
+        wait_s = 0.0
         while True:
             request = Request(b"POST", path, (MSGPACK,), msgpack.packb([slot.item for slot in chunk]))
             try:
+                if wait_s:
+                    yield Sleep(wait_s)
                 answer: Response = yield from (
                     exchange.write(request, chunk[0].key, deadline_s, "")
                     if writes
@@ -211,8 +222,6 @@ class Batches:
             attempt += not full
             if attempt == exchange.limits.attempts or wait_s >= deadline_s - exchange.now_s():
                 break
-            if wait_s:
-                yield Sleep(wait_s)
         for slot in chunk:
             if slot.at in uncertain:
                 results[slot.at] = _unknown(uncertain[slot.at], slot, results[slot.at])

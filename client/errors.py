@@ -71,6 +71,11 @@ class BadRequest(ClientError, ValueError):
     """The call is wrong: a bad name or value, over a limit, or something that the server does not support."""
 
 
+def closed() -> BadRequest:
+    """The error of a call after `close`."""
+    return BadRequest("the client is closed", reason="closed")
+
+
 class ServerFault(ClientError):
     """What answered is not a node of this API, or a node with a fault of its own."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from isthmus.client.answers import Verdict, error_of, judge, reason_of
-from isthmus.client.errors import ClientError, Conflict, OutcomeUnknown, Refused, Retryable, ServerFault
+from isthmus.client.errors import BadRequest, ClientError, Conflict, OutcomeUnknown, Refused, Retryable, ServerFault
 from isthmus.client.names import Key
 from isthmus.client.nodes import Nodes
 from isthmus.client.routes import LEADER_HEADER, PATH
@@ -27,6 +27,9 @@ PAUSE_MAX_S: Final = 2.0
 
 RETRY_AFTER_MAX_S: Final = 5.0
 """Longest Retry-After that is followed; nodes send 1."""
+
+TIME_MAX_S: Final = 86_400
+"""Longest time of a call: a day, which no request needs."""
 
 SURVEY_TIMEOUT_S: Final = 1.0
 """Wait for routes: a node answers them from memory, and any node does."""
@@ -51,6 +54,15 @@ def pause_s(attempt: int, chance: random.Random) -> float:
     return min(PAUSE_MAX_S, PAUSE_FIRST_S * 2.0 ** min(attempt, 16)) * chance.uniform(0.5, 1.0)
 
 
+def checked_seconds(name: str, value: float) -> float:
+    """A time limit of an option or a call. Raises BadRequest."""
+    if not isinstance(value, int | float) or not 0 < value <= TIME_MAX_S:
+        raise BadRequest(
+            f"{name} is {value!r}: it must be above 0 and at most {TIME_MAX_S} seconds", reason="bad-option"
+        )
+    return float(value)
+
+
 class Exchange:
     """Sends requests to the nodes of a cluster. `now_s` is a monotonic clock, `authorization` gives the value of that
     header, None: there is none."""
@@ -70,8 +82,8 @@ class Exchange:
         self._authorization = authorization
 
     def deadline_s(self, timeout_s: float | None) -> float:
-        """When a call ends that begins now."""
-        return self.now_s() + (self.limits.timeout_s if timeout_s is None else timeout_s)
+        """When a call ends that begins now. Raises BadRequest."""
+        return self.now_s() + (self.limits.timeout_s if timeout_s is None else checked_seconds("timeout_s", timeout_s))
 
     def read(self, request: Request, key: Key | None, deadline_s: float) -> Operation[Response]:
         """The answer to a read. Raises Retryable, Refused, BadRequest, ServerFault."""
@@ -88,13 +100,21 @@ class Exchange:
         failure: ClientError | None = None
         uncertain: ClientError | None = None
         begun_s = self.now_s()
+        wait_s: float | None = 0.0
         for attempt in range(self.limits.attempts):
-            yield from self._survey(key, deadline_s)
-            left_s = deadline_s - self.now_s()
-            if left_s <= 0:
-                break
-            node = self.nodes.pick(key, tried, self.now_s())
-            answer = yield self._send(node, request, left_s, deadline_s - begun_s)
+            try:
+                if wait_s:
+                    yield Sleep(wait_s)
+                yield from self._survey(key, deadline_s)
+                left_s = deadline_s - self.now_s()
+                if left_s <= 0:
+                    break
+                node = self.nodes.pick(key, tried, self.now_s())
+                answer = yield self._send(node, request, left_s, deadline_s - begun_s)
+            except ClientError as error:  # the client was closed, or its token file has gone
+                if uncertain is None:
+                    raise
+                raise self._given_up(error, uncertain, request_id) from error
             verdict, failure = self._judged(node, key, answer)
             if verdict is Verdict.DONE:
                 assert isinstance(answer, Response)
@@ -109,8 +129,6 @@ class Exchange:
             last = verdict is Verdict.FINAL or attempt + 1 == self.limits.attempts
             if last or wait_s is None or wait_s >= deadline_s - self.now_s():
                 break
-            if wait_s:
-                yield Sleep(wait_s)
         raise self._given_up(failure, uncertain, request_id)
 
     def _send(self, node: Endpoint, request: Request, left_s: float, whole_s: float) -> Send:
@@ -163,7 +181,7 @@ class Exchange:
         self, failure: ClientError | None, uncertain: ClientError | None, request_id: str | None
     ) -> ClientError:
         if uncertain is not None:
-            last = "" if failure is uncertain else f"; the last attempt: {failure}"
+            last = "" if failure is uncertain else f"; then: {failure}"
             made = OutcomeUnknown(
                 f"the write may or may not have taken effect: {uncertain.message}{last}",
                 reason=uncertain.reason if uncertain.status == 504 else "outcome-unknown",

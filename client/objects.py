@@ -1,10 +1,11 @@
-"""What the client returns: objects with their siblings, contexts, results of writes; and items of batches.
+"""Objects with their siblings, contexts, results of writes, and items of batches, as callers see them.
 
-Also the two errors that carry such things.
+The errors `Siblings` and `NotFound` are here, since they carry an object or a context.
 """
 
 from __future__ import annotations
 
+import inspect
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,7 +92,17 @@ class Sibling:
 
 
 Resolver: TypeAlias = Callable[[Sequence[Sibling]], Any]
-"""Chooses or merges the versions of an object: returns one of the siblings, or a new value."""
+"""Chooses or merges the versions of an object: returns one of the siblings, or a new value. May be a coroutine
+function only in `update` of an AsyncClient."""
+
+
+def refuse_awaitable(result: object, what: str, instead: str) -> None:
+    """Raise BadRequest for what a coroutine function returned where nothing awaits it."""
+    if not inspect.isawaitable(result):
+        return
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns that it was never awaited
+    raise BadRequest(f"{what} is a coroutine function, which is not possible here: {instead}", reason="bad-call")
 
 
 def newest(siblings: Sequence[Sibling]) -> Sibling:
@@ -128,9 +139,10 @@ class StoredObject:
     @property
     def value(self) -> Any:
         """The value of the only version; of several versions what the resolver makes of them. Raises Siblings when
-        there is none."""
+        there is none, BadRequest for a resolver that is a coroutine function."""
         if len(self.siblings) > 1 and self.resolver is not None:
             resolved = self.resolver(self.siblings)
+            refuse_awaitable(resolved, "the resolver", "`value` cannot wait: `update` of an AsyncClient can")
             return resolved.value if isinstance(resolved, Sibling) else resolved
         return self.content.value
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -18,6 +20,7 @@ from isthmus.client.answers import INDEX, META
 from isthmus.client.errors import BadRequest, Conflict, Retryable, ServerFault
 from isthmus.client.exchange import Exchange, pause_s
 from isthmus.client.names import Key, bucket_path, name_bytes, name_text, quoted, type_path
+from isthmus.client.nodes import Nodes
 from isthmus.client.objects import (
     Context,
     HasContext,
@@ -32,6 +35,7 @@ from isthmus.client.objects import (
     context_of,
     shown,
 )
+from isthmus.client.options import Settings
 from isthmus.client.steps import Call, Operation, Request, Sleep
 from isthmus.client.values import Codecs, encode_value, keeps_type
 
@@ -344,6 +348,13 @@ class Operations:
                 status=conflict.status,
             ) from conflict
         yield Sleep(wait_s)
+
+
+def operations_of(settings: Settings) -> Operations:
+    """The operations of a client with these options."""
+    nodes = Nodes(settings.seeds, routing=settings.routing, discover=settings.discover)
+    exchange = Exchange(nodes, settings.limits, time.monotonic, settings.authorization, random.Random())  # noqa: S311
+    return Operations(exchange, settings.bucket_type, settings.codecs, settings.resolver, settings.update_attempts)
 
 
 def new_id() -> str:

@@ -13,7 +13,7 @@ from typing import Final, TypedDict
 from urllib.parse import urlsplit
 
 from isthmus.client.errors import BadRequest
-from isthmus.client.exchange import Limits
+from isthmus.client.exchange import Limits, checked_seconds
 from isthmus.client.names import DEFAULT_TYPE, name_bytes
 from isthmus.client.objects import Name, Resolver
 from isthmus.client.steps import Endpoint
@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
     attempt_timeout_s: float
     """How long one attempt may take. Default: a third of the call's time."""
     connect_timeout_s: float
-    """How long connecting to a node may take, with TLS. Default: 2."""
+    """How long connecting to a node may take: all its addresses, and TLS. Default: 2."""
     attempts: int
     """How often a request is sent at most. Default: 12."""
     update_attempts: int
@@ -83,9 +83,9 @@ class Settings:
         name_bytes(self.bucket_type, "bucket_type")
         attempt_s = options.get("attempt_timeout_s")
         self.limits = Limits(
-            _seconds("timeout_s", options.get("timeout_s", TIMEOUT_S)),
-            None if attempt_s is None else _seconds("attempt_timeout_s", attempt_s),
-            _seconds("connect_timeout_s", options.get("connect_timeout_s", CONNECT_TIMEOUT_S)),
+            checked_seconds("timeout_s", options.get("timeout_s", TIMEOUT_S)),
+            None if attempt_s is None else checked_seconds("attempt_timeout_s", attempt_s),
+            checked_seconds("connect_timeout_s", options.get("connect_timeout_s", CONNECT_TIMEOUT_S)),
             _count("attempts", options.get("attempts", ATTEMPTS)),
         )
         self.update_attempts = _count("update_attempts", options.get("update_attempts", UPDATE_ATTEMPTS))
@@ -119,12 +119,6 @@ def _endpoints(urls: Sequence[str]) -> list[Endpoint]:
     if len({node.scheme for node in found}) > 1:
         raise BadRequest("urls has http:// and https://: all nodes need the same", reason="bad-option")
     return list(dict.fromkeys(found))
-
-
-def _seconds(name: str, value: float) -> float:
-    if not isinstance(value, int | float) or not 0 < value <= 86_400:
-        raise BadRequest(f"{name} is {value!r}: it must be above 0 and at most 86400 seconds", reason="bad-option")
-    return float(value)
 
 
 def _count(name: str, value: int) -> int:

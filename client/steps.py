@@ -1,4 +1,4 @@
-"""What an operation asks of the client that runs it: to send a request, to wait, to call a function of the user.
+"""Steps of an operation: to send a request, to wait, to call a function of the user.
 
 An operation is a generator of steps (`exchange`, `operations`), which receives the result of each. It opens no
 connection and knows no event loop, so that `Client` and `AsyncClient` run the same ones.

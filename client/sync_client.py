@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from isthmus.client.batches import Batches, Items
-from isthmus.client.errors import BadRequest
-from isthmus.client.exchange import Exchange
-from isthmus.client.nodes import Nodes
-from isthmus.client.objects import HasContext, Name, Resolver, StoredObject, Written
-from isthmus.client.operations import Operations, Updated
+from isthmus.client.errors import closed
+from isthmus.client.objects import HasContext, Name, Resolver, StoredObject, Written, refuse_awaitable
+from isthmus.client.operations import Updated, operations_of
 from isthmus.client.options import Options, Settings
 from isthmus.client.steps import Call, Operation, Send, Step, T
 from isthmus.client.transport import Transport
@@ -285,18 +281,8 @@ class Client:
         if isinstance(step, Send):
             return self._transport.send(step)
         if isinstance(step, Call):
-            return step.function(*step.arguments)
+            result = step.function(*step.arguments)
+            refuse_awaitable(result, "a function of an update", "AsyncClient.update awaits it")
+            return result
         self._closed.wait(step.seconds)
         return None
-
-
-def operations_of(settings: Settings) -> Operations:
-    """The operations of a client with these options."""
-    nodes = Nodes(settings.seeds, routing=settings.routing, discover=settings.discover)
-    exchange = Exchange(nodes, settings.limits, time.monotonic, settings.authorization, random.Random())  # noqa: S311
-    return Operations(exchange, settings.bucket_type, settings.codecs, settings.resolver, settings.update_attempts)
-
-
-def closed() -> BadRequest:
-    """The error of a call after `close`."""
-    return BadRequest("the client is closed", reason="closed")

@@ -1,12 +1,16 @@
 """Requests over the network, for threads and for asyncio. The only module that knows the HTTP library.
 
-Nothing is decoded, followed or read from the environment: no redirects, no proxies, no content encodings. Every wait
-has a limit: the time of the attempt, as a whole.
+Nothing is decoded, followed or read from the environment: no redirects, no proxies, no content encodings. An attempt
+has one time limit for all its waits together, and a shorter one within it for connecting: the resolution of the name,
+all addresses, TLS. The exception is the resolution of a name in a `Transport`: the system bounds it, not the client,
+and the time that it takes is missing afterwards. An `AsyncTransport` ends its wait in time, while the resolution goes
+on in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Iterable
@@ -31,6 +35,15 @@ JOINED_BYTES_MAX: Final = 65_536
 
 _TLS_REFUSALS: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "HANDSHAKE_FAILURE", "PROTOCOL_VERSION")
 """Parts of TLS alerts by which a node refuses us; with TLS 1.3 they arrive in place of an answer."""
+
+_TLS_ENDS: Final = (
+    ssl.SSLEOFError,
+    ssl.SSLZeroReturnError,
+    ssl.SSLSyscallError,
+    ssl.SSLWantReadError,
+    ssl.SSLWantWriteError,
+)
+"""Errors for a connection that ended, or a node that was silent, in the handshake: no fault of a certificate."""
 
 _ENDS: Final = ("closed", "disconnected")
 """Words in errors of the HTTP library for a connection that ended too early; others are about what arrived."""
@@ -109,17 +122,28 @@ class AsyncTransport:
 class _Attempt:
     """The attempt of the running thread or task."""
 
-    __slots__ = ("end_s", "joins")
+    __slots__ = ("connect_end_s", "end_s", "joins")
 
     def __init__(self, send: Send) -> None:
         self.end_s = time.monotonic() + send.timeout_s
         """When it ends, by the monotonic clock."""
+        self.connect_end_s = self.end_s
+        """When connecting ends."""
         self.joins = 0 < len(send.request.body or b"") <= JOINED_BYTES_MAX
         """The head is not sent yet, and is to be sent with the body."""
 
     def left_s(self, timeout_s: float | None) -> float:
         """The time for one wait; next to nothing when the attempt is over."""
         left_s = max(0.001, self.end_s - time.monotonic())
+        return left_s if timeout_s is None else min(timeout_s, left_s)
+
+    def begin_connecting(self, timeout_s: float | None) -> None:
+        """Start the time for a connection; TLS has what is left of it."""
+        self.connect_end_s = self.end_s if timeout_s is None else min(self.end_s, time.monotonic() + timeout_s)
+
+    def connect_left_s(self, timeout_s: float | None, shares: int = 1) -> float:
+        """An equal share of what is left for connecting; next to nothing when it is over."""
+        left_s = max(0.001, (self.connect_end_s - time.monotonic()) / shares)
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
     def holds(self) -> bool:
@@ -157,14 +181,14 @@ class _Stream(httpcore2.NetworkStream):
     def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.NetworkStream:
-        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _attempt.get().left_s(timeout)))
+        return _Stream(self._stream.start_tls(ssl_context, server_hostname, _attempt.get().connect_left_s(timeout)))
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
 
 
 class _Backend(httpcore2.NetworkBackend):
-    """Opens such connections."""
+    """Opens such connections; tries the addresses of a name one after the other."""
 
     def __init__(self) -> None:
         self._backend = httpcore2.SyncBackend()
@@ -177,8 +201,23 @@ class _Backend(httpcore2.NetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.NetworkStream:
-        left_s = _attempt.get().left_s(timeout)
-        return _Stream(self._backend.connect_tcp(host, port, left_s, local_address, socket_options))
+        attempt = _attempt.get()
+        attempt.begin_connecting(timeout)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            numeric = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+            addresses = list(dict.fromkeys(socket.getnameinfo(each[4], numeric)[0] for each in found))
+        except OSError as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        failure: Exception = httpcore2.ConnectError(f"{host} has no address")
+        for at, address in enumerate(addresses):
+            # A silent address leaves the others their share.
+            left_s = attempt.connect_left_s(timeout, len(addresses) - at)
+            try:
+                return _Stream(self._backend.connect_tcp(address, port, left_s, local_address, socket_options))
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
 
 
 class _AsyncStream(httpcore2.AsyncNetworkStream):
@@ -205,14 +244,15 @@ class _AsyncStream(httpcore2.AsyncNetworkStream):
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.AsyncNetworkStream:
-        return _AsyncStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+        left_s = _attempt.get().connect_left_s(timeout)
+        return _AsyncStream(await self._stream.start_tls(ssl_context, server_hostname, left_s))
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
 
 
 class _AsyncBackend(httpcore2.AsyncNetworkBackend):
-    """Opens such connections."""
+    """Opens such connections; tries the addresses of a name side by side."""
 
     def __init__(self) -> None:
         self._backend = httpcore2.AnyIOBackend()
@@ -225,6 +265,7 @@ class _AsyncBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
+        _attempt.get().begin_connecting(timeout)
         return _AsyncStream(await self._backend.connect_tcp(host, port, timeout, local_address, socket_options))
 
 
@@ -295,11 +336,11 @@ def _no_answer(error: BaseException, certified: bool) -> NoAnswer:
 
 
 def _tls_failure(error: BaseException) -> str | None:
-    """The error of TLS behind an error; None for another one, such as a connection that just ended."""
+    """The error of TLS behind an error; None for another one, such as a connection that just ended, or silence."""
     cause: BaseException | None = error
     for _ in range(10):  # no chain is longer; a circle would be endless
         if isinstance(cause, ssl.SSLError):
-            if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError):
+            if isinstance(cause, _TLS_ENDS):
                 return None
             return str(getattr(cause, "verify_message", "") or cause.reason or cause)
         if cause is None:

@@ -2,7 +2,7 @@
 
 A session is a small dict that many requests change at once. Writes of one cluster never conflict, since `update`
 repeats them; those of two clusters are merged by `merge`. Sessions that are over are deleted on the condition that
-nobody has used them meanwhile.
+nobody has used them meanwhile. The program has a bucket of its own, `examples-sessions`.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 
 from isthmus.client import AsyncClient, Conflict, Sibling
 
-BUCKET = "sessions"
+BUCKET = "examples-sessions"
 LIFETIME_S = 1800.0
 
 

@@ -105,6 +105,8 @@ class Listing:
                 last = name
                 if left is not None:
                     left -= 1
+                    if left == 0:
+                        break
             source = sources[number]
             source.at += 1
             if source.at == len(source.names):

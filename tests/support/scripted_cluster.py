@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from isthmus.client.batches import Batches
+from isthmus.client.errors import closed
 from isthmus.client.exchange import Exchange, Limits
 from isthmus.client.nodes import Nodes
 from isthmus.client.objects import Resolver
@@ -53,7 +54,8 @@ NOT_FOUND: Final = refusal(404, "not-found", "not found")
 
 class ScriptedCluster:
     """The nodes `seeds`. Each request takes the next of `replies`, the last one again and again; a request for the
-    routes takes `routes`. A request lasts `lasts_s`, and no longer than its time-out."""
+    routes takes `routes`. A request lasts `lasts_s`, and no longer than its time-out. The client is closed during
+    the first step of the kind `closes_in`."""
 
     def __init__(
         self,
@@ -72,6 +74,8 @@ class ScriptedCluster:
         self.slept: list[float] = []
         self.lasts_s = 0.0
         self.now_s = 1000.0
+        self.closes_in: type[Step] | None = None
+        self._closed = False
         self.nodes = Nodes(seeds, routing=routing, discover=discover)
         limits = Limits(timeout_s, None, 2.0, attempts)
         self.exchange = Exchange(self.nodes, limits, lambda: self.now_s, None, random.Random(1))
@@ -94,6 +98,9 @@ class ScriptedCluster:
             return value
 
     def _perform(self, step: Step) -> Any:
+        if self._closed:
+            raise closed()
+        self._closed = type(step) is self.closes_in
         if isinstance(step, Call):
             return step.function(*step.arguments)
         if not isinstance(step, Send):

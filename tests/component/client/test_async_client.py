@@ -6,12 +6,14 @@ import asyncio
 import gc
 import os
 import random
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from isthmus.client import AsyncClient, BadRequest, Client
+from isthmus.client import AsyncClient, BadRequest, Client, OutcomeUnknown
+from tests.support.raw_server import RawServer
 
 
 async def test_counters_of_many_tasks_add_up(url: str) -> None:
@@ -96,6 +98,46 @@ async def test_a_closed_client_refuses_calls(url: str) -> None:
         await waiting
     with pytest.raises(BadRequest, match="closed"):
         await client.get("b", "k")
+
+
+async def test_a_write_that_is_under_way_when_the_client_is_closed() -> None:
+    """It was sent, its answer was lost, and the client is closed in the pause: the outcome is unknown, and the error
+    has the id."""
+
+    def hang_up(connection: socket.socket) -> None:
+        server.read_request(connection)
+
+    server = RawServer(hang_up)
+    with server:
+        client = AsyncClient(server.url, timeout_s=60)
+        writing = asyncio.create_task(client.put("b", "k", 1, request_id="my-id"))
+        while not server.heads:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        await client.close()
+        with pytest.raises(OutcomeUnknown, match="closed") as caught:
+            await writing
+        assert caught.value.request_id == "my-id"
+
+
+async def test_a_resolver_of_a_read_is_no_coroutine_function(url: str) -> None:
+    """`value` cannot wait for it: the mistake is named, for each way to read."""
+
+    async def total(siblings: Any) -> int:
+        return sum(each.value for each in siblings)
+
+    async with AsyncClient(url) as client:
+        for value in (1, 2):
+            await client.put("read", "k", value)
+        (many,) = await client.get_many("read", ["k"], resolve=total)
+        for found in (
+            await client.get("read", "k", resolve=total),
+            await client.find("read", "k", resolve=total),
+            many,
+        ):
+            assert found is not None
+            with pytest.raises(BadRequest, match="coroutine function"):
+                _ = found.value
 
 
 def test_closing_leaves_nothing(url: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +24,7 @@ from isthmus.client import (
     Context,
     Delete,
     NotFound,
+    OutcomeUnknown,
     Put,
     Retryable,
     Sibling,
@@ -29,6 +32,7 @@ from isthmus.client import (
     newest,
 )
 from tests.support.both_clients import MakeClient
+from tests.support.raw_server import RawServer
 from tests.support.threaded_node import ThreadedNode
 
 
@@ -344,3 +348,44 @@ def test_a_closed_client_refuses_calls(make_client: MakeClient, url: str, bucket
         client.get(bucket, "k")
     with make_client(url) as other:
         other.put(bucket, "k", 1)
+
+
+async def plus_one(count: int) -> int:
+    """A coroutine function where an ordinary one is needed."""
+    return count + 1
+
+
+def test_a_coroutine_function_in_a_client_for_threads(url: str, bucket: str) -> None:
+    """It is a mistake of the call, and nothing is written."""
+    with Client(url) as client:
+        with pytest.raises(BadRequest, match="coroutine function"):
+            client.update(bucket, "k", plus_one, default=0)
+        assert not client.exists(bucket, "k")
+
+
+def test_a_write_that_is_under_way_when_the_client_is_closed() -> None:
+    """It was sent, its answer was lost, and the client is closed in the pause: the outcome is unknown, and the error
+    has the id."""
+
+    def hang_up(connection: socket.socket) -> None:
+        server.read_request(connection)
+
+    server = RawServer(hang_up)
+    errors: list[Any] = []
+
+    def write(client: Client) -> None:
+        try:
+            client.put("b", "k", 1, request_id="my-id")
+        except OutcomeUnknown as error:
+            errors.append(error)
+
+    with server, Client(server.url, timeout_s=60) as client:
+        thread = threading.Thread(target=write, args=(client,))
+        thread.start()
+        while not server.heads:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        client.close()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert [(type(error), error.request_id) for error in errors] == [(OutcomeUnknown, "my-id")]

@@ -11,7 +11,7 @@ import pytest
 from isthmus.client import batches
 from isthmus.client.errors import BadRequest, BatchFailed, OutcomeUnknown, Refused, Retryable, ServerFault
 from isthmus.client.objects import Context, Delete, Put
-from isthmus.client.steps import Response, Send
+from isthmus.client.steps import Response, Send, Sleep, Step
 from tests.support.scripted_cluster import SILENT, UNREACHABLE, ScriptedCluster, answer, refusal
 
 Item = Sequence[Any]
@@ -119,6 +119,29 @@ def test_an_item_of_unknown_outcome_stays_so() -> None:
         assert type(caught.value.errors[0]) is OutcomeUnknown
 
 
+@pytest.mark.parametrize("step", [Send, Sleep])
+def test_closing_before_a_repetition_leaves_the_outcome_unknown(step: type[Step]) -> None:
+    """For the items whose first answer left it open; the others were refused, and not sent again."""
+    first = {b"a": (504, None, b"outcome-unknown: x"), b"b": (503, None, b"retry: x")}
+    cluster = ScriptedCluster(each(lambda item: first.get(item[2]) or done(item)))
+    cluster.closes_in = step
+    with pytest.raises(BatchFailed) as caught:
+        put(cluster, {"a": 1, "b": 2, "c": 3})
+    errors = caught.value.errors
+    assert {at: type(error) for at, error in errors.items()} == {0: OutcomeUnknown, 1: BadRequest}
+    assert errors[0].request_id == items_of(cluster.asked[0])[0][7].decode()
+
+
+def test_a_wrong_time_limit_is_an_error_of_the_call() -> None:
+    """Not of each item; nothing is sent."""
+    cluster = ScriptedCluster(each(done))
+    with pytest.raises(BadRequest, match="timeout_s is nan"):
+        cluster.run(cluster.batches.put_many("b", {"a": 1}, None, float("nan")))
+    with pytest.raises(BadRequest, match="timeout_s is inf"):
+        cluster.run(cluster.batches.get_many("b", ["a"], None, None, float("inf")))
+    assert not cluster.sent
+
+
 def test_a_lost_answer_is_asked_for_again() -> None:
     """With the same ids, so that each item takes effect once."""
     cluster = ScriptedCluster(SILENT, each(lambda _: (204, CLOCK, b"repeated")))
@@ -205,6 +228,16 @@ def test_many_keys_are_read() -> None:
     assert [each.value for each in two.siblings] == [1, 2]
     assert two.etag == ""
     assert get(cluster, []) == []
+
+
+def test_a_wrong_key_does_not_stop_the_others() -> None:
+    """It has an error of its own, without being sent; the objects of the others are in the error."""
+    cluster = ScriptedCluster(each(lambda _: (200, CLOCK, [sibling(b"1")])))
+    with pytest.raises(BatchFailed, match="2 of 4 items failed") as caught:
+        get(cluster, ["a", "", 5, "b"])
+    assert {at: type(error) for at, error in caught.value.errors.items()} == {1: BadRequest, 2: BadRequest}
+    assert [caught.value.results[at].key for at in (0, 3)] == ["a", "b"]
+    assert len(items_of(cluster.asked[0])) == 2
 
 
 def test_objects_without_room_in_an_answer_are_read_by_further_requests() -> None:

@@ -9,11 +9,12 @@ import pytest
 from isthmus.client.errors import BadRequest, Conflict, OutcomeUnknown, Refused, Retryable, ServerFault
 from isthmus.client.exchange import PAUSE_MAX_S, pause_s
 from isthmus.client.names import Key
-from isthmus.client.steps import NoAnswer, Request
+from isthmus.client.steps import NoAnswer, Request, Send, Sleep, Step
 from tests.support.scripted_cluster import (
     NOT_FOUND,
     SILENT,
     UNREACHABLE,
+    A,
     ScriptedCluster,
     answer,
     refusal,
@@ -101,6 +102,28 @@ def test_a_write_that_never_arrived_is_retryable(failure: NoAnswer) -> None:
     """Refused connections and 503 are definite: nothing took effect."""
     with pytest.raises(Retryable):
         write(ScriptedCluster(failure, attempts=3))
+
+
+@pytest.mark.parametrize("step", [Send, Sleep])
+@pytest.mark.parametrize("routing", [False, True])
+def test_closing_after_a_lost_answer_leaves_the_outcome_unknown(routing: bool, step: type[Step]) -> None:
+    """The first attempt may have taken effect, and the caller needs the id; without such an attempt, or for a read, the
+    call was of a closed client."""
+
+    def closing(first: NoAnswer) -> ScriptedCluster:
+        cluster = ScriptedCluster(first, seeds=(A,), routing=routing)
+        cluster.closes_in = step
+        return cluster
+
+    cluster = closing(SILENT)
+    with pytest.raises(OutcomeUnknown, match=r"silent.*closed") as caught:
+        write(cluster)
+    assert caught.value.request_id == "id"
+    assert isinstance(caught.value.__cause__, BadRequest)
+    assert len(cluster.asked) == 1
+    for call, first in ((read, SILENT), (write, UNREACHABLE)):
+        with pytest.raises(BadRequest, match="closed"):
+            call(closing(first))
 
 
 def test_a_refusal_after_a_lost_answer_leaves_the_outcome_unknown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -46,6 +47,23 @@ def test_a_resolver_chooses_or_merges() -> None:
     pair = (sibling(b"1"), sibling(b"2", 1))
     assert stored(*pair, resolver=newest).value == 2
     assert stored(*pair, resolver=lambda found: sum(each.value for each in found)).value == 3
+
+
+def test_a_resolver_that_is_a_coroutine_function_is_a_mistake() -> None:
+    """A property cannot await it; the coroutine is closed, so that Python does not warn of it."""
+    made: list[Any] = []
+
+    async def resolve() -> int:
+        return 1
+
+    def resolver(_: Any) -> Any:
+        made.append(resolve())
+        return made[-1]
+
+    with pytest.raises(BadRequest, match="resolver is a coroutine function") as caught:
+        _ = stored(sibling(b"1"), sibling(b"2"), resolver=resolver).value
+    assert caught.value.reason == "bad-call"
+    assert inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED
 
 
 def test_newest_prefers_values_to_deletions() -> None:

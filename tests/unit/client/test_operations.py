@@ -371,6 +371,15 @@ def test_a_call_has_a_time_of_its_own() -> None:
     assert cluster.asked[0].timeout_s == 1.0
 
 
+@pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 0, -1, "1", 86_401])
+def test_a_call_has_a_time_that_is_possible(timeout_s: Any) -> None:
+    """As the option of the client."""
+    cluster = ScriptedCluster(written())
+    with pytest.raises(BadRequest, match="timeout_s is "):
+        put(cluster, b"", timeout_s=timeout_s)
+    assert not cluster.sent
+
+
 def test_a_resolver_of_the_client_serves_reads() -> None:
     """Where a call has none of its own."""
     cluster = ScriptedCluster(CONFLICT, SIBLINGS, CONFLICT, SIBLINGS, resolver=newest)

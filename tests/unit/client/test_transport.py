@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ GET = Request(b"GET", b"/x")
 PUT = Request(b"PUT", b"/x", ((b"Content-Type", b"a/b"),), b"value")
 
 Sender = Callable[[Send], Response | NoAnswer]
+Names = dict[str, tuple[str, ...]]
 
 
 class Senders:
@@ -116,6 +118,83 @@ def test_a_port_where_nobody_listens(sender: Senders) -> None:
     assert isinstance(answer, NoAnswer)
     assert not answer.sent
     assert "cannot be reached" in answer.why
+
+
+@contextlib.contextmanager
+def silent(*hosts: str, port: int = 0) -> Iterator[int]:
+    """A port where connections are neither accepted nor refused, at each address: the queues are full."""
+    with contextlib.ExitStack() as stack:
+        for host in hosts:
+            listening = stack.enter_context(socket.create_server((host, port), backlog=0))
+            port = listening.getsockname()[1]
+            for _ in range(4):
+                waiting = stack.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex((host, port))
+        yield port
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Names:
+    """Names -> their addresses; `slow.test` takes its time."""
+    known: Names = {}
+    resolve = socket.getaddrinfo
+
+    def resolved(host: Any, port: Any, *given: Any, **named: Any) -> list[Any]:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name == "slow.test":
+            time.sleep(1.0)
+        return [found for each in known.get(name, (name,)) for found in resolve(each, port, *given, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    return known
+
+
+def test_connecting_to_several_addresses_ends_in_its_time(sender: Senders, names: Names) -> None:
+    """All together have the time for connecting, not each of them."""
+    names["many.test"] = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
+    with silent(*names["many.test"]) as port:
+        begun = time.monotonic()
+        answer = sender.send(Send(Endpoint("http", "many.test", port), GET, 10.0, 0.6))
+        assert 0.5 < time.monotonic() - begun < 1.8
+    assert isinstance(answer, NoAnswer)
+    assert not answer.sent
+
+
+def test_a_silent_address_leaves_time_for_the_next(sender: Senders, names: Names) -> None:
+    """And one that refuses leaves all of it."""
+    names["some.test"] = ("127.0.0.2", "127.0.0.3", "127.0.0.1")
+    server = RawServer(lambda s: server.serve(reply(204))(s))
+    with server, silent("127.0.0.2", port=server.port):
+        answer = sender.send(Send(Endpoint("http", "some.test", server.port), GET, 10.0, 3.0))
+    assert isinstance(answer, Response)
+
+
+def test_a_name_that_does_not_exist(sender: Senders, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was sent, and the error is that of the resolver."""
+
+    def unknown(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    answer = sender.send(Send(Endpoint("http", "none.test", 1), GET, 5.0, 5.0))
+    assert isinstance(answer, NoAnswer)
+    assert not answer.sent
+    assert "cannot be reached: [Errno -2] Name or service not known" in answer.why
+
+
+def test_tls_has_what_is_left_of_the_time_for_connecting(sender: Senders, names: Names) -> None:
+    """A resolver that is slow, and a node that is silent in the handshake, have one time together. Silence is no
+    fault of a certificate."""
+    names["slow.test"] = ("127.0.0.1",)
+    server = RawServer(lambda s: server.wait_for_end(s))
+    with server:
+        begun = time.monotonic()
+        answer = sender.send(Send(Endpoint("https", "slow.test", server.port), GET, 10.0, 1.5))
+        assert 1.4 < time.monotonic() - begun < 2.3
+    assert isinstance(answer, NoAnswer)
+    assert not answer.sent
+    assert not answer.tls
 
 
 @pytest.mark.parametrize(

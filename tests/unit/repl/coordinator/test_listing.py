@@ -158,6 +158,30 @@ async def test_a_page_of_few_names_reads_few(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.virtual_time
+@pytest.mark.parametrize("wanted", [1, 3])
+async def test_a_page_is_not_kept_waiting_for_names_behind_it(monkeypatch: pytest.MonkeyPatch, wanted: int) -> None:
+    """When the last wanted name is also the last of a partition's page, no further page is read: one for each of four
+    partitions, and one for each name before the last."""
+    monkeypatch.setattr(listing, "PAGE_BYTES", 1)
+    async with cluster() as c:
+        await c.coordinators["n1"].write_batch(
+            [WriteRequest(Key(b"default", b"b", b"k%d" % n), Content(b"v")) for n in range(100)]
+        )
+        filled = 0
+        fill = listing.Listing._fill
+
+        async def counted(of: listing.Listing, source: listing._OrderedNames) -> None:
+            nonlocal filled
+            filled += 1
+            await fill(of, source)
+
+        monkeypatch.setattr(listing.Listing, "_fill", counted)
+        names = c.coordinators["n1"].list_in_order(b"default", b"b", b"", b"", wanted)
+        assert len([name async for batch in names for name in batch]) == wanted
+        assert filled == 4 + wanted - 1
+
+
+@pytest.mark.virtual_time
 async def test_an_ordered_listing_is_stable_under_writes_and_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that exist all the time are listed exactly once, in order, while others come and go before and behind the
     place that the listing has reached, and leadership moves between pages."""
