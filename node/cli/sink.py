@@ -6,6 +6,7 @@ Dead letters lie on the node that fetched them: `--admin` chooses the node.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import click
@@ -29,6 +30,7 @@ from isthmus.node.cli.output import (
     value_or_nothing,
 )
 from isthmus.node.cli.parameters import ALL_NODES_BEFORE, ONE_NODE, checking, of_node
+from isthmus.node.http.answer_limits import RETRY_WAIT_S
 from isthmus.repl.model.errors import BadInput
 
 IDS = click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1))
@@ -90,13 +92,14 @@ def list_letters(query: AdminCommand) -> None:
 @admin_act()
 def retry(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> Exit:
     """Push dead letters again. A letter that is accepted leaves the list; code 1 when one was not. Each letter has a
-    request of its own, which may wait for its source or for a leader until it times out."""
+    request of its own, which may wait for its source or for a leader, for a minute at most."""
     _check_chosen(ids, everything)
     wanted = tuple(dict.fromkeys(ids)) if ids else _kept_ids(act.admin)
     retried: list[dict[str, Any]] = []
+    patient = replace(act, admin=act.admin.with_timeout(RETRY_WAIT_S))
     try:
         for number in wanted:
-            answer = act.post("/admin/sink/dead-letters/retry", ids=[number])
+            answer = patient.post("/admin/sink/dead-letters/retry", ids=[number])
             retried += (found := objects_in(answer, "retried"))
             for letter in found:
                 why = f": {cell(letter.get('error'))}" if letter.get("error") else ""
@@ -105,6 +108,7 @@ def retry(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> Exit:
         sentence = f"dead letter {number}, after {len(retried)} of {len(wanted)}: {error}"
         raise CommandFailed(error.exit_code, error.reason, sentence) from error
     finally:
+        patient.admin.close()
         act.echo_json({"retried": retried})
     taken = sum(letter.get("outcome") in ("applied", "superseded", "merged") for letter in retried)
     if everything:

@@ -6,6 +6,7 @@ memory. Acts of operators are left out: the audit log has them, on disk. Events 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ HIDDEN: Final = frozenset(("event", "node", "level", "timestamp", "exception", "
 
 
 class RecentEvent(NamedTuple):
-    """One event. `number` counts the events of this process."""
+    """One event. `number` counts the events of this process; numbers may come out of order."""
 
     number: int
     at_ms: int
@@ -69,7 +70,9 @@ class RecentEvents:
 
     def __init__(self, limit_count: int = EVENTS_MAX) -> None:
         self._events: deque[RecentEvent] = deque(maxlen=limit_count)
-        self._number = 0
+        self._numbers = itertools.count(1)
+        self.began_ms = time.time_ns() // 1_000_000
+        """Begin of the process: with it the number of an event is unique over restarts."""
 
     def keep(self, _logger: Any, method: str, event: Any) -> Any:
         """A step of the log's chain: keeps the event if it is one for operators, and passes it on."""
@@ -78,14 +81,13 @@ class RecentEvents:
         if kind is not None and method != "debug" and not _is_quiet(name, event):
             told = ((key, value) for key, value in event.items() if key not in HIDDEN and value not in ("", None))
             fields = ", ".join(f"{key} {value}" for key, value in told)
-            self._number += 1
             at_ms = time.time_ns() // 1_000_000
-            self._events.append(RecentEvent(self._number, at_ms, kind, name, method, fields[:TEXT_MAX]))
+            self._events.append(RecentEvent(next(self._numbers), at_ms, kind, name, method, fields[:TEXT_MAX]))
         return event
 
-    def since(self, at_ms: int, limit: int) -> list[RecentEvent]:
-        """The newest events from `at_ms` on, `limit` at most, the oldest first."""
-        found = [each for each in list(self._events) if each.at_ms >= at_ms]
+    def since(self, at_ms: int, limit: int, kind: str | None = None) -> list[RecentEvent]:
+        """The newest events (of a kind) from `at_ms` on, `limit` at most, the oldest first."""
+        found = [each for each in list(self._events) if each.at_ms >= at_ms and kind in (None, each.kind)]
         return found[-limit:] if limit else []
 
 

@@ -15,7 +15,7 @@ import msgspec
 from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.node.services.cluster_query import ClusterAnswers, ClusterQuery, JsonBody, Query
 from isthmus.node.services.live_options import EffectiveOptions
-from isthmus.node.services.membership import ClusterMembership
+from isthmus.node.services.membership import ClusterMembership, not_alive
 from isthmus.node.services.properties import PropertyService
 from isthmus.repl.controller.dynamic_options import OptionSettings, decode_options, encode_options
 from isthmus.repl.metastore.port import Versioned
@@ -94,7 +94,7 @@ async def settings_of_nodes(
             break
         await asyncio.sleep(POLL_S)
     by_node = {**dict.fromkeys(known), **answers.by_node}
-    return ClusterAnswers(by_node, {**dict.fromkeys(known - live, "not alive"), **answers.unknown})
+    return ClusterAnswers(by_node, {**not_alive(known - live), **answers.unknown})
 
 
 def reads(found: int | None, version: int | None) -> bool:
