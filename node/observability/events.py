@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from isthmus.node.observability.redaction import Redactor
+
 EVENTS_MAX: Final = 2_000
 """Events that are kept: hours of a quiet cluster, and the whole story of a bad one; at most 1 MB."""
 
@@ -54,6 +56,10 @@ HIDDEN: Final = frozenset(("event", "node", "level", "timestamp", "exception", "
 """Fields that an event's text does not repeat."""
 
 
+_FORMS: Final = Redactor()
+"""Removes what looks like a secret before a text is cut; what is known as one is removed from answers."""
+
+
 class RecentEvent(NamedTuple):
     """One event. `number` counts the events of this process; numbers may come out of order."""
 
@@ -79,8 +85,8 @@ class RecentEvents:
         name = str(event.get("event", ""))
         kind = KINDS.get(name.partition(".")[0])
         if kind is not None and method != "debug" and not _is_quiet(name, event):
-            told = ((key, value) for key, value in event.items() if key not in HIDDEN and value not in ("", None))
-            fields = ", ".join(f"{key} {value}" for key, value in told)
+            told = {key: value for key, value in event.items() if key not in HIDDEN and value not in ("", None)}
+            fields = ", ".join(f"{key} {value}" for key, value in _FORMS.document(told).items())
             at_ms = time.time_ns() // 1_000_000
             self._events.append(RecentEvent(next(self._numbers), at_ms, kind, name, method, fields[:TEXT_MAX]))
         return event

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from isthmus.node.http.answer_limits import ROWS_MAX
 from isthmus.node.observability.events import RecentEvents
+from isthmus.node.observability.redaction import Redactor
 from isthmus.node.services.audit_query import NodeAudit, begin_of
 from isthmus.node.services.cluster_query import JsonBody, Query
 from isthmus.node.services.fullsync_status import FullSyncStatus
@@ -50,17 +51,26 @@ EVENTS: Final[Query[ReadEvents, list[Event]]] = Query(
 
 
 class EventResponder:
-    """Answers EVENTS from this node's events and the results of its checks."""
+    """Answers EVENTS from this node's events and the results of its checks. `secrets` gives those that are known."""
 
-    def __init__(self, node: str, recent: RecentEvents, fullsync: FullSyncStatus, time: TimeSource) -> None:
+    def __init__(
+        self,
+        node: str,
+        recent: RecentEvents,
+        fullsync: FullSyncStatus,
+        time: TimeSource,
+        secrets: Callable[[], list[str]],
+    ) -> None:
         self._node = node
         self._recent = recent
         self._fullsync = fullsync
         self._time = time
+        self._secrets = secrets
 
     async def respond(self, request: ReadEvents) -> list[Event]:
         """See Responder."""
         limit = max(1, min(request.limit, ROWS_MAX))
+        clean = Redactor(self._secrets()).without_known
         since_ms = begin_of(request.since_ms, request.last_ms, self._time)
         found = [
             Event(
@@ -70,7 +80,7 @@ class EventResponder:
                 one.kind,
                 one.event,
                 one.level,
-                one.text,
+                clean(one.text),
             )
             for one in self._recent.since(since_ms, limit, request.kind)
         ]

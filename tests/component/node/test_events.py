@@ -56,9 +56,9 @@ class Checks:
 async def test_results_of_checks_are_events_at_their_end() -> None:
     """With the verdict; what differs is a warning."""
     log = RecentEvents()
-    log.keep(None, "info", {"event": "node.up"})
+    log.keep(None, "info", {"event": "node.up", "why": "known-secret-1", "token": "abc"})
     clock = SimpleNamespace(wall_ms=lambda: 12_000)
-    responder = EventResponder("n1", log, Checks(), clock)  # type: ignore[arg-type]
+    responder = EventResponder("n1", log, Checks(), clock, lambda: ["known-secret-1"])  # type: ignore[arg-type]
     found = await responder.respond(ReadEvents(3_000, 10))
     assert [(each.at_ms, each.event, each.level) for each in found[:2]] == [
         (3_000, "check.in-sync", "info"), (10_000, "check.differing", "warning"),
@@ -67,6 +67,7 @@ async def test_results_of_checks_are_events_at_their_end() -> None:
     assert (found[2].event, found[2].kind) == ("node.up", "node")
     assert [each.event for each in await responder.respond(ReadEvents(0, 10, "check", 3_000))] == ["check.differing"]
     assert [each.event for each in await responder.respond(ReadEvents(0, 1, "node"))] == ["node.up"]
+    assert found[2].text == "why ***, token ***"
     assert found[2].id == f"e{log.began_ms}-1", "unique over restarts"
 
 
