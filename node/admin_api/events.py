@@ -1,4 +1,7 @@
-"""GET /admin/events: events of all nodes in one timeline. docs/audit.md explains acts."""
+"""GET /admin/events: events of all nodes in one timeline.
+
+docs/audit.md explains acts.
+"""
 
 from __future__ import annotations
 

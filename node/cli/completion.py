@@ -1,4 +1,4 @@
-"""Completion of live names: nodes, queues, bucket types, full-syncs of the cluster, and contexts.
+"""Completion of live names: nodes, queues, bucket types, full-syncs, contexts.
 
 A shell asks at every TAB, so that an answer is quick or empty: a node has TIMEOUT_S, names are remembered for FRESH_S
 in the user's cache directory, failures too, and nothing is ever printed but names. Dynamic options are known here.

@@ -1,5 +1,6 @@
-"""What happened on this node lately, for operators: events of its log that tell of more than one request.
+"""The newest events of this node's log that concern operators.
 
+They tell of more than one request.
 A step of the log's chain (`logs.configure`) hands each event over; of those of KINDS the newest EVENTS_MAX are kept in
 memory. Acts of operators are left out: the audit log has them, on disk. Events below the log's level never come here.
 """

@@ -1,5 +1,6 @@
-"""Removal of secrets from texts that leave the cluster: tokens, private keys, passwords.
+"""Removal of secrets from texts that leave the cluster.
 
+Secrets are tokens, private keys and passwords.
 Known secrets are removed wherever they stand, others by their form. A false find costs a word of a log line; a secret
 that is left costs more. Documents are cleaned value by value, so that they stay documents; so are texts that are JSON.
 """

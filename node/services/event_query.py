@@ -1,4 +1,7 @@
-"""Events of all nodes in one order: of their logs, acts of operators, results of full-sync."""
+"""Events of all nodes in one order.
+
+They come from the nodes' logs, the audit logs, and full-sync's results.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of Spark jobs in the directories that nodes have (`reconcile.runs_dir`), of every node.
+"""Runs of Spark jobs in the directories of all nodes (`reconcile.runs_dir`).
 
 The documents are small, but the directory is often on another machine's disk, which may hang: one thread at a time
 reads it, a daemon, so that neither the event loop nor the end of the process waits for it.

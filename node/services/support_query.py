@@ -1,4 +1,4 @@
-"""A node's part of a support bundle: values in force, last log lines, metrics, platform.
+"""A node's part of a support bundle: values in force, log lines, metrics.
 
 Secrets are removed here, before anything leaves the node (`node.observability.redaction`); the settings hold none.
 """
