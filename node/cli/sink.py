@@ -6,6 +6,7 @@ Dead letters lie on the node that fetched them: `--admin` chooses the node.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
@@ -94,12 +95,21 @@ def retry(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> Exit:
     """Push dead letters again. A letter that is accepted leaves the list; code 1 when one was not. Each letter has a
     request of its own, which may wait for its source or for a leader, for a minute at most."""
     _check_chosen(ids, everything)
-    wanted = tuple(dict.fromkeys(ids)) if ids else _kept_ids(act.admin)
+    with closing(act.admin.with_timeout(RETRY_WAIT_S)) as admin:
+        wanted = tuple(dict.fromkeys(ids)) if ids else _kept_ids(admin)
+        retried = _retried(replace(act, admin=admin), wanted)
+    taken = sum(letter.get("outcome") in ("applied", "superseded", "merged") for letter in retried)
+    if everything:
+        act.note(f"taken: {taken} of {len(wanted)}")
+    return Exit.OK if taken == len(wanted) else Exit.DIFFERS
+
+
+def _retried(act: AdminCommand, wanted: Sequence[int]) -> list[dict[str, Any]]:
+    """What became of each letter. Raises CommandFailed, with the letter that failed."""
     retried: list[dict[str, Any]] = []
-    patient = replace(act, admin=act.admin.with_timeout(RETRY_WAIT_S))
     try:
         for number in wanted:
-            answer = patient.post("/admin/sink/dead-letters/retry", ids=[number])
+            answer = act.post("/admin/sink/dead-letters/retry", ids=[number])
             retried += (found := objects_in(answer, "retried"))
             for letter in found:
                 why = f": {cell(letter.get('error'))}" if letter.get("error") else ""
@@ -108,12 +118,8 @@ def retry(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> Exit:
         sentence = f"dead letter {number}, after {len(retried)} of {len(wanted)}: {error}"
         raise CommandFailed(error.exit_code, error.reason, sentence) from error
     finally:
-        patient.admin.close()
         act.echo_json({"retried": retried})
-    taken = sum(letter.get("outcome") in ("applied", "superseded", "merged") for letter in retried)
-    if everything:
-        act.note(f"taken: {taken} of {len(wanted)}")
-    return Exit.OK if taken == len(wanted) else Exit.DIFFERS
+    return retried
 
 
 @dead_letters_group.command("drop")
