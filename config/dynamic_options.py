@@ -29,6 +29,9 @@ ELECTION_BACK_OFF_MIN: Final = "election.back.off.min.millis"
 ELECTION_BACK_OFF_MAX: Final = "election.back.off.max.millis"
 MOVES_AT_ONCE: Final = "placement.moves.at.once"
 
+BY_FILE: Final = "the file of node "
+"""How the author of a setting begins that a cluster took from the config of its first node: no person set it."""
+
 MILLISECONDS: Final = "ms"
 BYTES_A_SECOND: Final = "bytes/s"
 

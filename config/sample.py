@@ -1,5 +1,6 @@
-"""A node's config file as text: every section and key with its meaning, what is set in force, the rest commented out.
+"""A node's config file as text, each key with its meaning.
 
+What is set is in force; all other keys stand in comments with their defaults.
 The texts are the docstrings of `config.settings`, so that a sample has what the program knows and no more.
 """
 

@@ -449,7 +449,10 @@ class Node:
         """Tell the service manager, as often as it asks for, that the event loop turns, and the node's state."""
         while True:
             self._manager.alive()
-            self._manager.status(self._sentence())
+            try:
+                self._manager.status(self._sentence())
+            except Exception as error:  # noqa: BLE001 -- the event loop turns; without these messages systemd ends the node
+                log.warning("runtime.status_failed", error=repr(error))
             await asyncio.sleep(self._manager.watchdog_interval_s)
 
     async def _log_when_ready(self, began_s: float) -> None:
@@ -474,6 +477,14 @@ class Node:
     async def _reload(self) -> None:
         loop = asyncio.get_running_loop()
         self._manager.reloading()
+        try:
+            troubles = await self._reload_files(loop)
+        finally:
+            self._manager.ready(self._sentence())
+        await self._audit.local("reload the node's files", "signal", "; ".join(troubles) or None)
+
+    async def _reload_files(self, loop: asyncio.AbstractEventLoop) -> list[str]:
+        """Reload; returns a sentence for each file that could not be read."""
         troubles = await loop.run_in_executor(None, self._credentials.reload)
         restart = False
         try:
@@ -487,8 +498,7 @@ class Node:
             restart = dataclasses.replace(found, log=self.settings.log) != self.settings
         said = log.warning if troubles else log.info
         said("node.reloaded", log_level=self._level, troubles=troubles, changed_settings_need_a_restart=restart)
-        self._manager.ready(self._sentence())
-        await self._audit.local("reload the node's files", "signal", "; ".join(troubles) or None)
+        return troubles
 
     def request_stop(self, reason: str) -> None:
         """Begin a graceful stop; a second request changes nothing."""

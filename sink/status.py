@@ -105,6 +105,11 @@ def in_a_row(errors: int) -> str:
     return f"{quantity(errors, 'error')} in a row"
 
 
+def as_it_answered(reason: str, age_ms: int) -> str:
+    """The reason that a source gave, with the age of its answer; `isthmus status` removes it."""
+    return f"{reason}, as it answered {max(0, age_ms) / 1000:.0f} s ago"
+
+
 def row(
     link: Link,
     scheduler: FetchScheduler,
@@ -119,7 +124,7 @@ def row(
     errors = scheduler.errors(name)
     state, reason = state_of(link, errors, suspended, scheduler.leaving(name), now_ms, binding)
     if state == "waiting" and link.last_answer_ms is not None:
-        reason += f", as it answered {max(0, now_ms - link.last_answer_ms) / 1000:.0f} s ago"
+        reason = as_it_answered(reason, now_ms - link.last_answer_ms)
     recent = link.lag.recent(now_ms)
     counts = link.outcomes
     return {

@@ -37,7 +37,9 @@ from isthmus.node.http.openapi import add_openapi
 from isthmus.node.http.responses import Reply, RequestRefused, refusal
 from isthmus.node.observability.version import program_version
 from isthmus.node.services import cluster_status, reassignment_status
+from isthmus.node.services.cluster_query import TIMEOUT_MS, Query
 from isthmus.node.services.container import NodeServices
+from isthmus.node.services.membership import not_alive
 from isthmus.node.services.node_query import NODE_HEALTH
 from isthmus.node.services.replica_query import REPLICAS, ReplicaForm
 from isthmus.node.services.support_query import SUPPORT
@@ -178,21 +180,19 @@ class AdminApi(HttpApplication):
 
     async def health(self, _request: Request) -> Reply:
         """Version, disk and certificates of every node; null for a node that does not answer, with the reason."""
-        services = self._services
-        live = services.membership.live_nodes()
-        answers = await services.query.ask(NODE_HEALTH, None, live)
-        unknown = {**dict.fromkeys(services.membership.known_nodes() - live, "not alive"), **answers.unknown}
-        found = {**dict.fromkeys(unknown), **answers.by_node}
-        nodes = {node: None if one is None else msgspec.to_builtins(one) for node, one in sorted(found.items())}
-        return json_reply({"nodes": nodes, "unknown": unknown, "at_ms": services.time.wall_ms()})
+        return await self._of_nodes(NODE_HEALTH)
 
     async def support(self, _request: Request) -> Reply:
         """Values in force, last log lines and metrics of every node, without secrets; null for one that does not
         answer."""
+        return await self._of_nodes(SUPPORT, SUPPORT_TIMEOUT_MS)
+
+    async def _of_nodes(self, query: Query[None, Any], timeout_ms: int = TIMEOUT_MS) -> Reply:
+        """The answers of all nodes to a query without parameters; null for one without, and why."""
         services = self._services
         live = services.membership.live_nodes()
-        answers = await services.query.ask(SUPPORT, None, live, timeout_ms=SUPPORT_TIMEOUT_MS, own_may_fail=True)
-        unknown = {**dict.fromkeys(services.membership.known_nodes() - live, "not alive"), **answers.unknown}
+        answers = await services.query.ask(query, None, live, timeout_ms=timeout_ms, own_may_fail=True)
+        unknown = {**not_alive(services.membership.known_nodes() - live), **answers.unknown}
         found = {**dict.fromkeys(unknown), **answers.by_node}
         nodes = {node: None if one is None else msgspec.to_builtins(one) for node, one in sorted(found.items())}
         return json_reply({"nodes": nodes, "unknown": unknown, "at_ms": services.time.wall_ms()})

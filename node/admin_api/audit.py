@@ -6,24 +6,19 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
+from isthmus.node.admin_api.history import ALL, nodes_asked
+from isthmus.node.http.answer_limits import ROWS, ROWS_MAX, TIME_MAX_MS
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
-from isthmus.node.services.audit_query import AUDIT, LIMIT_MAX, ReadAudit, WantedActs, merged, searched_to
+from isthmus.node.services.audit_query import AUDIT, ReadAudit, WantedActs, merged, searched_to
 from isthmus.node.services.container import NodeServices
-
-LIMIT: Final = 100
-"""Acts in an answer by default."""
-
-TIME_MAX_MS: Final = 1 << 50
-"""Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""
+from isthmus.node.services.membership import not_alive
 
 TEXT_MAX: Final = 200
 """Characters of a text to look for: a key or a name, not a document."""
 
 OUTCOMES: Final = ("done", "refused", "unknown")
-
-ALL: Final = "all"
 
 _CURSOR: Final = re.compile(r"([^:,]+):([0-9]{1,15})", re.ASCII)
 
@@ -39,17 +34,17 @@ class AuditAdmin:
         """The acts of operators on all nodes, the newest first: ?since=MS&until=MS&limit=N&node=NAME&before=CURSOR, and
         those alone that ?act, ?who, ?object and ?outcome want."""
         since_ms = request.number("since", 0, 0, TIME_MAX_MS)
-        limit = request.number("limit", LIMIT, 1, LIMIT_MAX)
+        limit = request.number("limit", ROWS, 1, ROWS_MAX)
         before = _cursor(request.query.get("before"))
         wanted = _wanted(request)
-        nodes = self._nodes(request.query.get("node", ALL))
+        nodes = nodes_asked(self._services, request.query.get("node", ALL))
         if before is not None:
             nodes &= before.keys()
         live = nodes & self._services.membership.live_nodes()
         answers = await self._services.query.ask(
             AUDIT, ReadAudit(since_ms, limit, before, wanted), live, own_may_fail=True
         )
-        unknown = {**answers.unknown, **dict.fromkeys(nodes - live, "not alive")}
+        unknown = {**answers.unknown, **not_alive(nodes - live)}
         pages = {node: None if answer is None else answer.only(wanted) for node, answer in answers.by_node.items()}
         acts, following = merged(pages, limit)
         found = {**dict.fromkeys(nodes), **pages}
@@ -66,15 +61,6 @@ class AuditAdmin:
                 "at_ms": self._services.time.wall_ms(),
             }
         )
-
-    def _nodes(self, wanted: str) -> set[str]:
-        known = set(self._services.membership.known_nodes())
-        if wanted == ALL:
-            return known
-        if wanted not in known:
-            there = ", ".join(sorted(known))
-            raise RequestRefused(404, "unknown-node", f"there is no node {wanted[:64]!r}; there are {there}")
-        return {wanted}
 
 
 def _wanted(request: Request) -> WantedActs:

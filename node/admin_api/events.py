@@ -1,27 +1,29 @@
-"""GET /admin/events: what happened lately on all nodes, in one timeline. docs/audit.md explains acts."""
+"""GET /admin/events: events of all nodes in one timeline.
+
+docs/audit.md explains acts.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
-from isthmus.node.admin_api.history import GONE
+from isthmus.node.admin_api.history import ALL, GONE, nodes_asked
+from isthmus.node.http.answer_limits import ROWS, ROWS_MAX, TIME_MAX_MS
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.observability.events import KINDS
 from isthmus.node.services.audit_query import AUDIT, ReadAudit
+from isthmus.node.services.cluster_query import ClusterAnswers
 from isthmus.node.services.container import NodeServices
-from isthmus.node.services.event_query import ACT, EVENTS, LIMIT_MAX, ReadEvents, act_events, merged_events
+from isthmus.node.services.event_query import ACT, EVENTS, ReadEvents, act_events, merged_events
 
-LIMIT: Final = 100
-"""Events in an answer by default."""
-
-TIME_MAX_MS: Final = 1 << 50
-"""Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""
+NOTHING: ClusterAnswers[Any] = ClusterAnswers({}, {})
+"""The answers to a query that is not sent."""
 
 
 class EventsAdmin:
@@ -32,25 +34,37 @@ class EventsAdmin:
         router.add("GET", "/admin/events", self.events)
 
     async def events(self, request: Request) -> Reply:
-        """The newest events of all nodes, the oldest first: ?since=MS&limit=N&kind=K."""
+        """The newest events of all nodes, the oldest first: ?since=MS&last=MS&limit=N&kind=K&node=NAME."""
         since_ms = request.number("since", 0, 0, TIME_MAX_MS)
-        limit = request.number("limit", LIMIT, 1, LIMIT_MAX)
+        last_ms = request.number("last", 0, 0, TIME_MAX_MS) if "last" in request.query else None
+        limit = request.number("limit", ROWS, 1, ROWS_MAX)
         kind, kinds = request.query.get("kind"), sorted({ACT, *KINDS.values()})
         if kind is not None and kind not in kinds:
             raise RequestRefused(400, "bad-query", f"kind is one of {', '.join(kinds)}")
         services = self._services
-        live = services.membership.live_nodes()
-        asked = LIMIT_MAX if kind is not None else limit
+        nodes = nodes_asked(services, request.query.get("node", ALL))
+        live = nodes & services.membership.live_nodes()
         events, acts = await asyncio.gather(
-            services.query.ask(EVENTS, ReadEvents(since_ms, asked), live, own_may_fail=True),
-            services.query.ask(AUDIT, ReadAudit(since_ms, asked), live, own_may_fail=True),
+            self._events(ReadEvents(since_ms, limit, kind, last_ms), live),
+            self._acts(ReadAudit(since_ms, limit, last_ms=last_ms), live, kind),
         )
         found = [event for one in events.by_node.values() for event in one or ()] + act_events(acts.by_node)
-        chosen = [event for event in found if kind in (None, event.kind)]
-        unknown = {**dict.fromkeys(services.membership.known_nodes() - live, GONE), **acts.unknown, **events.unknown}
+        unknown = {**dict.fromkeys(nodes - live, GONE), **acts.unknown, **events.unknown}
         answer = {
-            "events": msgspec.to_builtins(merged_events(chosen, limit)),
+            "events": msgspec.to_builtins(merged_events(found, limit)),
             "unknown": dict(sorted(unknown.items())),
             "at_ms": services.time.wall_ms(),
         }
         return json_reply(answer)
+
+    async def _events(self, wanted: ReadEvents, live: Iterable[str]) -> ClusterAnswers[Any]:
+        """The logs have no acts."""
+        if wanted.kind == ACT:
+            return NOTHING
+        return await self._services.query.ask(EVENTS, wanted, live, own_may_fail=True)
+
+    async def _acts(self, wanted: ReadAudit, live: Iterable[str], kind: str | None) -> ClusterAnswers[Any]:
+        """The audit logs have nothing but acts, and are files."""
+        if kind not in (None, ACT):
+            return NOTHING
+        return await self._services.query.ask(AUDIT, wanted, live, own_may_fail=True)

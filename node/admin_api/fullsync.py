@@ -24,6 +24,7 @@ from isthmus.config.text import no_such
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.admin_api.history import ALL, GONE
+from isthmus.node.http.answer_limits import TIME_MAX_MS
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, Name, right
 from isthmus.node.http.responses import Reply, RequestRefused
@@ -57,9 +58,6 @@ SUPPRESSED_MAX: Final = 240
 
 RESULTS_MAX: Final = 999_999_999
 """Largest `results`; no peer keeps so many."""
-
-TIME_MAX_MS: Final = 1 << 50
-"""Largest wall-clock time, as for queues: beyond the year 30,000 the unit must be wrong."""
 
 RESULTS_SHOWN: Final = 50
 """Newest results of a peer in an answer; `?results=N` asks for others."""

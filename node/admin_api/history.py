@@ -159,6 +159,17 @@ def nodes_of(services: NodeServices) -> set[str]:
     return {node for record in controller.records.values() for node in record.replicas} | {*controller.registrations}
 
 
+def nodes_asked(services: NodeServices, wanted: str) -> set[str]:
+    """The nodes that ?node names: ALL, or a known one. Raises RequestRefused."""
+    known = services.membership.known_nodes()
+    if wanted == ALL:
+        return known
+    if wanted not in known:
+        there = ", ".join(sorted(known))
+        raise RequestRefused(404, "unknown-node", f"there is no node {wanted[:64]!r}; there are {there}")
+    return {wanted}
+
+
 async def _document(
     question: HistoryQuestion, places: NodePlaces, unknown: Mapping[str, str]
 ) -> AsyncGenerator[bytes, None]:

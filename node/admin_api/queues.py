@@ -19,6 +19,7 @@ from isthmus.config.text import no_such
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.admin_api.history import GONE
 from isthmus.node.admin_api.queue_plan import plan_of
+from isthmus.node.http.answer_limits import TIME_MAX_MS
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, DryRun, Name, right
 from isthmus.node.http.responses import Reply, RequestRefused
@@ -67,9 +68,6 @@ PEEK: Final = 20
 
 CLOCKS_APART_MS: Final = 60_000
 """How far an operator's time may lie ahead of this node's clock: the difference of two machines' clocks."""
-
-TIME_MAX_MS: Final = 1 << 50
-"""Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""
 
 
 _NO_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2}).{0,2}", re.DOTALL)

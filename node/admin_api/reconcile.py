@@ -1,5 +1,6 @@
-"""Runs of Spark jobs in the admin API, in the directories that nodes have (`reconcile.runs_dir`); only reads.
+"""Runs of Spark jobs in the admin API; only reads.
 
+They are in the directories that nodes have (`reconcile.runs_dir`).
 Any node answers; it asks the others. docs/spark.md explains runs.
 """
 

@@ -17,6 +17,7 @@ from isthmus.node.http.responses import Reply, RequestRefused
 from isthmus.node.http.router import Router, decode_segment
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.explain_key import joined
+from isthmus.node.services.membership import not_alive
 from isthmus.node.services.queue_query import KEY, LAGS, LEDGERS, ExplainKey, ReadLags, ReadLedgers
 from isthmus.node.services.remote_lookup import TRIES_MAX, first_known_side, other_side, with_other_sides
 from isthmus.node.services.replication_lag import lag_rows, ledger_rows, received_rows
@@ -97,7 +98,7 @@ class ReplicationAdmin:
         return json_reply(
             {
                 **with_other_sides(answer, others),
-                "unknown": {**dict.fromkeys(sorted(down), "not alive"), **unknown},
+                "unknown": {**not_alive(down), **unknown},
                 "at_ms": self._services.time.wall_ms(),
             }
         )

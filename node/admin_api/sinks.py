@@ -19,6 +19,7 @@ from isthmus.config.settings import PeerSettings
 from isthmus.config.validation import check_name, check_peer_url
 from isthmus.node.admin_api.acting_user import acting_user
 from isthmus.node.admin_api.history import ALL, GONE
+from isthmus.node.http.answer_limits import RETRY_TIMEOUT_MS
 from isthmus.node.http.application import Request, json_reply
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler, right
 from isthmus.node.http.responses import Reply, RequestRefused
@@ -30,7 +31,6 @@ from isthmus.node.services.dead_letter_query import (
     LETTER_PAGE,
     PAGE_MAX,
     RETRIED,
-    RETRY_TIMEOUT_MS,
     DropLetters,
     ListLetters,
     RetryLetters,

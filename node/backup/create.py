@@ -19,6 +19,7 @@ however the directory was restored.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
@@ -65,6 +66,12 @@ or a checkpoint and a trim take place, at the wrong moment; ten failures in a ro
 NO_BOOT: Final = "backup"
 """Boot id of the copied floors: none of a machine's, so that the node replays the log from the floors."""
 
+DATABASE_S: Final = 30.0
+"""How long a database may be locked by another process: its writes take milliseconds."""
+
+DATABASE_POLL_S: Final = 0.25
+"""Longest wait for a lock of a database between two looks at the clock."""
+
 SLOT_TRIES: Final = 5
 """Reads of a slot file before damage is believed: the node may write to both slots during one read."""
 
@@ -87,6 +94,7 @@ def create(source: Path, target: Path, *, node: str | None, cluster: str | None,
 
     `node` is refused if the directory is of another one. Raises BadInput, LocalFault, Corruption, OSError."""
     _check(source, target)
+    target = target.resolve()  # "." and ".." have no name
     made = target.with_name(target.name + INCOMPLETE)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -112,6 +120,10 @@ def _check(source: Path, target: Path) -> None:
     if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
         raise BadInput(f"{target} is not an empty directory: name one that is empty or does not exist")
     inner, outer = target.resolve(), source.resolve()
+    if inner == Path.cwd():
+        raise BadInput(f"{inner} is the current directory, which the backup would replace: name a directory in it")
+    if os.path.ismount(inner):
+        raise BadInput(f"{inner} is a mount point, which a backup cannot replace: name a directory in it")
     if inner == outer or outer in inner.parents:
         raise BadInput(
             f"{target} lies in the data directory {source}: name a directory elsewhere, best on another disk"
@@ -129,6 +141,9 @@ def size_of(source: Path) -> int:
                     size_bytes += Path(base, name).stat().st_size
                 except FileNotFoundError:
                     continue
+    for database in source.glob("*.sqlite"):
+        with contextlib.suppress(FileNotFoundError):
+            size_bytes += database.stat().st_size
     return size_bytes
 
 
@@ -300,14 +315,20 @@ class _Backup:
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Copy a SQLite database that another process may write. Raises LocalFault."""
+    """Copy a SQLite database that another process may write. Raises LocalFault, also after DATABASE_S of locks."""
+    ends_s = time.monotonic() + DATABASE_S
+
+    def check(status: int, _left: int, _all: int) -> None:
+        if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) and time.monotonic() >= ends_s:
+            raise LocalFault(f"{source} cannot be copied: another process has it locked for {DATABASE_S:g} s")
+
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
         with (
-            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as one,
+            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", timeout=DATABASE_POLL_S, uri=True)) as one,
             closing(sqlite3.connect(target)) as other,
         ):
-            one.backup(other)
+            one.backup(other, progress=check)
     except sqlite3.Error as error:
         raise LocalFault(f"{source} cannot be copied: {error}") from error
 

@@ -1,4 +1,4 @@
-"""The manifest of a backup: what it is of, the positions of its partitions, and each file's size and hash.
+"""The manifest of a backup: positions of partitions, sizes and hashes of files.
 
 `backup.json` has two keys: `manifest`, and `xxh64`, the hash of the manifest as JSON with sorted keys and no spaces.
 """

@@ -1,4 +1,6 @@
-"""A copy of a store's database while its node writes: LevelDB's files in an order from which it recovers.
+"""A copy of a store's database while its node writes.
+
+Files are copied in an order from which LevelDB recovers.
 
 LevelDB's state is the tables that its MANIFEST names, and the logs from a number on that the MANIFEST names, too.
 Tables are immutable once they are named, logs and the MANIFEST are only appended to, and a file is deleted only when a

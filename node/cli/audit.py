@@ -10,9 +10,7 @@ import click
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.output import NOTHING, Row, TableSpec, column, moment, moment_of, object_in, objects_in
 from isthmus.node.cli.parameters import time_of
-
-LIMIT_MAX: Final = 1_000
-"""Most acts of one answer, as in the admin API."""
+from isthmus.node.http.answer_limits import ROWS_MAX
 
 
 def _who(row: Row) -> str:
@@ -52,7 +50,7 @@ def audit_group() -> None:
 @click.option("--who", metavar="TEXT", help="Only acts by such a name, role, token digest, certificate or address.")
 @click.option("--object", "target", metavar="TEXT", help="Only acts whose path or request has this text.")
 @click.option("--outcome", type=click.Choice(("done", "refused", "unknown")), help="Only acts that ended so.")
-@click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=50, show_default=True, help="Most acts to show.")
+@click.option("--limit", type=click.IntRange(1, ROWS_MAX), default=50, show_default=True, help="Most acts to show.")
 @click.option("--from", "before", metavar="CURSOR", help="Go on where a listing ended, as it printed.")
 @admin_query
 def list_acts(

@@ -1,4 +1,4 @@
-"""`isthmus backup`: back up a node's data directory while it runs, verify a backup, restore one.
+"""`isthmus backup`: create, verify and restore backups of a data directory.
 
 Works on this machine's files, without a node. `node.backup` does the work.
 """

@@ -371,6 +371,9 @@ LAG: Final = ("30s", "5m")
 PROVEN: Final = ("26h", "50h")
 """One check a day and two hours of its slot, and a day more; with hourly checks less will do."""
 
+ISR: Final = (0, 0)
+"""Any partition is worth a look."""
+
 GAPS: Final = ("0s", "2h")
 """A gap is a missing change, so it is a warning at once; full-sync closes it within two hours where it can, since its
 pauses are an hour at most."""
@@ -463,7 +466,7 @@ def lag(warning: int, critical: int, queue: str | None, quiet: bool, query: Admi
 
 
 @check_group.command("isr")
-@_limits((0, 0), click.IntRange(0), "partitions that lack replicas in sync (-w), that take no writes (-c)")
+@_limits(ISR, click.IntRange(0), "partitions that lack replicas in sync (-w), that take no writes (-c)")
 @admin_query
 def isr(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
     """Replicas out of sync and nodes that are down (warning); partitions without leader or below min-ISR (critical)."""

@@ -1,4 +1,4 @@
-"""Completion of live names: nodes, queues, bucket types, full-syncs of the cluster, and contexts.
+"""Completion of live names: nodes, queues, bucket types, full-syncs, contexts.
 
 A shell asks at every TAB, so that an answer is quick or empty: a node has TIMEOUT_S, names are remembered for FRESH_S
 in the user's cache directory, failures too, and nothing is ever printed but names. Dynamic options are known here.
@@ -6,6 +6,7 @@ in the user's cache directory, failures too, and nothing is ever printed but nam
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -156,12 +157,17 @@ def _remembered(place: Path) -> list[str] | None:
 def _remember(place: Path, names: list[str]) -> None:
     try:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in place.parent.glob("*.json"):
-            if time.time() - old.stat().st_mtime > FRESH_S:
-                old.unlink(missing_ok=True)
+        for old in [*place.parent.glob("*.json"), *place.parent.glob("*.new")]:
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - old.stat().st_mtime > FRESH_S:
+                    old.unlink()
         descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=".new")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(names, file)
-        os.replace(name, place)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(names, file)
+            os.replace(name, place)
+        except BaseException:
+            os.unlink(name)
+            raise
     except OSError:
         return

@@ -1,4 +1,7 @@
-"""`isthmus context`: addresses and credential files of clusters, typed once. `contexts` has the file."""
+"""`isthmus context`: addresses and credential files of clusters, typed once.
+
+`contexts` has the file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`isthmus events`: what happened lately on all nodes of a cluster, in one timeline."""
+"""`isthmus events`: events of all nodes of a cluster in one timeline."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ import click
 
 from isthmus.config.units import parse_duration
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
+from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.cli.output import Row, TableSpec, column, moment, moment_of, object_in, objects_in, printable
 from isthmus.node.cli.parameters import Duration, time_of
+from isthmus.node.http.answer_limits import ROWS, ROWS_MAX
 from isthmus.repl.model.errors import BadInput
-
-LIMIT_MAX: Final = 1_000
-"""Most events of one answer, as in the admin API."""
 
 FOLLOW_S: Final = 2.0
 """Between two looks of --follow."""
 
 OVERLAP_MS: Final = 10_000
-"""How far --follow looks back again: clocks of nodes differ, and an answer may come late. A guess."""
+"""How far --follow looks back behind its last complete answer, by the clock of each node: an event may come late. A
+guess."""
 
-SEEN_MAX: Final = 10_000
-"""Events that --follow remembers as printed: more than all nodes have in OVERLAP_MS."""
+BACK_MAX_MS: Final = 600_000
+"""How far it looks back at most: a node that does not answer for longer has its older events in `isthmus events`."""
+
+SEEN_MAX: Final = 20_000
+"""Events that --follow remembers as printed: those of some answers of 1,000."""
 
 EVENTS: Final = TableSpec(
     ("at", moment_of("at_ms")),
@@ -41,7 +44,7 @@ EVENTS: Final = TableSpec(
 @click.option("--since", metavar="TIME", help="From this time on, such as 2026-02-03T04:05 (UTC), or 15m ago.")
 @click.option("--kind", metavar="KIND", help="Only act, election, replica, node, order, link, check, disk, ...")
 @click.option("--node", metavar="NAME", help="Only of this node.")
-@click.option("--limit", type=click.IntRange(1, LIMIT_MAX), default=100, show_default=True, help="Most events to show.")
+@click.option("--limit", type=click.IntRange(1, ROWS_MAX), default=ROWS, show_default=True, help="Most events to show.")
 @click.option("--follow", is_flag=True, help="Print further events as they come, until Ctrl-C, which is code 0.")
 @click.option("--timeout", "timeout_ms", type=Duration(), metavar="TIME", help="End --follow after this.")
 @admin_query
@@ -62,30 +65,82 @@ def events_command(
     if timeout_ms is not None and not follow:
         raise BadInput("--timeout ends --follow: give both")
     since_ms = None if since is None else _since(since)
-    wanted = {"since": since_ms, "kind": kind, "limit": limit}
-    answer = query.get(_path(wanted))
-    rows = _of(answer, node)
+    wanted = {"since": since_ms, "kind": kind, "node": node}
+    began_s = time.monotonic()
+    answer = query.get(_path({**wanted, "limit": limit}))
     if not follow:
-        if query.echo_json({**answer, "events": rows}):
+        if query.echo_json(answer):
             return
-        EVENTS.echo(rows)
+        EVENTS.echo(objects_in(answer, "events"))
         _note_unknown(answer)
         return
-    ends_s = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-    seen: OrderedDict[tuple[Any, Any], None] = OrderedDict()
-    _note_unknown(answer)
+    follower = _Follower(query, wanted, began_s)
     try:
-        while True:
-            _print_new(query, rows, seen)
-            if ends_s is not None and time.monotonic() >= ends_s:
-                return
-            time.sleep(FOLLOW_S if ends_s is None else max(0.0, min(FOLLOW_S, ends_s - time.monotonic())))
-            newest = max((int(row.get("at_ms") or 0) for row in rows), default=0)
-            back_ms = max(0, (newest or int(answer.get("at_ms") or 0)) - OVERLAP_MS)
-            answer = query.get(_path({"since": max(back_ms, since_ms or 0), "kind": kind, "limit": LIMIT_MAX}))
-            rows = _of(answer, node) or rows
+        follower.print_new(answer)
+        follower.run(None if timeout_ms is None else began_s + timeout_ms / 1000)
     except KeyboardInterrupt:
         return
+
+
+class _Follower:
+    """Prints further events as they come."""
+
+    def __init__(self, query: AdminCommand, wanted: dict[str, Any], began_s: float) -> None:
+        self._query = query
+        self._wanted = wanted
+        self._complete_s = began_s
+        """When the last answer was asked for that had all nodes."""
+        self._seen: OrderedDict[tuple[Any, Any], None] = OrderedDict()
+        self._unknown: dict[str, Any] = {}
+        self._failure = ""
+
+    def run(self, ends_s: float | None) -> None:
+        """Ask again each FOLLOW_S until `ends_s`; an answer that fails is noted."""
+        while ends_s is None or time.monotonic() < ends_s:
+            time.sleep(FOLLOW_S if ends_s is None else max(0.0, min(FOLLOW_S, ends_s - time.monotonic())))
+            began_s = time.monotonic()
+            back_ms = min(int(1000 * (began_s - self._complete_s)) + OVERLAP_MS, BACK_MAX_MS)
+            try:
+                answer = self._query.get(_path({**self._wanted, "last": back_ms, "limit": ROWS_MAX}))
+            except CommandFailed as error:
+                self._note(str(error))
+                continue
+            self._note("")
+            rows = objects_in(answer, "events")
+            if len(rows) >= ROWS_MAX and _key(rows[0]) not in self._seen:
+                _say(f"more than {ROWS_MAX:,} events at once: older ones of the last {back_ms // 1000} s are left out")
+            self.print_new(answer)
+            if not object_in(answer, "unknown"):
+                self._complete_s = began_s
+
+    def print_new(self, answer: Row) -> None:
+        """Print the events that were not printed before, a line each, and which nodes do not answer any more."""
+        for row in objects_in(answer, "events"):
+            key = _key(row)
+            if key in self._seen:
+                self._seen.move_to_end(key)
+                continue
+            self._seen[key] = None
+            if self._query.json:
+                click.echo(json.dumps(row))
+            else:
+                text = f": {row['text']}" if row.get("text") else ""
+                click.echo(printable(f"{moment(row.get('at_ms'))} {row.get('node')} {row.get('event')}{text}"))
+        while len(self._seen) > SEEN_MAX:
+            self._seen.popitem(last=False)
+        unknown = object_in(answer, "unknown")
+        _note_unknown({"unknown": {name: why for name, why in unknown.items() if self._unknown.get(name) != why}})
+        for name in self._unknown.keys() - unknown.keys():
+            _say(f"the events of node {name} are known again")
+        self._unknown = dict(unknown)
+
+    def _note(self, failure: str) -> None:
+        """Print why there is no answer, once, and that there is one again."""
+        if failure and failure != self._failure:
+            _say(f"{failure}; --follow goes on")
+        elif self._failure and not failure:
+            _say("the cluster answers again")
+        self._failure = failure
 
 
 def _since(text: str) -> int:
@@ -100,26 +155,14 @@ def _path(wanted: dict[str, Any]) -> str:
     return "/admin/events?" + urlencode({key: value for key, value in wanted.items() if value is not None})
 
 
-def _of(answer: Row, node: str | None) -> list[dict[str, Any]]:
-    return [row for row in objects_in(answer, "events") if node in (None, row.get("node"))]
-
-
-def _print_new(query: AdminCommand, rows: list[dict[str, Any]], seen: OrderedDict[tuple[Any, Any], None]) -> None:
-    """Print the events that were not printed before, a line each."""
-    for row in rows:
-        key = row.get("node"), row.get("id")
-        if key in seen:
-            continue
-        seen[key] = None
-        if len(seen) > SEEN_MAX:
-            seen.popitem(last=False)
-        if query.json:
-            click.echo(json.dumps(row))
-        else:
-            text = f": {row['text']}" if row.get("text") else ""
-            click.echo(printable(f"{moment(row.get('at_ms'))} {row.get('node')} {row.get('event')}{text}"))
+def _key(row: Row) -> tuple[Any, Any]:
+    return row.get("node"), row.get("id")
 
 
 def _note_unknown(answer: Row) -> None:
     for name, why in object_in(answer, "unknown").items():
-        click.echo(printable(f"isthmus: the events of node {name} are unknown: {why}"), err=True)
+        _say(f"the events of node {name} are unknown: {why}")
+
+
+def _say(sentence: str) -> None:
+    click.echo(printable(f"isthmus: {sentence}"), err=True)

@@ -2,17 +2,23 @@
 
 A rolling restart runs an operator's command for one node after the other:
 
-    cluster in sync  -> the command for the next node; a node of an order that failed is never followed by another
+    cluster in sync  -> the command for the next node; for a node that is down at once, since that is the reason
     command is done  -> the node must report another start than before, live, with the whole cluster in sync
     any failure      -> the end, with the words that go on later: nodes that started since the run began are done
+
+Whether a node is down is read from the metastore, never from a missed answer. A live node must report its start before
+its command runs: without it nothing could show that the node has restarted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -20,7 +26,6 @@ import click
 
 from isthmus.config.text import no_such, quantity
 from isthmus.config.units import format_duration
-from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import Row, TableSpec, cell, echo_json, milliseconds, moment, object_in, objects_in
@@ -29,6 +34,18 @@ from isthmus.node.cli.waiting import Goal, Waiter, lacking, timeout_option, wait
 from isthmus.repl.model.errors import BadInput
 
 HEALTH: Final = "/admin/nodes/health"
+
+STARTS_MS: Final = 10_000
+"""How long live nodes have to report their start: five times what a node may take for one answer."""
+
+END_S: Final = 5.0
+"""What a command that took too long has to end after SIGTERM, before SIGKILL. A guess."""
+
+STDERR: Final = 2
+"""The descriptor of standard error."""
+
+LIVE: Final = "live"
+"""The state of a node that runs, in /admin/cluster."""
 
 
 @click.command("wait")
@@ -48,11 +65,23 @@ def wait_command(goal: str, timeout_ms: int, query: AdminCommand) -> None:
 
 
 class RestartStep(NamedTuple):
-    """One node of a rolling restart: its name, the command, and the start that it reports before."""
+    """One node of a rolling restart: its name, the command, and the start that it reports before; None: it is down."""
 
     node: str
     command: str
     started_ms: int | None
+
+
+class _Nodes(NamedTuple):
+    """The nodes at one moment."""
+
+    rows: Mapping[str, Row]
+    """By name, as /admin/cluster has them."""
+    started: Mapping[str, int | None]
+    """Start of each live node; None for one that is down."""
+    cluster: Row
+    at_ms: Any
+    """The time of the node that answered."""
 
 
 STEPS: Final = TableSpec("node", ("started", lambda row: moment(row.get("started_ms"))), "outcome", "command")
@@ -76,15 +105,16 @@ def rolling_restart(
     query: AdminCommand,
 ) -> None:
     """Restart the nodes one after the other by COMMAND, such as 'ssh {host} systemctl restart isthmus', which a shell
-    runs here. Before each node, and after the last, the whole cluster is in sync.
+    runs here. Before each live node, and after the last, the whole cluster is in sync; nodes that are down come first.
 
     It ends at the first failure: a command that does not end with 0 or within --timeout (code 1), a node that is not
     back or a cluster that is not in sync within --timeout (1, or 3 where no node answers). The error says how to go on.
     The node that controls the cluster comes last. {host} is the host of a node's address for other nodes.
     """
-    began = moment(time.time_ns() // 1_000_000)
-    cluster = query.get("/admin/cluster")
-    steps, done = _steps(query.admin, cluster, command, nodes, None if since is None else time_of(since, "--since"))
+    since_ms = None if since is None else time_of(since, "--since")
+    nodes_now = _nodes(query, nodes, timeout_ms)
+    cluster = nodes_now.cluster
+    steps, done = _steps(nodes_now, command, nodes, since_ms)
     shown = [{"node": s.node, "started_ms": s.started_ms, "outcome": "planned", "command": s.command} for s in steps]
     if dry_run or not steps:
         _echo(query, cluster, shown, done)
@@ -94,16 +124,19 @@ def rolling_restart(
     confirm(yes, f"Restart {quantity(len(steps), 'node')} of {cell(cluster.get('cluster'))} so?", query.output)
     over: list[dict[str, Any]] = []
     for number, step in enumerate(steps, 1):
+        restart = _Restart(query, step, timeout_ms, [later.node for later in steps[number:]])
         try:
-            took_s = _restart(query, step, timeout_ms, f"{step.node} ({number} of {len(steps)})")
+            took_s = restart.run(f"{step.node} ({number} of {len(steps)})")
         except CommandFailed as error:
-            go_on = f"--since '{since or began}' goes on with the others and this one"
+            go_on = f"--since '{since or moment(nodes_now.at_ms)}' goes on with the others"
+            go_on += ", and with this one unless it is live then" if restart.restarted else " and this one"
             query.echo_json({"cluster": cluster.get("cluster"), "restarted": over, "failed": step.node})
             raise CommandFailed(
                 error.exit_code, error.reason, f"{step.node}: {str(error).removeprefix(f'{step.node}: ')}; {go_on}"
             ) from error
         over.append({"node": step.node, "outcome": "restarted", "seconds": round(took_s, 1)})
-        query.note(f"{step.node}: restarted and in sync after {milliseconds(1000 * took_s)}")
+        how = "restarted and in sync" if restart.in_sync else "restarted"
+        query.note(f"{step.node}: {how} after {milliseconds(1000 * took_s)}")
     query.echo_json({"cluster": cluster.get("cluster"), "restarted": over, "failed": None})
 
 
@@ -117,25 +150,48 @@ def _echo(query: AdminCommand, cluster: Row, shown: list[dict[str, Any]], done: 
         query.note(f"{node}: started since then, nothing to do")
 
 
+def _nodes(query: AdminCommand, wanted: Sequence[str], timeout_ms: int) -> _Nodes:
+    """The nodes of the cluster, once each live one of `wanted` (empty: of all) reports its start. Raises BadInput,
+    CommandFailed where one does not within STARTS_MS."""
+    found: list[_Nodes] = []
+
+    def lacks() -> str:
+        health, cluster = query.get(HEALTH), query.get("/admin/cluster")
+        rows = {str(row.get("name")): row for row in objects_in(cluster, "nodes")}
+        for name in wanted:
+            if name not in rows:
+                raise BadInput(f"--node: {no_such('node', name, list(rows))}")
+        reported = object_in(health, "nodes")
+        started = {name: _start(object_in(reported, name), rows[name]) for name in wanted or rows}
+        found[:] = [_Nodes(rows, started, cluster, health.get("at_ms"))]
+        silent = [name for name, at_ms in started.items() if at_ms is None and rows[name].get("state") == LIVE]
+        if not silent:
+            return ""
+        why = object_in(health, "unknown").get(silent[0])
+        return f"node {silent[0]} is live, and does not report when it started: {cell(why)}"
+
+    Waiter(min(timeout_ms, STARTS_MS), quiet=query.json).until("nodes", lacks)
+    return found[0]
+
+
+def _start(reported: Row, row: Row) -> int | None:
+    started = reported.get("started_ms")
+    return started if isinstance(started, int) and row.get("state") == LIVE else None
+
+
 def _steps(
-    admin: AdminClient, cluster: Row, command: str, wanted: Sequence[str], since_ms: int | None
+    now: _Nodes, command: str, wanted: Sequence[str], since_ms: int | None
 ) -> tuple[list[RestartStep], list[str]]:
-    """The nodes to restart, in their order, and those that are done. Raises BadInput, CommandFailed."""
-    rows = {str(row.get("name")): row for row in objects_in(cluster, "nodes")}
-    for name in wanted:
-        if name not in rows:
-            raise BadInput(f"--node: {no_such('node', name, list(rows))}")
-    names = sorted(wanted or rows, key=lambda name: (name == cluster.get("controller"), name))
+    """The nodes to restart and those that are done. Nodes that are down come first, since no other can be restarted
+    before them; the one that controls the cluster last. Raises BadInput."""
+    rows, controller = now.rows, now.cluster.get("controller")
+    names = sorted(wanted or rows, key=lambda name: (rows[name].get("state") == LIVE, name == controller, name))
     if len(names) > 1 and "{node}" not in command and "{host}" not in command:
         raise BadInput("--command: it needs {node} or {host}: the same command for each node restarts one of them only")
-    health = object_in(admin.get(HEALTH), "nodes")
-    started = {name: object_in(health, name).get("started_ms") for name in names}
-    done = [
-        name
-        for name, at_ms in started.items()
-        if since_ms is not None and isinstance(at_ms, int) and at_ms >= since_ms and rows[name].get("state") == "live"
+    done = [name for name in names if since_ms is not None and (now.started[name] or -1) >= since_ms]
+    steps = [
+        RestartStep(name, _command_for(rows[name], command), now.started[name]) for name in names if name not in done
     ]
-    steps = [RestartStep(name, _command_for(rows[name], command), started[name]) for name in names if name not in done]
     return steps, done
 
 
@@ -148,35 +204,82 @@ def _command_for(row: Row, command: str) -> str:
     return command.replace("{node}", shlex.quote(name)).replace("{host}", shlex.quote(host or ""))
 
 
-def _restart(query: AdminCommand, step: RestartStep, timeout_ms: int, what: str) -> float:
-    """Restart one node; how many seconds it took. Raises CommandFailed."""
-    why = lacking(Goal.IN_SYNC, query.get("/admin/cluster"))
-    if why and step.started_ms is not None:  # a node that is down is restarted because of that
-        wait_for(query.admin, Goal.IN_SYNC, Waiter(timeout_ms, quiet=query.json), "before it")
-    began_s = time.monotonic()
-    query.note(f"{what}: {step.command}")
+class _Restart:
+    """The restart of one node."""
+
+    def __init__(self, query: AdminCommand, step: RestartStep, timeout_ms: int, later: Sequence[str]) -> None:
+        self._query = query
+        self._step = step
+        self._timeout_ms = timeout_ms
+        self._later = later
+        self.restarted = False
+        """True as soon as the node reports another start than before."""
+        self.in_sync = False
+        """True when the cluster was in sync after it, which is not waited for while a later node is down."""
+
+    def run(self, what: str) -> float:
+        """Restart the node; how many seconds it took. Raises CommandFailed."""
+        query, step = self._query, self._step
+        cluster = query.get("/admin/cluster")
+        if lacking(Goal.IN_SYNC, cluster) and _state_in(cluster, step.node) == LIVE:
+            wait_for(query.admin, Goal.IN_SYNC, Waiter(self._timeout_ms, quiet=query.json), "before it")
+        before_ms = _nodes(query, [step.node], self._timeout_ms).started[step.node]
+        began_s = time.monotonic()
+        query.note(f"{what}: {step.command}")
+        _run(step.command, self._timeout_ms, quiet=query.json)
+        waiter = Waiter(self._timeout_ms, quiet=query.json)
+        waiter.until(step.node, lambda: self._lacks(before_ms))
+        cluster = query.get("/admin/cluster")
+        if all(
+            _state_in(cluster, node) == LIVE for node in self._later
+        ):  # else the next one is down, and is waited for
+            wait_for(query.admin, Goal.IN_SYNC, waiter, step.node)
+            self.in_sync = True
+        return time.monotonic() - began_s
+
+    def _lacks(self, before_ms: int | None) -> str:
+        """Why the node is not back yet; "": it is."""
+        answer = self._query.get(HEALTH)
+        started = object_in(object_in(answer, "nodes"), self._step.node).get("started_ms")
+        if not isinstance(started, int):
+            return f"it does not answer: {cell(object_in(answer, 'unknown').get(self._step.node))}"
+        if started == before_ms:
+            return f"it has not restarted: it runs since {moment(started)}"
+        self.restarted = True
+        state = _state_in(self._query.get("/admin/cluster"), self._step.node)
+        return "" if state == LIVE else f"it is {cell(state)}"
+
+
+def _state_in(cluster: Row, node: str) -> Any:
+    return next((row.get("state") for row in objects_in(cluster, "nodes") if row.get("name") == node), None)
+
+
+def _run(command: str, timeout_ms: int, *, quiet: bool) -> None:
+    """Run a command in a shell, in a session of its own, so that a time-out or Ctrl-C ends what it started, too. Its
+    output goes to standard error where standard output is a document (`quiet`). Raises CommandFailed."""
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        stdin=subprocess.DEVNULL,
+        stdout=STDERR if quiet else None,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            ["/bin/sh", "-c", step.command], stdin=subprocess.DEVNULL, timeout=timeout_ms / 1000, check=False
-        )
+        code = shell.wait(timeout_ms / 1000)
     except subprocess.TimeoutExpired:
+        _end(shell)
         limit = format_duration(timeout_ms)
         raise CommandFailed(Exit.DIFFERS, "restart-failed", f"the command did not end within {limit}") from None
-    if done.returncode:
-        raise CommandFailed(Exit.DIFFERS, "restart-failed", f"the command ended with code {done.returncode}")
-    waiter = Waiter(timeout_ms, quiet=query.json)
+    except BaseException:
+        _end(shell)
+        raise
+    if code:
+        raise CommandFailed(Exit.DIFFERS, "restart-failed", f"the command ended with code {code}")
 
-    def lacks() -> str:
-        answer = query.get(HEALTH)
-        started = object_in(object_in(answer, "nodes"), step.node).get("started_ms")
-        if not isinstance(started, int):
-            return f"it does not answer: {cell(object_in(answer, 'unknown').get(step.node))}"
-        if started == step.started_ms:
-            return f"it has not restarted: it runs since {moment(started)}"
-        rows = objects_in(query.get("/admin/cluster"), "nodes")
-        state = next((row.get("state") for row in rows if row.get("name") == step.node), None)
-        return "" if state == "live" else f"it is {cell(state)}"
 
-    waiter.until(step.node, lacks)
-    wait_for(query.admin, Goal.IN_SYNC, waiter, step.node)
-    return time.monotonic() - began_s
+def _end(shell: subprocess.Popen[bytes]) -> None:
+    """End all processes of a command, the gentle way first."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(shell.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            shell.wait(END_S)

@@ -6,6 +6,8 @@ Dead letters lie on the node that fetched them: `--admin` chooses the node.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any, Final
 
 import click
@@ -29,6 +31,7 @@ from isthmus.node.cli.output import (
     value_or_nothing,
 )
 from isthmus.node.cli.parameters import ALL_NODES_BEFORE, ONE_NODE, checking, of_node
+from isthmus.node.http.answer_limits import RETRY_WAIT_S
 from isthmus.repl.model.errors import BadInput
 
 IDS = click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1))
@@ -90,9 +93,19 @@ def list_letters(query: AdminCommand) -> None:
 @admin_act()
 def retry(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> Exit:
     """Push dead letters again. A letter that is accepted leaves the list; code 1 when one was not. Each letter has a
-    request of its own, which may wait for its source or for a leader until it times out."""
+    request of its own, which may wait for its source or for a leader, for a minute at most."""
     _check_chosen(ids, everything)
-    wanted = tuple(dict.fromkeys(ids)) if ids else _kept_ids(act.admin)
+    with closing(act.admin.with_timeout(RETRY_WAIT_S)) as admin:
+        wanted = tuple(dict.fromkeys(ids)) if ids else _kept_ids(admin)
+        retried = _retried(replace(act, admin=admin), wanted)
+    taken = sum(letter.get("outcome") in ("applied", "superseded", "merged") for letter in retried)
+    if everything:
+        act.note(f"taken: {taken} of {len(wanted)}")
+    return Exit.OK if taken == len(wanted) else Exit.DIFFERS
+
+
+def _retried(act: AdminCommand, wanted: Sequence[int]) -> list[dict[str, Any]]:
+    """What became of each letter. Raises CommandFailed, with the letter that failed."""
     retried: list[dict[str, Any]] = []
     try:
         for number in wanted:
@@ -106,10 +119,7 @@ def retry(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> Exit:
         raise CommandFailed(error.exit_code, error.reason, sentence) from error
     finally:
         act.echo_json({"retried": retried})
-    taken = sum(letter.get("outcome") in ("applied", "superseded", "merged") for letter in retried)
-    if everything:
-        act.note(f"taken: {taken} of {len(wanted)}")
-    return Exit.OK if taken == len(wanted) else Exit.DIFFERS
+    return retried
 
 
 @dead_letters_group.command("drop")

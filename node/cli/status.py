@@ -1,4 +1,7 @@
-"""`isthmus status`: one screen about all clusters. `status_report` judges, `status_lines` draws."""
+"""`isthmus status`: one screen about all clusters.
+
+`status_report` judges, `status_lines` draws.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,8 @@ def status_command(
     """All clusters on one screen: nodes, partitions, lag with its causes, what people hold back, and what is amiss.
 
     Code 0: all is well; 1: something is amiss; 3: nothing is, and something is not known. What people hold back leaves
-    the code as it is. Limits are those of `isthmus check`. It has no more lines than the terminal; -o wide has all.
+    the code as it is. Limits are the defaults of `isthmus check`, and a tenth of free disk. It has no more lines
+    than the terminal; -o wide has all.
     """
     if watch and output == "json":
         raise BadInput("--watch is for people; programs ask again")

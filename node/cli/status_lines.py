@@ -1,5 +1,6 @@
-"""The screen of `isthmus status`: lines of at most a terminal's width and, where that is known, its height.
+"""The screen of `isthmus status` as lines that fit the terminal.
 
+They have at most its width and, where that is known, its height.
 Pure but for the colours of the terminal.
 """
 

@@ -1,20 +1,21 @@
-"""What `isthmus status` knows of all clusters, from the answers of one node of each. Pure.
+"""The report of `isthmus status` from the answers of one node of each cluster. Pure.
 
-The judgements are those of `isthmus check`, at its default limits. A value that no answer has is None, and what is not
-known is named among `amiss`, never left out.
+The judgements are those of `isthmus check`, at its default limits; those about disks are here alone. A value that no
+answer has is None, and what is not known is named among `amiss`, never left out.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from isthmus.config.dynamic_options import BY_FILE
 from isthmus.config.text import quantity
 from isthmus.config.units import parse_duration
 from isthmus.node.cli.check import (
     GAPS,
+    ISR,
     LAG,
     LETTERS,
     PROVEN,
@@ -30,6 +31,7 @@ from isthmus.node.cli.check import (
     sync_facts,
 )
 from isthmus.node.cli.output import Row, cell, object_in, objects_in
+from isthmus.node.http.answer_texts import silent_sentence, without_age
 
 PATHS: Final[Mapping[str, str]] = {
     "cluster": "/admin/cluster",
@@ -48,12 +50,6 @@ DISK_FREE_WARNING: Final = 0.1
 DISK_FREE_CRITICAL: Final = 0.03
 """Free shares of a disk below which it is a warning, and critical. A node stops taking writes at 128 MiB; a tenth
 leaves time to act. A guess."""
-
-BY_FILE: Final = "the file of node "
-"""How the author of an option begins that a cluster took from the config of its first node; no person set it."""
-
-_AGE: Final = re.compile(r", as it answered \d+ s ago")
-"""The part of a link's reason that differs between links of one cause."""
 
 CAUSES_MAX: Final = 4
 """Causes that a link names; each is a sentence, and `isthmus sink list` has them all."""
@@ -74,14 +70,20 @@ class ClusterAnswers:
 def report(clusters: Sequence[ClusterAnswers]) -> dict[str, Any]:
     """The document that `isthmus status -o json` prints."""
     amiss = [{"cluster": each.name, **_finding(fact)} for each in clusters for fact in facts_of(each)]
+    links = links_of(clusters)
+    amiss += [{"cluster": link["to"], **_finding(_unasked(link))} for link in links if link["from_unasked"]]
     worst = max((ProbeState[row["state"].upper()] for row in amiss), key=RANK.index, default=ProbeState.OK)
     return {
         "state": worst.name.lower(),
         "clusters": [_cluster(each) for each in clusters],
-        "links": links_of(clusters),
+        "links": links,
         "held": [row for each in clusters for row in held_in(each)],
         "amiss": sorted(amiss, key=lambda row: -RANK.index(ProbeState[row["state"].upper()])),
     }
+
+
+def _unasked(link: Row) -> Fact:
+    return Fact(ProbeState.UNKNOWN, f"queue {link['queue']}: {link['causes'][0]}")
 
 
 def _finding(fact: Fact) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def facts_of(of: ClusterAnswers) -> list[Fact]:
         return [Fact(ProbeState.UNKNOWN, of.errors.get("cluster", "no node answers"))]
     cluster = of.answers["cluster"]
     found = [Fact(ProbeState.UNKNOWN, f"{name}: {why}") for name, why in of.errors.items()]
-    found += [*staleness_facts(cluster), *isr_facts(cluster, ProbeThresholds(0, 0)), *_health_facts(of, cluster)]
+    found += [*staleness_facts(cluster), *isr_facts(cluster, ProbeThresholds(*ISR)), *_health_facts(of, cluster)]
     if "lag" in of.answers:
         limits = ProbeThresholds(*map(parse_duration, LAG))
         found += lag_facts(objects_in(of.answers["lag"], "lag"), limits)
@@ -181,7 +183,8 @@ def facts_of(of: ClusterAnswers) -> list[Fact]:
 def _health_facts(of: ClusterAnswers, cluster: Row) -> Iterable[Fact]:
     """Disks that are nearly full, and certificates that need an operator."""
     health = of.answers.get("health", {})
-    sentences = [str(each) for each in cluster.get("warnings") or () if "by its session" not in str(each)]
+    silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
+    sentences = [str(each) for each in cluster.get("warnings") or () if each not in silent]
     for node, one in object_in(health, "nodes").items():
         if not isinstance(one, dict):
             why = object_in(health, "unknown").get(node)
@@ -228,6 +231,7 @@ def _link(
     return {
         "from": source.name,
         "from_uuid": source_uuid,
+        "from_unasked": False,
         "to": rows[0].get("cluster") if sink is None else sink.name,
         "queue": queue,
         "state": state.name.lower(),
@@ -268,7 +272,7 @@ def _causes_at(sink: ClusterAnswers, queue: str, source_uuid: Any) -> list[str]:
         for link in objects_in(row["sink"], "sinks"):
             ours = link.get("queue") == queue and link.get("source_uuid") in (source_uuid, None)
             if ours and (link.get("state") != "running" or link.get("reason")):
-                why = f": {_AGE.sub('', str(link['reason']))}" if link.get("reason") else ""
+                why = f": {without_age(str(link['reason']))}" if link.get("reason") else ""
                 nodes.setdefault(f"{cell(link.get('state'))}{why}", []).append(node)
     return [f"at {sink.name} ({_nodes(found)}): {why}" for why, found in nodes.items()]
 
@@ -293,6 +297,7 @@ def _links_from_elsewhere(
         yield {
             "from": name,
             "from_uuid": source,
+            "from_unasked": True,
             "to": sink.name,
             "queue": queue,
             "state": "unknown",

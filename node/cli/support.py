@@ -1,4 +1,4 @@
-"""`isthmus support-bundle`: what a support case needs of all reachable nodes, in one file without secrets."""
+"""`isthmus support-bundle`: a file for a support case, without secrets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def support_command(file: Path, size_limit: str, query: AdminCommand) -> int:
         raise BadInput(f"{file} exists: name another file")
     redactor = Redactor(_own_secrets(query.admin))
     missing: dict[str, str] = {}
-    parts = [(path, redactor.clean(text)) for path, text in _parts(query.admin, missing)]
+    parts = list(_parts(query.admin, redactor, missing))
     kept: list[Part] = []
     size = 0
     for path, text in parts:
@@ -79,8 +79,8 @@ def _own_secrets(admin: AdminClient) -> list[str]:
     return [] if admin.token is None else [admin.token()]
 
 
-def _parts(admin: AdminClient, missing: dict[str, str]) -> Iterator[Part]:
-    """The files of a bundle, the most useful first: what does not fit any more comes last."""
+def _parts(admin: AdminClient, redactor: Redactor, missing: dict[str, str]) -> Iterator[Part]:
+    """The files of a bundle, without secrets, the most useful first: what does not fit any more comes last."""
     answers: dict[str, Row] = {}
     for name, path in {**PATHS, **MORE}.items():
         try:
@@ -94,9 +94,9 @@ def _parts(admin: AdminClient, missing: dict[str, str]) -> Iterator[Part]:
     errors = {name: missing[f"{name}.json"] for name in PATHS if f"{name}.json" in missing}
     cluster = str(object_in(answers, "cluster").get("cluster") or admin.url)
     seen = {name: answer for name, answer in answers.items() if name in PATHS}
-    yield "status.json", _text(report([ClusterAnswers(cluster, seen, errors)]))
+    yield "status.json", _text(redactor, report([ClusterAnswers(cluster, seen, errors)]))
     for name, answer in answers.items():
-        yield f"{name}.json", _text(answer)
+        yield f"{name}.json", _text(redactor, answer)
     try:
         support = admin.get("/admin/support")
     except CommandFailed as error:
@@ -108,11 +108,14 @@ def _parts(admin: AdminClient, missing: dict[str, str]) -> Iterator[Part]:
     for node, one in nodes.items():
         about = {key: one.get(key) for key in ("version", "python", "system")}
         config = [dict(zip(("key", "value", "from"), row, strict=False)) for row in one.get("config") or ()]
-        yield f"nodes/{_name(node)}/node.json", _text({**about, "config": config})
+        yield f"nodes/{_name(node)}/node.json", _text(redactor, {**about, "config": config})
     for node, one in nodes.items():
-        yield f"nodes/{_name(node)}/metrics.txt", str(one.get("metrics") or "")
+        yield f"nodes/{_name(node)}/metrics.txt", redactor.without_known(str(one.get("metrics") or ""))
     for node, one in nodes.items():
-        yield f"nodes/{_name(node)}/node.log", "".join(f"{line}\n" for line in one.get("log") or ())
+        yield (
+            f"nodes/{_name(node)}/node.log",
+            "".join(f"{redactor.clean(str(line))}\n" for line in one.get("log") or ()),
+        )
 
 
 def _name(node: str) -> str:
@@ -120,8 +123,8 @@ def _name(node: str) -> str:
     return "".join(char if char.isalnum() or char in "-_" else "_" for char in node) or "_"
 
 
-def _text(document: Any) -> str:
-    return json.dumps(document, indent=2) + "\n"
+def _text(redactor: Redactor, document: Any) -> str:
+    return redactor.without_known(json.dumps(redactor.document(document), indent=2)) + "\n"
 
 
 def _manifest(parts: list[Part], missing: dict[str, str], url: str) -> dict[str, Any]:

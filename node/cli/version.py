@@ -1,4 +1,4 @@
-"""`isthmus version`: this installation's version, the packages that matter in a report, and its extras."""
+"""`isthmus version`: this installation's version, packages and extras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for a cluster: until it is online or in sync, until an order is over. Every wait has an end.
+"""Waits for the state of a cluster or the end of an order; each has an end.
 
 A wait asks again each POLL_S; a node that does not answer meanwhile is asked again too, since restarts are what is
 waited for. What is lacking is printed on standard error whenever it changes.

@@ -1,15 +1,19 @@
-"""What happened on this node lately, for operators: events of its log that tell of more than one request.
+"""The newest events of this node's log that concern operators.
 
+They tell of more than one request.
 A step of the log's chain (`logs.configure`) hands each event over; of those of KINDS the newest EVENTS_MAX are kept in
 memory. Acts of operators are left out: the audit log has them, on disk. Events below the log's level never come here.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
+
+from isthmus.node.observability.redaction import Redactor
 
 EVENTS_MAX: Final = 2_000
 """Events that are kept: hours of a quiet cluster, and the whole story of a bad one; at most 1 MB."""
@@ -53,8 +57,12 @@ HIDDEN: Final = frozenset(("event", "node", "level", "timestamp", "exception", "
 """Fields that an event's text does not repeat."""
 
 
+_FORMS: Final = Redactor()
+"""Removes what looks like a secret before a text is cut; what is known as one is removed from answers."""
+
+
 class RecentEvent(NamedTuple):
-    """One event. `number` counts the events of this process."""
+    """One event. `number` counts the events of this process; numbers may come out of order."""
 
     number: int
     at_ms: int
@@ -69,23 +77,24 @@ class RecentEvents:
 
     def __init__(self, limit_count: int = EVENTS_MAX) -> None:
         self._events: deque[RecentEvent] = deque(maxlen=limit_count)
-        self._number = 0
+        self._numbers = itertools.count(1)
+        self.began_ms = time.time_ns() // 1_000_000
+        """Begin of the process: with it the number of an event is unique over restarts."""
 
     def keep(self, _logger: Any, method: str, event: Any) -> Any:
         """A step of the log's chain: keeps the event if it is one for operators, and passes it on."""
         name = str(event.get("event", ""))
         kind = KINDS.get(name.partition(".")[0])
         if kind is not None and method != "debug" and not _is_quiet(name, event):
-            told = ((key, value) for key, value in event.items() if key not in HIDDEN and value not in ("", None))
-            fields = ", ".join(f"{key} {value}" for key, value in told)
-            self._number += 1
+            told = {key: value for key, value in event.items() if key not in HIDDEN and value not in ("", None)}
+            fields = ", ".join(f"{key} {value}" for key, value in _FORMS.document(told).items())
             at_ms = time.time_ns() // 1_000_000
-            self._events.append(RecentEvent(self._number, at_ms, kind, name, method, fields[:TEXT_MAX]))
+            self._events.append(RecentEvent(next(self._numbers), at_ms, kind, name, method, fields[:TEXT_MAX]))
         return event
 
-    def since(self, at_ms: int, limit: int) -> list[RecentEvent]:
-        """The newest events from `at_ms` on, `limit` at most, the oldest first."""
-        found = [each for each in list(self._events) if each.at_ms >= at_ms]
+    def since(self, at_ms: int, limit: int, kind: str | None = None) -> list[RecentEvent]:
+        """The newest events (of a kind) from `at_ms` on, `limit` at most, the oldest first."""
+        found = [each for each in list(self._events) if each.at_ms >= at_ms and kind in (None, each.kind)]
         return found[-limit:] if limit else []
 
 

@@ -1,4 +1,4 @@
-"""Messages to the service manager that started the process: ready, reloading, stopping, alive.
+"""Messages to the service manager: ready, reloading, stopping, alive.
 
 The protocol is systemd's (sd_notify(3), sd_watchdog_enabled(3)): lines `NAME=VALUE` in one datagram to the socket that
 NOTIFY_SOCKET names. Without that variable nothing is sent. A message that cannot be sent is dropped: the manager's own

@@ -15,15 +15,13 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 from msgspec import structs
 
+from isthmus.node.http.answer_limits import ROWS_MAX
 from isthmus.node.observability.audit_log import AuditLog
 from isthmus.node.services.cluster_query import JsonBody, Query
 from isthmus.repl.model.errors import CodecError, LocalFault, NotReady
+from isthmus.repl.model.ports import TimeSource
 
 METHOD: Final = "audit"
-
-LIMIT_MAX: Final = 1_000
-"""Most acts of one page."""
-
 
 READ_S: Final = 1.5
 """How long a node reads its log for one page, below the time-out of a query; its files are some ten megabytes, and a
@@ -81,6 +79,8 @@ class ReadAudit(msgspec.Struct, frozen=True):
     before: dict[str, int] | None = None
     wanted: WantedActs = WantedActs()
     """Nodes of earlier versions ignore it: see `NodeAudit.only`."""
+    last_ms: int | None = None
+    """Only lines of the last so many ms, by the node's own clock."""
 
 
 class NodeAudit(msgspec.Struct, frozen=True):
@@ -122,22 +122,29 @@ AUDIT: Final[Query[ReadAudit, NodeAudit]] = Query(METHOD, JsonBody(METHOD, ReadA
 class AuditResponder:
     """Answers AUDIT from this node's log."""
 
-    def __init__(self, node: str, lines: AuditLog) -> None:
+    def __init__(self, node: str, lines: AuditLog, time: TimeSource) -> None:
         self._node = node
         self._lines = lines
+        self._time = time
 
     async def respond(self, request: ReadAudit) -> NodeAudit:
         """See Responder."""
         before = (request.before or {}).get(self._node)
-        limit = max(1, min(request.limit, LIMIT_MAX))
+        limit = max(1, min(request.limit, ROWS_MAX))
+        since_ms = begin_of(request.since_ms, request.last_ms, self._time)
         try:
             async with asyncio.timeout(READ_S):
-                page = await self._lines.page(before, request.since_ms, limit, request.wanted.include)
+                page = await self._lines.page(before, since_ms, limit, request.wanted.include)
         except TimeoutError as error:
             raise NotReady(f"the disk did not give {self._lines.directory} within {READ_S} s") from error
         except OSError as error:
             raise LocalFault(f"{self._lines.directory} cannot be read: {error.strerror}") from error
         return NodeAudit(page.acts, page.more, page.unreadable, self._lines.counts["lost"], page.read_to)
+
+
+def begin_of(since_ms: int, last_ms: int | None, time: TimeSource) -> int:
+    """The time from which rows are wanted: `since_ms`, or `last_ms` ago, whichever is later."""
+    return since_ms if last_ms is None else max(since_ms, time.wall_ms() - last_ms)
 
 
 def merged(answers: Mapping[str, NodeAudit | None], limit: int) -> tuple[list[dict[str, Any]], dict[str, int] | None]:

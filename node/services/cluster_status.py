@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from isthmus.node.http.answer_texts import silent_sentence
 from isthmus.node.services.replica_query import NodeReplicaFacts, ReplicaFacts
 from isthmus.repl.model.errors import OutOfStorage
 from isthmus.repl.model.record import Member, PartitionRecord, PartitionStatus, Registration
@@ -173,11 +174,7 @@ def _replica_problems(records: Records, facts: Mapping[str, NodeReplicaFacts | N
 def silent(facts: Mapping[str, NodeReplicaFacts | None]) -> list[str]:
     """Nodes that did not answer though their session is alive, a sentence each. This may be over in a moment, so it is
     no problem."""
-    return [
-        f"node {node} lives by its session and did not answer this node: it may be frozen, overloaded or cut off"
-        for node, reported in sorted(facts.items())
-        if reported is None
-    ]
+    return [silent_sentence(node) for node, reported in sorted(facts.items()) if reported is None]
 
 
 def state_of(balancing: Mapping[str, Any] | None, problems: list[str], moving: str = "") -> tuple[str, str]:

@@ -341,8 +341,11 @@ class NodeServices:
     def _serve_queries(self) -> None:
         self.query.serve(REPLICAS, ReplicaResponder(self.runtime))
         self.query.serve(TELEMETRY, TelemetryResponder(self.runtime))
-        self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.audit))
-        self.query.serve(EVENTS, EventResponder(self.settings.node.name, recent, self.fullsync_status))
+        self.query.serve(AUDIT, AuditResponder(self.settings.node.name, self.audit, self.time))
+        secrets = self.credentials.secrets
+        self.query.serve(
+            EVENTS, EventResponder(self.settings.node.name, recent, self.fullsync_status, self.time, secrets)
+        )
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
         self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms))

@@ -21,11 +21,6 @@ PAGE_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 1_000_000
 """A page ends after the letter with which its JSON exceeds this size: keys may have 64 KB, and errors quote them."""
 
-RETRY_TIMEOUT_MS: Final = 50_000
-"""How long another node may take to push letters again: each may wait for its source or for a leader. Below the time
-that the command line and the dashboard wait for an answer, 60 s; what is pushed after it is repeated by the next try,
-which changes nothing."""
-
 
 class ListLetters(msgspec.Struct, frozen=True, tag_field="what", tag="list"):
     """The oldest letters with numbers above `after`."""

@@ -1,21 +1,24 @@
-"""What happened lately on all nodes: events of their logs, acts of operators, results of full-sync, in one order."""
+"""Events of all nodes in one order.
+
+They come from the nodes' logs, the audit logs, and full-sync's results.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from isthmus.node.http.answer_limits import ROWS_MAX
 from isthmus.node.observability.events import RecentEvents
-from isthmus.node.services.audit_query import NodeAudit
+from isthmus.node.observability.redaction import Redactor
+from isthmus.node.services.audit_query import NodeAudit, begin_of
 from isthmus.node.services.cluster_query import JsonBody, Query
 from isthmus.node.services.fullsync_status import FullSyncStatus
+from isthmus.repl.model.ports import TimeSource
 
 METHOD: Final = "events"
-
-LIMIT_MAX: Final = 1_000
-"""Most events of one answer."""
 
 ACT: Final = "act"
 CHECK: Final = "check"
@@ -25,14 +28,16 @@ RESULTS_MAX: Final = 200
 
 
 class ReadEvents(msgspec.Struct, frozen=True):
-    """The newest `limit` events of a node from `since_ms` on."""
+    """The newest `limit` events of a node (of a kind) from `since_ms` on, of the last `last_ms` by its own clock."""
 
     since_ms: int
     limit: int
+    kind: str | None = None
+    last_ms: int | None = None
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened. `id` is unique among the events of a node since its start."""
+    """Something that happened. `id` is unique among the events of a node, over its restarts, too."""
 
     id: str
     at_ms: int
@@ -49,21 +54,41 @@ EVENTS: Final[Query[ReadEvents, list[Event]]] = Query(
 
 
 class EventResponder:
-    """Answers EVENTS from this node's events and the results of its checks."""
+    """Answers EVENTS from this node's events and the results of its checks. `secrets` gives those that are known."""
 
-    def __init__(self, node: str, recent: RecentEvents, fullsync: FullSyncStatus) -> None:
+    def __init__(
+        self,
+        node: str,
+        recent: RecentEvents,
+        fullsync: FullSyncStatus,
+        time: TimeSource,
+        secrets: Callable[[], list[str]],
+    ) -> None:
         self._node = node
         self._recent = recent
         self._fullsync = fullsync
+        self._time = time
+        self._secrets = secrets
 
     async def respond(self, request: ReadEvents) -> list[Event]:
         """See Responder."""
-        limit = max(1, min(request.limit, LIMIT_MAX))
+        limit = max(1, min(request.limit, ROWS_MAX))
+        clean = Redactor(self._secrets()).without_known
+        since_ms = begin_of(request.since_ms, request.last_ms, self._time)
         found = [
-            Event(f"e{one.number}", one.at_ms, self._node, one.kind, one.event, one.level, one.text)
-            for one in self._recent.since(request.since_ms, limit)
+            Event(
+                f"e{self._recent.began_ms}-{one.number}",
+                one.at_ms,
+                self._node,
+                one.kind,
+                one.event,
+                one.level,
+                clean(one.text),
+            )
+            for one in self._recent.since(since_ms, limit, request.kind)
         ]
-        found += self._checks(request.since_ms)
+        if request.kind in (None, CHECK):
+            found += self._checks(since_ms)
         return sorted(found, key=lambda event: event.at_ms)[-limit:]
 
     def _checks(self, since_ms: int) -> Iterable[Event]:

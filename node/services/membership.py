@@ -13,6 +13,11 @@ from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.sink import discovery
 
 
+def not_alive(nodes: Iterable[str]) -> dict[str, str]:
+    """Why nothing is known of nodes that were not asked, since they are not registered."""
+    return dict.fromkeys(sorted(nodes), "not alive")
+
+
 class ClusterMembership:
     """Answers from the controller's records and registrations. Implements `aae.ports.Members`."""
 

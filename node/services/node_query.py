@@ -1,4 +1,4 @@
-"""Health of every node that no other answer has: its version, its disk, its certificates, and their problems."""
+"""Health of every node: its version, disk, certificates, and their problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source queues of the whole cluster: one row for each queue, joined from the listings of all nodes. Pure.
+"""Source queues of the whole cluster, joined from all nodes' listings. Pure.
 
 A number that needs a node that does not answer, or a partition that nobody leads, is None, with the reason in
 `unknown`; what the other nodes have of it is in `at_least`. `queues.status` makes the listings,

@@ -1,4 +1,4 @@
-"""The runs of Spark jobs in the directories that nodes have (`reconcile.runs_dir`), of every node.
+"""Runs of Spark jobs in the directories of all nodes (`reconcile.runs_dir`).
 
 The documents are small, but the directory is often on another machine's disk, which may hang: one thread at a time
 reads it, a daemon, so that neither the event loop nor the end of the process waits for it.
@@ -67,32 +67,53 @@ class RunReader:
 
     async def runs(self) -> NodeRuns:
         """The runs, at most FRESH_MS old. Raises LocalFault, NotReady."""
-        directory, now_ms = self.directory, self._time.wall_ms()
+        directory = self.directory
         if directory is None:
             return NodeRuns(None)
-        if self._newest is not None and 0 <= now_ms - self._newest[0] < FRESH_MS:
-            return self._newest[1]
-        found = await self._read(directory, lambda: list_runs(directory, now_ms))
+        if (fresh := self._fresh()) is not None:
+            return fresh
+        try:
+            async with asyncio.timeout(READ_S):
+                await self._idle()
+                if (fresh := self._fresh()) is not None:  # read for another viewer meanwhile
+                    return fresh
+                now_ms = self._time.wall_ms()
+                found = await self._begin(lambda: list_runs(directory, now_ms))
+        except TimeoutError as error:
+            raise _slow(directory) from error
         answer = NodeRuns(str(directory), found.runs, found.left_out, found.cut)
         self._newest = now_ms, answer
         return answer
+
+    def _fresh(self) -> NodeRuns | None:
+        """The newest listing; None: there is none that is fresh."""
+        newest = self._newest
+        return newest[1] if newest is not None and 0 <= self._time.wall_ms() - newest[0] < FRESH_MS else None
 
     async def run(self, kind: RunKind, run_id: str) -> dict[str, Any] | None:
         """One run; None if there is none. Raises NotReady."""
         directory, now_ms = self.directory, self._time.wall_ms()
         if directory is None:
             return None
-        return await self._read(directory, lambda: show_run(directory, kind, run_id, now_ms))
-
-    async def _read(self, directory: Path, call: Callable[[], R]) -> R:
         try:
             async with asyncio.timeout(READ_S):
-                while self._reading is not None and not self._reading.done():
-                    await asyncio.wait([self._reading])
-                self._reading = reading = in_daemon_thread(call)
-                return await asyncio.shield(reading)
+                await self._idle()
+                return await self._begin(lambda: show_run(directory, kind, run_id, now_ms))
         except TimeoutError as error:
-            raise NotReady(f"{directory} (reconcile.runs_dir) could not be read within {READ_S} s") from error
+            raise _slow(directory) from error
+
+    async def _idle(self) -> None:
+        """Wait until no reading is under way."""
+        while self._reading is not None and not self._reading.done():
+            await asyncio.wait([self._reading])
+
+    async def _begin(self, call: Callable[[], R]) -> R:
+        self._reading = reading = in_daemon_thread(call)
+        return await asyncio.shield(reading)
+
+
+def _slow(directory: Path) -> NotReady:
+    return NotReady(f"{directory} (reconcile.runs_dir) could not be read within {READ_S} s")
 
 
 def in_daemon_thread(call: Callable[[], R]) -> asyncio.Future[R]:

@@ -7,6 +7,7 @@ not set, each node's own file counts. min-ISR is in the partitions' records and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import msgspec
 from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.node.services.cluster_query import ClusterAnswers, ClusterQuery, JsonBody, Query
 from isthmus.node.services.live_options import EffectiveOptions
-from isthmus.node.services.membership import ClusterMembership
+from isthmus.node.services.membership import ClusterMembership, not_alive
 from isthmus.node.services.properties import PropertyService
 from isthmus.repl.controller.dynamic_options import OptionSettings, decode_options, encode_options
 from isthmus.repl.metastore.port import Versioned
@@ -88,13 +89,15 @@ async def settings_of_nodes(
     the nodes have READ_S until each that answers `has_read` it."""
     known, live = membership.known_nodes(), membership.live_nodes()
     request = ReadSettings(None if options is None else encode_options(options).decode())
-    for _ in range(round(READ_S / POLL_S)):
-        answers = await query.ask(SETTINGS, request, live)
-        if all(has_read(answer) for answer in answers.by_node.values() if answer is not None):
-            break
-        await asyncio.sleep(POLL_S)
+    ends_s = asyncio.get_running_loop().time() + READ_S
+    answers = await query.ask(SETTINGS, request, live)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(ends_s):
+            while not all(has_read(answer) for answer in answers.by_node.values() if answer is not None):
+                await asyncio.sleep(POLL_S)
+                answers = await query.ask(SETTINGS, request, live)
     by_node = {**dict.fromkeys(known), **answers.by_node}
-    return ClusterAnswers(by_node, {**dict.fromkeys(known - live, "not alive"), **answers.unknown})
+    return ClusterAnswers(by_node, {**not_alive(known - live), **answers.unknown})
 
 
 def reads(found: int | None, version: int | None) -> bool:

@@ -1,10 +1,11 @@
-"""What every node adds to a support bundle: its values in force, its last log lines, its metrics, what it runs on.
+"""A node's part of a support bundle: values in force, log lines, metrics.
 
 Secrets are removed here, before anything leaves the node (`node.observability.redaction`); the settings hold none.
 """
 
 from __future__ import annotations
 
+import asyncio
 import platform
 from collections.abc import Callable
 from typing import Final
@@ -18,6 +19,7 @@ from isthmus.node.observability.redaction import Redactor
 from isthmus.node.observability.version import program_version
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
+from isthmus.repl.model.errors import NotReady
 
 METHOD: Final = "support"
 
@@ -39,22 +41,29 @@ SUPPORT: Final[Query[None, NodeSupport]] = Query(METHOD, EmptyBody(), JsonBody(M
 
 
 class SupportResponder:
-    """Answers SUPPORT for this node. `exposition` is set by the admin API, which has the metrics."""
+    """Answers SUPPORT for this node, once `exposition` is set: the metrics exist only when the APIs are built."""
 
     def __init__(self, settings: Settings, credentials: NodeCredentials, lines: LineSink) -> None:
         self._settings = settings
         self._credentials = credentials
         self._lines = lines
-        self.exposition: Callable[[], bytes] = bytes
+        self.exposition: Callable[[], bytes] | None = None
 
     async def respond(self, _request: None) -> NodeSupport:
-        """See Responder."""
+        """See Responder. A thread removes the secrets, from what there is now. Raises NotReady."""
+        if self.exposition is None:
+            raise NotReady("the node is starting: it has no metrics yet")
         redactor = Redactor(self._credentials.secrets())
-        return NodeSupport(
-            program_version(),
-            platform.python_version(),
-            f"{platform.system()} {platform.release()} {platform.machine()}",
-            [(one.path, redactor.clean(one.text), one.origin) for one in effective(self._settings)],
-            [redactor.clean(line) for line in self._lines.last()],
-            redactor.clean(self.exposition().decode(errors="replace")),
-        )
+        return await asyncio.to_thread(_part, self._settings, redactor, self._lines.last(), self.exposition())
+
+
+def _part(settings: Settings, redactor: Redactor, lines: list[str], metrics: bytes) -> NodeSupport:
+    """The part without secrets. Metrics have names and numbers: known secrets are all that could be among them."""
+    return NodeSupport(
+        program_version(),
+        platform.python_version(),
+        f"{platform.system()} {platform.release()} {platform.machine()}",
+        [(one.path, redactor.clean(one.text), one.origin) for one in effective(settings)],
+        [redactor.clean(line) for line in lines],
+        redactor.without_known(metrics.decode(errors="replace")),
+    )

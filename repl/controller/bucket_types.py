@@ -19,7 +19,7 @@ import msgspec
 import structlog
 from msgspec import Meta, Struct
 
-from isthmus.config.dynamic_options import MIN_ISR
+from isthmus.config.dynamic_options import BY_FILE, MIN_ISR
 from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings, Setting, read_options
 from isthmus.repl.controller.placement import ReplicaMap, check_nodes, placed
 from isthmus.repl.controller.reassignment_orders import ORDERS_DOCUMENT, ORDERS_PATH, Placement, read_placement
@@ -222,7 +222,7 @@ class CreationOptions(NamedTuple):
         settings = await read_options(metastore)
         if not min_isr or settings.setting(MIN_ISR) is not None:
             return CreationOptions(settings)
-        settings = settings.with_setting(MIN_ISR, None, Setting(min_isr, f"the file of node {node}", wall_ms))
+        settings = settings.with_setting(MIN_ISR, None, Setting(min_isr, f"{BY_FILE}{node}", wall_ms))
         return CreationOptions(settings, (OPTIONS_DOCUMENT.write_on(settings.version, settings),))
 
     def with_min_isr(self, bucket_type: str, setting: Setting) -> CreationOptions:

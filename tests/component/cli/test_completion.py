@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from isthmus.node.cli import completion
 from isthmus.node.cli.contexts import ClusterEntry, ContextEntry, ContextFile, save
 from tests.support.cluster_answers import cluster_answer
 from tests.support.fake_admin_listener import FakeAdminListener
@@ -106,3 +107,21 @@ def test_a_cluster_that_does_not_answer_completes_nothing_and_says_nothing(shell
             silent.accept()
     shell.respond("/admin/queues", b"<html>")
     assert completed("isthmus queue show ") == []
+
+
+def test_nothing_is_left_of_an_answer_that_was_not_stored(
+    shell: FakeAdminListener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that could not be put in place goes at once, and one of a shell that was killed goes at the next TAB."""
+    names = tmp_path / "cache" / "isthmus" / "names"
+    names.mkdir(parents=True)
+    left = names / "killed.new"
+    left.touch()
+    os.utime(left, (1, 1))
+
+    def fail(_from: str, _to: Path) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(completion.os, "replace", fail)
+    completion._remember(names / "one.json", ["n1"])
+    assert list(names.iterdir()) == []

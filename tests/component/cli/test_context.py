@@ -85,8 +85,10 @@ def test_status_shows_all_clusters_of_the_context(
     found = json.loads(capsys.readouterr().out)
     assert [(row["cluster"], row["answers"]) for row in found["clusters"]] == [("e", True), ("w", True), ("n", False)]
     assert [(row["from"], row["to"]) for row in found["links"]] == [("e", "w"), ("w", "e")]
-    assert main(["status", "-o", "json", "--cluster", "w"]) == Exit.OK
-    assert [row["cluster"] for row in json.loads(capsys.readouterr().out)["clusters"]] == ["w"]
+    assert main(["status", "-o", "json", "--cluster", "w"]) == Exit.UNAVAILABLE, "e alone knows how far w is behind"
+    found = json.loads(capsys.readouterr().out)
+    assert [row["cluster"] for row in found["clusters"]] == ["w"]
+    assert [row["state"] for row in found["amiss"]] == ["unknown"]
     assert main(["status", "--context", "prod", "--admin", east.url]) == Exit.USAGE
     assert "--admin names nodes, and --context a context" in capsys.readouterr().err
 

@@ -32,6 +32,7 @@ def test_events_are_a_timeline(listener: FakeAdminListener, capsys: pytest.Captu
         "2023-11-14 22:13:20Z n2 replica isr.shrunk partition 2",
     ]
     assert err == "isthmus: the events of node n3 are unknown: not alive\n"
+    listener.respond("/admin/events?node=n2&limit=100", {"events": [event(2, "n2")], "unknown": {}})
     assert main(["events", "-o", "json", "--node", "n2"]) == Exit.OK
     assert [row["id"] for row in json.loads(capsys.readouterr().out)["events"]] == ["e2"]
 
@@ -50,16 +51,25 @@ def test_since_is_a_time_or_a_while_ago(
     assert "--timeout ends --follow" in capsys.readouterr().err
 
 
+@pytest.fixture
+def polls(listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--follow asks quickly, always for the same span."""
+    monkeypatch.setattr(events, "FOLLOW_S", 0.02)
+    monkeypatch.setattr(events, "BACK_MAX_MS", events.OVERLAP_MS)
+
+
+FURTHER = f"/admin/events?last={events.OVERLAP_MS}&limit=1000"
+
+
+@pytest.mark.usefixtures("polls")
 def test_follow_prints_each_event_once(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It looks back a little each time, since clocks differ; --timeout or Ctrl-C ends it with code 0."""
-    monkeypatch.setattr(events, "FOLLOW_S", 0.02)
+    """It looks back a little each time, by the clock of each node; an event whose time lies before those that were
+    printed is no less new. --timeout or Ctrl-C ends it with code 0."""
     listener.respond("/admin/events?limit=100", {"events": [event(1), event(2)], "at_ms": AT_MS})
-    back = AT_MS + 2 - events.OVERLAP_MS
-    listener.respond(
-        f"/admin/events?since={back}&limit=1000", {"events": [event(2), event(2, "n2"), event(2, id="a1")]}
-    )
+    behind = event(2, "n2", at_ms=AT_MS - 3_600_000)
+    listener.respond(FURTHER, {"events": [behind, event(2), event(2, id="a1")]})
     assert main(["events", "--follow", "--timeout", "150ms", "-o", "json"]) == Exit.OK
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["node"], line["id"]) for line in lines] == [("n1", "e1"), ("n1", "e2"), ("n2", "e2"), ("n1", "a1")]
@@ -70,3 +80,44 @@ def test_follow_prints_each_event_once(
     monkeypatch.setattr(events.time, "sleep", interrupted)
     assert main(["events", "--follow"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[0] == "2023-11-14 22:13:20Z n1 isr.shrunk: partition 1"
+
+
+@pytest.mark.usefixtures("polls")
+def test_follow_goes_on_after_a_failure(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """An answer that fails, and nodes that do not answer any more, are noted once, and when they are back."""
+    listener.respond("/admin/events?limit=100", {"events": [event(1)]})
+    requests = 0
+
+    def count(_headers: Any) -> None:
+        nonlocal requests
+        requests += 1
+        if requests == 2:
+            listener.respond(FURTHER, {"error": "it is stopping", "reason": "not-ready"}, 503)
+        elif requests == 4:
+            listener.respond(FURTHER, {"events": [event(2)], "unknown": {"n3": "not alive"}})
+        elif requests == 6:
+            listener.respond(FURTHER, {"events": [event(2)], "unknown": {}})
+
+    listener.on_headers = count
+    assert main(["events", "--follow", "--timeout", "600ms"]) == Exit.OK
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    notes = err.splitlines()
+    assert "it is stopping" in notes[0]
+    assert notes[0].endswith("--follow goes on")
+    assert notes[1:] == [
+        "isthmus: the cluster answers again",
+        "isthmus: the events of node n3 are unknown: not alive",
+        "isthmus: the events of node n3 are known again",
+    ]
+
+
+@pytest.mark.usefixtures("polls")
+def test_follow_says_where_events_are_left_out(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """A full answer whose oldest event was not printed before may lack some."""
+    listener.respond("/admin/events?limit=100", {"events": [event(1)]})
+    listener.respond(FURTHER, {"events": [event(number) for number in range(2, 1_002)]})
+    assert main(["events", "--follow", "--timeout", "150ms"]) == Exit.OK
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1_001
+    assert err == "isthmus: more than 1,000 events at once: older ones of the last 10 s are left out\n"

@@ -10,6 +10,7 @@ import pytest
 from isthmus.node.cli import admin_client
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.http.answer_limits import RETRY_TIMEOUT_MS, RETRY_WAIT_S
 from tests.component.cli.test_admin_client import SINK
 from tests.support.fake_admin_listener import FakeAdminListener
 
@@ -90,6 +91,24 @@ def test_limits_are_asked_for_as_they_are_meant(
     for wrong in (["set-workers"], ["set-workers", "3", "--default"], ["throttle"], ["throttle", "--off", "--default"],
                   ["throttle", "--bytes", "fast"], ["set-workers", "0"]):  # fmt: skip
         assert cli.main(["sink", *wrong]) == Exit.USAGE, wrong
+
+
+def test_a_retry_is_waited_for_longer_than_a_node_may_take(
+    listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer says which letters were taken: the command line must not give up before."""
+    waits: list[float] = []
+    with_timeout = admin_client.AdminClient.with_timeout
+
+    def record(client: admin_client.AdminClient, timeout_s: float) -> admin_client.AdminClient:
+        waits.append(timeout_s)
+        return with_timeout(client, timeout_s)
+
+    monkeypatch.setattr(admin_client.AdminClient, "with_timeout", record)
+    listener.respond("/admin/sink/dead-letters/retry", {"retried": [{"id": 4, "outcome": "applied"}]})
+    assert cli.main(["sink", "dead-letters", "retry", "4"]) == Exit.OK
+    assert waits == [RETRY_WAIT_S]
+    assert 1_000 * RETRY_WAIT_S > RETRY_TIMEOUT_MS
 
 
 def test_dead_letters_are_listed_retried_and_dropped(

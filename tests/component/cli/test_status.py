@@ -12,6 +12,7 @@ import pytest
 
 from isthmus.node.cli import status
 from isthmus.node.cli.main import main
+from isthmus.node.http.answer_texts import silent_sentence
 from tests.support import cluster_answers
 from tests.support.cluster_answers import NOW_MS, cluster_answer, lag_answer, respond_as, sinks_answer
 from tests.support.fake_admin_listener import FakeAdminListener
@@ -141,7 +142,7 @@ def test_a_cluster_that_does_not_answer_is_named_and_unknown(
     assert re.search(r"\? +http://127\.0\.0\.1:\d+ +no answer", out)
     assert re.search(r"does not answer: connection\s+refused", out)
     assert "\u2713  east" in out
-    assert "? 1 unknown" in out
+    assert "? 2 unknown" in out, "the cluster, and what it alone knows of its link"
     clusters["west"] = FakeAdminListener()
 
 
@@ -151,9 +152,12 @@ def test_a_silent_node_is_named_and_a_known_fault_outweighs_it(
     """A node that does not answer alone gives code 3, together with one that is gone code 1."""
     answer = cluster_answer("east")
     answer["silent"] = ["east-2"]
+    answer["warnings"] = [silent_sentence("east-2")]
     clusters["east"].respond("/admin/cluster", answer)
     assert shown(clusters) == 3
-    assert "? east: node east-2 lives and did not answer" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "? east: node east-2 lives and did not answer" in out
+    assert "by its session" not in out
     answer["nodes"][2]["state"] = "gone"
     answer["under_replicated"] = [1, 2]
     assert shown(clusters) == 3
@@ -200,9 +204,12 @@ def test_gaps_dead_letters_full_disks_and_certificates_are_amiss(
 def test_a_link_from_a_cluster_that_is_not_asked_is_shown_as_unknown(
     clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One cluster alone shows what it receives, without a lag, and that is no fault."""
-    assert main(["status", "--admin", clusters["west"].url, "-o", "json"]) == 0
-    links = json.loads(capsys.readouterr().out)["links"]
+    """One cluster alone shows what it receives, without a lag: that is not known, and named so."""
+    assert main(["status", "--admin", clusters["west"].url, "-o", "json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    links = found["links"]
+    sentence = "queue to-west: east is not asked here: it alone knows how far west is behind"
+    assert found["amiss"] == [{"cluster": "west", "state": "unknown", "sentence": sentence}]
     assert [(row["from"], row["to"], row["seconds"]) for row in links] == [
         ("west", "east", 0.0),
         ("east", "west", None),

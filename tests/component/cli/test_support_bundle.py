@@ -17,13 +17,23 @@ from tests.support.cluster_answers import respond_as
 from tests.support.fake_admin_listener import FakeAdminListener
 
 OWN_TOKEN: Final = "own-token-of-the-command-0123"
-PLANTED: Final = ("planted-bearer-0123456789", "planted-password", "planted-named-token", "PLANTEDKEY", OWN_TOKEN)
+PLANTED: Final = (
+    "planted-bearer-0123456789", "planted-password", "planted-named-token", "PLANTEDKEY", OWN_TOKEN, "planted-digest",
+    "planted-escaped", "planted-listed", "planted-cookie", "planted-option", "/planted/slash",
+)  # fmt: skip
 
 LOG: Final = [
     f'{{"event": "x", "authorization": "Bearer {PLANTED[0]}"}}',
     f"sink: https://ann:{PLANTED[1]}@east-1:8098 token={PLANTED[2]}",
     f"-----BEGIN PRIVATE KEY-----\n{PLANTED[3]}\n-----END PRIVATE KEY-----",
     f"somebody typed {OWN_TOKEN} here",
+    f'Authorization: Digest username="ann", response="{PLANTED[5]}"',
+    json.dumps({"event": "x", "body": json.dumps({"token": PLANTED[6]})}),
+    'cut {"body": "' + json.dumps({"token": PLANTED[6]}).replace('"', '\\"'),
+    json.dumps({"event": "x", "tokens": [PLANTED[7]]}),
+    f"Cookie: isthmus={PLANTED[8]}; other={PLANTED[8]}",
+    f"isthmus status --token {PLANTED[9]}",
+    f"password={PLANTED[10]}",
     "isr.shrunk partition=3",
 ]
 
@@ -36,7 +46,8 @@ def east(listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch) -> FakeAd
     one = {"version": "0.1.0", "python": "3.11", "system": "Linux", "config": [["node.name", '"east-1"', "f:1"]],
            "log": LOG, "metrics": "isthmus_up 1\n"}  # fmt: skip
     listener.respond("/admin/support", {"nodes": {"east-1": one, "east/../2": one}, "unknown": {}})
-    events = {"events": [{"id": "e1", "text": f"password={PLANTED[1]}"}], "unknown": {}}
+    texts = [f"password={PLANTED[1]}", *LOG]
+    events = {"events": [{"id": f"e{number}", "text": text} for number, text in enumerate(texts)], "unknown": {}}
     listener.respond("/admin/events?limit=1000", events)
     listener.respond("/admin/ledger", {"ledger": []})
     listener.respond("/admin/partitions", {"partitions": []})
@@ -69,6 +80,7 @@ def test_a_bundle_has_everything_and_no_secret(
     everything = b"".join(found.values()).decode()
     assert [secret for secret in PLANTED if secret in everything] == []
     assert "isr.shrunk partition=3" in found["nodes/east-1/node.log"].decode()
+    assert len(json.loads(found["events.json"])["events"]) == len(LOG) + 1
     assert json.loads(found["status.json"])["clusters"][0]["cluster"] == "east"
     assert "files," in capsys.readouterr().out
 

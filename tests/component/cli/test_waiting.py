@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from isthmus.node.cli import waiting
+from isthmus.node.cli import rolling_restart, waiting
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
+from isthmus.node.cli.output import moment
 from isthmus.node.cli.waiting import Goal, lacking
 from tests.component.cli.test_reassignment import ENDED, ORDER, ORDERED
 from tests.support.cluster_answers import NOW_MS, cluster_answer, health_answer, respond_as
@@ -181,9 +182,98 @@ def test_a_node_that_has_not_restarted_is_a_failure(
     """A command that ends with 0 and restarts nothing is noticed: the node reports the same start as before."""
     words = ["cluster", "rolling-restart", "--yes", "--timeout", "300ms", "--command", "true {node}"]
     assert main(words) == Exit.DIFFERS
-    assert "isthmus: east-1: not within 300ms: it has not restarted: it runs since" in capsys.readouterr().err
-    assert main([*words[:-1], "sleep 5 # {node}"]) == Exit.DIFFERS
-    assert "the command did not end within 300ms" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "isthmus: east-1: not within 300ms: it has not restarted: it runs since" in err
+    assert f"--since '{moment(NOW_MS)}' goes on with the others and this one" in err
+
+
+def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
+    east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A child of the shell does not go on restarting a node after the command line has given up."""
+    pid = tmp_path / "pid"
+    command = f"(sleep 30 & echo $! > {pid}; wait); true {{node}}"
+    assert main(["cluster", "rolling-restart", "--yes", "--timeout", "400ms", "--command", command]) == Exit.DIFFERS
+    assert "the command did not end within 400ms" in capsys.readouterr().err
+    process = Path(f"/proc/{pid.read_text().strip()}/stat")
+    assert not process.exists() or process.read_text().split()[2] == "Z"
+
+
+def test_the_output_of_a_command_stays_out_of_the_document(
+    east: FakeAdminListener, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With -o json what the command prints goes to standard error."""
+    log = restarts(east, tmp_path)
+    command = f"echo {{node}} >> {log}; echo printed by the command"
+    words = ["cluster", "rolling-restart", "--yes", "--timeout", "20s", "-o", "json", "--command", command]
+    assert main([*words, "--node", "east-1"]) == Exit.OK
+    out, err = capfd.readouterr()
+    assert json.loads(out)["failed"] is None
+    assert "printed by the command" in err
+
+
+def test_a_live_node_that_does_not_report_its_start_is_not_restarted(
+    east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A missed answer does not make a node a down one: it is asked again, and refused where it stays silent."""
+    monkeypatch.setattr(rolling_restart, "STARTS_MS", 300)
+    log = tmp_path / "restarted"
+    log.touch()
+    silent = {**health_answer("east"), "unknown": {"east-1": "not-ready: no answer within 2000 ms"}}
+    silent["nodes"] = {**silent["nodes"], "east-1": None}
+    east.respond("/admin/nodes/health", silent)
+    words = ["cluster", "rolling-restart", "--yes", "--timeout", "20s", "--command", f"echo {{node}} >> {log}"]
+    assert main(words) == Exit.DIFFERS
+    assert "node east-1 is live, and does not report when it started: not-ready" in capsys.readouterr().err
+    assert log.read_text() == ""
+    after(east, "/admin/nodes/health", 3, health_answer("east"))
+    assert main([*words, "--dry-run"]) == Exit.OK
+
+
+def test_nodes_that_are_down_are_restarted_first(
+    east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a wait for a cluster that cannot be in sync before; the live ones follow once it is."""
+    log = tmp_path / "restarted"
+    log.touch()
+    down = {"east-2", "east-3"}
+
+    def answer(_headers: Any) -> None:
+        started = log.read_text().split()
+        cluster, health = cluster_answer("east"), health_answer("east")
+        gone = down - set(started)
+        cluster["nodes"] = [{**row, "state": "gone" if row["name"] in gone else "live"} for row in cluster["nodes"]]
+        cluster["under_replicated"] = [1] if gone else []
+        for node in gone:
+            health["nodes"][node] = None
+        for number, node in enumerate(started):
+            health["nodes"][node] = {**health["nodes"][node], "started_ms": NOW_MS + 1_000 + number}
+        east.respond("/admin/nodes/health", health)
+        east.respond("/admin/cluster", cluster)
+
+    east.on_headers = answer
+    words = ["cluster", "rolling-restart", "--yes", "--timeout", "5s", "--command", f"echo {{node}} >> {log}"]
+    assert main(words) == Exit.OK
+    assert log.read_text().split() == ["east-3", "east-2", "east-1"]
+
+
+def test_a_node_that_has_restarted_is_not_called_one_to_restart(
+    east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the cluster is not in sync after it, the error does not promise to restart the node again."""
+    log = restarts(east, tmp_path)
+    answer = east.on_headers
+
+    def out_of_sync(headers: Any) -> None:
+        answer(headers)
+        if log.read_text():
+            east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
+
+    east.on_headers = out_of_sync
+    words = ["cluster", "rolling-restart", "--yes", "--timeout", "500ms", "--command", f"echo {{node}} >> {log}"]
+    assert main(words) == Exit.DIFFERS
+    err = capsys.readouterr().err
+    assert "goes on with the others, and with this one unless it is live then" in err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,12 @@ async def test_any_node_has_the_events_of_all(tmp_path: Path, monkeypatch: pytes
         assert [each["at_ms"] for each in answer["events"]] == sorted(each["at_ms"] for each in answer["events"])
         status, answer = await get(n1, "/admin/events?kind=gossip")
         assert (status, answer["reason"]) == (400, "bad-query")
+        status, answer = await get(n1, "/admin/events?node=n2&kind=act")
+        assert (status, {each["node"] for each in answer["events"]}) == (200, {"n2"})
+        assert (await get(n1, "/admin/events?node=n3&kind=act"))[1]["events"] == []
+        assert (await get(n1, "/admin/events?kind=act&last=60000"))[1]["events"] == [], "older, by the node's clock"
+        status, answer = await get(n1, "/admin/events?node=n9")
+        assert (status, answer["reason"]) == (404, "unknown-node")
         cut_off(n1, "n3", monkeypatch)
         answer = (await get(n1, "/admin/events"))[1]
         assert answer["unknown"] == {"n3": "not-ready: no connection to n3"}
@@ -49,13 +56,19 @@ class Checks:
 async def test_results_of_checks_are_events_at_their_end() -> None:
     """With the verdict; what differs is a warning."""
     log = RecentEvents()
-    log.keep(None, "info", {"event": "node.up"})
-    found = await EventResponder("n1", log, Checks()).respond(ReadEvents(3_000, 10))  # type: ignore[arg-type]
+    log.keep(None, "info", {"event": "node.up", "why": "known-secret-1", "token": "abc"})
+    clock = SimpleNamespace(wall_ms=lambda: 12_000)
+    responder = EventResponder("n1", log, Checks(), clock, lambda: ["known-secret-1"])  # type: ignore[arg-type]
+    found = await responder.respond(ReadEvents(3_000, 10))
     assert [(each.at_ms, each.event, each.level) for each in found[:2]] == [
         (3_000, "check.in-sync", "info"), (10_000, "check.differing", "warning"),
     ]  # fmt: skip
     assert found[0].text == "west, bucket type default, all: in-sync"
     assert (found[2].event, found[2].kind) == ("node.up", "node")
+    assert [each.event for each in await responder.respond(ReadEvents(0, 10, "check", 3_000))] == ["check.differing"]
+    assert [each.event for each in await responder.respond(ReadEvents(0, 1, "node"))] == ["node.up"]
+    assert found[2].text == "why ***, token ***"
+    assert found[2].id == f"e{log.began_ms}-1", "unique over restarts"
 
 
 def test_acts_and_events_are_one_order() -> None:

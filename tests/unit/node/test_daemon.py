@@ -1,12 +1,17 @@
-"""How a node's process is tuned."""
+"""How a node's process is tuned, and what it reports to the service manager."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from isthmus.node.daemon import Node
 
 PRINT_POLICY = """
 import os
@@ -30,3 +35,34 @@ def test_a_node_is_scheduled_in_batches_unless_somebody_chose_a_policy(started_u
         timeout=60,
     )
     assert int(answer.stdout) == (os.SCHED_BATCH if policy == os.SCHED_OTHER else policy)
+
+
+async def test_a_state_that_cannot_be_described_does_not_end_the_watchdog() -> None:
+    """The event loop turns, which is what the service manager asks for."""
+    alive: list[int] = []
+
+    def fail() -> str:
+        raise KeyError("a replica that was removed meanwhile")
+
+    manager = SimpleNamespace(alive=lambda: alive.append(1), status=lambda _: None, watchdog_interval_s=0.001)
+    node: Any = SimpleNamespace(_manager=manager, _sentence=fail)
+    task = asyncio.create_task(Node._watchdog(node))
+    while len(alive) < 3:
+        await asyncio.sleep(0.001)
+        assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_reload_that_fails_ends_as_ready() -> None:
+    """Otherwise the service manager would wait for the end of the reload, and end the node."""
+    sent: list[str] = []
+    manager = SimpleNamespace(reloading=lambda: sent.append("reloading"), ready=sent.append)
+
+    async def fail(_loop: object) -> list[str]:
+        raise RuntimeError("a fault that nobody foresaw")
+
+    node: Any = SimpleNamespace(_manager=manager, _sentence=lambda: "ready", _reload_files=fail)
+    with pytest.raises(RuntimeError):
+        await Node._reload(node)
+    assert sent == ["reloading", "ready"]

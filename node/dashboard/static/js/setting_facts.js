@@ -1,4 +1,4 @@
-/** What options and properties have in common: who set a value, and which nodes go by another one. */
+/** Facts about options and properties: who set a value, which nodes differ. */
 
 import { h } from "./dom.js";
 import { live } from "./live.js";

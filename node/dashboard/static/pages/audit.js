@@ -1,4 +1,4 @@
-/** Audit: who did what, when and why, with what was before and after; of all nodes, the newest first. */
+/** Audit: who did what, when and why, on all nodes, the newest first. */
 
 import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";

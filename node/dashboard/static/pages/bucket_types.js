@@ -1,4 +1,4 @@
-/** Bucket types: made and changed; and the properties of each, and of single buckets, with where they come from. */
+/** Bucket types, made and changed, and the properties of types and buckets. */
 
 import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";

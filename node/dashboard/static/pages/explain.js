@@ -1,4 +1,4 @@
-/** Explain a key: where it was accepted, what each queue does with it, what both sides have, and what happens next. */
+/** Explain a key: where it was accepted, what queues and both sides have of it. */
 
 import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";

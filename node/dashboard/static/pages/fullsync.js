@@ -1,4 +1,4 @@
-/** Full-sync: exchanges that run, every compared cluster with its schedule and proofs, suspensions, results. */
+/** Full-sync: exchanges, schedules and proofs, suspensions, results. */
 
 import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";

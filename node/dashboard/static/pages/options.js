@@ -1,4 +1,4 @@
-/** Options: what may be changed while the cluster runs; what is in force, where it comes from, who set it and why. */
+/** Options that may change while the cluster runs: value, origin, author. */
 
 import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";

@@ -1,4 +1,4 @@
-/** Queues: what waits for other clusters and who fetches it, of all nodes; and what operators do about queues. */
+/** Queues: what waits for other clusters, who fetches it, and acts on them. */
 
 import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";

@@ -1,4 +1,4 @@
-/** Spark runs: comparisons, seeds and imports in the directories that nodes read, and one of them in detail. */
+/** Spark runs: comparisons, seeds and imports, and one of them in detail. */
 
 import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";

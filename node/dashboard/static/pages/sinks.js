@@ -1,4 +1,4 @@
-/** Sinks: what this cluster fetches from others, by link and node, its limits, and the changes that it refused for good. */
+/** Sinks: fetches from other clusters, limits, and changes that were refused. */
 
 import { get, post } from "../js/api.js";
 import { badge } from "../js/badge.js";

@@ -27,14 +27,15 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.links = QueryLinks()
         self.logs: dict[str, AuditLog] = {}
+        self.time: Any = SimpleNamespace(wall_ms=lambda: 5_000)
         for name in ("n1", "n2", "n3"):
             (directory / name).mkdir()
             self.logs[name] = AuditLog(directory / name, 1_000_000, 4)
-            self.links.add(name).serve(AUDIT, AuditResponder(name, self.logs[name]))
+            self.links.add(name).serve(AUDIT, AuditResponder(name, self.logs[name], self.time))
         services = SimpleNamespace(
             query=self.links.nodes["n1"],
             membership=SimpleNamespace(live_nodes=lambda: {*self.logs}, known_nodes=lambda: {*self.logs, "n4"}),
-            time=SimpleNamespace(wall_ms=lambda: 5_000),
+            time=self.time,
         )
         self.api = AdminApi(services, FakeNodeStatus())  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.node.backup import create as creating
-from isthmus.node.backup.create import create
+from isthmus.node.backup.create import copy_database, create, size_of
 from isthmus.node.backup.manifest import NAME
 from isthmus.node.backup.restore import restore, verify
 from isthmus.repl.model.errors import BadInput, LocalFault
@@ -132,6 +133,40 @@ def test_places_that_cannot_take_a_backup_are_refused(data: Path, tmp_path: Path
     (full / "a").unlink()
     create(data, full, node=None, cluster=None, progress=quiet)
     assert (full / NAME).exists()
+
+
+def test_the_current_directory_and_mount_points_are_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished backup takes the place of its directory, which neither of these allows."""
+    here = tmp_path / "here" / "below"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    for place, sentence in ((".", "is the current directory"), ("..", "is not an empty directory")):
+        with pytest.raises(BadInput, match=sentence):
+            create(data, Path(place), node=None, cluster=None, progress=quiet)
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == tmp_path / "disk")
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(BadInput, match="is a mount point"):
+        create(data, tmp_path / "disk", node=None, cluster=None, progress=quiet)
+    create(data, Path("../one"), node=None, cluster=None, progress=quiet)
+    assert (here.parent / "one").is_dir()
+
+
+def test_a_database_that_stays_locked_ends_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a time that is known; the size of a data directory counts databases, too."""
+    monkeypatch.setattr(creating, "DATABASE_S", 0.3)
+    monkeypatch.setattr(creating, "DATABASE_POLL_S", 0.05)
+    source = tmp_path / "letters.sqlite"
+    with closing(sqlite3.connect(source, isolation_level=None)) as writer:
+        writer.execute("CREATE TABLE letters (number)")
+        assert size_of(tmp_path) == source.stat().st_size > 0
+        writer.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(LocalFault, match=r"locked for 0\.3 s"):
+            copy_database(source, tmp_path / "first")
+        writer.execute("ROLLBACK")
+    copy_database(source, tmp_path / "second")
+    assert (tmp_path / "second").stat().st_size == source.stat().st_size
 
 
 def test_a_backup_that_fails_leaves_nothing_and_one_that_was_killed_is_named(

@@ -34,6 +34,12 @@ def test_acts_noise_and_requests_are_left_out() -> None:
     assert events.since(0, 10) == []
 
 
+def test_events_of_a_kind_are_chosen_before_the_limit() -> None:
+    """However many others are newer."""
+    events = kept(("storage.full", {}), *((f"node.event_{number}", {}) for number in range(9)))
+    assert [each.event for each in events.since(0, 2, "disk")] == ["storage.full"]
+
+
 def test_the_newest_are_kept_in_their_order() -> None:
     """No more than the limit, whatever happens; the oldest go first."""
     events = kept(*((f"node.event_{number}", {}) for number in range(9)), limit=4)

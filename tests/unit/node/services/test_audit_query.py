@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ async def test_a_log_that_cannot_be_read_is_a_fault(tmp_path: Path, monkeypatch:
     """A directory that is none, and a disk that hangs."""
     (tmp_path / "audit").write_text("no directory")
     log = AuditLog(tmp_path, 100_000, 8)
-    responder = AuditResponder("n1", log)
+    responder = AuditResponder("n1", log, SimpleNamespace(wall_ms=lambda: 5_000))
     with pytest.raises(IsthmusError, match="cannot be read"):
         await responder.respond(ReadAudit(0, 10))
     monkeypatch.setattr(audit_query, "READ_S", 0)

@@ -54,6 +54,21 @@ async def test_a_listing_answers_for_a_while(tmp_path: Path) -> None:
     assert (shown is not None, await reader.run(RunKind.SEED, "one")) == (True, None)
 
 
+async def test_viewers_that_wait_for_one_reading_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that waited looks at what was read meanwhile before it begins another reading."""
+    reader, _ = reader_of(tmp_path)
+    begun = []
+
+    def read(directory: Path, _now_ms: int) -> Listing:
+        begun.append(directory)
+        threading.Event().wait(0.05)
+        return Listing([], 0, False)
+
+    monkeypatch.setattr(run_query, "list_runs", read)
+    await asyncio.gather(*(reader.runs() for _ in range(4)))
+    assert len(begun) == 1
+
+
 async def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """The error of the thread is raised where it is awaited, and the next request reads again."""
     reader, _ = reader_of(tmp_path / "later")

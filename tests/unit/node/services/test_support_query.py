@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 from isthmus.config.loader import load_file
 from isthmus.node.observability.logs import LAST_BYTES_MAX, LINE_KEPT_MAX, LineSink
 from isthmus.node.services.support_query import SUPPORT, SupportResponder
+from isthmus.repl.model.errors import NotReady
 
 SAMPLE = Path(__file__).parents[4] / "config" / "samples" / "node.toml"
 PLANTED = "planted-token-0123456789"
@@ -20,12 +24,31 @@ async def test_a_nodes_part_has_config_log_and_metrics_without_secrets() -> None
     lines.msg('{"event": "isr.ready"}')
     credentials = SimpleNamespace(secrets=lambda: [PLANTED])
     responder = SupportResponder(load_file(SAMPLE), credentials, lines)  # type: ignore[arg-type]
+    with pytest.raises(NotReady, match="starting"):
+        await responder.respond(None)
     responder.exposition = lambda: f'isthmus_x{{of="{PLANTED}"}} 1\n'.encode()
     part = await responder.respond(None)
     assert part.log == ["asked with ***", '{"event": "isr.ready"}']
     assert part.metrics == 'isthmus_x{of="***"} 1\n'
     assert "node.name" in {path for path, _, _ in part.config}
     assert SUPPORT.answers.decode(SUPPORT.encode_answer(None, part)) == part
+
+
+async def test_the_event_loop_runs_meanwhile() -> None:
+    """A thread removes the secrets: no request waits for it."""
+    lines = LineSink()
+    for number in range(200):
+        lines.msg(f"{number}" + "some words of a log line, token=abcdef " * 30)
+    credentials = SimpleNamespace(secrets=lambda: [PLANTED])
+    responder = SupportResponder(load_file(SAMPLE), credentials, lines)  # type: ignore[arg-type]
+    responder.exposition = bytes
+    asked = asyncio.create_task(responder.respond(None))
+    turns = 0
+    while not asked.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 5
+    assert "abcdef" not in "".join((await asked).log)
 
 
 def test_the_last_lines_are_bounded() -> None:

@@ -1,0 +1,22 @@
+"""Sentences of admin answers that readers recognise.
+
+Imports nothing but the standard library: a command starts without the server's modules.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_AGE: Final = re.compile(r", as it answered \d+ s ago\Z")
+
+
+def silent_sentence(node: str) -> str:
+    """The warning about a node whose session is alive and that did not answer."""
+    return f"node {node} lives by its session and did not answer this node: it may be frozen, overloaded or cut off"
+
+
+def without_age(reason: str) -> str:
+    """The reason of a link without the age of its last answer (`sink.status`), which differs between links of one
+    cause."""
+    return _AGE.sub("", reason)
