@@ -90,6 +90,7 @@ def test_a_killed_node_is_seen_at_a_glance(pair: Clusters, open_page: OpenPage) 
         for each in pair.admin("east-1", "/admin/partitions")["partitions"]
         if "east-3" in each["replicas"]
     ]
+    assert held, "east-3 has no replica whose loss could be shown"
     with killed(pair, "east-3"):
         row = cluster.region("Nodes of this cluster").get_by_role("row").filter(has_text="east-3")
         expect(row).to_contain_text("gone")

@@ -136,6 +136,15 @@ def test_a_range_is_set_and_cleared(pair: Clusters, tab: BrowserPage) -> None:
     tab.confirm("Clear the range")
     tab.close_dialog()
     expect(row).to_contain_text("none")
+    for typed, form, shown in ((" a", "text", ", bucket  a"), ("%FF", "percent", ", bucket %FF (percent-encoded)")):
+        names = {"Only this bucket": typed, "Names are typed as": form}
+        text = tab.fill_in(button(tab, "Set range"), {**when, **names})
+        assert shown in text
+        tab.confirm("Set the range")
+        tab.close_dialog()
+        assert peer_of(pair, "east-2")["range"]["bucket_encoded"] == typed.replace(" ", "%20")
+    tab.act(row.get_by_role("button", name="Clear range"), "Clear the range")
+    expect(row).to_contain_text("none")
     assert peer_of(pair, "east-2")["range"] is None
 
 
