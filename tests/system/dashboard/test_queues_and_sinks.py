@@ -28,6 +28,9 @@ OpenPage = Callable[..., BrowserPage]
 HTML = "<img src=x onerror=alert(1)>&amp;"
 """A name that must never become HTML."""
 
+SLOW = re.compile(r"/filter\?type=slow&")
+"""Questions about a bucket type of this name."""
+
 BYTES = "%FE%80"
 """A name, percent-encoded, that is no text."""
 
@@ -285,14 +288,18 @@ def test_names_that_look_alike_are_told_apart(pair: Clusters, queues: BrowserPag
 def test_an_answer_to_an_older_question_is_not_shown(queues: BrowserPage) -> None:
     """What is asked last is answered, though the answer to what was asked before comes later."""
     held: list[Route] = []
-    queues.page.route("**/filter?type=slow&**", held.append)
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    queues.page.route(SLOW, hold)
     button(queues, "Test the filter …").click()
     queues.dialog.get_by_label("Name of the bucket").fill("b")
     for bucket_type in ("slow", "default"):
         queues.dialog.get_by_label("Bucket type").fill(bucket_type)
         queues.dialog.get_by_role("button", name="Ask").click()
     expect(queues.dialog.get_by_role("status")).to_contain_text("offered")
-    with queues.page.expect_response("**/filter?type=slow&**"):
+    with queues.page.expect_response(SLOW):
         held[0].continue_()
     queues.page.evaluate("new Promise((done) => setTimeout(done))")
     expect(queues.dialog).not_to_contain_text("no such bucket type")
@@ -608,7 +615,8 @@ def test_a_viewer_sees_and_an_operator_acts(
     tab.page.goto(secure.admin)
     tab.page.get_by_label("Token").fill(secure.token(role))
     tab.page.get_by_role("button", name="Log in").click()
-    tab.page.get_by_role("link", name="Queues").click()
+    pages = tab.page.get_by_role("navigation", name="Pages")  # alarms have links to pages, too
+    pages.get_by_role("link", name="Queues").click()
     tab.rendered()
     for name in enabled:
         expect(button(tab, name)).to_be_enabled()
@@ -619,7 +627,7 @@ def test_a_viewer_sees_and_an_operator_acts(
     for words in ("none yet", "never", "nothing sent"):
         expect(row).to_contain_text(words)
     expect(tab.region("Queue to-west")).to_contain_text("No cluster has fetched yet: what is offered waits.")
-    tab.page.get_by_role("link", name="Sinks").click()
+    pages.get_by_role("link", name="Sinks").click()
     tab.rendered()
     expect(tab.region("What is fetched")).to_contain_text("This cluster fetches from no other cluster.")
     expect(tab.region("Dead letters")).to_contain_text("There are none.")
