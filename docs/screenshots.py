@@ -80,7 +80,7 @@ class Picture(NamedTuple):
 
 PICTURES: Final = (
     Picture("overview", "overview", 620),
-    Picture("cluster", "cluster", 800),
+    Picture("cluster", "cluster", 1_000),
     Picture("telemetry", "telemetry?range=minutes", 860),
 )
 
