@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from itertools import islice
 from typing import Any, Final, NamedTuple
+from urllib.parse import quote
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.folds.fold_rpc import text_of
@@ -262,8 +263,15 @@ def _slots_a_day(peer: PeerState) -> int:
 
 
 def _ranged(times: TimeRange) -> dict[str, Any]:
-    bucket = None if times.bucket is None else times.bucket.decode(errors="replace")
-    return {"since_ms": times.since_ms, "before_ms": times.before_ms, "bucket": bucket}
+    bucket, encoded = None, None
+    if times.bucket is not None:
+        bucket, encoded = times.bucket.decode(errors="replace"), quote(times.bucket, safe="")
+    return {
+        "since_ms": times.since_ms,
+        "before_ms": times.before_ms,
+        "bucket": bucket,
+        "bucket_encoded": encoded,
+    }
 
 
 def _estimate_s(began_ms: int, findings: Findings, wall_ms: int) -> float | None:

@@ -1,4 +1,4 @@
-"""What viewers of the dashboard cost the nodes, and single PUTs beside them.
+"""The cost of viewers of the dashboard to the nodes, and to single PUTs beside them.
 
     python -m bench.viewers [--json] [--viewers 20] [--rounds 5] [--rate 300]
 
@@ -134,9 +134,10 @@ class _Measurement:
         failed = [viewer.failure for viewer in opened if viewer.failure]
         if failed:
             raise BenchFailed(f"{len(failed)} of {viewers} viewers failed: {failed[0]}")
+        for number, viewer in enumerate(opened):
+            if viewer.events < ROUND_S / 4 or (viewer.first_s < ROUND_S and not viewer.answers):
+                raise BenchFailed(f"viewer {number} got {viewer.events} events and {viewer.answers} answers")
         events, answers = sum(each.events for each in opened), sum(each.answers for each in opened)
-        if events < viewers * ROUND_S / 4 or answers < viewers:
-            raise BenchFailed(f"{viewers} viewers got {events} events and {answers} answers")
         return _Round(puts, node_s, lasted_s, events, answers)
 
 
@@ -149,7 +150,7 @@ class _Viewer:
         assert address.hostname is not None
         self._host, self._port = address.hostname, address.port
         self._page = page
-        self._first_s = place_in_turn * page.every_s
+        self.first_s = place_in_turn * page.every_s
         self._stopping = threading.Event()
         self._stream = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
         self._threads = [threading.Thread(target=self._read), threading.Thread(target=self._load)]
@@ -175,16 +176,23 @@ class _Viewer:
             if answer.status != http.client.OK:
                 self.failure = f"/admin/live: {answer.status}"
                 return
+            rest = b""
             while not self._stopping.is_set():  # a sample comes each 2 s
-                self.events += answer.read1(READ_BYTES).count(b"event: ")
-        except OSError as error:
-            self.failure = str(error)
+                read = answer.read1(READ_BYTES)
+                if not read:
+                    self.failure = "/admin/live: the stream ended"
+                    return
+                *lines, rest = (rest + read).split(b"\n")
+                self.events += sum(line.startswith(b"event: ") for line in lines)
+        except (OSError, http.client.HTTPException) as error:
+            self.failure = f"/admin/live: {error or type(error).__name__}"
         finally:
             self._stream.close()
 
     def _load(self) -> None:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-        wait_s = self._first_s
+        wait_s = self.first_s
+        path = ""
         try:
             while not self._stopping.wait(wait_s):
                 for path in self._page.paths:
@@ -196,8 +204,8 @@ class _Viewer:
                         return
                     self.answers += 1
                 wait_s = self._page.every_s
-        except OSError as error:
-            self.failure = str(error)
+        except (OSError, http.client.HTTPException) as error:
+            self.failure = f"{path[:60]}: {error or type(error).__name__}"
         finally:
             connection.close()
 

@@ -80,7 +80,7 @@ class Picture(NamedTuple):
 
 PICTURES: Final = (
     Picture("overview", "overview", 620),
-    Picture("cluster", "cluster", 800),
+    Picture("cluster", "cluster", 1_000),
     Picture("telemetry", "telemetry?range=minutes", 860),
 )
 
@@ -135,11 +135,20 @@ def _compare(admin: str) -> None:
 
 @contextmanager
 def _writes(url: str, rate: float) -> Iterator[None]:
-    """Objects of all sizes at about this rate a second, while the context is open."""
+    """Objects of all sizes at about this rate a second, while the context is open. Exits the program at its end when a
+    write failed: the pictures would show a cluster without load."""
     stopping = threading.Event()
     chance = random.Random(rate)  # noqa: S311 - load, no secrets
 
+    failures: list[requests.RequestException] = []
+
     def run() -> None:
+        try:
+            write()
+        except requests.RequestException as error:
+            failures.append(error)
+
+    def write() -> None:
         with requests.Session() as session:
             number = 0
             while not stopping.wait(chance.expovariate(rate * (0.6 + 0.4 * (time.time() % 60 > 30)))):
@@ -147,7 +156,7 @@ def _writes(url: str, rate: float) -> Iterator[None]:
                 body = chance.randbytes(chance.choice((200, 1_000, 4_000)))
                 path = f"/buckets/towns/keys/{number}"
                 headers = {"Content-Type": "application/octet-stream"}
-                session.put(url + path, data=body, headers=headers, timeout=30)
+                session.put(url + path, data=body, headers=headers, timeout=30).raise_for_status()
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -156,6 +165,8 @@ def _writes(url: str, rate: float) -> Iterator[None]:
     finally:
         stopping.set()
         thread.join()
+    if failures:
+        sys.exit(f"writes to {url} ended: {failures[0]}")
 
 
 if __name__ == "__main__":

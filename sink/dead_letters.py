@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import structlog
 
@@ -78,7 +79,8 @@ class DeadLetter:
     id: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For listings; bytes that are no text are escaped."""
+        """For listings. In `key` bytes that are no text are escaped, so that different names may look alike; in
+        `key_encoded` names are percent-encoded."""
         return {
             "id": self.id,
             "at_ms": self.at_ms,
@@ -86,6 +88,7 @@ class DeadLetter:
             "peer": self.peer,
             "source_cluster": self.source_name,
             "key": [part.decode("utf-8", "backslashreplace") for part in self.key],
+            "key_encoded": [quote(part, safe="") for part in self.key],
             "reason": self.reason,
             "error": self.error,
             "size_bytes": self.size,

@@ -23,6 +23,7 @@ from isthmus.config.settings import FullSyncSettings
 from isthmus.config.text import no_such
 from isthmus.config.validation import check_name
 from isthmus.node.admin_api.acting_user import acting_user
+from isthmus.node.admin_api.encoded_names import Encoding, name_bytes
 from isthmus.node.admin_api.history import ALL, GONE
 from isthmus.node.http.answer_limits import TIME_MAX_MS
 from isthmus.node.http.application import HttpApplication, Request, json_reply
@@ -115,6 +116,7 @@ class SetRangeRequest(AuditedRequest, frozen=True, kw_only=True):
     before_ms: TimeMs
     peer: Peer | None = None
     bucket: Annotated[Name, right("a text, or left out")] | None = None
+    encoding: Encoding | None = None
     node: WhichNode | None = None
 
 
@@ -369,7 +371,8 @@ class FullSyncAdmin:
             raise RequestRefused(
                 400, "bad-json", "since_ms and before_ms are needed: whole numbers, the first the smaller"
             )
-        times = SetTimes(body.peer, body.since_ms, body.before_ms, body.bucket)
+        bucket = None if body.bucket is None else name_bytes(body.bucket, body.encoding)
+        times = SetTimes.of_bytes(body.peer, body.since_ms, body.before_ms, bucket)
         return await self._changed_times(request, body.node, times)
 
     async def _suppress_auto(self, request: Request, body: SuppressAutoRequest) -> Reply:

@@ -7,16 +7,16 @@ Operators' changes are made by `queues.admin`. Listings of the whole cluster are
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote
 
 import msgspec
 
 from isthmus.config.text import no_such
 from isthmus.node.admin_api.acting_user import acting_user
+from isthmus.node.admin_api.encoded_names import Encoding, name_bytes
 from isthmus.node.admin_api.history import GONE
 from isthmus.node.admin_api.queue_plan import plan_of
 from isthmus.node.http.answer_limits import TIME_MAX_MS
@@ -68,9 +68,6 @@ PEEK: Final = 20
 
 CLOCKS_APART_MS: Final = 60_000
 """How far an operator's time may lie ahead of this node's clock: the difference of two machines' clocks."""
-
-
-_NO_PERCENT: Final = re.compile(r"%(?![0-9A-Fa-f]{2}).{0,2}", re.DOTALL)
 
 
 OneNode = Annotated[str, msgspec.Meta(description="Only on this node; null: on all.")]
@@ -173,7 +170,7 @@ class PushReferencesRequest(AuditedRequest, frozen=True, kw_only=True):
         right(f'a list of at most {PUSH_MAX} texts, as in {{"bucket": "b", "keys": ["k"]}}'),
     ]
     bucket_type: str | None = None
-    encoding: Annotated[Literal["percent"], right('"percent" (names are percent-encoded bytes)')] | None = None
+    encoding: Encoding | None = None
     fold: Annotated[bool, msgspec.Meta(description="At the priority of folds instead of full-sync's.")] = False
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=PUSH_WAIT_MAX_MS)] | None = None
 
@@ -278,12 +275,13 @@ class QueueAdmin:
         return json_reply({"references": [reference_shown(item) for item in items]})
 
     async def test_filter(self, request: Request) -> Reply:
-        """The rule of the filter that applies to a bucket: ?type=T&bucket=B; with a note when the bucket type does not
-        exist."""
+        """The rule of the filter that applies to a bucket: ?type=T&bucket=B, and &encoding=percent where B is encoded;
+        with a note when the bucket type does not exist."""
         bucket_type, bucket = request.query.get("type", "default"), request.query.get("bucket", "")
         if not bucket:
             raise RequestRefused(400, "bad-query", "name the bucket: ?type=T&bucket=B")
-        decision = self._services.queue_acts.test_filter(request.text("queue"), bucket_type.encode(), bucket.encode())
+        name = name_bytes(bucket, request.query.get("encoding"))
+        decision = self._services.queue_acts.test_filter(request.text("queue"), bucket_type.encode(), name)
         known = sorted({record.bucket_type for record in self._services.controller.records.values()})
         note = "" if bucket_type in known else no_such("bucket type", bucket_type, known)
         return json_reply({**decision, "note": note})
@@ -395,9 +393,9 @@ class QueueAdmin:
     async def push(self, request: Request, body: PushReferencesRequest) -> Reply:
         """Enqueue references at the priority of full-sync, or of folds."""
         bucket_type = (body.bucket_type or "default").encode()
-        read = str.encode if body.encoding is None else _percent_decoded
         self._services.coordinator.routes.check(bucket_type)
-        keys = [Key(bucket_type, read(body.bucket), read(key)) for key in body.keys]
+        bucket = name_bytes(body.bucket, body.encoding)
+        keys = [Key(bucket_type, bucket, name_bytes(key, body.encoding)) for key in body.keys]
         limit = self._services.settings.limits.key_bytes
         if any(max(len(key.bucket), len(key.key)) > limit for key in keys):
             raise RequestRefused(400, "bad-key", f"bucket and keys have 1 to {limit} bytes (limits.key_size)")
@@ -514,12 +512,6 @@ def _targets(body: ResumeQueueRequest) -> list[str]:
     return [what] if isinstance(what, str) else what
 
 
-def _percent_decoded(name: str) -> bytes:
-    if (wrong := _NO_PERCENT.search(name)) is not None:
-        raise RequestRefused(400, "bad-percent-encoding", f"{wrong[0]!r} in {name[:64]!r} is not % and two hex digits")
-    return unquote_to_bytes(name)
-
-
 def _start(wanted: str | int, act: AuditInfo) -> int | None:
     """The wall-clock time at which a queue begins; None: now, which each node's clock gives differently."""
     if wanted == "now":
@@ -545,11 +537,14 @@ def _distinct(offsets: dict[str, int]) -> Positions:
 
 
 def reference_shown(item: tuple[Any, ...]) -> dict[str, Any]:
-    """A reference of any kind, as `peek` shows it."""
+    """A reference of any kind, as `peek` shows it: names for people, in which different bytes may look alike, and
+    bucket and key percent-encoded."""
     kind, partition, offset, bucket_type, bucket, key, origin, time_ms, payload = item
     names = {"bucket_type": bucket_type, "bucket": bucket, "key": key}
     return {
         **{name: value.decode(errors="backslashreplace") for name, value in names.items()},
+        "bucket_encoded": quote(bucket, safe=""),
+        "key_encoded": quote(key, safe=""),
         "partition": partition,
         "offset": offset,
         "kind": ReferenceKind(kind).name.lower(),

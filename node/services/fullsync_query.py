@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from heapq import nlargest
 from typing import Any, Final
+from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
@@ -92,12 +93,29 @@ class BeginChecks(msgspec.Struct, frozen=True, tag="run"):
 
 
 class SetTimes(msgspec.Struct, frozen=True, tag="set-range"):
-    """The range of the next check of kind range. Both times None: no range."""
+    """The range of the next check of kind range. Both times None: no range. A bucket is a text, or where it is none
+    percent-encoded in `bucket_encoded`."""
 
     peer: str | None
     since_ms: int | None = None
     before_ms: int | None = None
     bucket: str | None = None
+    bucket_encoded: str | None = None
+
+    @classmethod
+    def of_bytes(cls, peer: str | None, since_ms: int, before_ms: int, bucket: bytes | None) -> SetTimes:
+        """The order for a bucket of any bytes. None: all buckets."""
+        try:
+            return cls(peer, since_ms, before_ms, None if bucket is None else bucket.decode())
+        except UnicodeDecodeError:
+            return cls(peer, since_ms, before_ms, bucket_encoded=quote(bucket or b"", safe=""))
+
+    @property
+    def bucket_bytes(self) -> bytes | None:
+        """The name of the bucket. None: all buckets."""
+        if self.bucket_encoded is not None:
+            return unquote_to_bytes(self.bucket_encoded)
+        return None if self.bucket is None else self.bucket.encode()
 
 
 class LeaveOutAuto(msgspec.Struct, frozen=True, tag="suppress-auto"):
@@ -204,7 +222,7 @@ class FullSyncOrderResponder:
 def _time_range(order: SetTimes) -> TimeRange | None:
     if order.since_ms is None or order.before_ms is None:
         return None
-    return TimeRange(order.since_ms, order.before_ms, None if order.bucket is None else order.bucket.encode())
+    return TimeRange(order.since_ms, order.before_ms, order.bucket_bytes)
 
 
 def newest_results(results: Iterable[dict[str, Any]], limit: int) -> list[dict[str, Any]]:

@@ -19,7 +19,17 @@ from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Error, Locator, Page, Request, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Locator,
+    Page,
+    Request,
+    TimeoutError,
+    expect,
+    sync_playwright,
+)
 
 from isthmus.node.dashboard.files import STATIC
 
@@ -43,6 +53,14 @@ ARGUMENTS: Final = [
     "--disable-dev-shm-usage",
     *(["--no-sandbox"] if os.geteuid() == 0 else []),  # Chromium's sandbox does not run as root
 ]
+
+FITS: Final = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+
+FRAMES: Final = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Until two frames are drawn: in the first one observers of sizes are told."""
+
+FRAMES_MS: Final = 2_000
+"""How long a page may take to follow a new width."""
 
 AXE_OPTIONS: Final[dict[str, Any]] = {"resultTypes": ["violations"]}
 GRAVE: Final = ("serious", "critical")
@@ -118,8 +136,17 @@ class BrowserPage:
 
     def fits(self) -> bool:
         """Whether the page as a whole needs no scrolling sideways."""
-        found: bool = self.page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        found: bool = self.page.evaluate(FITS)
         return found
+
+    def comes_to_fit(self) -> bool:
+        """The same once charts and pictures have followed a new width, which they do in a later frame."""
+        self.page.evaluate(FRAMES)
+        try:
+            self.page.wait_for_function(FITS, timeout=FRAMES_MS)
+        except TimeoutError:
+            return False
+        return True
 
     def resize(self, width: int) -> None:
         """Another width of the window."""
@@ -167,7 +194,7 @@ class BrowserPage:
                 field.select_option(value)
             else:
                 field.fill(value)
-        self.dialog.get_by_role("button", name=re.compile("^(Next|Go on|Ask)")).click()
+        self.dialog.get_by_role("button", name=re.compile("^(Next|Ask)$")).click()
         expect(self.dialog.locator(".spinner")).to_have_count(0)
         return self.dialog.inner_text()
 

@@ -50,6 +50,28 @@ def test_failing_links_limits_and_unknown_types_are_reported(tmp_path: Path) -> 
         assert 'did you mean "default"?' in note
 
 
+def test_a_filter_is_tried_on_names_that_are_no_text(tmp_path: Path) -> None:
+    """A percent-encoded bucket is its bytes, and another one than the text that looks like it; without `encoding` a
+    name is the text. What is no encoding is refused."""
+    with running_node(tmp_path, '[[queues]]\nname = "to-west"\nfilter = "bucketname:%FF"\n') as node:
+
+        def tried(asked: str) -> tuple[int, dict[str, Any]]:
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection.request("GET", f"/admin/queues/to-west/filter?type=default&bucket={asked}")
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            connection.close()
+            return answer.status, said
+
+        assert tried("%25FF&encoding=percent")[1]["offered"] is True
+        for other in ("%255Cxff&encoding=percent", "%25FF", "%5Cxff"):
+            assert tried(other)[1]["offered"] is False
+        status, said = tried("%25F&encoding=percent")
+        assert (status, said["reason"]) == (400, "bad-percent-encoding")
+        status, said = tried("b&encoding=hex")
+        assert (status, 'encoding: "percent"' in said["error"]) == (400, True)
+
+
 def test_half_a_character_is_no_json(tmp_path: Path) -> None:
     """JSON can write half a character of UTF-16, and nothing can store it: refused as such, not answered as a fault of
     the program; a whole one of two halves is a character."""

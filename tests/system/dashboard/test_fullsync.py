@@ -48,6 +48,7 @@ def test_a_check_is_run_and_names_the_keys_that_differ(pair: Clusters, tab: Brow
     """The dialog says what is compared on which node and what happens to differences; the result is listed with who
     asked, and the names of the keys are texts."""
     pair.admin("west-1", "/admin/sink/suspend", {})
+    eventually(lambda: not pair.fetching("west-1"), "running fetches end")
     pair.put("east", HTML, HTML, "v")
     text = tab.fill_in(button(tab, "Run now"), {"On node": "east-2", "What is compared": "all"})
     assert "Run a check of kind all of west on east-2 now?" in text
@@ -135,6 +136,15 @@ def test_a_range_is_set_and_cleared(pair: Clusters, tab: BrowserPage) -> None:
     assert "Other nodes keep theirs." in text
     tab.confirm("Clear the range")
     tab.close_dialog()
+    expect(row).to_contain_text("none")
+    for typed, form, shown in ((" a", "text", ", bucket a"), ("%FF", "percent", ", bucket %FF (percent-encoded)")):
+        names = {"Only this bucket": typed, "Names are typed as": form}
+        text = tab.fill_in(button(tab, "Set range"), {**when, **names})
+        assert shown in text
+        tab.confirm("Set the range")
+        tab.close_dialog()
+        assert peer_of(pair, "east-2")["range"]["bucket_encoded"] == typed.replace(" ", "%20")
+    tab.act(row.get_by_role("button", name="Clear range"), "Clear the range")
     expect(row).to_contain_text("none")
     assert peer_of(pair, "east-2")["range"] is None
 

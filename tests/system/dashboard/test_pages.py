@@ -64,8 +64,7 @@ def test_a_page_is_for_readers_of_all_kinds(admin: str, open_page: OpenPage, pag
         tab.theme(theme)  # type: ignore[arg-type]
         for width in WIDTHS:
             tab.resize(width)
-            tab.page.wait_for_timeout(200)  # charts and pictures follow the width in a later frame
-            if not tab.fits():
+            if not tab.comes_to_fit():
                 problems[f"{theme}, {width} px"] = ["it needs scrolling sideways"]
         tab.resize(WIDTHS[0] if theme == "dark" else WIDTHS[-1])
         problems[f"{theme}, axe-core"] = tab.violations()

@@ -77,16 +77,20 @@ def test_an_option_is_set_and_unset(pair: Clusters, options: BrowserPage) -> Non
 
 
 def test_an_option_of_a_bucket_type_is_a_row_of_its_own(pair: Clusters, options: BrowserPage) -> None:
-    """Set for one bucket type it is found under what somebody has set, which the address keeps."""
+    """Set for one bucket type it is found under what somebody has set, beside the min-ISR of the nodes' files; the
+    address keeps the choice."""
     options.fill_in(button(row_of(options, LAG, "the cluster"), "Set …"), {"Value": "5000", "For": "default"})
     options.confirm("Set it")
     options.close_dialog()
     options.page.get_by_label("only what somebody has set").check()
     row = row_of(options, LAG, "bucket type default")
     expect(row).to_contain_text("set for the bucket type")
-    expect(options.region("Dynamic options").get_by_role("row")).to_have_count(2)
+    expect(options.region("Dynamic options").get_by_role("row")).to_have_count(3)  # one has the titles
+    expect(row_of(options, "replication.min.isr", "the cluster")).to_contain_text("the file of node east-")
     assert "only=set" in options.page.url
     options.act(button(row, "Unset …"), "Unset it")
+    expect(row).to_have_count(0)
+    options.page.get_by_label("Find").fill(LAG)
     expect(options.region("Dynamic options")).to_contain_text("No option fits.")
     assert not option(pair, LAG, "default")
 

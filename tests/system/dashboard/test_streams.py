@@ -17,6 +17,10 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 
 OpenPage = Callable[..., BrowserPage]
 
+HIDDEN = """Object.defineProperty(document, "hidden", {{ configurable: true, get: () => {} }});
+document.dispatchEvent(new Event("visibilitychange"));"""
+"""What a browser does when its tab is hidden, or seen again."""
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedNode]:
@@ -62,8 +66,9 @@ def test_a_stream_that_breaks_is_opened_again(running: ThreadedNode, open_page: 
 def test_a_refused_stream_is_replaced_by_requests(
     running: ThreadedNode, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With as many streams as a node may have, one more page says that it asks every 5 s, and shows the same; a minute
-    later, when there is room, it has a stream."""
+    """With as many streams as a node may have, one more page says that it asks every 5 s, and shows the same; while its
+    tab is hidden it asks nothing, and when it is seen again, at once. A minute later, when there is room, it has a
+    stream."""
     assert running.node is not None
     services, live = running.node.services, running.node.admin_api.live
     eventually(lambda: not live._viewers, "streams of tabs before have ended")
@@ -77,6 +82,13 @@ def test_a_refused_stream_is_replaced_by_requests(
     second.goto("overview")
     expect(second.page.locator("#top")).to_contain_text("every 5 s")
     expect(second.region("This cluster")).to_contain_text("1 of 1")
+    second.page.evaluate(HIDDEN.format("true"))
+    second.rendered()
+    before = list(second.requests)
+    second.page.clock.run_for(20_000)
+    assert second.requests == before
+    with second.page.expect_request("**/admin/cluster", timeout=4_000):
+        second.page.evaluate(HIDDEN.format("false"))
     first.page.goto("about:blank")
     eventually(lambda: not live._viewers, "there is room")
     second.page.clock.fast_forward(61_000)

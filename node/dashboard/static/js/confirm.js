@@ -27,8 +27,10 @@ import { failure, loading } from "./states.js";
  * @property {string} [verb] the button's word
  * @property {boolean} [danger]
  * @property {(answer: any) => Shown} [result] the result in words
+ * @property {(answer: any) => boolean} [ended] whether it ended before all was done, which `result` says
  * @property {() => void} [done] called after the change, for instance to load again
- * @property {Run} [run] sends the change in several requests, and shows how far it is; without it `path` is asked once
+ * @property {Run} [run] sends the change in several requests, and shows how far it is, until the signal is aborted, which
+ *   "Stop" does; without it `path` is asked once
  */
 
 /**
@@ -38,14 +40,24 @@ import { failure, loading } from "./states.js";
  * @param {{role?: string, key?: string}} [options] `key`: keeps the focus when a page draws itself anew
  */
 export function actButton(label, act, { role = "operate", key } = {}) {
+  const { path, danger } = act;
+  return roleButton(label, { role, key: key ?? `${path} ${label}`, danger, onclick: () => openAct(act) });
+}
+
+/**
+ * A button that needs a role; without the role it is disabled, and says why.
+ * @param {string} label
+ * @param {{role: string, key: string, danger?: boolean, onclick: () => void}} options
+ */
+export function roleButton(label, { role, key, danger = false, onclick }) {
   const allowed = can(role);
   return h("button", {
     type: "button",
-    class: act.danger ? "danger" : null,
-    "data-key": key ?? `${act.path} ${label}`,
+    class: danger ? "danger" : null,
+    "data-key": key,
     disabled: !allowed,
     title: allowed ? null : `this needs a token of the role ${role}`,
-    onclick: () => openAct(act),
+    onclick,
   }, label);
 }
 
@@ -56,6 +68,7 @@ export function openAct(act) {
   const content = h("div", { class: "content" });
   const buttons = h("div", { class: "buttons" });
   const close = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
+  const stop = h("button", { type: "button", onclick: stopped }, "Stop");
   const form = h("form", {}, h("h2", { id: "act-title" }, act.title), content, buttons);
   const dialog = h("dialog", { "aria-labelledby": "act-title" }, form);
   const by = h("input", { name: "by", value: current().by, maxlength: "1000", autocomplete: "name" });
@@ -69,6 +82,12 @@ export function openAct(act) {
   /** @type {any} */
   let plan = null;
   let sent = false;
+
+  /** The act ends after the request under way, and the dialog has its result. */
+  function stopped() {
+    stop.disabled = true;
+    leave.abort();
+  }
 
   function ask() {
     const verb = h("button", { type: "submit", class: act.danger ? "danger" : "primary" }, act.verb ?? "Do it");
@@ -104,15 +123,16 @@ export function openAct(act) {
     sent = true;
     change({ by: by.value.trim() });
     const words = { by: by.value.trim() || null, reason: why.value.trim() || null };
-    close.textContent = "Stop";
-    replace(buttons, loading(), act.run ? close : null);
+    replace(buttons, loading(), act.run ? stop : null);
     try {
       const answer = act.run
         ? await act.run(words, (shown) => replace(content, shown), leave.signal)
         : await post(act.path, { ...act.body, ...act.bind?.(plan), ...words });
       replace(
         content,
-        h("p", { class: "notice good", role: "status" }, h("span", { "aria-hidden": "true" }, "● "), "Done."),
+        act.ended?.(answer)
+          ? null
+          : h("p", { class: "notice good", role: "status" }, h("span", { "aria-hidden": "true" }, "● "), "Done."),
         act.result?.(answer),
       );
     } catch (error) {
@@ -177,6 +197,7 @@ export function command(text) {
  */
 export async function openDetails(title, path, render) {
   const leave = new AbortController();
+  const opener = document.activeElement;
   const content = h("div", { class: "content" }, loading());
   const close = h("button", { type: "button", onclick: () => dialog.close() }, "Close");
   const dialog = h(
@@ -189,6 +210,7 @@ export async function openDetails(title, path, render) {
   dialog.addEventListener("close", () => {
     leave.abort();
     dialog.remove();
+    focusAgain(opener);
   });
   document.body.append(dialog);
   dialog.showModal();

@@ -3,9 +3,10 @@
  * as any other (js/confirm.js); or it shows what a question about them is answered.
  */
 
-import { focusAgain, openAct } from "./confirm.js";
+import { focusAgain, openAct, roleButton } from "./confirm.js";
 import { h, replace } from "./dom.js";
-import { can } from "./session.js";
+import { encoded, FORMS } from "./names.js";
+import { current } from "./settings.js";
 import { failure, loading } from "./states.js";
 
 /** @typedef {import("./dom.js").Child} Shown */
@@ -15,6 +16,7 @@ import { failure, loading } from "./states.js";
  * @property {string} label
  * @property {HTMLInputElement | HTMLSelectElement | HTMLTextAreaElement} input
  * @property {() => any} read the value; throws an Error that says what would be right
+ * @property {string} [hint] below the input: what it means, what is in force now
  */
 
 /**
@@ -29,21 +31,14 @@ import { failure, loading } from "./states.js";
  */
 
 /**
- * A button that opens the form; without the role it is disabled, and says why.
+ * A button that opens the form; it needs the role.
  * @template {Record<string, Field>} F
  * @param {string} label
  * @param {Form<F>} form
  * @param {{role?: string, key: string}} options `key`: keeps the focus when a page draws itself anew
  */
 export function formButton(label, form, { role = "operate", key }) {
-  const allowed = can(role);
-  return h("button", {
-    type: "button",
-    "data-key": key,
-    disabled: !allowed,
-    title: allowed ? null : `this needs a token of the role ${role}`,
-    onclick: () => openForm(form),
-  }, label);
+  return roleButton(label, { role, key, onclick: () => openForm(form) });
 }
 
 /**
@@ -62,14 +57,16 @@ function openForm({ title, fields, note, act, answer }) {
     { novalidate: true },
     h("h2", { id: "form-title" }, title),
     note ? h("div", {}, note) : null,
-    h("div", { class: "fields" }, Object.values(asked).map((field) => h("label", {}, field.label, field.input))),
+    h("div", { class: "fields" }, Object.entries(asked).map(([name, field]) => shownField(name, field))),
     result,
     h("div", { class: "buttons" }, close, next),
   );
   const dialog = h("dialog", { "aria-labelledby": "form-title" }, element);
+  let questions = 0;
 
   element.addEventListener("submit", async (event) => {
     event.preventDefault();
+    const own = ++questions;
     try {
       const values = valuesOf(asked);
       if (act) {
@@ -79,10 +76,11 @@ function openForm({ title, fields, note, act, answer }) {
         openAct(change);
       } else {
         replace(result, loading());
-        replace(result, await answer?.(values, leave.signal));
+        const found = await answer?.(values, leave.signal);
+        if (own === questions) replace(result, found); // an answer that comes late is to an older question
       }
     } catch (error) {
-      if (!leave.signal.aborted) replace(result, failure(error));
+      if (!leave.signal.aborted && own === questions) replace(result, failure(error));
     }
   });
   dialog.addEventListener("close", () => {
@@ -94,12 +92,21 @@ function openForm({ title, fields, note, act, answer }) {
   dialog.showModal();
 }
 
+/** @param {string} name @param {Field} field */
+function shownField(name, { label, input, hint }) {
+  if (!hint) return h("label", {}, label, input);
+  const id = `form-${name}-hint`;
+  input.setAttribute("aria-describedby", id);
+  return h("div", {}, h("label", {}, label, input), h("p", { class: "hint", id }, hint));
+}
+
 /**
+ * What is typed. Throws an Error that names the first field that is not right, which gets the focus.
  * @template {Record<string, Field>} F
  * @param {F} fields
  * @returns {Record<keyof F, any>}
  */
-function valuesOf(fields) {
+export function valuesOf(fields) {
   /** @type {Record<string, any>} */
   const values = {};
   for (const [name, { label, input, read }] of Object.entries(fields)) {
@@ -120,12 +127,29 @@ function valuesOf(fields) {
 /**
  * A text; empty is refused unless `optional`, and is null then.
  * @param {string} label
- * @param {{value?: string, optional?: boolean}} [options]
+ * @param {{value?: string, optional?: boolean, hint?: string}} [options]
  * @returns {Field}
  */
-export function textField(label, { value = "", optional = false } = {}) {
+export function textField(label, { value = "", optional = false, hint } = {}) {
   const input = h("input", { value, maxlength: "4000", autocomplete: "off" });
-  return { label, input, read: () => filled(input.value, optional) };
+  return { label, input, read: () => filled(input.value, optional), hint };
+}
+
+/** How names of buckets and keys are typed, for fields of names. @returns {Field} */
+export function formField() {
+  return choiceField("Names are typed as", FORMS);
+}
+
+/**
+ * A name of a bucket, percent-encoded; empty is refused unless `optional`, and is null then.
+ * @param {string} label
+ * @param {Field} form how it is typed
+ * @param {{optional?: boolean}} [options]
+ * @returns {Field}
+ */
+export function nameField(label, form, { optional = false } = {}) {
+  const { input } = textField(label);
+  return { label, input, read: () => input.value || !optional ? encoded(input.value, form.read()) : null };
 }
 
 /**
@@ -146,21 +170,37 @@ export function linesField(label, most) {
 }
 
 /**
- * A whole number; empty is null.
+ * A whole number; empty is null, unless it is `required`.
  * @param {string} label
- * @param {{value?: number | null, least?: number, most: number}} options
+ * @param {{value?: number | null, least?: number, most: number, required?: boolean, hint?: string}} options
  * @returns {Field}
  */
-export function numberField(label, { value = null, least = 0, most }) {
+export function numberField(label, { value = null, least = 0, most, required = false, hint }) {
   const input = h("input", { value: value ?? "", inputmode: "numeric", autocomplete: "off" });
   const read = () => {
     const text = input.value.trim();
-    if (!text) return null;
+    if (!text && !required) return null;
     const found = /^[0-9]{1,15}$/.test(text) ? Number(text) : NaN;
     if (!(least <= found && found <= most)) throw new Error(`a whole number from ${least} to ${most} is right`);
     return found;
   };
-  return { label, input, read };
+  return { label, input, read, hint };
+}
+
+/**
+ * A moment in ms, in the zone that pages show.
+ * @param {string} label
+ * @returns {Field}
+ */
+export function momentField(label) {
+  const { utc } = current();
+  const input = h("input", { type: "datetime-local", step: "1" });
+  const read = () => {
+    const ms = new Date(utc ? `${input.value}Z` : input.value).getTime();
+    if (!input.value || Number.isNaN(ms)) throw new Error("a date with a time is needed");
+    return ms;
+  };
+  return { label: `${label} (${utc ? "UTC" : "local time"})`, input, read };
 }
 
 /**
@@ -196,12 +236,13 @@ function sizeText(value) {
  * @param {string} label
  * @param {[string, string][]} choices
  * @param {string} [chosen]
+ * @param {string} [hint]
  * @returns {Field}
  */
-export function choiceField(label, choices, chosen) {
+export function choiceField(label, choices, chosen, hint) {
   const options = choices.map(([value, text]) => h("option", { value, selected: value === chosen }, text));
   const input = h("select", {}, options);
-  return { label, input, read: () => input.value };
+  return { label, input, read: () => input.value, hint };
 }
 
 /**

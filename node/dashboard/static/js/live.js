@@ -1,6 +1,7 @@
 /**
  * The cluster's state as it changes: one stream of server-sent events (`GET /admin/live`), or where it is missing or
- * refused, a request of `GET /admin/cluster` every few seconds.
+ * refused, a request of `GET /admin/cluster` every few seconds while the tab is seen. The stream goes on while it is
+ * hidden.
  */
 
 import { get } from "./api.js";
@@ -60,12 +61,14 @@ class Live {
     if (this.#running) return;
     this.#running = true;
     this.#open();
+    document.addEventListener("visibilitychange", this.#seen);
   }
 
   /** Close the stream, and forget what came. */
   stop() {
     this.#running = this.#streaming = false;
     this.#stream?.close();
+    document.removeEventListener("visibilitychange", this.#seen);
     clearTimeout(this.#pollTimer);
     clearTimeout(this.#openTimer);
     this.cluster = this.sample = this.atMs = null;
@@ -116,8 +119,14 @@ class Live {
     this.#pollTimer = setTimeout(() => this.#poll(), ms);
   }
 
+  /** A tab that is seen again asks at once, unless the stream has told. */
+  #seen = () => {
+    if (!document.hidden && !this.#streaming) this.#pollLater(0);
+  };
+
   async #poll() {
     this.#streaming = false;
+    if (document.hidden) return; // asked when it is seen again
     try {
       const cluster = await get("/admin/cluster");
       if (!this.#running || this.#streaming) return;

@@ -3,6 +3,8 @@
  * hexadecimal; shown as text where they are text that can be read, otherwise percent-encoded.
  */
 
+import { h } from "./dom.js";
+
 /** How a name is typed; the first is the usual one. @type {[string, string][]} */
 export const FORMS = [["text", "text"], ["percent", "with % escapes"], ["hex", "hexadecimal"]];
 
@@ -42,6 +44,22 @@ export function readable(name) {
   } catch {
     return { text: name, plain: false };
   }
+}
+
+/** A percent-encoded name within a sentence. @param {string} name */
+export function nameText(name) {
+  const { text, plain } = readable(name);
+  return plain ? text : `${text} (percent-encoded)`;
+}
+
+/** A name, and where it is no readable text or could be taken for another, its encoded form. @param {string} name */
+export function shownName(name) {
+  const { text, plain } = readable(name);
+  return [
+    h("code", {}, text),
+    !plain && h("div", { class: "state" }, "bytes, percent-encoded"),
+    plain && text !== name && h("div", { class: "state" }, name),
+  ];
 }
 
 /**

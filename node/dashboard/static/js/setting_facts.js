@@ -19,6 +19,11 @@ export function author({ by, at_ms, reason }) {
   ];
 }
 
+/** The same within a sentence. @param {import("./types.d.ts").Signed} row */
+export function authored({ by, at_ms, reason }) {
+  return [`${visible(by)}, `, time(at_ms), reason && `: ${visible(reason)}`];
+}
+
 /**
  * That nodes have not read the newest settings, or do not answer, and that this node may not know the newest itself.
  * @param {{behind: string[], unknown: Record<string, string>}} answer

@@ -173,7 +173,8 @@ export interface DeadLetter {
   queue: string;
   peer: string;
   source_cluster: string;
-  key: [string, string, string];
+  /** Bucket type, bucket and key, percent-encoded. */
+  key_encoded: [string, string, string];
   reason: string;
   error: string;
   size_bytes: number;
@@ -336,7 +337,7 @@ export interface FullsyncPeer {
   next_ms: number | null;
   next_kind: string | null;
   retry: { tries: number; reason: string } | null;
-  range: { since_ms: number; before_ms: number; bucket: string | null } | null;
+  range: { since_ms: number; before_ms: number; bucket_encoded: string | null } | null;
   gaps_open: number | null;
   gaps_queues: string[];
   proven_ms: Record<string, number | null>;

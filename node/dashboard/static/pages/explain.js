@@ -4,7 +4,8 @@ import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";
 import { command } from "../js/confirm.js";
 import { h, replace } from "../js/dom.js";
-import { encoded, FORMS, readable } from "../js/names.js";
+import { valuesOf } from "../js/form.js";
+import { encoded, FORMS, shownName } from "../js/names.js";
 import { warning } from "../js/setting_facts.js";
 import { empty, failure, loading, partial } from "../js/states.js";
 import { onChange } from "../js/settings.js";
@@ -72,6 +73,8 @@ export const page = {
     const result = h("div", { "aria-live": "polite" });
     root.append(form, result);
 
+    /** @param {string} label @param {HTMLInputElement} input */
+    const field = (label, input) => ({ label, input, read: () => encoded(input.value, as.value) });
     let number = 0;
     /** @type {{named: Named, answer: Explanation} | null} */
     let last = null;
@@ -83,7 +86,7 @@ export const page = {
       /** @type {Named} */
       let named;
       try {
-        named = { type: type.value, bucket: name("Bucket", bucket, as), key: name("Key", key, as) };
+        named = { type: type.value, ...valuesOf({ bucket: field("Bucket", bucket), key: field("Key", key) }) };
       } catch (error) {
         replace(result, failure(error));
         return;
@@ -129,23 +132,6 @@ export const page = {
     else replace(result, empty("Name a bucket and a key. The address keeps them, so that it can be sent to others."));
   },
 };
-
-/**
- * @param {string} label
- * @param {HTMLInputElement} input
- * @param {HTMLSelectElement} as
- */
-function name(label, input, as) {
-  try {
-    const found = encoded(input.value, as.value);
-    input.removeAttribute("aria-invalid");
-    return found;
-  } catch (error) {
-    input.setAttribute("aria-invalid", "true");
-    input.focus();
-    throw new Error(`${label}: ${error instanceof Error ? error.message : error}`);
-  }
-}
 
 /**
  * @param {Named} named
@@ -411,16 +397,6 @@ function shownLetters(answer) {
         { stacks: true },
       )
       : empty("No node that answered has refused a change of this key."),
-  ];
-}
-
-/** A name, and where it is no readable text or could be taken for another, its encoded form. @param {string} encodedName */
-function shownName(encodedName) {
-  const { text, plain } = readable(encodedName);
-  return [
-    h("code", {}, text),
-    !plain && h("div", { class: "state" }, "bytes, percent-encoded"),
-    plain && text !== encodedName && h("div", { class: "state" }, encodedName),
   ];
 }
 

@@ -2,10 +2,11 @@
 
 import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";
-import { chooseButton } from "../js/choose.js";
 import { actButton, command } from "../js/confirm.js";
 import { h, replace } from "../js/dom.js";
-import { current } from "../js/settings.js";
+import { choiceField, formButton, formField, momentField, nameField, numberField, textField } from "../js/form.js";
+import { nameText, shownName, visible } from "../js/names.js";
+import { author, authored } from "../js/setting_facts.js";
 import { empty, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
 import { age, moment, time } from "../js/time.js";
@@ -156,7 +157,7 @@ function shownExchange(node, run) {
       ["Bucket type", run.bucket_type],
       ["Kind", run.kind],
       ["Began", time(run.began_ms)],
-      ["By", run.by || "the schedule"],
+      ["By", visible(run.by) || "the schedule"],
       ["Keys compared", count(run.keys_compared)],
       ["Differences", count(run.differences)],
     ]),
@@ -195,9 +196,7 @@ function shownSuspensions({ suspensions, suspensions_error }, done) {
       : table("What is suspended", [
         { title: "Full-sync", cell: (row) => row.peer ?? "all" },
         { title: "Node", cell: (row) => nowrap(row.node ?? "all") },
-        { title: "By", cell: (row) => row.by },
-        { title: "Since", cell: (row) => time(row.at_ms) },
-        { title: "Reason", cell: (row) => row.reason || h("span", { class: "unknown" }, "none was given") },
+        { title: "By", cell: author },
         {
           title: "Acts",
           cell: (row) =>
@@ -277,9 +276,8 @@ function shownPeers(answer, done) {
           h(
             "li",
             {},
-            `${one.name} on ${one.node}: removed by ${one.by}, `,
-            time(one.at_ms),
-            one.reason && `: ${one.reason}`,
+            `${one.name} on ${one.node}: removed by `,
+            authored(one),
           )
         ),
         faults.map((one) =>
@@ -321,7 +319,7 @@ function shownPeer(name, rows, nodes, silent, done) {
     alone &&
       h("p", { class: "notice warn" }, `▲ Only ${at[0]} compares with it, and no node does when that one is gone.`),
     [...new Set(rows.filter(({ peer }) => troubled(peer)).map(({ peer }) => peer.reason))].map((reason) =>
-      h("p", { class: "notice bad" }, `■ ${reason}`)
+      h("p", { class: "notice bad" }, `■ ${visible(reason)}`)
     ),
     facts([
       ["Cluster", first.peer.cluster ?? "the one that answers at its URLs"],
@@ -343,9 +341,8 @@ function shownPeer(name, rows, nodes, silent, done) {
       h(
         "p",
         {},
-        `Set by ${one.by}, `,
-        time(one.at_ms),
-        one.reason && `: ${one.reason}`,
+        "Set by ",
+        authored(one),
         ". ",
         h("code", {}, Object.entries(one.values).map(([key, value]) => `${key} = ${value}`).join(", ") || "added"),
       )
@@ -361,8 +358,8 @@ function shownPeer(name, rows, nodes, silent, done) {
       table(`Keys of ${name} that differed`, [
         { title: "Difference", cell: (row) => row.difference },
         { title: "Bucket type", cell: (row) => row.bucket_type },
-        { title: "Bucket", cell: (row) => h("code", {}, row.bucket) },
-        { title: "Key", cell: (row) => h("code", {}, row.key) },
+        { title: "Bucket", cell: (row) => shownName(row.bucket) },
+        { title: "Key", cell: (row) => shownName(row.key) },
       ], [...named.values()]),
     ),
   );
@@ -471,7 +468,7 @@ function nodesTable(name, rows, done) {
     { title: "Auto left out", number: true, cell: ({ peer }) => count(peer.auto_left_out) },
     {
       title: "Reason",
-      cell: ({ peer }) => peer.suspended ? [`${peer.reason}, since `, time(peer.suspended.at_ms)] : peer.reason,
+      cell: ({ peer }) => [visible(peer.reason), peer.suspended && [", since ", time(peer.suspended.at_ms)]],
     },
     {
       title: "Acts",
@@ -490,8 +487,8 @@ function nodesTable(name, rows, done) {
 }
 
 /** @param {NonNullable<FullsyncPeer["range"]>} range */
-function rangeText({ since_ms, before_ms, bucket }) {
-  return `${moment(since_ms)} to ${moment(before_ms)}${bucket === null ? "" : `, bucket ${bucket}`}`;
+function rangeText({ since_ms, before_ms, bucket_encoded: bucket }) {
+  return `${moment(since_ms)} to ${moment(before_ms)}${bucket === null ? "" : `, bucket ${nameText(bucket)}`}`;
 }
 
 /** @param {Row[]} rows */
@@ -562,7 +559,7 @@ function acts(name, rows, nodes, done) {
   const having = rows.map(({ node }) => [node, node]);
   /** @type {[string, string][]} */
   const everywhere = [["", "all nodes"], ...nodes.map((node) => /** @type {[string, string]} */ ([node, node]))];
-  /** @param {Record<string, string>} values */
+  /** @param {Record<string, any>} values */
   const where = (values) => values.node || "all nodes";
   /** @param {string} node */
   const of = (node) => rows.find((row) => row.node === node)?.peer ?? rows[0].peer;
@@ -570,12 +567,12 @@ function acts(name, rows, nodes, done) {
   const changed = rows.some(({ peer }) => peer.origin === "set");
   const follow = "Nodes that are down follow when they are back.";
   return [
-    chooseButton("Run now", {
+    formButton("Run now", {
       title: `Run a check of ${name} now`,
-      fields: () => [
-        { name: "node", label: "On node", options: having },
-        { name: "kind", label: "What is compared", options: kindOptions(["all", "day", "hour", "range", "auto"]) },
-      ],
+      fields: () => ({
+        node: choiceField("On node", having),
+        kind: choiceField("What is compared", kindOptions(["all", "day", "hour", "range", "auto"])),
+      }),
       act: ({ node, kind }) => ({
         title: `Run a check of kind ${kind} of ${name} on ${node} now?`,
         path: "/admin/fullsync/run",
@@ -589,9 +586,9 @@ function acts(name, rows, nodes, done) {
         done,
       }),
     }, { key: `run ${name}` }),
-    chooseButton("Suspend", {
+    formButton("Suspend", {
       title: `Suspend full-sync ${name}`,
-      fields: () => [{ name: "node", label: "On", options: everywhere }],
+      fields: () => ({ node: choiceField("On", everywhere) }),
       act: (values) => ({
         title: `Suspend ${name} on ${where(values)}?`,
         path: "/admin/fullsync/suspend",
@@ -604,9 +601,9 @@ function acts(name, rows, nodes, done) {
         done,
       }),
     }, { key: `suspend ${name}` }),
-    suspended && chooseButton("Resume", {
+    suspended && formButton("Resume", {
       title: `Resume full-sync ${name}`,
-      fields: () => [{ name: "node", label: "On", options: everywhere }],
+      fields: () => ({ node: choiceField("On", everywhere) }),
       act: (values) => ({
         title: `Resume ${name} on ${where(values)}?`,
         path: "/admin/fullsync/resume",
@@ -618,7 +615,7 @@ function acts(name, rows, nodes, done) {
         done,
       }),
     }, { key: `resume ${name}` }),
-    chooseButton("Schedule", {
+    formButton("Schedule", {
       title: `Change the schedule of ${name}`,
       note: h(
         "p",
@@ -626,37 +623,39 @@ function acts(name, rows, nodes, done) {
         "What is left empty stays as it is. Other settings are changed on the command line:",
         command(`isthmus fullsync set ${name} --help`),
       ),
-      fields: () => [
-        { name: "node", label: "On", options: everywhere },
-        ...Object.entries(KINDS).map(([kind, text]) => ({
-          name: kind,
-          label: `Checks a day of kind ${kind}`,
-          hint: `${text}; now ${agreed(rows, ({ peer }) => count(peer.wants[kind] ?? 0))}`,
-          attributes: { type: "number", min: 0, max: CHECKS_MAX, step: 1 },
-        })),
-        {
-          name: "all_window",
-          label: "When auto may check everything",
+      fields: () => ({
+        node: choiceField("On", everywhere),
+        ...Object.fromEntries(
+          Object.entries(KINDS).map(([kind, text]) => [
+            kind,
+            numberField(`Checks a day of kind ${kind}`, {
+              most: CHECKS_MAX,
+              hint: `${text}; now ${agreed(rows, ({ peer }) => count(peer.wants[kind] ?? 0))}`,
+            }),
+          ]),
+        ),
+        all_window: textField("When auto may check everything", {
+          optional: true,
           hint: `hours UTC such as 22-6, always, or never; now ${agreed(rows, ({ peer }) => peer.all_window)}`,
-        },
-        {
-          name: "cluster_slice",
-          label: "Part of each slot in which checks begin",
-          options: [
+        }),
+        cluster_slice: choiceField(
+          "Part of each slot in which checks begin",
+          [
             ["", "as it is"],
             ["0", "anywhere"],
             ...["1", "2", "3", "4"].map((part) => /** @type {[string, string]} */ ([part, `quarter ${part}`])),
           ],
-          hint: `clusters that compare with each other take different quarters; now ${
+          "",
+          `clusters that compare with each other take different quarters; now ${
             agreed(rows, ({ peer }) => peer.cluster_slice ? `quarter ${peer.cluster_slice}` : "anywhere")
           }`,
-        },
-      ],
+        ),
+      }),
       act: (values) => scheduleAct(name, rows, values, done),
     }, { key: `schedule ${name}` }),
-    changed && chooseButton("As in the files", {
+    changed && formButton("As in the files", {
       title: `Settings of ${name} as in the files`,
-      fields: () => [{ name: "node", label: "On", options: everywhere }],
+      fields: () => ({ node: choiceField("On", everywhere) }),
       act: (values) => ({
         title: `Use the files’ settings of ${name} on ${where(values)} again?`,
         path: "/admin/fullsync/set",
@@ -669,29 +668,29 @@ function acts(name, rows, nodes, done) {
         done,
       }),
     }, { key: `default ${name}` }),
-    chooseButton("Set range", {
+    formButton("Set range", {
       title: `Set the range of ${name}`,
       note: h("p", {}, "The next check of kind range, or auto, compares keys that changed in this time."),
-      fields: () => [
-        { name: "node", label: "On node", options: having },
-        { name: "since", label: `Since (${zone()})`, attributes: { type: "datetime-local", step: 1, required: true } },
-        {
-          name: "before",
-          label: `Before (${zone()})`,
-          attributes: { type: "datetime-local", step: 1, required: true },
-        },
-        { name: "bucket", label: "Only this bucket (empty: all)" },
-      ],
+      fields: () => {
+        const form = formField();
+        return {
+          node: choiceField("On node", having),
+          since: momentField("Since"),
+          before: momentField("Before"),
+          bucket: nameField("Only this bucket (empty: all)", form, { optional: true }),
+          form,
+        };
+      },
       act: ({ node, since, before, bucket }) => {
-        const [since_ms, before_ms] = [momentOf(since), momentOf(before)];
-        if (!(since_ms < before_ms)) {
+        if (!(since < before)) {
           throw new Error("The range ends before it begins: “since” must be the earlier time.");
         }
-        const text = rangeText({ since_ms, before_ms, bucket: bucket || null });
+        const range = { since_ms: since, before_ms: before };
+        const text = rangeText({ ...range, bucket_encoded: bucket });
         return {
           title: `Set the range of ${name} on ${node}?`,
           path: "/admin/fullsync/set-range",
-          body: { peer: name, node, since_ms, before_ms, bucket: bucket || null },
+          body: { peer: name, node, ...range, bucket, encoding: "percent" },
           sentence: `The next check of kind range on ${node} reads the keys that changed ${text}. Nothing runs now; ` +
             "“Run now” with kind range does not wait for the schedule. Other nodes keep theirs.",
           verb: "Set the range",
@@ -699,25 +698,22 @@ function acts(name, rows, nodes, done) {
         };
       },
     }, { key: `range ${name}` }),
-    chooseButton("Leave out auto", {
+    formButton("Leave out auto", {
       title: `Leave out checks of kind auto of ${name}`,
-      fields: () => [
-        { name: "node", label: "On node", options: having },
-        {
-          name: "number",
-          label: "How many of the next ones",
+      fields: () => ({
+        node: choiceField("On node", having),
+        number: numberField("How many of the next ones", {
+          most: CHECKS_MAX,
+          required: true,
           hint: `0: none; now ${rows.map(({ node, peer }) => `${node}: ${count(peer.auto_left_out)}`).join(", ")}`,
-          attributes: { type: "number", min: 0, max: CHECKS_MAX, step: 1, required: true },
-        },
-      ],
+        }),
+      }),
       act: ({ node, number }) => ({
-        title: `Leave out ${quantity(Number(number), "check")} of kind auto of ${name} on ${node}?`,
+        title: `Leave out ${quantity(number, "check")} of kind auto of ${name} on ${node}?`,
         path: "/admin/fullsync/suppress-auto",
-        body: { peer: name, node, count: Number(number) },
-        sentence: Number(number)
-          ? `The next ${
-            quantity(Number(number), "check")
-          } of kind auto on ${node} compare nothing, whatever the last ` +
+        body: { peer: name, node, count: number },
+        sentence: number
+          ? `The next ${quantity(number, "check")} of kind auto on ${node} compare nothing, whatever the last ` +
             "ones found. Other kinds are due as planned."
           : `Checks of kind auto on ${node} are due as planned.`,
         verb: "Leave out",
@@ -735,16 +731,16 @@ function kindOptions(kinds) {
 /**
  * @param {string} name
  * @param {Row[]} rows
- * @param {Record<string, string>} values
+ * @param {Record<string, any>} values
  * @param {() => void} done
  * @returns {import("../js/confirm.js").Act}
  */
 function scheduleAct(name, rows, values, done) {
-  const numbers = [...Object.keys(KINDS), "cluster_slice"];
   /** @type {Record<string, number | string>} */
   const changes = {};
-  for (const key of numbers) if (values[key]) changes[key] = Number(values[key]);
-  if (values.all_window) changes.all_window = values.all_window;
+  for (const kind of Object.keys(KINDS)) if (values[kind] !== null) changes[kind] = values[kind];
+  if (values.all_window !== null) changes.all_window = values.all_window;
+  if (values.cluster_slice) changes.cluster_slice = Number(values.cluster_slice);
   if (!Object.keys(changes).length) throw new Error("Nothing is changed: fill in what is to be different.");
   const meant = rows.filter(({ node }) => !values.node || node === values.node);
   return {
@@ -764,15 +760,6 @@ function scheduleAct(name, rows, values, done) {
     result: followed,
     done,
   };
-}
-
-function zone() {
-  return current().utc ? "UTC" : "local time";
-}
-
-/** A time of an input, in the zone that the page shows. @param {string} text */
-function momentOf(text) {
-  return new Date(current().utc ? `${text}Z` : text).getTime();
 }
 
 // -- schedule ---------------------------------------------------------------------------------------------------------
@@ -956,7 +943,7 @@ function shownResults({ results, unknown }, verdict) {
         .../** @type {import("../js/table.js").Column<FullsyncResults["results"][number]>[]} */ (
           countColumns((row) => row)
         ),
-        { title: "By", cell: (row) => nowrap(row.by || "the schedule") },
+        { title: "By", cell: (row) => nowrap(visible(row.by) || "the schedule") },
         { title: "Reason", cell: (row) => row.reason },
       ], shown)
       : empty(`No such check ended ${verdict}.`),

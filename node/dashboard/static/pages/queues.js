@@ -4,10 +4,11 @@ import { get } from "../js/api.js";
 import { badge } from "../js/badge.js";
 import { actButton, command, openDetails } from "../js/confirm.js";
 import { h } from "../js/dom.js";
-import { choiceField, formButton, linesField, numberField, sizeField, textField } from "../js/form.js";
+import { choiceField, formButton, formField, linesField, nameField, textField } from "../js/form.js";
 import { live } from "../js/live.js";
-import { visible } from "../js/names.js";
-import { achievedText, limitText } from "../js/rates.js";
+import { encoded, nameText, shownName, visible } from "../js/names.js";
+import { achievedText, limitText, rateFields, ratesOf } from "../js/rates.js";
+import { author, authored } from "../js/setting_facts.js";
 import { failure, partial, watch } from "../js/states.js";
 import { facts, table } from "../js/table.js";
 import { age, moment, time } from "../js/time.js";
@@ -26,9 +27,7 @@ const EVERY_MS = 5_000;
 const SLOW_EVERY_MS = 15_000; // gaps and ledgers, for which nodes read their change index
 const GAPS_SHOWN = 50;
 const PEEKED = 20;
-const BYTES_MAX = 2 ** 40; // limits of the admin API
-const OBJECTS_MAX = 2 ** 40;
-const KEYS_MAX = 10_000;
+const KEYS_MAX = 10_000; // limit of the admin API
 
 /** @type {[Priority, string][]} */
 const PRIORITIES = [["real_time", "real time"], ["full_sync", "full-sync"], ["fold", "folds"]];
@@ -123,8 +122,8 @@ function shown(loaded, chosen, choose, done) {
 function listed(loaded, chosen, choose) {
   const { queues, at_ms: atMs } = loaded.queues;
   const reasons = queues.flatMap((queue) => [
-    queue.reason && `${queue.name}: ${queue.reason}`,
-    queue.unknown && `${queue.name}: numbers are unknown, since ${queue.unknown}`,
+    queue.reason ? `${queue.name}: ${queue.reason}` : "",
+    queue.unknown ? `${queue.name}: numbers are unknown, since ${queue.unknown}` : "",
   ]).filter(Boolean);
   return [
     table(
@@ -160,7 +159,7 @@ function listed(loaded, chosen, choose) {
       queues,
       { stacks: true },
     ),
-    reasons.length > 0 && h("ul", {}, reasons.map((reason) => h("li", {}, reason))),
+    reasons.length > 0 && h("ul", {}, reasons.map((reason) => h("li", {}, visible(reason)))),
   ];
 }
 
@@ -238,7 +237,7 @@ function details(loaded, queue, done) {
       h("h2", {}, `Queue ${name}`),
       h("div", { class: "row" }, acts(queue, path, done)),
     ),
-    queue.reason && h("p", {}, queue.reason),
+    queue.reason && h("p", {}, visible(queue.reason)),
     queue.differs.length > 0 &&
       h(
         "p",
@@ -369,9 +368,16 @@ function acts(queue, path, done) {
     pushButton(name, path, done),
     formButton("Test the filter …", {
       title: `Would queue ${name} offer a change?`,
-      fields: () => ({ type: textField("Bucket type", { value: "default" }), bucket: textField("Name of the bucket") }),
+      fields: () => {
+        const form = formField();
+        return {
+          type: textField("Bucket type", { value: "default" }),
+          bucket: nameField("Name of the bucket", form),
+          form,
+        };
+      },
       answer: async ({ type, bucket }, signal) => {
-        const asked = new URLSearchParams({ type, bucket });
+        const asked = new URLSearchParams({ type, bucket, encoding: "percent" });
         const found = await get(`${path}/filter?${asked}`, signal);
         return [
           h("p", { role: "status" }, badge(found.offered ? "offered" : "not offered", found.offered ? "good" : "warn")),
@@ -429,20 +435,29 @@ function pushButton(name, path, done) {
   return formButton("Push keys …", {
     title: `Send keys once more by queue ${name}`,
     note: "Objects of these keys are sent as they are now, whatever the filter says, behind changes in real time.",
-    fields: () => ({
-      bucket_type: textField("Bucket type", { value: "default" }),
-      bucket: textField("Name of the bucket"),
-      keys: linesField("Keys, one in a line", KEYS_MAX),
-      encoding: choiceField("Names are", [["", "text"], ["percent", "percent-encoded, for bytes that are no text"]]),
-      priority: choiceField("Priority", [["", "full-sync"], ["fold", "folds, below full-sync"]]),
-    }),
-    act: ({ bucket_type, bucket, keys, encoding, priority }) => ({
+    fields: () => {
+      const form = formField();
+      return {
+        bucket_type: textField("Bucket type", { value: "default" }),
+        bucket: nameField("Name of the bucket", form),
+        keys: linesField("Keys, one in a line", KEYS_MAX),
+        form,
+        priority: choiceField("Priority", [["", "full-sync"], ["fold", "folds, below full-sync"]]),
+      };
+    },
+    act: ({ bucket_type, bucket, keys, form, priority }) => ({
       title: `Push ${quantity(keys.length, "key")} into queue ${name}?`,
       path: `${path}/push`,
-      body: { bucket_type, bucket, keys, encoding: encoding || null, fold: priority === "fold" },
-      sentence: `${
-        quantity(keys.length, "reference")
-      } to bucket ${bucket} of type ${bucket_type} are queued. Keys that do not exist are left out when their turn comes.`,
+      body: {
+        bucket_type,
+        bucket,
+        keys: keys.map((/** @type {string} */ key) => encoded(key, form)),
+        encoding: "percent",
+        fold: priority === "fold",
+      },
+      sentence: `${quantity(keys.length, "reference")} to bucket ${
+        nameText(bucket)
+      } of type ${bucket_type} are queued. Keys that do not exist are left out when their turn comes.`,
       verb: "Push",
       result: (answer) =>
         answer.refused
@@ -464,8 +479,8 @@ function peeked(answer) {
     h("p", { class: "state" }, `Of the partitions that ${node} leads; other nodes have their own. Nothing is taken.`),
     answer.references.length
       ? table("References", [
-        { title: "Key", cell: (row) => h("div", { class: "wrap" }, h("code", {}, visible(row.key))) },
-        { title: "Bucket", cell: (row) => h("div", { class: "wrap" }, h("code", {}, visible(row.bucket))) },
+        { title: "Key", cell: (row) => h("div", { class: "wrap" }, shownName(row.key_encoded)) },
+        { title: "Bucket", cell: (row) => h("div", { class: "wrap" }, shownName(row.bucket_encoded)) },
         { title: "Type", cell: (row) => row.bucket_type },
         { title: "Kind", cell: (row) => row.kind },
         { title: "Partition", number: true, cell: (row) => String(row.partition) },
@@ -489,9 +504,7 @@ function suspensions(queue, path, done) {
     [
       { title: "Suspended", cell: (one) => badge(one.what, "warn") },
       { title: "Where", cell: (one) => one.node ?? "all nodes" },
-      { title: "By", cell: (one) => one.by },
-      { title: "Since", cell: (one) => time(one.at_ms) },
-      { title: "Reason", cell: (one) => h("div", { class: "wrap" }, one.reason) },
+      { title: "By", cell: (one) => h("div", { class: "wrap" }, author(one)) },
       {
         title: "Acts",
         cell: (one) =>
@@ -578,21 +591,15 @@ function rates(queue, path, done) {
         formButton("Set rates …", {
           title: `Limit what each node gives out of queue ${name}`,
           note: "Payload a second and node. What is left empty stays as it is; 0 is no limit.",
-          fields: () => ({
-            size: sizeField("Bytes a second, such as 5MB", { most: BYTES_MAX }),
-            objects: numberField("Changes a second", { most: OBJECTS_MAX }),
+          fields: () => rateFields("5MB"),
+          act: (values) => ({
+            title: `Limit queue ${name}?`,
+            path: `${path}/throttle`,
+            body: ratesOf(values),
+            sentence: limitSentence(queue, values.size, values.objects, inForce),
+            verb: "Set the rates",
+            done,
           }),
-          act: ({ size, objects }) => {
-            if (size === null && objects === null) throw new Error("Bytes, changes, or both are needed.");
-            return {
-              title: `Limit queue ${name}?`,
-              path: `${path}/throttle`,
-              body: { bytes_per_second: size, objects_per_second: objects },
-              sentence: limitSentence(queue, size, objects, inForce),
-              verb: "Set the rates",
-              done,
-            };
-          },
         }, { key: `throttle ${name}` }),
         set && actButton("Use the files’ rates", {
           title: `Use the rates of the files for queue ${name}?`,
@@ -613,7 +620,7 @@ function rates(queue, path, done) {
       ["Held back, since the start", seconds(queue.rates.throttled_seconds)],
       [
         "Set by",
-        set ? [`${set.by}, `, time(set.at_ms), set.reason && `: ${set.reason}`] : "the files",
+        set ? authored(set) : "the files",
       ],
     ]),
   ];
@@ -734,8 +741,7 @@ function gaps(gaps, queue, path, done) {
           { title: "Until", cell: (gap) => time(gap.upto_ms, "still grows") },
           {
             title: "Why",
-            cell: (gap) =>
-              h("div", { class: "wrap" }, gap.what, gap.by && `, by ${gap.by}`, gap.reason && `: ${gap.reason}`),
+            cell: (gap) => h("div", { class: "wrap" }, visible(gapCause(gap))),
           },
           { title: "Acts", cell: (gap) => gap.upto_ms !== null && closeButton(gap, path, done) },
         ],
@@ -745,6 +751,11 @@ function gaps(gaps, queue, path, done) {
       : h("p", { class: "state" }, gaps.unknown.length || unknown.length ? "None is known." : "None is open."),
     rows.length > GAPS_SHOWN && h("p", { class: "state" }, `and ${count(rows.length - GAPS_SHOWN)} more`),
   ];
+}
+
+/** @param {Gap} gap */
+function gapCause({ what, by, reason }) {
+  return `${what}${by ? `, by ${by}` : ""}${reason ? `: ${reason}` : ""}`;
 }
 
 /**

@@ -1,12 +1,13 @@
 /** Sinks: fetches from other clusters, limits, and changes that were refused. */
 
-import { get, post } from "../js/api.js";
+import { ApiError, get, post } from "../js/api.js";
 import { badge } from "../js/badge.js";
 import { actButton, command } from "../js/confirm.js";
 import { h } from "../js/dom.js";
-import { choiceField, formButton, numberField, sizeField } from "../js/form.js";
-import { visible } from "../js/names.js";
-import { achievedText, limitText } from "../js/rates.js";
+import { choiceField, formButton, numberField } from "../js/form.js";
+import { nameText, shownName, visible } from "../js/names.js";
+import { achievedText, limitText, rateFields, ratesOf } from "../js/rates.js";
+import { author, authored } from "../js/setting_facts.js";
 import { empty, failure, partial, watch } from "../js/states.js";
 import { table } from "../js/table.js";
 import { time } from "../js/time.js";
@@ -27,9 +28,8 @@ import { atLeast, bytes, count, milliseconds, quantity, seconds } from "../js/un
 const EVERY_MS = 5_000;
 const LETTERS_FIRST = 20; // dead letters of a node that are shown at first
 const LETTERS_MOST = 1_000; // limits of the admin API
+const REASONS_SHOWN = 5; // why letters stay, after a retry of all
 const WORKERS_MAX = 256;
-const BYTES_MAX = 2 ** 40;
-const OBJECTS_MAX = 2 ** 40;
 const OUTCOMES = /** @type {const} */ (["applied", "merged", "superseded", "rejected", "failed"]);
 
 /** @type {import("../js/router.js").Page} */
@@ -208,9 +208,7 @@ function suspensions(answers, links, done) {
     "Suspensions",
     [
       { title: "Suspended", cell: (one) => badge(scopeText(one), "warn") },
-      { title: "By", cell: (one) => one.by },
-      { title: "Since", cell: (one) => time(one.at_ms) },
-      { title: "Reason", cell: (one) => h("div", { class: "wrap" }, one.reason) },
+      { title: "By", cell: (one) => h("div", { class: "wrap" }, author(one)) },
       { title: "Acts", cell: (one) => resumeButton(one, links, done) },
     ],
     [...found.values()],
@@ -362,7 +360,7 @@ function linkCard(links, amiss, onlyAmiss, done) {
             cell: (link) => link.queue,
           },
           { title: "Fetched by", cell: (link) => link.node },
-          { title: "State", cell: (link) => badge(link.state, LINK_TONES[link.state], link.reason) },
+          { title: "State", cell: (link) => badge(link.state, LINK_TONES[link.state], visible(link.reason)) },
           {
             title: "Acts",
             cell: (link) =>
@@ -376,7 +374,7 @@ function linkCard(links, amiss, onlyAmiss, done) {
                 ),
               ),
           },
-          { title: "Reason", cell: (link) => h("div", { class: "wrap" }, link.reason || "–") },
+          { title: "Reason", cell: (link) => h("div", { class: "wrap" }, visible(link.reason) || "–") },
           {
             title: "Delay",
             number: true,
@@ -396,7 +394,9 @@ function linkCard(links, amiss, onlyAmiss, done) {
           {
             title: "Last error",
             cell: (link) =>
-              link.last_error ? h("div", { class: "wrap" }, time(link.last_error_ms), ` ${link.last_error}`) : "none",
+              link.last_error
+                ? h("div", { class: "wrap" }, time(link.last_error_ms), ` ${visible(link.last_error)}`)
+                : "none",
           },
         ],
         rows,
@@ -475,7 +475,7 @@ function nodeCard(nodes, links, done) {
           title: "Set by",
           cell: ({ sink }) => h("div", { class: "wrap" }, sink ? madeBy(sink.limits_set) : "unknown"),
         },
-        { title: "Reason", cell: ({ sink }) => h("div", { class: "wrap" }, sink?.reason ?? "") },
+        { title: "Reason", cell: ({ sink }) => h("div", { class: "wrap" }, visible(sink?.reason ?? "")) },
       ],
       nodes.nodes,
       { stacks: true },
@@ -506,7 +506,7 @@ function queueLimits(sink) {
 
 /** @param {import("../js/types.d.ts").Signed | null} made @returns {Child} */
 function madeBy(made) {
-  return made === null ? "the files" : [`${made.by}, `, time(made.at_ms), made.reason && `: ${made.reason}`];
+  return made === null ? "the files" : authored(made);
 }
 
 /**
@@ -584,11 +584,10 @@ function limitForms(nodes, links, done) {
       note: "A second and node. What is left empty stays as it is; 0 is no limit.",
       fields: () => ({
         node: nodeField(),
-        size: sizeField("Bytes a second, such as 20MB", { most: BYTES_MAX }),
-        objects: numberField("Changes a second", { most: OBJECTS_MAX }),
+        ...rateFields("20MB"),
       }),
       act: ({ node, size, objects }) => {
-        if (size === null && objects === null) throw new Error("Bytes, changes, or both are needed.");
+        const limits = ratesOf({ size, objects });
         const parts = [
           size !== null && (size ? `at most ${bytes(size)} a second` : "no limit of bytes"),
           objects !== null && (objects ? `at most ${quantity(objects, "change")} a second` : "no limit of changes"),
@@ -596,7 +595,7 @@ function limitForms(nodes, links, done) {
         return {
           title: `Limit what is fetched ${where(node)}?`,
           path,
-          body: { node: node || null, bytes_per_second: size, objects_per_second: objects },
+          body: { node: node || null, ...limits },
           sentence: `From now on and over restarts ${where(node)}: ${
             parts.join(", ")
           }. What exceeds it waits at the source. ${now(node, (sink) => limitText(sink.throttle.configured))}`,
@@ -709,11 +708,11 @@ function letterTable(node, letters, done) {
   return table(
     `Dead letters of ${node}`,
     [
-      { title: "Key", cell: (letter) => h("div", { class: "wrap" }, h("code", {}, visible(letter.key[2]))) },
+      { title: "Key", cell: (letter) => h("div", { class: "wrap" }, shownName(letter.key_encoded[2])) },
       {
         title: "Bucket",
         cell: (letter) =>
-          h("div", { class: "wrap" }, h("code", {}, visible(letter.key[1])), ` of type ${letter.key[0]}`),
+          h("div", { class: "wrap" }, shownName(letter.key_encoded[1]), ` of type ${nameText(letter.key_encoded[0])}`),
       },
       {
         title: "Why",
@@ -766,8 +765,8 @@ function letterTable(node, letters, done) {
 }
 
 /** @param {DeadLetter} letter */
-function named({ key: [type, bucket, key] }) {
-  return `Key ${visible(key)} of bucket ${visible(bucket)} (type ${type})`;
+function named({ key_encoded: [type, bucket, key] }) {
+  return `Key ${nameText(key)} of bucket ${nameText(bucket)} (type ${nameText(type)})`;
 }
 
 /** @param {{outcome: string | null, reason: string | null, error: string | null}} one */
@@ -781,11 +780,17 @@ function retried(one) {
   return h(
     "p",
     { class: "notice warn" },
-    `▲ The letter stays: ${one.outcome ?? one.reason}${one.error ? `: ${one.error}` : ""}`,
+    `▲ The letter stays: ${refusal(one)}`,
   );
 }
 
+/** Why it was not accepted. @param {{outcome: string | null, reason: string | null, error: string | null}} one */
+function refusal({ outcome, reason, error }) {
+  return visible(`${outcome ?? reason}${error ? `: ${error}` : ""}`);
+}
+
 /** @typedef {DeadLetterNodes["nodes"][number]} NodeLetters */
+/** @typedef {{all: number, tried: number, accepted: number, left: number, why: string[], end: string}} Tally */
 
 /**
  * @param {NodeLetters[]} having
@@ -803,38 +808,75 @@ function retryAll(having, silent, total, done) {
       left(silent)
     }`,
     verb: "Retry all",
-    run: async (words, show, signal) => {
-      const found = await allLetters(having, signal);
-      const tally = { tried: 0, accepted: 0, all: found.length, stopped: false, why: /** @type {string[]} */ ([]) };
-      for (const { node, id } of found) {
-        if (signal.aborted) return { ...tally, stopped: true };
-        show([
-          h("progress", { max: found.length, value: tally.tried, "aria-label": "letters tried" }),
-          h(
-            "p",
-            { role: "status" },
-            `${count(tally.tried)} of ${count(found.length)} tried, ${count(tally.accepted)} accepted.`,
-          ),
-        ]);
-        try {
-          const [one] = (await post("/admin/sink/dead-letters/retry", { ids: [id], node, ...words })).retried;
-          if (accepted(one)) tally.accepted += 1;
-          else tally.why.push(`${node}, ${id}: ${one.outcome ?? one.reason}${one.error ? `: ${one.error}` : ""}`);
-        } catch (error) {
-          tally.why.push(`${node}, ${id}: ${error instanceof Error ? error.message : error}`);
-        }
-        tally.tried += 1;
-      }
-      return tally;
-    },
-    result: (tally) => [
-      h("p", {}, `${count(tally.tried)} of ${count(tally.all)} tried, ${count(tally.accepted)} accepted.`),
-      tally.why.length > 0 &&
-      h("p", { class: "notice warn" }, `▲ ${quantity(tally.why.length, "letter")} left, for instance:`),
-      tally.why.length > 0 && h("ul", {}, tally.why.slice(0, 5).map((/** @type {string} */ why) => h("li", {}, why))),
-    ],
+    run: (words, show, signal) => retryEach(having, words, show, signal),
+    result: shownTally,
+    ended: ({ end }) => end !== "",
     done,
   }, { key: "retry all letters" });
+}
+
+/**
+ * Retry one letter after the other, until all were tried, somebody stops it, or the node does not answer.
+ * @param {NodeLetters[]} having
+ * @param {object} words
+ * @param {(shown: Child) => void} show
+ * @param {AbortSignal} signal
+ * @returns {Promise<Tally>}
+ */
+async function retryEach(having, words, show, signal) {
+  /** @type {Tally} */
+  const tally = { all: 0, tried: 0, accepted: 0, left: 0, why: [], end: "" };
+  /** @param {LetterName} letter @param {string} reason */
+  const stays = ({ node, id }, reason) => {
+    tally.left += 1;
+    if (tally.why.length < REASONS_SHOWN) tally.why.push(`${node}, ${id}: ${reason}`);
+  };
+  try {
+    const found = await allLetters(having, signal);
+    tally.all = found.length;
+    for (const letter of found) {
+      if (signal.aborted) break;
+      show([
+        h("progress", { max: tally.all, value: tally.tried, "aria-label": "letters tried" }),
+        h("p", { role: "status" }, progressText(tally)),
+      ]);
+      tally.tried += 1;
+      try {
+        const { node, id } = letter;
+        const [one] = (await post("/admin/sink/dead-letters/retry", { ids: [id], node, ...words })).retried;
+        if (accepted(one)) tally.accepted += 1;
+        else stays(letter, refusal(one));
+      } catch (error) {
+        const message = error instanceof Error ? error.message : String(error);
+        if (error instanceof ApiError && error.status === 0) {
+          tally.end = `It ended at letter ${letter.id} of ${letter.node}: ${message}`;
+          break;
+        }
+        stays(letter, message);
+      }
+    }
+  } catch (error) {
+    if (!signal.aborted) throw error;
+  }
+  if (signal.aborted && !tally.end) tally.end = "It was stopped";
+  return tally;
+}
+
+/** @param {Tally} tally */
+function progressText({ tried, all, accepted }) {
+  return `${count(tried)} of ${count(all)} tried, ${count(accepted)} accepted.`;
+}
+
+/** @param {Tally} tally */
+function shownTally(tally) {
+  const { all, tried, left, why, end } = tally;
+  return [
+    end &&
+    h("p", { class: "notice warn", role: "status" }, `▲ ${end}. ${quantity(all - tried, "letter")} not tried.`),
+    h("p", {}, progressText(tally)),
+    left > 0 && h("p", { class: "notice warn" }, `▲ ${quantity(left, "letter")} left, for instance:`),
+    left > 0 && h("ul", {}, why.map((each) => h("li", {}, each))),
+  ];
 }
 
 /**
@@ -855,18 +897,26 @@ function dropAll(having, silent, total, done) {
     verb: "Drop all",
     danger: true,
     run: async (words, _show, signal) => {
-      const found = await allLetters(having, signal);
+      /** @type {LetterName[]} */
+      let found = [];
       let dropped = 0;
-      for (const node of sorted(found.map((each) => each.node))) {
-        const ids = found.filter((each) => each.node === node).map((each) => each.id);
-        for (let start = 0; start < ids.length && !signal.aborted; start += LETTERS_MOST) {
-          const some = ids.slice(start, start + LETTERS_MOST);
-          dropped += (await post("/admin/sink/dead-letters/drop", { ids: some, node, ...words })).dropped;
+      try {
+        found = await allLetters(having, signal);
+        for (const node of sorted(found.map((each) => each.node))) {
+          const ids = found.filter((each) => each.node === node).map((each) => each.id);
+          for (let start = 0; start < ids.length && !signal.aborted; start += LETTERS_MOST) {
+            const some = ids.slice(start, start + LETTERS_MOST);
+            dropped += (await post("/admin/sink/dead-letters/drop", { ids: some, node, ...words })).dropped;
+          }
         }
+      } catch (error) {
+        if (!signal.aborted) throw error;
       }
-      return { dropped, all: found.length };
+      return { dropped, all: found.length, stopped: signal.aborted };
     },
-    result: ({ dropped, all }) => `${count(dropped)} of ${count(all)} removed.`,
+    ended: ({ stopped }) => stopped,
+    result: ({ dropped, all, stopped }) =>
+      `${stopped ? "It was stopped. " : ""}${count(dropped)} of ${count(all)} removed.`,
     done,
   }, { role: "admin", key: "drop all letters" });
 }

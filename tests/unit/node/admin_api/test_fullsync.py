@@ -120,6 +120,8 @@ def services_of(node: str, manager: CheckScheduler, others: dict[str, ClusterQue
     [
         ("set-range", {"peer": "west", "since_ms": 0, "before_ms": 10**30}),
         ("set-range", {"peer": "west", "since_ms": 0, "before_ms": 1, "bucket": "\ud800"}),
+        ("set-range", {"peer": "west", "since_ms": 0, "before_ms": 1, "bucket": "%F", "encoding": "percent"}),
+        ("set-range", {"peer": "west", "since_ms": 0, "before_ms": 1, "bucket": "b", "encoding": "hex"}),
         ("suspend", {"peer": "west", "reason": "\ud800"}),
         ("suspend", {"by": "\udfff"}),
         ("run", {"peer": "west", "kind": "none"}),
@@ -185,6 +187,10 @@ async def test_a_range_and_left_out_checks_are_set_on_the_node_that_is_named(
     status, answer = await act("set-range", peer="west", node="n2", since_ms=5, before_ms=9, bucket="<b>")
     assert (status, answer["acted"]) == (200, {"n2": ["west"]})
     assert (states(here), states(there)) == ((None, 0), (TimeRange(5, 9, b"<b>"), 0))
+    for encoded, bucket in (("%FF", b"\xff"), ("%5Cxff", rb"\xff")):  # the same sign for people, and two buckets
+        times = {"since_ms": 5, "before_ms": 9, "bucket": encoded, "encoding": "percent"}
+        assert (await act("set-range", peer="west", node="n2", **times))[0] == 200
+        assert states(there) == (TimeRange(5, 9, bucket), 0)
     assert (await act("suppress-auto", node="n2", count=3))[0] == 200
     assert (await act("clear-range", node="n2"))[1]["acted"] == {"n2": ["west"]}
     assert (states(here), states(there)) == ((None, 0), (None, 3))

@@ -107,13 +107,15 @@ class Letters:
 
 
 async def test_any_node_lists_the_letters_of_all(tmp_path: Path, send_request: Any) -> None:
-    """Each node's, the oldest first, with how many it keeps; names of bytes are escaped. A node that is gone is null
+    """Each node's, the oldest first, with how many it keeps; names of bytes are escaped, and also there
+    percent-encoded. A node that is gone is null
     with the reason, though its letters are on its disk."""
     async with Letters(tmp_path, send_request) as letters:
         status, answer = await letters.get()
         assert status == 200
         here, there, gone = answer["nodes"]
         assert [one["key"] for one in here["dead_letters"]] == [["t", "b", "a"], ["t", "b", "b\\xff"], ["t", "b", "c"]]
+        assert here["dead_letters"][1]["key_encoded"] == ["t", "b", "b%FF"]
         assert (here["kept"], here["more"], there["kept"], there["given_up"]) == (3, False, 2, 0)
         assert gone == {"node": "n3", "dead_letters": None, "more": None, "kept": None, "given_up": None}
         assert list(answer["unknown"]) == ["n3"]

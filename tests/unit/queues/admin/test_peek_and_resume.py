@@ -38,6 +38,14 @@ def test_a_reference_of_each_kind_is_shown(kind: ReferenceKind) -> None:
     assert (shown["kind"], shown["key"], shown["bytes"]) == (kind.name.lower(), "k", 2)
 
 
+def test_names_that_look_alike_are_told_apart() -> None:
+    """The byte FF and the text that escapes it are shown alike for people; percent-encoded they differ."""
+    byte, text = (reference_shown((0, 3, 7, b"t", name, name, b"\xa0", 5, b"")) for name in (b"\xff", rb"\xff"))
+    assert (byte["key"], byte["bucket"]) == (text["key"], text["bucket"])
+    assert (byte["key_encoded"], byte["bucket_encoded"]) == ("%FF", "%FF")
+    assert (text["key_encoded"], text["bucket_encoded"]) == ("%5Cxff", "%5Cxff")
+
+
 @pytest.mark.parametrize("what", [SERVING, PUBLISHING])
 async def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> None:
     """Resuming a node alone under a suspension of all is refused, with who made it, and changes nothing; resuming all
