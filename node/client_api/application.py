@@ -27,6 +27,7 @@ from isthmus.node.http.application import (
     Receive,
     Scope,
     Send,
+    in_asked_form,
     internal_error,
     shown_path,
 )
@@ -137,7 +138,7 @@ class ClientApi(HttpApplication):
                     if isinstance(answer, PlainAnswer):
                         return answer
                     if isinstance(answer, Reply):
-                        return self._counted(answer, method)
+                        return self._counted(answer, request)
                     if answer is not None:
                         return self._settled(request, self._objects.settle_get(answer, headers))
                 elif method == "PUT":
@@ -167,7 +168,7 @@ class ClientApi(HttpApplication):
                 reply = await self._objects.reply(method, query_string, headers, body, named)
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
             return self._failed(error, request)
-        return self._counted(reply, method, FETCH_ROUTE if named is None else ROUTE)
+        return self._counted(reply, request, FETCH_ROUTE if named is None else ROUTE)
 
     async def _settled(self, request: RawRequest, work: Coroutine[Any, Any, Reply]) -> Reply:
         """The answer to a read that must wait, or to a write that did not end as usual."""
@@ -175,20 +176,22 @@ class ClientApi(HttpApplication):
             reply = await work
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
             return self._failed(error, request)
-        return self._counted(reply, request.method)
+        return self._counted(reply, request)
 
-    def _counted(self, reply: Reply, method: str, route: str = ROUTE) -> Reply:
-        """`reply`, counted; `_say` counts a large one once it is sent."""
+    def _counted(self, reply: Reply, request: RawRequest, route: str = ROUTE) -> Reply:
+        """`reply` in the form that the request asks for, counted; `_say` counts a large one once it is sent."""
         if len(reply.body) <= SMALL_BODY_BYTES:
-            self.counts.add(route, method, reply.status)
-        return reply
+            self.counts.add(route, request.method, reply.status)
+        return reply if reply.status < 400 else in_asked_form(reply, request.headers)
 
     def _failed(self, error: Exception, request: RawRequest) -> Reply:
         """The answer to a request that ended in `error`, counted; called while the error is handled."""
         if isinstance(error, IsthmusError):
-            return self.refused(error, request.method)
-        log.exception("http.bug", method=request.method, path=shown_path(request.raw_path))
-        return self.refused(internal_error(), request.method)
+            refused = self.refused(error, request.method)
+        else:
+            log.exception("http.bug", method=request.method, path=shown_path(request.raw_path))
+            refused = self.refused(internal_error(), request.method)
+        return in_asked_form(refused, request.headers)
 
     async def send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
         """See FastPathApp."""

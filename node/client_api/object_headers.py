@@ -20,6 +20,7 @@ from isthmus.node.client_api.conditional import (
     IF_UNMODIFIED_SINCE,
     write_condition,
 )
+from isthmus.node.http.accept import prefers
 from isthmus.node.http.responses import Headers, RequestRefused
 from isthmus.node.http.router import decode_segment, encode_segment
 from isthmus.repl.model.conditions import Condition
@@ -289,27 +290,3 @@ def prefers_multipart(accept: bytes | None) -> bool:
     """True when an Accept header gives multipart/mixed a higher weight than text/plain, which wins ties and wildcards,
     as in Riak."""
     return prefers(accept, b"multipart/mixed", b"text/plain")
-
-
-def prefers(accept: bytes | None, wanted: bytes, usual: bytes) -> bool:
-    """True when an Accept header gives `wanted` a higher weight than `usual`, which wins ties and wildcards."""
-    family = wanted.partition(b"/")[0]
-    if accept is None or family not in accept.lower():
-        return False
-    weights = {wanted: -1.0, usual: -1.0}
-    for part in accept.lower().split(b","):
-        kind, *parameters = (p.strip() for p in part.split(b";"))
-        name = wanted if kind == family + b"/*" else kind
-        if name in weights:
-            weights[name] = max(weights[name], _weight(parameters))
-    return weights[wanted] > max(0.0, weights[usual])
-
-
-def _weight(parameters: list[bytes]) -> float:
-    for parameter in parameters:
-        if parameter.startswith(b"q="):
-            try:
-                return min(1.0, max(0.0, float(parameter[2:])))
-            except ValueError:
-                return 0.0
-    return 1.0

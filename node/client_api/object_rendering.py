@@ -1,6 +1,7 @@
 """Answers that show an object: 200 with its value, 300 for siblings, 404 for a tombstone; 304 and 412 by condition.
 
-Pure but for the boundary of a multipart body. The forms are Riak's; `object_headers` makes the headers.
+Pure but for the boundary of a multipart body. The forms are Riak's, and JSON for those who ask; `object_headers` makes
+the headers.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from binascii import b2a_base64
 from typing import Final
 
 from isthmus.node.client_api.conditional import unless_conditions
+from isthmus.node.client_api.json_form import base64_text, encoded, shown_siblings
 from isthmus.node.client_api.object_decoding import Stored, read_stored
 from isthmus.node.client_api.object_headers import (
     content_type_value,
@@ -18,7 +20,8 @@ from isthmus.node.client_api.object_headers import (
     sibling_headers,
     vclock_header,
 )
-from isthmus.node.http.responses import PLAIN, Headers, Reply, RequestRefused
+from isthmus.node.http.accept import accept_of, asks_for_json
+from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefused
 from isthmus.repl.model.conditions import Condition, ConditionState, object_tag
 from isthmus.repl.model.objects import Sibling
 
@@ -75,7 +78,9 @@ def render_stored(stored: Stored, vtag: str | None, request_headers: Headers) ->
         (b"last-modified", http_date(max(s.last_modified_ms for s in siblings) // 1000)),
         _VARY,
     ]
-    accept = next((v for n, v in request_headers if n == b"accept"), None)
+    accept = accept_of(request_headers)
+    if asks_for_json(accept):
+        return Reply(300, [*headers, (b"content-type", JSON)], _document(clock, siblings))
     if prefers_multipart(accept):
         boundary = secrets.token_hex(16).encode()
         headers.append((b"content-type", b"multipart/mixed; boundary=" + boundary))
@@ -106,6 +111,12 @@ def _single(sibling: Sibling, clock: bytes) -> Reply:
     if sibling.tombstone:
         return render_tombstone(clock)
     return Reply(200, [vclock_header(clock), *sibling_headers(sibling)], sibling.value)
+
+
+def _document(clock: bytes, siblings: tuple[Sibling, ...]) -> bytes:
+    """All siblings as a JSON document."""
+    tag = object_tag(clock, siblings)
+    return encoded({"vclock": base64_text(clock), "etag": tag, "siblings": shown_siblings(siblings)}) + b"\n"
 
 
 def _multipart(siblings: tuple[Sibling, ...], boundary: bytes) -> bytes:

@@ -17,10 +17,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
+from isthmus.node.http.accept import accept_of, asks_for_json
 from isthmus.node.http.authorization import READING_POSTS, Guard
 from isthmus.node.http.csrf import check_origin
-from isthmus.node.http.responses import PLAIN, Headers, Reply, RequestRefused, refusal
-from isthmus.node.http.router import Router, parse_query
+from isthmus.node.http.operations import parameters_of
+from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefused, refusal, refusal_in_json
+from isthmus.node.http.router import Router, check_parameters, parse_query
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge, clear_traceback
 from isthmus.repl.security.tls import NodeName
 
@@ -128,7 +130,6 @@ def content_length(value: bytes) -> int:
 
 log = structlog.get_logger(__name__)
 
-JSON: Final = b"application/json"
 MSGPACK: Final = b"application/msgpack"
 
 SMALL_BODY_BYTES: Final = 64 * 1000
@@ -306,6 +307,13 @@ def text_reply(text: str, status: int = 200) -> Reply:
     return Reply(status, [(b"content-type", PLAIN)], text.encode())
 
 
+def in_asked_form(reply: Reply, request_headers: Headers) -> Reply:
+    """A refusal as JSON if the request asks for that; any other answer as it is."""
+    if reply.status < 400 or not asks_for_json(accept_of(request_headers)):
+        return reply
+    return refusal_in_json(reply)
+
+
 def internal_error() -> IsthmusError:
     """The error for an unexpected exception."""
     return IsthmusError("a fault in this program, see its log; if this was a write, outcome=unknown")
@@ -380,6 +388,9 @@ class HttpApplication:
         method: str = scope["method"]
         match = self.router.match(method, scope["raw_path"])
         request = Request(scope, receive, match.params, self.budget)
+        known = parameters_of(method, match.pattern)
+        if known is not None:
+            check_parameters(request.query, known)
         try:
             handled = match.handler(request)
             if self.audit is not None and self.audit.is_act(method, match.pattern):
@@ -395,7 +406,7 @@ class HttpApplication:
 
     async def send_reply(self, scope: Scope, send: Send, reply: Reply) -> None:
         """Send a whole answer with its Content-Length; a large body counts against the budget meanwhile."""
-        status, headers, body = reply
+        status, headers, body = reply = in_asked_form(reply, scope["headers"])
         head = scope["method"] == "HEAD"
         if len(body) <= SMALL_BODY_BYTES:
             connection: Connected | None = scope.get(CONNECTION)
@@ -429,7 +440,7 @@ class HttpApplication:
 
     async def _refuse_unread(self, error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, discard a bounded part of the rest of its body, close."""
-        reply = self.refused(error, scope["method"])
+        reply = in_asked_form(self.refused(error, scope["method"]), scope["headers"])
         headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})

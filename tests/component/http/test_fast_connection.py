@@ -138,13 +138,19 @@ def prompted(client_api, monkeypatch):
     return asked
 
 
-def test_both_paths_answer_alike(client_api_with, serve, monkeypatch):
-    """A session of requests, right and wrong, gets the same bytes and the same counts whichever way each one takes."""
+@pytest.mark.parametrize("accept", [b"", b"accept: application/json\r\n"], ids=["any", "json"])
+def test_both_paths_answer_alike(client_api_with, serve, monkeypatch, accept):
+    """A session of requests, right and wrong, gets the same bytes and the same counts whichever way each one takes,
+    also where refusals are asked for in JSON."""
     quick, slow = client_api_with(object_bytes=200_000), client_api_with(object_bytes=200_000)
     asked, none = prompted(quick, monkeypatch), prompted(slow, monkeypatch)
-    at_once = converse(serve(quick.app), SESSION, split=False)
-    by_parser = converse(serve(slow.app), SESSION, split=True)
+    session = [raw.replace(b"\r\n", b"\r\n" + accept, 1) for raw in SESSION]
+    at_once = converse(serve(quick.app), session, split=False)
+    by_parser = converse(serve(slow.app), session, split=True)
     assert at_once == by_parser
+    refused = [head for _, head, _ in at_once if re.match(rb"HTTP/1.1 [45]", head)]
+    assert len(refused) > 15
+    assert all((b"content-type: application/json" in head) == bool(accept) for head in refused)
     assert quick.kv.objects == slow.kv.objects
     assert quick.kv.isolations == slow.kv.isolations
     assert quick.app.counts == slow.app.counts
@@ -234,6 +240,7 @@ READS = [
     for lines in (
         (),
         (b"authorization: Bearer t", b"x-other: 1"),
+        (b"accept: application/json",),
         (b"if-none-match: *",),
         (b'if-none-match: "0"',),
         (b'if-match: "0"',),

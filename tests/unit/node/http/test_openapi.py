@@ -13,7 +13,8 @@ import pytest
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.client_api.objects import METHODS
 from isthmus.node.http import openapi
-from isthmus.node.http.openapi import ADMIN_OPERATIONS, OBJECT_PATHS, OPERATIONS, WORDS, describe, operation_of
+from isthmus.node.http.openapi import WORDS, describe
+from isthmus.node.http.operations import ADMIN_OPERATIONS, OBJECT_PATHS, OPERATIONS, operation_of
 from tests.support.node_status import FakeNodeStatus
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "http.md"

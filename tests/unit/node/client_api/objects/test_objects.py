@@ -235,7 +235,7 @@ def test_a_read_passes_its_isolation_or_the_default(client_api):
         b"v", b"w"
     )
     assert client_api.call("GET", K).body == b"v"
-    assert client_api.call("GET", K + "?isolation=committed&r=2&unknown=x").body == b"v"
+    assert client_api.call("GET", K + "?isolation=committed&r=2").body == b"v"
     assert client_api.call("GET", K + "?isolation=uncommitted").body == b"w"
     assert client_api.call("HEAD", K + "?isolation=uncommitted").status == 200
     assert client_api.kv.isolations == [None, "committed", "uncommitted", "uncommitted"]
