@@ -236,6 +236,13 @@ def http_date(seconds: int) -> bytes:
     return formatdate(min(seconds, _LAST_DATE_S), usegmt=True).encode()
 
 
+def last_modified(modified_ms: int, now_s: int) -> bytes:
+    """The Last-Modified of an object: never after the Date of its answer (RFC 9110, 8.8.2.1), though the clocks of the
+    node that wrote it and of this one differ."""
+    modified_s = modified_ms // 1000
+    return http_date(modified_s if modified_s < now_s else now_s)
+
+
 def is_header_value(value: bytes) -> bool:
     """True when `value` may be in a header: no control characters (a line end would forge a header)."""
     return _VALUE.fullmatch(value) is not None
@@ -252,12 +259,13 @@ def content_type_value(content_type: bytes) -> bytes:
     return content_type if content_type and is_header_value(content_type) else OCTETS
 
 
-def sibling_headers(sibling: Sibling) -> Headers:
-    """All headers of one sibling, without its length. Values that must not be in a header are left out."""
+def sibling_headers(sibling: Sibling, now_s: int) -> Headers:
+    """All headers of one sibling in an answer at `now_s`, without its length. Values that must not be in a header are
+    left out."""
     headers: Headers = [
         (b"content-type", content_type_value(sibling.content_type)),
         (b"etag", f'"{sibling.vtag}"'.encode()),
-        (b"last-modified", http_date(sibling.last_modified_ms // 1000)),
+        (b"last-modified", last_modified(sibling.last_modified_ms, now_s)),
     ]
     if sibling.content_encoding or sibling.metadata or sibling.links or sibling.indexes:
         headers += _rarer_headers(sibling)

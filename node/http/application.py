@@ -13,6 +13,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
@@ -20,6 +21,7 @@ import structlog
 from isthmus.node.http.accept import accept_of, asks_for_json
 from isthmus.node.http.authorization import READING_POSTS, Guard
 from isthmus.node.http.csrf import check_origin
+from isthmus.node.http.durations import OTHER, RequestDurations
 from isthmus.node.http.operations import parameters_of
 from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefused, refusal, refusal_in_json
 from isthmus.node.http.router import Router, check_parameters, parse_query
@@ -154,8 +156,21 @@ CONNECTION: Final = "isthmus.connection"
 """The key of a scope whose connection can send a whole answer at once (`Connected`)."""
 
 
+TIMING: Final = "isthmus.timing"
+"""The key of a scope's RequestTiming."""
+
 PEER_NAMES: Final = "isthmus.peer-names"
 """The key of the node names in the client's verified certificate; missing without TLS."""
+
+
+class RequestTiming:
+    """When a request began, and the route that it takes once that is known."""
+
+    __slots__ = ("began_s", "route")
+
+    def __init__(self) -> None:
+        self.began_s = perf_counter()
+        self.route = OTHER
 
 
 class Connected(Protocol):
@@ -163,6 +178,9 @@ class Connected(Protocol):
 
     def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
         """Send a whole answer in one piece. Returns False when it must be sent by ASGI messages."""
+
+    def renew_date(self) -> None:
+        """Set the Date of answers that are sent by ASGI messages to the present second."""
 
     def abort(self) -> None:
         """Cut the connection; what was written and not sent is lost."""
@@ -335,6 +353,7 @@ class HttpApplication:
         self.router: Router[RoutedHandler] = Router()
         self.budget = BodyBudget()
         self.counts = RequestCounts()
+        self.durations = RequestDurations()
         self.guard: Guard | None = None
         """Authorizes requests; None: every request is allowed."""
         self.audit: RequestAudit | None = None
@@ -342,6 +361,7 @@ class HttpApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
+        scope[TIMING] = RequestTiming()
         await self.guarded(self._authorize_and_answer(scope, receive, send), scope, receive, send)
 
     async def _authorize_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -363,15 +383,21 @@ class HttpApplication:
             clear_traceback(unread)  # and with it the part of the body that was read, which would wait for the rest
             await self._refuse_unread(unread.error, scope, receive, send)
         except ClientGone:
-            self.counts.add("other", scope["method"], 499)
+            self.counts.add(OTHER, scope["method"], 499)
+            self._timed(scope, 499)
         except asyncio.CancelledError:
             # The listener's drain has timed out: it has closed the connection, and this task ends here.
             log.info("http.request_dropped", method=scope["method"], path=shown_path(scope["raw_path"]))
         except IsthmusError as error:
-            await self.send_reply(scope, send, self.refused(error, scope["method"]))
+            await self._refuse(error, scope, send)
         except Exception:
             log.exception("http.bug", method=scope["method"], path=shown_path(scope["raw_path"]))
-            await self.send_reply(scope, send, self.refused(internal_error(), scope["method"]))
+            await self._refuse(internal_error(), scope, send)
+
+    async def _refuse(self, error: IsthmusError, scope: Scope, send: Send) -> None:
+        reply = self.refused(error, scope["method"])
+        await self.send_reply(scope, send, reply)
+        self._timed(scope, reply.status)
 
     def refused(self, error: IsthmusError, method: str) -> Reply:
         """The answer to a request that ended in `error`, counted."""
@@ -380,6 +406,18 @@ class HttpApplication:
         self.counts.add("refused", method, reply.status)
         return reply
 
+    def answered(self, scope: Scope, route: str, status: int) -> None:
+        """Count a request that was answered by its route, and note its duration."""
+        self.counts.add(route, scope["method"], status)
+        self._timed(scope, status)
+
+    def _timed(self, scope: Scope, status: int) -> None:
+        """Note the duration of a request; one that began on the fast path has been noted there."""
+        timing: RequestTiming | None = scope.get(TIMING)
+        if timing is not None:
+            series = self.durations.series(timing.route, scope["method"], status)
+            series.add(perf_counter() - timing.began_s)
+
     def stop(self) -> None:
         """The node is stopping: end long waits. There are none here; see ClientApi."""
 
@@ -387,10 +425,11 @@ class HttpApplication:
         """Find the handler, call it, send what it returns. Raises what `__call__` turns into refusals."""
         method: str = scope["method"]
         match = self.router.match(method, scope["raw_path"])
+        scope[TIMING].route = match.pattern
         request = Request(scope, receive, match.params, self.budget)
         known = parameters_of(method, match.pattern)
         if known is not None:
-            check_parameters(request.query, known)
+            check_parameters(request.query, known, f"{method} {match.pattern}")
         try:
             handled = match.handler(request)
             if self.audit is not None and self.audit.is_act(method, match.pattern):
@@ -400,7 +439,7 @@ class HttpApplication:
                 await self._stream(reply, scope, receive, send)
             else:
                 await self.send_reply(scope, send, reply)
-            self.counts.add(match.pattern, method, reply.status)
+            self.answered(scope, match.pattern, reply.status)
         finally:
             request.release()
 
@@ -408,10 +447,11 @@ class HttpApplication:
         """Send a whole answer with its Content-Length; a large body counts against the budget meanwhile."""
         status, headers, body = reply = in_asked_form(reply, scope["headers"])
         head = scope["method"] == "HEAD"
-        if len(body) <= SMALL_BODY_BYTES:
-            connection: Connected | None = scope.get(CONNECTION)
-            if connection is not None and connection.reply(status, headers, body, head=head):
+        connection: Connected | None = scope.get(CONNECTION)
+        if connection is not None:
+            if len(body) <= SMALL_BODY_BYTES and connection.reply(status, headers, body, head=head):
                 return
+            connection.renew_date()
         if status not in (204, 304):
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         size = 0 if head else len(body)
@@ -441,6 +481,7 @@ class HttpApplication:
     async def _refuse_unread(self, error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, discard a bounded part of the rest of its body, close."""
         reply = in_asked_form(self.refused(error, scope["method"]), scope["headers"])
+        self._timed(scope, reply.status)
         headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})

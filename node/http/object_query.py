@@ -48,7 +48,7 @@ def parse_object_query(query: bytes) -> ObjectQuery:
 
 def _parsed(query: bytes) -> ObjectQuery:
     parameters = parse_query(query)
-    check_parameters(parameters, OBJECT_PARAMETERS)
+    check_parameters(parameters, OBJECT_PARAMETERS, "a key")
     for name, value in parameters.items():
         check = _CHECKS.get(name)
         if check is not None:

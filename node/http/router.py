@@ -86,11 +86,13 @@ NAME_SHOWN_MAX: Final = 80
 """Characters of an unknown name that are compared with the known ones, and shown."""
 
 
-def check_parameters(given: Collection[str], known: Collection[str]) -> None:
-    """Refuse parameters that a request does not have. Raises RequestRefused (400) with the nearest name."""
+def check_parameters(given: Collection[str], known: Collection[str], where: str) -> None:
+    """Refuse parameters that a request does not have. `where` names the request. Raises RequestRefused (400) with the
+    nearest name, or all known ones."""
     for name in given:
         if name not in known:
-            raise RequestRefused(400, "bad-query", no_such("query parameter", name[:NAME_SHOWN_MAX], sorted(known)))
+            noun = f"query parameter of {where}"
+            raise RequestRefused(400, "bad-query", no_such(noun, name[:NAME_SHOWN_MAX], sorted(known)))
 
 
 class Match(NamedTuple, Generic[Handler]):

@@ -31,7 +31,7 @@ def refused_query(method: str, target: str) -> bytes | None:
     except RequestRefused:
         return None
     try:
-        check_parameters(parse_query(query.encode()), parameters_of(method, pattern) or ())
+        check_parameters(parse_query(query.encode()), parameters_of(method, pattern) or (), f"{method} {pattern}")
     except RequestRefused as error:
         return refusal_in_json(refusal(error)).body
     return None
