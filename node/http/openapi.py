@@ -25,7 +25,7 @@ DESCRIPTION: Final = "A refusal has its code in the header `X-Isthmus-Reason`, a
 
 WORDS: Final[Mapping[int, str]] = {
     200: "what was asked for",
-    201: "written under the key in `Location`",
+    201: "written under the key in `Location`; with `returnbody=true` the answer has the value",
     204: "done",
     300: "siblings: their vtags, or all of them as multipart/mixed or JSON",
     304: "the client has this version already",

@@ -91,9 +91,7 @@ _WRITE: Final = OperationSpec(
     _ANY,
     answers=_SIBLINGS,
 )
-_CREATE: Final = OperationSpec(
-    (201, *_WRITES, 415, 422), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS}, _ANY, None, answers={201: {_ANY: {}}}
-)
+_CREATE: Final = OperationSpec((201, *_WRITES, 415, 422), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS}, _ANY, None)
 _DELETE: Final = OperationSpec((204, *_WRITES), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS, **_NAMED}, answer=None)
 _PROPS: Final = {"props": {"enum": ["true", "false"]}}
 """Without effect on listings of keys; a client of Riak sends it."""
