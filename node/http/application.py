@@ -24,7 +24,7 @@ from isthmus.node.http.csrf import check_origin
 from isthmus.node.http.durations import OTHER, RequestDurations
 from isthmus.node.http.operations import parameters_of
 from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefused, refusal, refusal_in_json
-from isthmus.node.http.router import Router, check_parameters, parse_query
+from isthmus.node.http.router import Match, Router, check_parameters, parse_query
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge, clear_traceback
 from isthmus.repl.security.tls import NodeName
 
@@ -203,8 +203,8 @@ class Request:
     """One request as a routed handler sees it. `params` are the decoded parts of the path."""
 
     __slots__ = (
-        "_budget", "_held", "_receive", "after", "before", "connection", "document", "headers", "method", "model",
-        "params", "peer_names", "query", "query_string", "raw_path", "secure",
+        "_budget", "_held", "_query", "_receive", "after", "before", "connection", "document", "headers", "method",
+        "model", "params", "peer_names", "query_string", "raw_path", "secure",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, params: dict[str, bytes], budget: BodyBudget) -> None:
@@ -217,7 +217,7 @@ class Request:
         self.secure = PEER_NAMES in scope
         """Whether the connection is TLS."""
         self.query_string: bytes = scope["query_string"]
-        self.query = parse_query(self.query_string)
+        self._query: dict[str, str] | None = None
         self.document: Any = None
         """The body, once `json` has read it."""
         self.model: object = None
@@ -238,6 +238,13 @@ class Request:
         self.before = state()
         yield
         self.after = state()
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query parameters. Raises RequestRefused (400) as `parse_query` does."""
+        if self._query is None:
+            self._query = parse_query(self.query_string)
+        return self._query
 
     def header(self, name: bytes) -> bytes | None:
         """The value of a header by its lower-case name; the first one when repeated."""
@@ -427,11 +434,8 @@ class HttpApplication:
         match = self.router.match(method, scope["raw_path"])
         scope[TIMING].route = match.pattern
         request = Request(scope, receive, match.params, self.budget)
-        known = parameters_of(method, match.pattern)
-        if known is not None:
-            check_parameters(request.query, known, f"{method} {match.pattern}")
+        handled = self._handled(match, request)
         try:
-            handled = match.handler(request)
             if self.audit is not None and self.audit.is_act(method, match.pattern):
                 handled = self.audit.watch(scope, match.pattern, request, handled)
             reply = await handled
@@ -442,6 +446,14 @@ class HttpApplication:
             self.answered(scope, match.pattern, reply.status)
         finally:
             request.release()
+
+    async def _handled(self, match: Match[RoutedHandler], request: Request) -> Reply | Stream:
+        """Call the handler, unless the query has parameters that the route does not have: a part of the act, so that
+        the audit log has this refusal, too."""
+        known = parameters_of(request.method, match.pattern)
+        if known is not None:
+            check_parameters(request.query, known, f"{request.method} {match.pattern}")
+        return await match.handler(request)
 
     async def send_reply(self, scope: Scope, send: Send, reply: Reply) -> None:
         """Send a whole answer with its Content-Length; a large body counts against the budget meanwhile."""
