@@ -155,6 +155,7 @@ def run(settings: Settings, file: Path) -> int:
         data_dir=str(settings.node.data_dir),
         python=platform.python_version(),
         pid=os.getpid(),
+        platform=platform.platform(),
     )
     return uvloop.run(_run(settings, file, ServiceManager()))
 
@@ -465,7 +466,8 @@ class Node:
         served = [partition for partition in self.services.runtime.partitions.values() if not partition.removed]
         led = sum(partition.replica.ready for partition in served)
         seconds = round(asyncio.get_running_loop().time() - began_s, 1)
-        log.info("node.ready", sentence=f"{quantity(len(served), 'partition')} served", leads=led, seconds=seconds)
+        sentence = f"ready: {quantity(len(served), 'partition')} served"
+        log.info("node.ready", sentence=sentence, leads=led, seconds=seconds)
         self._manager.status(self._sentence())
 
     def request_reload(self) -> None:
@@ -525,7 +527,7 @@ class Node:
         await services.registrar.stop()
         if self._fatal is not None:
             # After a failure of log or store the process's state cannot be trusted: no hand-over, no last writes.
-            logs.lines.msg(f"isthmus: {self._fatal}; the node ends, see its log")
+            log.critical("node.failed", sentence=f"{self._fatal}; the node ends", exit_code=EXIT_STORAGE)
             os._exit(EXIT_STORAGE)
         log.info("node.stopping", reason=self._stop_reason)
         self._manager.stopping(self._stop_reason)

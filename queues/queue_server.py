@@ -322,7 +322,7 @@ class QueueServer:
         log.warning(
             "queue.properties_differ",
             queue=self.settings.name,
-            sink_node=node,
+            peer=node,
             bucket_types=types_of(found),
             differences=differences_shown(found),
         )

@@ -177,8 +177,8 @@ class QueueService:
             self._loop.call_soon_threadsafe(self._report_damage, partition, segment)
 
     def _report_damage(self, partition: int, segment: int | None) -> None:
-        if segment is not None and (left_out := self._damaged_rows.due()) is not None:
-            log.error("queue.key_row_damaged", partition=partition, segment=segment, left_out=left_out)
+        if segment is not None and (suppressed := self._damaged_rows.due()) is not None:
+            log.error("queue.key_row_damaged", partition=partition, segment=segment, suppressed=suppressed)
         self.damage_listener.on_damaged_row(partition, segment)
 
     # ---------------------------------------------------------------- life
