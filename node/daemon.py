@@ -62,7 +62,7 @@ from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.node.observability.version import program_version
 from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
-from isthmus.node.services import history_sampler
+from isthmus.node.services import history_sampler, lag_metrics
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
@@ -137,6 +137,7 @@ METRICS: Final = {
     **logs.HELP,
     **audit_log.HELP,
     **history_sampler.HELP,
+    **lag_metrics.HELP,
     **live.HELP,
 }
 """Every metric of a node, by name."""
@@ -402,6 +403,7 @@ class Node:
                 services.fullsync.metrics,
                 services.row_streams.metrics,
                 services.history_sampler.samples,
+                services.lag_metrics.samples,
                 self.admin_api.live.samples,
                 self._listeners.samples,
                 self.client_api.samples,
@@ -430,8 +432,9 @@ class Node:
         why_not = replicas_not_ready(name, controller.records, services.runtime.partitions, controller.waiting)
         return not why_not, why_not
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         """See NodeStatus."""
+        await self.services.lag_metrics.measure()
         return self.metrics.render()
 
     @property
@@ -538,6 +541,7 @@ class Node:
         self.client_api.stop()
         self.admin_api.stop()
         await services.history_sampler.stop()
+        await services.lag_metrics.stop()
         services.row_streams.stop()
         await self._listeners.drain()
         await services.fullsync.stop_checks()

@@ -39,6 +39,7 @@ from isthmus.sink.limits import ALL_NODES, EffectiveLimits, SinkLimits
 from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers
 from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
+from isthmus.sink.status import FetchedLag
 from isthmus.sink.suspensions import SinkSuspension
 from isthmus.sink.worker import Link, SinkContext
 from isthmus.sink.worker_pool import Seed, SinkCluster, WorkerPool
@@ -574,6 +575,16 @@ class Sink:
             "queue_workers_set": [msgspec.to_builtins(one) for one in self._peers.value.workers],
             "peers_unusable": [{"queue": n.queue, "url": n.peer, "reason": why} for n, why in self._unusable.items()],
         }
+
+    def fetched_lags(self) -> list[FetchedLag]:
+        """What was fetched and is not stored yet, by queue, source cluster and bucket type; without the queues of which
+        it is not known what waits."""
+        now_ms, scheduler = self._time.wall_ms(), self._pool.scheduler
+        links = [
+            (link, self._pool.batches(name), listing.is_known(link, scheduler, self.is_suspended(name), now_ms))
+            for name, link in self._pool.links.items()
+        ]
+        return listing.fetched_lags(links, self._cluster.known_types() or (), now_ms)
 
     def metrics(self) -> list[Sample]:
         """Samples of every link; their help lines are `sink.status.HELP`."""

@@ -15,7 +15,7 @@ import structlog
 
 from isthmus.config.text import clause, quantity
 from isthmus.queues.leases import Session
-from isthmus.queues.window_rules import REAL_TIME
+from isthmus.queues.window_rules import REAL_TIME, Item
 from isthmus.queues.wire import BatchAck, FetchReply
 from isthmus.repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable
 from isthmus.repl.model.ports import KeyValue, TimeSource
@@ -114,6 +114,8 @@ class Slot:
         self.link = link
         self.fetcher = fetcher
         self.pushing = False
+        self.items: Sequence[Item] = ()
+        """What is being pushed."""
         self._context = context
 
     async def cycle(self, options: FetchOptions, on_fetched: Callable[[int, int], None]) -> tuple[CycleResult, int]:
@@ -143,6 +145,7 @@ class Slot:
             # A batch that arrives while stopping is left unacknowledged: the next fetch of any worker gets it again.
             return CycleResult.EMPTY, waited_ms
         self.pushing = True
+        self.items = reply.items
         try:
             on_fetched(len(reply.items), self.fetcher.answer_bytes)
             # The source took the batch no earlier than this, by durations only; a source that does not send how long it
@@ -151,6 +154,7 @@ class Slot:
             return await self._push_batch(reply, taken_ms), waited_ms
         finally:
             self.pushing = False
+            self.items = ()
 
     async def acknowledge(self) -> bool:
         """Send the acknowledgement without a fetch. Returns False when the source failed."""

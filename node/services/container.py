@@ -49,6 +49,7 @@ from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.node.services.history import History
 from isthmus.node.services.history_query import NEWEST, PLACES, NewestResponder, PlacesResponder
 from isthmus.node.services.history_sampler import HistorySampler, ProcessSource, node_sources
+from isthmus.node.services.lag_metrics import LagMetrics
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.node.services.membership import ClusterMembership
 from isthmus.node.services.node_query import NODE_HEALTH, NodeHealthResponder
@@ -314,6 +315,9 @@ class NodeServices:
             pool=self.read_pool,
             fullsync=self.fullsync_status,
             sink=self.sink,
+        )
+        self.lag_metrics = LagMetrics(
+            name, self.queue_acts, lambda: self.controller.records, self.sink.fetched_lags, self.time
         )
         self.history = History()
         process = ProcessSource(settings.node.data_dir, self.store, self.replog, self.time, self.read_pool)
