@@ -56,18 +56,20 @@ from isthmus.node.http import authorization, listener
 from isthmus.node.http.audit import AuditTrail
 from isthmus.node.http.listener import Listeners, bind
 from isthmus.node.local import supervisor_client
-from isthmus.node.observability import audit_log, logs
+from isthmus.node.observability import audit_log, logs, traces
 from isthmus.node.observability.metrics import Metrics
 from isthmus.node.observability.service_manager import ServiceManager
+from isthmus.node.observability.traces import NodeTracer, check_traces, start_tracer
 from isthmus.node.observability.version import program_version
 from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
-from isthmus.node.services import history_sampler, lag_metrics
+from isthmus.node.services import history_sampler, lag_metrics, write_traces
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
 from isthmus.queues import status
 from isthmus.repl import telemetry
+from isthmus.repl import traces as change_traces
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller import suspicion
 from isthmus.repl.metastore.port import Metastore, SessionState
@@ -139,6 +141,9 @@ METRICS: Final = {
     **history_sampler.HELP,
     **lag_metrics.HELP,
     **live.HELP,
+    **change_traces.HELP,
+    **write_traces.HELP,
+    **traces.HELP,
 }
 """Every metric of a node, by name."""
 
@@ -210,6 +215,7 @@ class Node:
         self._metastore: Metastore | None = None
         self._services: NodeServices | None = None
         self._embedded = False
+        self._tracer: NodeTracer | None = None
 
     @property
     def services(self) -> NodeServices:
@@ -224,6 +230,7 @@ class Node:
         settings = self.settings
         loop = asyncio.get_running_loop()
         self._credentials = NodeCredentials(settings)
+        check_traces(settings.traces)
         identity = NodeIdentity.open(settings.node.data_dir)
         self._identity = identity
         identity.check_node(settings.node.name)
@@ -256,6 +263,8 @@ class Node:
             boot_id=boot,
             durability=settings.replication.durability,
         )
+        name, cluster = settings.node.name, settings.node.cluster
+        self._tracer = start_tracer(settings.traces, self._credentials.trace_headers, node=name, cluster=cluster)
         resources = NodeResources(
             credentials=self._credentials,
             listeners=self._listeners,
@@ -269,6 +278,7 @@ class Node:
             store=store,
             replog=replog,
             started_ms=self._started_ms,
+            tracer=self._tracer,
         )
         services = NodeServices(settings, resources, self._time, self._on_fatal)
         self._services = services
@@ -357,6 +367,7 @@ class Node:
             status=self,
             certified_sinks=self._credentials.certified_sinks,
             addresses=services.client_routes,
+            traces=None if services.traces is None else services.traces.writes,
         )
         add_members(self.client_api, services.membership)
         add_cluster_routes(self.client_api, services.client_routes)
@@ -410,6 +421,7 @@ class Node:
                 self._credentials.samples,
                 logs.lines.samples,
                 services.audit.samples,
+                *(() if services.traces is None else (services.traces.samples,)),
             ],
             METRICS,
         )
@@ -592,5 +604,7 @@ class Node:
             # A ZooKeeper that does not stop is an error; the node's own resources are released all the same.
             if self._identity is not None:
                 self._identity.close(clean)
+            if self._tracer is not None:
+                await self._tracer.stop()
             if self._services is not None:
                 self._services.read_pool.shutdown(wait=False, cancel_futures=True)

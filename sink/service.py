@@ -41,6 +41,7 @@ from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
 from isthmus.sink.status import FetchedLag
 from isthmus.sink.suspensions import SinkSuspension
+from isthmus.sink.traces import SinkTraces
 from isthmus.sink.worker import Link, SinkContext
 from isthmus.sink.worker_pool import Seed, SinkCluster, WorkerPool
 
@@ -118,6 +119,7 @@ class Sink:
         conflicts: Conflicts,
         credentials: PeerAccess,
         cluster: SinkNodes,
+        traces: SinkTraces | None = None,
     ) -> None:
         self._settings = settings
         self._kv = kv
@@ -145,7 +147,7 @@ class Sink:
         self._effective_limits = self._default_limits
         self._pool = WorkerPool(
             settings,
-            SinkContext(kv, time, letters, conflicts, self, self._stopping),
+            SinkContext(kv, time, letters, conflicts, self, self._stopping, traces),
             self._local,
             seeds=self._seeds,
             node=node_name,

@@ -29,6 +29,7 @@ from isthmus.sink.fetch import Fetcher, FetchOptions
 from isthmus.sink.lag_histogram import Lag
 from isthmus.sink.push import SourceCounters, conflicts_of, dead_letters, failed_indexes, outcomes_of, pushes
 from isthmus.sink.scheduler import LinkName
+from isthmus.sink.traces import SinkTraces
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +106,8 @@ class SinkContext(NamedTuple):
     conflicts: Conflicts
     sources: SourceRegistry
     stopping: asyncio.Event
+    traces: SinkTraces | None = None
+    """None: traces are off."""
 
 
 class Slot:
@@ -172,7 +175,14 @@ class Slot:
         link, time = self.link, self._context.time
         counters = self._context.sources.counters_of(reply.cluster, reply.cluster_name, link.name.queue)
         counters.fetched(len(reply.items), self.fetcher.answer_bytes)
-        results = await self._push(reply, taken_ms)
+        traces = self._context.traces
+        if traces is None or reply.traces is None:
+            results = await self._push(reply, taken_ms)
+        else:
+            taken_ns = (time.wall_ms() - (time.now_ms() - taken_ms)) * 1_000_000
+            pushes_traced = traces.fetched(link.name, reply.traces, reply.items, taken_ns)
+            results = await self._push(reply, taken_ms)
+            traces.pushed(pushes_traced, results)
         outcomes = outcomes_of(results)
         given_up: tuple[int, ...] = ()
         if PushOutcome.REJECTED in outcomes:
