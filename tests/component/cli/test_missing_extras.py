@@ -77,7 +77,8 @@ def test_a_node_that_traces_names_the_extra_traces(tmp_path: Path) -> None:
     """Exit code 5 in one event, before anything of the node is set up; without an endpoint nothing is missed."""
     file = tmp_path / "node.toml"
     node = NODE + '[metastore]\nhosts = "127.0.0.1:1"\nconnect_timeout = "1s"\n'
-    for endpoint, wanted in (("http://127.0.0.1:4318/v1/traces", "traces.endpoint needs"), ("", "no ZooKeeper answers")):
+    cases = {"http://127.0.0.1:4318/v1/traces": "traces.endpoint needs", "": "no ZooKeeper answers"}
+    for endpoint, wanted in cases.items():
         file.write_text(f'{node}[traces]\nendpoint = "{endpoint}"\n')
         done = run_without(["opentelemetry"], [*CLI, "node", "run", "node.toml"], tmp_path)
         assert done.returncode == Exit.LOCAL_FAULT, done.stderr
