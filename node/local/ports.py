@@ -7,6 +7,7 @@ not get it, though its server listens only seconds later.
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
 import socket
@@ -60,6 +61,12 @@ class PortAllocator:
         fresh.write_text(json.dumps(self._ports, indent=1))
         fresh.replace(self._path)
         return kept
+
+
+@atexit.register
+def _release() -> None:
+    while _reservations:
+        _reservations.pop().close()
 
 
 def is_free(port: int) -> bool:

@@ -58,7 +58,12 @@ async def read_exposition(directory: Path) -> str:
             while not node.ready()[0]:
                 await asyncio.sleep(0.01)
         await node.services.coordinator.write(WriteRequest(Key(b"default", b"b", b"k"), Content(b"v")))
-        return (await node.exposition()).decode()
+        async with asyncio.timeout(20):
+            while True:
+                text = (await node.exposition()).decode()
+                if "isthmus_lag_unknown{" in text and "\nisthmus_lag_objects" in text and "} NaN" not in text:
+                    return text
+                await asyncio.sleep(0.1)  # until the queue has read its place
     finally:
         node.request_stop("the test is over")
         await served
