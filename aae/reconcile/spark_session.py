@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -161,6 +161,36 @@ def session(
             os.environ["JAVA_HOME"] = java_home
     register(made)
     return made
+
+
+class LazySession:
+    """A Spark session that is started when a job first needs it. `start` starts, or returns, the session."""
+
+    def __init__(self, start: Callable[[], SparkSession]) -> None:
+        self._start = start
+        self._made: SparkSession | None = None
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> LazySession:
+        """One that runs already."""
+        made = cls(lambda: spark)
+        made.get()
+        return made
+
+    def get(self) -> SparkSession:
+        """The session. Raises LocalFault without a Java."""
+        if self._made is None:
+            self._made = self._start()
+        return self._made
+
+    def parallelism(self) -> int | None:
+        """Number of tasks that run at once; None while the session has not been started."""
+        return None if self._made is None else int(self._made.sparkContext.defaultParallelism)
+
+    def stop(self) -> None:
+        """Stop the session if it was started."""
+        if self._made is not None:
+            self._made.stop()
 
 
 @contextmanager

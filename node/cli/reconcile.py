@@ -29,6 +29,7 @@ from isthmus.node.cli.reconcile_options import (
     absolute,
     duration_s,
     new_run_id,
+    print_progress,
     refuse_token_variable,
     whole_seconds,
 )
@@ -154,14 +155,19 @@ def run(left: str, right: str, run_id: str | None, master: str, format_: str, **
     refuse_token_variable(given["token_file"])
     from isthmus.aae.reconcile.job import ReconcileOptions, check, check_apart
     from isthmus.aae.reconcile.job import run as run_it
-    from isthmus.aae.reconcile.spark_session import session
+    from isthmus.aae.reconcile.spark_session import LazySession, session
 
     options = ReconcileOptions(run_id=run_id or new_run_id(), **given)
     check(left, right, options)
     check_apart(left, right, options)
-    spark = session(f"isthmus reconcile {options.run_id}", master, stand_back=True)
+
+    def start() -> Any:
+        print_progress("starting Spark")
+        return session(f"isthmus reconcile {options.run_id}", master, stand_back=True)
+
+    spark = LazySession(start)
     try:
-        summary = run_it(spark, left, right, options, lambda line: click.echo(line, err=True))
+        summary = run_it(spark, left, right, options, print_progress)
     finally:
         spark.stop()
     if format_ == "json":
@@ -424,6 +430,10 @@ def _listed(directory: RunDirectory) -> dict[str, Any]:
         }
 
 
+def _proven_by_trees(summary: dict[str, Any]) -> bool:
+    return summary["outcome"] == "equal" and summary["mode"] == "trees" and not summary["coverage"]["read"]
+
+
 def _echo_summary(summary: dict[str, Any]) -> None:
     cover = summary["coverage"]
     facts: list[tuple[str, Any]] = [("run", summary["run_id"]), ("outcome", summary["outcome"])]
@@ -431,7 +441,7 @@ def _echo_summary(summary: dict[str, Any]) -> None:
         facts.append(("error", summary["error"]))
     facts += [
         ("mode", f"{summary['mode']}: {summary['why']}" if summary["mode"] else "not decided"),
-        ("keys read", summary["keys"]),
+        ("keys read", "0: the trees of both clusters are equal" if _proven_by_trees(summary) else summary["keys"]),
     ]
     facts += list(summary["verdicts"].items())
     facts.append(("segments", f"{cover['segments']} of {cover['of']}, {cover['read']} of them read"))
