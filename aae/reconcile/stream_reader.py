@@ -139,7 +139,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
             asked, partition, options.credentials,
             give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._plan,
         )  # fmt: skip
-        columns = Columns(options.bucket_type, self._schema)
+        columns = Columns(options.bucket_type, self._schema, options.not_utf8)
         pace = TaskRate(options.rows_per_second / partition.tasks)
         for head, rows in stream.frames():
             yield columns.batch(head, rows)

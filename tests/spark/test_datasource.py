@@ -206,39 +206,49 @@ def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Pa
     assert sum(piece.rows for piece in read_manifest(tmp_path)[0]) == 2 * COUNT
 
 
-def test_tables_in_the_catalog_are_refused_or_take_their_options_where_they_are_used(
-    spark: Any, live: LiveCluster, tmp_path: Path
-) -> None:
-    """Spark passes a data source in Python none of a table's options. CREATE TABLE with options is refused and leaves
-    nothing; a table without options, or one that saveAsTable made, says what is missing and works with options given
-    where it is used; a temporary view keeps them."""
+def test_tables_in_the_catalog_keep_their_options(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
+    """A table that CREATE TABLE makes with options is read and written by SQL and by DataFrames that give none; its
+    rows replace those of their keys if it says so. What could not be used is refused and leaves nothing; a table made
+    with columns, or by saveAsTable, takes its options where it is used; a temporary view keeps them."""
     before = {table.name for table in spark.catalog.listTables()}
-    for statement in (
-        f"CREATE TABLE refused USING isthmus OPTIONS (urls '{live.urls}', bucket 'w')",
-        "CREATE TABLE refused USING isthmus",
-        f"CREATE TABLE refused USING isthmus TBLPROPERTIES (urls '{live.urls}')",
+    for statement, words in (
+        ("CREATE TABLE refused USING isthmus", "option urls is missing"),
+        (f"CREATE TABLE refused USING isthmus OPTIONS (urls '{live.urls}', bukcet 'w')", "did you mean bucket"),
+        (f"CREATE TABLE refused USING isthmus TBLPROPERTIES (urls '{live.urls}')", "option urls is missing"),
+        (f"CREATE TABLE refused USING isthmus OPTIONS (urls '{live.urls}') AS SELECT 'w' bucket", "AS SELECT"),
+        ("CREATE TABLE refused USING isthmus OPTIONS (view 'findings', path '/x')", "CREATE TEMPORARY VIEW"),
     ):
-        with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
-            spark.sql(statement)
-    with pytest.raises(PySparkException, match="option urls is missing"):
-        spark.sql(f"CREATE TABLE refused USING isthmus OPTIONS (urls '{live.urls}') AS SELECT 'w' bucket").collect()
+        with pytest.raises(PySparkException, match=words):
+            spark.sql(statement).collect()
     assert {table.name for table in spark.catalog.listTables()} == before
     spark.sql(f"CREATE TEMPORARY VIEW seen USING isthmus OPTIONS (urls '{live.urls}', bucket 'w')")
     assert spark.sql("SELECT count(*) FROM seen").first()[0] == COUNT
-    name = F.col("id").cast("string").cast("binary")
-    rows = spark.range(7).select(F.lit(b"tab").alias("bucket"), name.alias("key"), name.alias("value"))
+    options = {"urls": live.urls, "bucket": "sql", "columns": "bucket,key,value", "text": "true"}
     try:
-        rows.write.format("isthmus").mode("append").option("urls", live.urls).saveAsTable("kept")
+        named = ", ".join(f"{name} '{value}'" for name, value in options.items())
+        spark.sql(f"CREATE TABLE towns USING isthmus OPTIONS ({named}, on_conflict 'replace')")
+        spark.sql("INSERT INTO towns VALUES ('sql', 'corinth', '1'), ('sql', 'athens', '1')")
+        rows = spark.createDataFrame(
+            [("sql", "corinth", "2"), ("sql", "sparta", "2")], "bucket string, key string, value string"
+        )
+        rows.write.format("isthmus").mode("append").saveAsTable("towns")
+        rows.write.insertInto("towns")
+        kept = {row["key"]: row["value"] for row in spark.sql("SELECT key, value FROM towns").collect()}
+        assert kept == {"corinth": "2", "athens": "1", "sparta": "2"}
+        siblings = spark.read.format("isthmus").options(urls=live.urls, bucket="sql", columns="siblings").load()
+        assert {row["siblings"] for row in siblings.collect()} == {1}
+        with pytest.raises(PySparkException, match="on_conflict = replace"):
+            spark.sql("INSERT OVERWRITE towns VALUES ('sql', 'corinth', '3')")
+        assert spark.read.options(bucket="w").table("towns").count() == COUNT
+        rows.write.format("isthmus").mode("append").options(urls=live.urls).saveAsTable("made")
         with pytest.raises(PySparkException, match=r"spark\.read\.options\(urls="):
-            spark.table("kept").count()
-        with pytest.raises(PySparkException, match=r"spark\.read\.options\(urls="):
-            rows.write.insertInto("kept")
-        options = {"urls": live.urls, "bucket": "tab", "view": "objects"}
-        assert spark.read.options(**options).table("kept").count() == 7
-        with_options = ", ".join(f"{name} = '{value}'" for name, value in options.items())
-        assert spark.sql(f"SELECT count(*) FROM kept WITH ({with_options})").first()[0] == 7
+            spark.table("made").count()
+        assert spark.read.options(urls=live.urls, bucket="sql").table("made").count() == 3
+        found = spark.sql(f"SELECT count(*) FROM made WITH (urls = '{live.urls}', bucket = 'sql')")
+        assert found.first()[0] == 3
     finally:
-        spark.sql("DROP TABLE IF EXISTS kept")
+        for name in ("towns", "made"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
 
 
 def test_written_rows_keep_their_clocks_or_get_new_ones(spark: Any, live: LiveCluster, tmp_path: Path) -> None:

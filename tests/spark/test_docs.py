@@ -106,7 +106,8 @@ def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: d
             cell.write_text(here(text))
             cells |= runpy.run_path(str(cell), cells)
         elif kind == "sql":
-            spark.sql(here(text))
+            for statement in filter(str.strip, here(text).split(";")):
+                spark.sql(statement)
         else:
             assert kind == "sh"
             printed.append(shell(here(text), tmp_path))
@@ -117,8 +118,11 @@ def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: d
     assert [repair["state"] for repair in repairs_of(runs["may"])] == ["done"]
     assert "75 73 65 72 73" in printed[0]  # users, as Spark shows bytes
     assert '"run_id": "july"' in printed[-1].splitlines()[-1]
-    assert cells["keys"].count() == 201
+    assert cells["keys"].count() == 202
     assert spark.table("users").count() == 200
+    assert {row["key"]: row["value"] for row in spark.table("towns").collect()} == {
+        "corinth": "on the isthmus", "delphi": "at the spring",
+    }  # fmt: skip
     assert spark.read.parquet(str(tmp_path / "backups" / "users")).count() == 200
     assert spark.read.parquet(str(tmp_path / "lake" / "keys")).count() == 201
     assert cells["findings"].count() == cells["found"].count()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from isthmus.aae.reconcile import register, spark_session
-from isthmus.aae.reconcile.options import parse_options
 from isthmus.repl.model.errors import BadInput
 
 
@@ -66,21 +65,3 @@ def test_workers_that_can_do_it_are_left_alone(tmp_path: Path, monkeypatch: pyte
     ):
         register(session)
         assert len(session.registered) == 1
-
-
-@pytest.mark.parametrize(
-    "given", [{"provider": "isthmus"}, {"PROVIDER": "isthmus", "owner": "me", "urls": "http://n:1"}]
-)
-def test_a_table_in_the_catalog_is_refused(given: dict[str, str]) -> None:
-    """Spark passes the option `provider` for CREATE TABLE alone; the sentence says what is right."""
-    with pytest.raises(BadInput, match="CREATE TEMPORARY VIEW"):
-        parse_options(given)
-
-
-def test_a_table_without_options_is_refused_with_a_remedy() -> None:
-    """Of a table in the catalog Spark passes no option at all."""
-    with pytest.raises(BadInput, match=r"spark\.read\.options\(urls='\.\.\.'\)\.table\(name\)"):
-        parse_options({})
-    with pytest.raises(BadInput) as told:
-        parse_options({"bucket": "b"})
-    assert "table" not in str(told.value)
