@@ -272,6 +272,19 @@ def test_show_names_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> 
     assert "sink (right)" in told
     assert "2 of 3 keys" in told
     assert "late" not in told
+    assert [(one["key_hex"], one["bucket_hex"]) for one in keys] == [("6bff", "62"), ("6b32", "62")]
+    assert main([*show, "--keys", "1", "--skip", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "k2" in told
+    assert "2 to 2 of 3 keys; --skip 2 for the next" in told
+    assert main([*show, "--keys", "5", "--skip", "1", "--verdict", "diverged"]) == 0
+    told = capsys.readouterr().out
+    assert "2 to 2 of 2 keys\n" in told
+    assert "late" not in told
+    assert main([*show, "--keys", "5", "--skip", "9", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["keys"] == []
+    assert main([*show, "--skip", "9"]) == Exit.USAGE
+    capsys.readouterr()
     assert main([*show, "--keys", "9"]) == 0
     assert "late" in capsys.readouterr().out
     assert main([*show, "-o", "json"]) == 0
