@@ -52,11 +52,11 @@ from isthmus.node.client_api.riak_info import RiakView
 from isthmus.node.client_api.row_streams import RowRoutes
 from isthmus.node.client_api.trees import TreeRoutes
 from isthmus.node.dashboard.routes import Dashboard
-from isthmus.node.http import authorization, listener
+from isthmus.node.http import authorization, durations, listener
 from isthmus.node.http.audit import AuditTrail
 from isthmus.node.http.listener import Listeners, bind
 from isthmus.node.local import supervisor_client
-from isthmus.node.observability import audit_log, logs
+from isthmus.node.observability import audit_log, logs, version
 from isthmus.node.observability.metrics import Metrics
 from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.node.observability.version import program_version
@@ -130,6 +130,8 @@ METRICS: Final = {
     **fullsync_listing.HELP,
     **streams.HELP,
     **application.HELP,
+    **durations.HELP,
+    **version.HELP,
     **listener.HELP,
     **tls_server.HELP,
     **authorization.HELP,
@@ -404,6 +406,8 @@ class Node:
                 self.admin_api.live.samples,
                 self._listeners.samples,
                 self.client_api.samples,
+                lambda: self.admin_api.durations.samples("admin"),
+                version.samples,
                 self._credentials.samples,
                 logs.lines.samples,
                 services.audit.samples,

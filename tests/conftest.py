@@ -34,6 +34,7 @@ os.environ["ISTHMUS_CONTEXTS"] = os.devnull + "/none"
 
 hypothesis.settings.register_profile(
     "isthmus",
+    max_examples=50,
     deadline=None,
     derandomize="CI" in os.environ,
     print_blob=True,
@@ -55,7 +56,8 @@ TOGETHER: Final = re.compile(
     r"|tests/contract/test_metastore(_cluster)?\.py::.*zookeeper"
     r"|tests/component/http/test_(queue_fetch|queue_push|riak_python_client)\.py"
     r"|tests/component/node/test_metrics\.py"
-    r"|tests/project/test_conventions\.py"
+    r"|tests/component/client/test_\w+\.py"
+    r"|tests/project/test_(conventions|docs_site|packaging|client_distribution|client_page)\.py"
     r"|tests/system/dashboard/"
 )
 """Tests of a file that stay in one process: some count what others went through, others share what is slow to make.

@@ -34,7 +34,7 @@ from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.health import NodeStatus, add_health
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler
 from isthmus.node.http.openapi import add_openapi
-from isthmus.node.http.responses import Reply, RequestRefused, refusal
+from isthmus.node.http.responses import Reply, RequestRefused, refusal, refusal_in_json
 from isthmus.node.observability.version import program_version
 from isthmus.node.services import cluster_status, reassignment_status
 from isthmus.node.services.cluster_query import TIMEOUT_MS, Query
@@ -107,10 +107,8 @@ class AdminApi(HttpApplication):
         self.live.stop()
 
     def refusal(self, error: IsthmusError) -> Reply:
-        """See Face.refusal; here as JSON."""
-        plain = refusal(error)
-        reply = json_reply({"error": plain.body.decode().strip(), "reason": error.reason}, plain.status)
-        return reply._replace(headers=[*reply.headers, *(h for h in plain.headers if h[0] != b"content-type")])
+        """See HttpApplication.refusal; here as JSON, whatever the client asks for."""
+        return refusal_in_json(refusal(error))
 
     # -- the cluster --------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from isthmus.config.text import no_such
-from isthmus.node.http.application import JSON, Request, Stream, json_reply
-from isthmus.node.http.responses import Reply, RequestRefused
+from isthmus.node.http.application import Request, Stream, json_reply
+from isthmus.node.http.responses import JSON, Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.history import SPANS, Key, Span

@@ -7,6 +7,7 @@ nearly all requests are theirs.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Mapping
+from time import perf_counter
 from typing import Any, Final, Protocol
 
 import structlog
@@ -27,6 +28,7 @@ from isthmus.node.http.application import (
     Receive,
     Scope,
     Send,
+    in_asked_form,
     internal_error,
     shown_path,
 )
@@ -120,6 +122,7 @@ class ClientApi(HttpApplication):
 
     def fast_answer(self, request: RawRequest) -> FastAnswer | None:
         """See FastPathApp: requests for objects whose body fits, and sinks' fetches."""
+        began_s = perf_counter()
         method, raw_path, query_string, headers, body = request
         parts = raw_path.split(b"/")
         named = _object_named(parts)
@@ -133,62 +136,70 @@ class ClientApi(HttpApplication):
                 self.guard.check(method, raw_path, headers)
             if named is not None and not (query_string or b"%" in raw_path or b"+" in raw_path):
                 if method == "GET":
-                    answer = self._objects.start_get(named, headers)
+                    answer = self._objects.start_get(named, headers, began_s)
                     if isinstance(answer, PlainAnswer):
                         return answer
                     if isinstance(answer, Reply):
-                        return self._counted(answer, method)
+                        return self._counted(answer, request, began_s)
                     if answer is not None:
-                        return self._settled(request, self._objects.settle_get(answer, headers))
+                        return self._settled(request, self._objects.settle_get(answer, headers), began_s)
                 elif method == "PUT":
-                    started = self._objects.start_put(named, headers, body)
+                    started = self._objects.start_put(named, headers, body, began_s)
                     if started is not None:
                         return started
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
-            return self._failed(error, request)
-        return self._fast_answer(request, named)
+            return self._failed(error, request, ROUTE if named is not None else FETCH_ROUTE, began_s)
+        return self._fast_answer(request, named, began_s)
 
     def finish_write(self, request: RawRequest, started: StartedWrite) -> bytes | Coroutine[Any, Any, Reply]:
         """See FastPathApp."""
         lines = self._objects.finish_put(started)
-        return self._settled(request, self._objects.settle_put(started)) if lines is None else lines
+        if lines is not None:
+            return lines
+        return self._settled(request, self._objects.settle_put(started), started.began_s)
 
     def left(self, request: RawRequest) -> None:
         """See FastPathApp: ends a long poll."""
         self._queues.left(request)
 
-    async def _fast_answer(self, request: RawRequest, named: Named | None) -> Reply:
+    async def _fast_answer(self, request: RawRequest, named: Named | None, began_s: float) -> Reply:
         """The answer to a request for the object `named`, or to a fetch."""
         method, _, query_string, headers, body = request
+        route = FETCH_ROUTE if named is None else ROUTE
         try:
             if named is None:
                 reply = await self._queues.fetch(request)
             else:
                 reply = await self._objects.reply(method, query_string, headers, body, named)
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
-            return self._failed(error, request)
-        return self._counted(reply, method, FETCH_ROUTE if named is None else ROUTE)
+            return self._failed(error, request, route, began_s)
+        return self._counted(reply, request, began_s, route)
 
-    async def _settled(self, request: RawRequest, work: Coroutine[Any, Any, Reply]) -> Reply:
+    async def _settled(self, request: RawRequest, work: Coroutine[Any, Any, Reply], began_s: float) -> Reply:
         """The answer to a read that must wait, or to a write that did not end as usual."""
         try:
             reply = await work
         except Exception as error:  # noqa: BLE001 - `_failed` logs it
-            return self._failed(error, request)
-        return self._counted(reply, request.method)
+            return self._failed(error, request, ROUTE, began_s)
+        return self._counted(reply, request, began_s)
 
-    def _counted(self, reply: Reply, method: str, route: str = ROUTE) -> Reply:
-        """`reply`, counted; `_say` counts a large one once it is sent."""
+    def _counted(self, reply: Reply, request: RawRequest, began_s: float, route: str = ROUTE) -> Reply:
+        """`reply` in the form that the request asks for, counted, and its duration noted; `_say` counts a large one
+        once it is sent."""
+        self.durations.series(route, request.method, reply.status).add(perf_counter() - began_s)
         if len(reply.body) <= SMALL_BODY_BYTES:
-            self.counts.add(route, method, reply.status)
-        return reply
+            self.counts.add(route, request.method, reply.status)
+        return reply if reply.status < 400 else in_asked_form(reply, request.headers)
 
-    def _failed(self, error: Exception, request: RawRequest) -> Reply:
+    def _failed(self, error: Exception, request: RawRequest, route: str, began_s: float) -> Reply:
         """The answer to a request that ended in `error`, counted; called while the error is handled."""
         if isinstance(error, IsthmusError):
-            return self.refused(error, request.method)
-        log.exception("http.bug", method=request.method, path=shown_path(request.raw_path))
-        return self.refused(internal_error(), request.method)
+            refused = self.refused(error, request.method)
+        else:
+            log.exception("http.bug", method=request.method, path=shown_path(request.raw_path))
+            refused = self.refused(internal_error(), request.method)
+        self.durations.series(route, request.method, refused.status).add(perf_counter() - began_s)
+        return in_asked_form(refused, request.headers)
 
     async def send(self, reply: Reply, scope: Scope, receive: Receive, send: Send) -> None:
         """See FastPathApp."""
@@ -208,6 +219,7 @@ class ClientApi(HttpApplication):
         """Samples for Prometheus."""
         for (route, method, status), count in self.counts.items():
             yield "isthmus_http_requests_total", {"route": route, "method": method, "status": str(status)}, count
+        yield from self.durations.samples("http")
         yield "isthmus_http_body_bytes", {}, self.budget.used_bytes
         yield "isthmus_http_fetches", {}, self._queues.running
         yield "isthmus_http_listings", {}, self._listings.running

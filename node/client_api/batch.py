@@ -1,4 +1,4 @@
-"""POST /batch/put and /batch/get: many objects in a request, msgpack both ways.
+"""POST /batch/put and /batch/get: many objects in a request, in msgpack or JSON.
 
 Not atomic: there is an answer for each item, in the order of the request, and a bad item does not affect the others.
 Only a body that is not a list of items is refused as a whole. docs/http.md has the forms.
@@ -8,40 +8,52 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final
-
-import msgpack
+from typing import Any, Final, Protocol
 
 from isthmus.config.settings import LimitSettings
+from isthmus.node.client_api.batch_json import JsonForm
+from isthmus.node.client_api.batch_msgpack import MsgpackForm
 from isthmus.node.client_api.cluster_routes import ClientAddresses, leader_headers
-from isthmus.node.client_api.object_decoding import read_stored
-from isthmus.node.client_api.object_headers import is_header_name, is_header_value, parse_request_id
-from isthmus.node.http.application import MSGPACK, HttpApplication, Request
-from isthmus.node.http.object_query import parse_isolation
-from isthmus.node.http.responses import Headers, Reply, RequestRefused, explanation, status_of
-from isthmus.repl.model.errors import BadInput, IsthmusError, TooLarge, clear_traceback
+from isthmus.node.http.accept import accept_of, prefers
+from isthmus.node.http.application import HttpApplication, Request
+from isthmus.node.http.responses import JSON, Headers, Reply
+from isthmus.repl.model.errors import BadInput, IsthmusError, Overloaded, clear_traceback
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.objects import TOMBSTONE, Content
 from isthmus.repl.model.ports import KeyValue
 from isthmus.repl.model.requests import Isolation, WriteRequest, WriteResult
-from isthmus.repl.model.vclock import Clock, decode_clock
-
-ELEMENTS_PER_ITEM_MAX: Final = 64
-"""Msgpack elements per item of the limit, summed over a request: 6 fields and a few dozen metadata. A one-byte element
-takes 8 to 60 bytes once decoded, so without this limit a body of 64 MB could need gigabytes."""
 
 TURN_ITEMS: Final = 256
 """Items handled before other requests run: about a millisecond of the event loop."""
 
-CONTENT_TYPE: Final = b"application/octet-stream"
 
-_BARE: Final = Content(b"", CONTENT_TYPE)[1:]
-"""The fields of a content after its value, when the item has none."""
+class BatchForm(Protocol):
+    """A form of batches: how their items are read, and their answers are written. One for each request."""
 
-_new: Final = tuple.__new__
-"""Makes a named tuple of all its fields, in order, at half the cost of its own constructor."""
+    media_type: bytes
 
-_HEADERS: Final[Headers] = [(b"content-type", MSGPACK)]
+    def items(self, body: bytes, limits: LimitSettings) -> Sequence[Any]:
+        """The items of a body, not checked yet. Raises TooLarge (413) and RequestRefused (400) for all of it."""
+
+    def write_request(self, item: Any, limit: int) -> WriteRequest:
+        """An item to put, with a value of at most `limit` bytes. Raises BadInput."""
+
+    def key(self, item: Any) -> tuple[Key, Isolation | None]:
+        """An item to get. Raises BadInput."""
+
+    def written(self, result: WriteResult) -> Any:
+        """The answer to an item that was put."""
+
+    def found(self, payload: bytes | None) -> Any:
+        """The answer to an item that was got: stored bytes; None for a key that never was. Raises Corruption."""
+
+    def refused(self, error: IsthmusError) -> Any:
+        """The answer to an item that was refused."""
+
+    def enlarges(self, answer: Any) -> int:
+        """By how many bytes an answer of `found` enlarges the body; 0 if by no more than what was read."""
+
+    def encoded(self, answers: Sequence[Any]) -> bytes:
+        """The body of all answers."""
 
 
 class BatchRoutes:
@@ -56,8 +68,9 @@ class BatchRoutes:
 
     async def _put(self, request: Request) -> Reply:
         """Write or delete many objects."""
-        items = await self._items(request)
-        headers = _HEADERS
+        form, answer_form = _forms(request, puts=True)
+        items = await self._items(request, form)
+        headers: Headers = []
         answers: list[Any] = [None] * len(items)
         writes: list[WriteRequest] = []
         slots: list[int] = []
@@ -66,46 +79,46 @@ class BatchRoutes:
             if slot % TURN_ITEMS == TURN_ITEMS - 1:
                 await asyncio.sleep(0)
             try:
-                write = _write_request(item, limit)
+                write = form.write_request(item, limit)
             except BadInput as error:
-                answers[slot] = _failed(error)
+                answers[slot] = answer_form.refused(clear_traceback(error))
             else:
                 writes.append(write)
                 slots.append(slot)
         if writes:
             results = await self._kv.write_batch(writes)
-            headers = self._headers(results)
+            headers = self._leader_headers(results)
             for slot, result in zip(slots, results, strict=True):
                 if isinstance(result, IsthmusError):
-                    answers[slot] = _failed(result)
-                elif result.created:
-                    answers[slot] = (204, result.clock or None, "repeated" if result.repeated else None)
+                    answers[slot] = answer_form.refused(clear_traceback(result))
                 else:
-                    answers[slot] = (404, result.clock or None, "not-found")
-        return Reply(200, headers, msgpack.packb(answers))
+                    answers[slot] = answer_form.written(result)
+        return _reply(answer_form, answers, headers)
 
-    def _headers(self, results: Sequence[WriteResult | IsthmusError]) -> Headers:
-        """The headers of an answer: with the leader if one other node answered all items."""
+    def _leader_headers(self, results: Sequence[WriteResult | IsthmusError]) -> Headers:
+        """The headers that name the leader if one other node answered all items."""
         leader = results[0].leader
         if not leader or any(result.leader != leader for result in results):
-            return _HEADERS
-        return [*_HEADERS, *leader_headers(self._addresses, leader)]
+            return []
+        return leader_headers(self._addresses, leader)
 
     async def _get(self, request: Request) -> Reply:
         """Read many objects."""
-        items = await self._items(request)
+        form, answer_form = _forms(request, puts=False)
+        items = await self._items(request, form)
         answers: list[Any] = [None] * len(items)
         asked: dict[Isolation | None, tuple[list[int], list[Key]]] = {}
         for slot, item in enumerate(items):
             try:
-                key, isolation = _key(item), _isolation(item)
+                key, isolation = form.key(item)
             except BadInput as error:
-                answers[slot] = _failed(error)
+                answers[slot] = answer_form.refused(clear_traceback(error))
             else:
                 slots, keys = asked.setdefault(isolation, ([], []))
                 slots.append(slot)
                 keys.append(key)
-        room_bytes = self._limits.batch_bytes
+        room_bytes = answer_room_bytes = self._limits.batch_bytes
+        first = True
         for isolation, (slots, keys) in asked.items():
             results = await self._kv.get_batch(keys, isolation, room_bytes)
             for count, (slot, result) in enumerate(zip(slots, results, strict=True), 1):
@@ -113,171 +126,35 @@ class BatchRoutes:
                     await asyncio.sleep(0)
                 if type(result) is bytes:
                     room_bytes -= len(result)
-                answers[slot] = _read(result)
-        return Reply(200, _HEADERS, msgpack.packb(answers))
+                answer = _read(answer_form, result)
+                answer_room_bytes -= answer_form.enlarges(answer)
+                if answer_room_bytes < 0 and not first:
+                    answer = answer_form.refused(Overloaded("the answer is full: ask again for the rest"))
+                answers[slot] = answer
+                first = False
+        return _reply(answer_form, answers, [])
 
-    async def _items(self, request: Request) -> Sequence[Any]:
+    async def _items(self, request: Request, form: BatchForm) -> Sequence[Any]:
         """The items of the body. Raises TooLarge (413) and RequestRefused (400) for the whole request."""
         limits = self._limits
-        body = await request.body(limits.batch_bytes, "limits.batch_size")
-        count = _array_length(body)
-        if count > limits.batch_items:
-            raise TooLarge(f"a batch of {count} items, limits.batch_items is {limits.batch_items}")
-        left = limits.batch_items * ELEMENTS_PER_ITEM_MAX
-
-        def counted(elements: list[Any]) -> list[Any]:
-            nonlocal left
-            left -= len(elements)
-            if left < 0:
-                raise ValueError("more elements than a batch may have")
-            return elements
-
-        try:
-            # raw: text and bytes both arrive as bytes, so a client may pack either.
-            items: list[Any] = msgpack.unpackb(
-                body,
-                raw=True,
-                list_hook=counted,
-                max_array_len=max(limits.batch_items, ELEMENTS_PER_ITEM_MAX),
-                max_map_len=0,
-                max_ext_len=0,
-            )
-        except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-            raise RequestRefused(
-                400, "bad-msgpack", f"the body is not a msgpack list of items: {str(error) or type(error).__name__}"
-            ) from error
-        return items
+        return form.items(await request.body(limits.batch_bytes, "limits.batch_size"), limits)
 
 
-def _array_length(body: bytes) -> int:
-    """The length of the list at the start of a msgpack body. Raises RequestRefused (400)."""
-    mark = body[0] if body else 0
-    if 0x90 <= mark <= 0x9F:
-        return mark & 0x0F
-    if mark == 0xDC:
-        return int.from_bytes(body[1:3], "big")
-    if mark == 0xDD:
-        return int.from_bytes(body[1:5], "big")
-    raise RequestRefused(400, "bad-msgpack", "the body is not a msgpack list of items")
+def _forms(request: Request, *, puts: bool) -> tuple[BatchForm, BatchForm]:
+    """The form of a request by its Content-Type, and that of its answer: the same, unless Accept names the other."""
+    kind = (request.header(b"content-type") or b"").partition(b";")[0].strip().lower()
+    form: BatchForm = JsonForm(puts=puts) if kind == JSON else MsgpackForm()
+    other: BatchForm = MsgpackForm() if kind == JSON else JsonForm(puts=puts)
+    return form, other if prefers(accept_of(request.headers), other.media_type, form.media_type) else form
 
 
-def _failed(error: IsthmusError) -> tuple[int, None, str]:
-    clear_traceback(error)
-    return status_of(error), None, f"{error.reason}: {explanation(error)}"
-
-
-def _key(item: Any) -> Key:
-    """The key of an item: [type, bucket, key, ...]. Raises BadInput."""
-    if type(item) is not list or len(item) < 3:
-        raise BadInput("an item is a list of at least bucket type, bucket and key")
-    bucket_type, bucket, key = name = item[:3]
-    if type(bucket_type) is not bytes or type(bucket) is not bytes or type(key) is not bytes:
-        raise BadInput("bucket type, bucket and key must be text or bytes")
-    return _new(Key, name)
-
-
-def _isolation(item: Any) -> Isolation | None:
-    """The isolation of an item to get, [type, bucket, key, isolation]; None for the node's default. Raises BadInput."""
-    if len(item) > 4:
-        raise BadInput("an item to get has 3 or 4 elements: type, bucket, key, isolation")
-    if len(item) < 4 or item[3] is None:
-        return None
-    if type(item[3]) is not bytes:
-        raise BadInput("an isolation must be text or nil")
-    return parse_isolation(item[3].decode("ascii", "backslashreplace"))
-
-
-def _write_request(item: Any, limit: int) -> WriteRequest:
-    """[type, bucket, key, value, content type, vclock, extras, request id], all behind the value optional; a value of
-    nil deletes. Raises BadInput."""
-    key = _key(item)
-    size = len(item)
-    if size == 4 or (4 < size <= 6 and item[4] is None):
-        # The usual item: a value without a content type.
-        value = item[3]
-        if type(value) is bytes and len(value) <= limit and (size < 6 or item[5] is None):
-            return _new(WriteRequest, (key, _new(Content, (value, *_BARE)), None, b"", False, None))
-    if not 4 <= size <= 8:
-        raise BadInput(
-            "an item to put has 4 to 8 elements: type, bucket, key, value, content type, vclock, extras, request id"
-        )
-    value = item[3]
-    request_id = b""
-    if size > 7 and item[7] is not None:
-        if type(item[7]) is not bytes:
-            raise BadInput("a request id must be text, bytes or nil")
-        request_id = parse_request_id(item[7])
-    context: Clock | None = None
-    if size > 5 and item[5] is not None:
-        if type(item[5]) is not bytes:
-            raise BadInput("a vclock must be bytes or nil")
-        context = decode_clock(item[5])
-    if value is None:
-        return WriteRequest(key, TOMBSTONE, context, request_id, False)
-    if type(value) is not bytes:
-        raise BadInput("a value must be bytes, or nil for a delete")
-    if len(value) > limit:
-        raise TooLarge(f"value of {len(value)} bytes, limits.object_size is {limit}")
-    content_type = item[4] if size > 4 else None
-    if content_type is None:
-        content_type = CONTENT_TYPE
-    elif type(content_type) is not bytes or not content_type or not is_header_value(content_type):
-        raise BadInput("a content type must be non-empty text without control characters, or nil")
-    if size < 7 or item[6] is None:
-        return WriteRequest(key, Content(value, content_type), context, request_id, False)
-    return WriteRequest(key, _with_extras(value, content_type, item[6]), context, request_id, False)
-
-
-def _with_extras(value: bytes, content_type: bytes, extras: Any) -> Content:
-    """Extras: [content encoding, [[name, value], ...] metadata, [[bucket, key, tag], ...] links,
-    [[name, value], ...] indexes]. Raises BadInput."""
-    if type(extras) is not list or len(extras) != 4:
-        raise BadInput("extras are a list of content encoding, metadata, links and indexes")
-    encoding, metadata, links, indexes = extras
-    if type(encoding) is not bytes or not is_header_value(encoding):
-        raise BadInput("a content encoding must be text without control characters")
-    for rows, width in ((metadata, 2), (links, 3), (indexes, 2)):
-        if type(rows) is not list or any(type(row) is not list or len(row) != width for row in rows):
-            raise BadInput("metadata and indexes are lists of pairs, links of triples")
-        if any(type(cell) is not bytes for row in rows for cell in row):
-            raise BadInput("metadata, links and indexes must be text or bytes")
-    for name, text in (*metadata, *indexes):
-        if not is_header_name(name) or name != name.lower() or not is_header_value(text):
-            raise BadInput("names must be lower-case header names, values free of control characters")
-    return Content(
-        value,
-        content_type,
-        encoding,
-        tuple((name, text) for name, text in metadata),
-        tuple((bucket, key, tag) for bucket, key, tag in links),
-        tuple((name, text) for name, text in indexes),
-    )
-
-
-def _read(result: bytes | IsthmusError | None) -> tuple[Any, ...]:
+def _read(form: BatchForm, result: bytes | IsthmusError | None) -> Any:
     """The answer to one item of a get."""
-    if result is None:
-        return 404, None, "not-found"
     try:
-        return _failed(result) if isinstance(result, IsthmusError) else _found(result)
+        return form.refused(clear_traceback(result)) if isinstance(result, IsthmusError) else form.found(result)
     except IsthmusError as error:
-        return _failed(error)
+        return form.refused(clear_traceback(error))
 
 
-def _found(payload: bytes) -> tuple[int, bytes, list[tuple[Any, ...]]]:
-    """[status, vclock, siblings] of stored bytes; each sibling [value, content type, vtag, last-modified ms, extras],
-    value nil for a tombstone. 404 when only tombstones are left."""
-    stored = read_stored(payload)
-    siblings = [
-        (
-            None if s.tombstone else s.value,
-            s.content_type,
-            s.vtag,
-            s.last_modified_ms,
-            (s.content_encoding, s.metadata, s.links, s.indexes)
-            if s.content_encoding or s.metadata or s.links or s.indexes
-            else None,
-        )
-        for s in stored.siblings
-    ]
-    return (404 if stored.deleted else 300 if len(siblings) > 1 else 200), stored.clock, siblings
+def _reply(form: BatchForm, answers: Sequence[Any], more: Headers) -> Reply:
+    return Reply(200, [(b"content-type", form.media_type), *more], form.encoded(answers))

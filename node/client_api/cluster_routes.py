@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from isthmus.node.client_api.conditional import IF_NONE_MATCH, parse_tags
-from isthmus.node.http.application import JSON, HttpApplication, Request
-from isthmus.node.http.responses import Headers, Reply
+from isthmus.node.http.application import HttpApplication, Request
+from isthmus.node.http.responses import JSON, Headers, Reply
 from isthmus.repl.http import routes
 from isthmus.repl.model.conditions import ANY
 

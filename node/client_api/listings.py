@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 import structlog
 
 from isthmus.node.client_api.continuation import continuation_token, name_before
-from isthmus.node.http.application import JSON, HttpApplication, Request, Stream
+from isthmus.node.http.application import HttpApplication, Request, Stream
 from isthmus.node.http.object_query import timeout_of
-from isthmus.node.http.responses import RequestRefused, explanation
+from isthmus.node.http.responses import JSON, RequestRefused, error_document, explanation
 from isthmus.node.http.router import encode_segment
 from isthmus.repl.model.errors import IsthmusError, Overloaded, TimedOut
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
@@ -221,7 +221,7 @@ async def _streamed(name: str, first: list[bytes], page: _Page, show: Show) -> A
             yield f'{{"{name}":[],"continuation":"{page.continuation}"}}'.encode()
     except IsthmusError as error:
         log.warning("http.listing_failed", of=name, reason=error.reason, error=str(error))
-        yield json.dumps({"error": explanation(error), "reason": error.reason}).encode()
+        yield error_document(explanation(error), error.reason).strip()
 
 
 def _array(batch: list[bytes], show: Show) -> bytes:

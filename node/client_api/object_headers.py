@@ -20,6 +20,7 @@ from isthmus.node.client_api.conditional import (
     IF_UNMODIFIED_SINCE,
     write_condition,
 )
+from isthmus.node.http.accept import prefers
 from isthmus.node.http.responses import Headers, RequestRefused
 from isthmus.node.http.router import decode_segment, encode_segment
 from isthmus.repl.model.conditions import Condition
@@ -235,6 +236,13 @@ def http_date(seconds: int) -> bytes:
     return formatdate(min(seconds, _LAST_DATE_S), usegmt=True).encode()
 
 
+def last_modified(modified_ms: int, now_s: int) -> bytes:
+    """The Last-Modified of an object: never after the Date of its answer (RFC 9110, 8.8.2.1), though the clocks of the
+    node that wrote it and of this one differ."""
+    modified_s = modified_ms // 1000
+    return http_date(modified_s if modified_s < now_s else now_s)
+
+
 def is_header_value(value: bytes) -> bool:
     """True when `value` may be in a header: no control characters (a line end would forge a header)."""
     return _VALUE.fullmatch(value) is not None
@@ -251,12 +259,13 @@ def content_type_value(content_type: bytes) -> bytes:
     return content_type if content_type and is_header_value(content_type) else OCTETS
 
 
-def sibling_headers(sibling: Sibling) -> Headers:
-    """All headers of one sibling, without its length. Values that must not be in a header are left out."""
+def sibling_headers(sibling: Sibling, now_s: int) -> Headers:
+    """All headers of one sibling in an answer at `now_s`, without its length. Values that must not be in a header are
+    left out."""
     headers: Headers = [
         (b"content-type", content_type_value(sibling.content_type)),
         (b"etag", f'"{sibling.vtag}"'.encode()),
-        (b"last-modified", http_date(sibling.last_modified_ms // 1000)),
+        (b"last-modified", last_modified(sibling.last_modified_ms, now_s)),
     ]
     if sibling.content_encoding or sibling.metadata or sibling.links or sibling.indexes:
         headers += _rarer_headers(sibling)
@@ -289,27 +298,3 @@ def prefers_multipart(accept: bytes | None) -> bool:
     """True when an Accept header gives multipart/mixed a higher weight than text/plain, which wins ties and wildcards,
     as in Riak."""
     return prefers(accept, b"multipart/mixed", b"text/plain")
-
-
-def prefers(accept: bytes | None, wanted: bytes, usual: bytes) -> bool:
-    """True when an Accept header gives `wanted` a higher weight than `usual`, which wins ties and wildcards."""
-    family = wanted.partition(b"/")[0]
-    if accept is None or family not in accept.lower():
-        return False
-    weights = {wanted: -1.0, usual: -1.0}
-    for part in accept.lower().split(b","):
-        kind, *parameters = (p.strip() for p in part.split(b";"))
-        name = wanted if kind == family + b"/*" else kind
-        if name in weights:
-            weights[name] = max(weights[name], _weight(parameters))
-    return weights[wanted] > max(0.0, weights[usual])
-
-
-def _weight(parameters: list[bytes]) -> float:
-    for parameter in parameters:
-        if parameter.startswith(b"q="):
-            try:
-                return min(1.0, max(0.0, float(parameter[2:])))
-            except ValueError:
-                return 0.0
-    return 1.0

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from binascii import b2a_base64
 from collections.abc import Coroutine
+from time import perf_counter
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from isthmus.config.settings import LimitSettings
@@ -21,7 +22,16 @@ from isthmus.node.client_api.object_rendering import (
     render_tombstone,
     show_if,
 )
-from isthmus.node.http.application import SMALL_BODY_BYTES, HttpApplication, Receive, Request, Scope, Send, read_body
+from isthmus.node.http.application import (
+    SMALL_BODY_BYTES,
+    TIMING,
+    HttpApplication,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    read_body,
+)
 from isthmus.node.http.fast_connection import HeaderBlock, PlainAnswer, StartedWrite
 from isthmus.node.http.object_query import NO_QUERY, ObjectQuery, parse_object_query
 from isthmus.node.http.responses import Headers, Reply, RequestRefused
@@ -88,6 +98,8 @@ class ObjectRoutes:
         self._api = api
         self._budget = api.budget
         self._counts = api.counts
+        self._written = api.durations.series(*_WRITTEN)
+        self._found = api.durations.series(*_FOUND)
         self._overdue: set[asyncio.Future[Any]] = set()
         for prefix in ("/buckets/{bucket}/keys", "/types/{type}/buckets/{bucket}/keys", "/riak/{bucket}"):
             api.router.add("POST", prefix, self._create)
@@ -95,9 +107,10 @@ class ObjectRoutes:
     async def answer(self, scope: Scope, receive: Receive, send: Send, named: Named) -> None:
         """Answer one request for a key; its body is still to be read."""
         method: str = scope["method"]
+        scope[TIMING].route = ROUTE
         reply = await self.reply(method, scope["query_string"], scope["headers"], receive, named)
         await self._api.send_reply(scope, send, reply)
-        self._counts.add(ROUTE, method, reply.status)
+        self._api.answered(scope, ROUTE, reply.status)
 
     def reply(
         self, method: str, query_string: bytes, headers: Headers, body: bytes | Receive, named: Named
@@ -134,8 +147,9 @@ class ObjectRoutes:
             raise self._bad_key()
         return _new(Key, (bucket_type, bucket, key))
 
-    def start_put(self, named: Named, headers: HeaderBlock, value: bytes) -> StartedWrite | None:
+    def start_put(self, named: Named, headers: HeaderBlock, value: bytes, began_s: float) -> StartedWrite | None:
         """Start a usual write: a PUT whose path has no query and nothing encoded, and whose body is here, and fits.
+        `began_s`: when its request arrived.
 
         None: `reply` answers it, with the same bytes.
         """
@@ -158,11 +172,11 @@ class ObjectRoutes:
         request = _new(WriteRequest, (_new(Key, named), content, context, request_id, False, condition))
         results = self._kv.start_write(request)
         budget.used_bytes = used_bytes
-        return _new(StartedWrite, (results, request))
+        return _new(StartedWrite, (results, request, began_s))
 
     def finish_put(self, started: StartedWrite) -> bytes | None:
         """The header lines of the answer to a write that ended as usual, counted; None: `settle_put` has the answer."""
-        results, request = started
+        results, request, began_s = started
         if results.cancelled() or results.exception() is not None:
             return None
         (written,) = results.result()
@@ -174,11 +188,12 @@ class ObjectRoutes:
         self._budget.used_bytes -= len(request[1][0])
         counts = self._counts
         counts[_WRITTEN] = counts.get(_WRITTEN, 0) + 1
+        self._written.add(perf_counter() - began_s)
         return b"x-riak-vclock: %b\r\n" % b2a_base64(clock, newline=False)
 
     async def settle_put(self, started: StartedWrite) -> Reply:
         """The answer to a write with other results: forwarded, repeated, refused, to be retried."""
-        results, request = started
+        results, request, _ = started
         try:
             written = await self._kv.finish_write(request, await results)
         finally:
@@ -191,7 +206,7 @@ class ObjectRoutes:
             headers += leader_headers(self._addresses, written.leader)
         return _new(Reply, (204, headers, b""))
 
-    def start_get(self, named: Named, headers: HeaderBlock) -> PlainAnswer | Reply | PendingRead | None:
+    def start_get(self, named: Named, headers: HeaderBlock, began_s: float) -> PlainAnswer | Reply | PendingRead | None:
         """Answer a usual read: a GET without a condition, whose path has no query and nothing encoded.
 
         A PlainAnswer is counted. `settle_get` answers a read that must wait. None: `reply` answers it, with the same
@@ -210,11 +225,13 @@ class ObjectRoutes:
         if not isinstance(payload, bytes):
             return payload
         stored = read_stored(payload)
-        plain = render_plain(stored)
+        now_s = self._time.wall_ms() // 1000
+        plain = render_plain(stored, now_s)
         if plain is None or len(plain[1]) > SMALL_BODY_BYTES:
-            return render_stored(stored, None, headers)
+            return render_stored(stored, None, headers, now_s)
         counts = self._counts
         counts[_FOUND] = counts.get(_FOUND, 0) + 1
+        self._found.add(perf_counter() - began_s)
         return _new(PlainAnswer, plain)
 
     async def settle_get(self, read: PendingRead, headers: Headers) -> Reply:
@@ -267,7 +284,7 @@ class ObjectRoutes:
         if payload is None:
             reply = NOT_FOUND
         elif condition is None:
-            reply = render_object(payload, query.vtag, raw_headers)
+            reply = render_object(payload, query.vtag, raw_headers, self._time.wall_ms() // 1000)
         else:
             reply = show_if(condition, payload, query.vtag, raw_headers, self._time.wall_ms() // 1000)
         return self._from_leader(reply, leader) if leader else reply
@@ -341,7 +358,9 @@ class ObjectRoutes:
         except Retryable as error:
             # As a refusal it would say that nothing was written.
             raise OutcomeUnknown(f"written, but what the key holds now cannot be read: {error}") from error
-        reply = NOT_FOUND if payload is None else render_object(payload, None, request_headers)
+        reply = NOT_FOUND
+        if payload is not None:
+            reply = render_object(payload, None, request_headers, self._time.wall_ms() // 1000)
         if written.leader:
             reply = self._from_leader(reply, written.leader)
         return Reply(reply.status, [*reply.headers, _REPEATED], reply.body) if written.repeated else reply

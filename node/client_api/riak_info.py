@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from isthmus.node.client_api.object_headers import prefers
-from isthmus.node.http.application import JSON, HttpApplication, Request, json_reply
-from isthmus.node.http.responses import Headers, Reply, RequestRefused
+from isthmus.node.http.accept import prefers
+from isthmus.node.http.application import HttpApplication, Request, json_reply
+from isthmus.node.http.responses import JSON, Headers, Reply, RequestRefused
 from isthmus.node.observability.version import program_version
 from isthmus.node.services.container import NodeServices
 from isthmus.repl.controller.bucket_types import DEFAULT_TYPE

@@ -13,14 +13,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
+from isthmus.node.http.accept import accept_of, asks_for_json
 from isthmus.node.http.authorization import READING_POSTS, Guard
 from isthmus.node.http.csrf import check_origin
-from isthmus.node.http.responses import PLAIN, Headers, Reply, RequestRefused, refusal
-from isthmus.node.http.router import Router, parse_query
+from isthmus.node.http.durations import OTHER, RequestDurations
+from isthmus.node.http.operations import parameters_of
+from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefused, refusal, refusal_in_json
+from isthmus.node.http.router import Match, Router, check_parameters, parse_query
 from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge, clear_traceback
 from isthmus.repl.security.tls import NodeName
 
@@ -128,7 +132,6 @@ def content_length(value: bytes) -> int:
 
 log = structlog.get_logger(__name__)
 
-JSON: Final = b"application/json"
 MSGPACK: Final = b"application/msgpack"
 
 SMALL_BODY_BYTES: Final = 64 * 1000
@@ -153,8 +156,21 @@ CONNECTION: Final = "isthmus.connection"
 """The key of a scope whose connection can send a whole answer at once (`Connected`)."""
 
 
+TIMING: Final = "isthmus.timing"
+"""The key of a scope's RequestTiming."""
+
 PEER_NAMES: Final = "isthmus.peer-names"
 """The key of the node names in the client's verified certificate; missing without TLS."""
+
+
+class RequestTiming:
+    """When a request began, and the route that it takes once that is known."""
+
+    __slots__ = ("began_s", "route")
+
+    def __init__(self) -> None:
+        self.began_s = perf_counter()
+        self.route = OTHER
 
 
 class Connected(Protocol):
@@ -162,6 +178,9 @@ class Connected(Protocol):
 
     def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:
         """Send a whole answer in one piece. Returns False when it must be sent by ASGI messages."""
+
+    def renew_date(self) -> None:
+        """Set the Date of answers that are sent by ASGI messages to the present second."""
 
     def abort(self) -> None:
         """Cut the connection; what was written and not sent is lost."""
@@ -184,8 +203,8 @@ class Request:
     """One request as a routed handler sees it. `params` are the decoded parts of the path."""
 
     __slots__ = (
-        "_budget", "_held", "_receive", "after", "before", "connection", "document", "headers", "method", "model",
-        "params", "peer_names", "query", "query_string", "raw_path", "secure",
+        "_budget", "_held", "_query", "_receive", "after", "before", "connection", "document", "headers", "method",
+        "model", "params", "peer_names", "query_string", "raw_path", "secure",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive, params: dict[str, bytes], budget: BodyBudget) -> None:
@@ -198,7 +217,7 @@ class Request:
         self.secure = PEER_NAMES in scope
         """Whether the connection is TLS."""
         self.query_string: bytes = scope["query_string"]
-        self.query = parse_query(self.query_string)
+        self._query: dict[str, str] | None = None
         self.document: Any = None
         """The body, once `json` has read it."""
         self.model: object = None
@@ -219,6 +238,13 @@ class Request:
         self.before = state()
         yield
         self.after = state()
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query parameters. Raises RequestRefused (400) as `parse_query` does."""
+        if self._query is None:
+            self._query = parse_query(self.query_string)
+        return self._query
 
     def header(self, name: bytes) -> bytes | None:
         """The value of a header by its lower-case name; the first one when repeated."""
@@ -306,6 +332,13 @@ def text_reply(text: str, status: int = 200) -> Reply:
     return Reply(status, [(b"content-type", PLAIN)], text.encode())
 
 
+def in_asked_form(reply: Reply, request_headers: Headers) -> Reply:
+    """A refusal as JSON if the request asks for that; any other answer as it is."""
+    if reply.status < 400 or not asks_for_json(accept_of(request_headers)):
+        return reply
+    return refusal_in_json(reply)
+
+
 def internal_error() -> IsthmusError:
     """The error for an unexpected exception."""
     return IsthmusError("a fault in this program, see its log; if this was a write, outcome=unknown")
@@ -327,6 +360,7 @@ class HttpApplication:
         self.router: Router[RoutedHandler] = Router()
         self.budget = BodyBudget()
         self.counts = RequestCounts()
+        self.durations = RequestDurations()
         self.guard: Guard | None = None
         """Authorizes requests; None: every request is allowed."""
         self.audit: RequestAudit | None = None
@@ -334,6 +368,7 @@ class HttpApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
+        scope[TIMING] = RequestTiming()
         await self.guarded(self._authorize_and_answer(scope, receive, send), scope, receive, send)
 
     async def _authorize_and_answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -355,15 +390,21 @@ class HttpApplication:
             clear_traceback(unread)  # and with it the part of the body that was read, which would wait for the rest
             await self._refuse_unread(unread.error, scope, receive, send)
         except ClientGone:
-            self.counts.add("other", scope["method"], 499)
+            self.counts.add(OTHER, scope["method"], 499)
+            self._timed(scope, 499)
         except asyncio.CancelledError:
             # The listener's drain has timed out: it has closed the connection, and this task ends here.
             log.info("http.request_dropped", method=scope["method"], path=shown_path(scope["raw_path"]))
         except IsthmusError as error:
-            await self.send_reply(scope, send, self.refused(error, scope["method"]))
+            await self._refuse(error, scope, send)
         except Exception:
             log.exception("http.bug", method=scope["method"], path=shown_path(scope["raw_path"]))
-            await self.send_reply(scope, send, self.refused(internal_error(), scope["method"]))
+            await self._refuse(internal_error(), scope, send)
+
+    async def _refuse(self, error: IsthmusError, scope: Scope, send: Send) -> None:
+        reply = self.refused(error, scope["method"])
+        await self.send_reply(scope, send, reply)
+        self._timed(scope, reply.status)
 
     def refused(self, error: IsthmusError, method: str) -> Reply:
         """The answer to a request that ended in `error`, counted."""
@@ -372,6 +413,18 @@ class HttpApplication:
         self.counts.add("refused", method, reply.status)
         return reply
 
+    def answered(self, scope: Scope, route: str, status: int) -> None:
+        """Count a request that was answered by its route, and note its duration."""
+        self.counts.add(route, scope["method"], status)
+        self._timed(scope, status)
+
+    def _timed(self, scope: Scope, status: int) -> None:
+        """Note the duration of a request; one that began on the fast path has been noted there."""
+        timing: RequestTiming | None = scope.get(TIMING)
+        if timing is not None:
+            series = self.durations.series(timing.route, scope["method"], status)
+            series.add(perf_counter() - timing.began_s)
+
     def stop(self) -> None:
         """The node is stopping: end long waits. There are none here; see ClientApi."""
 
@@ -379,9 +432,10 @@ class HttpApplication:
         """Find the handler, call it, send what it returns. Raises what `__call__` turns into refusals."""
         method: str = scope["method"]
         match = self.router.match(method, scope["raw_path"])
+        scope[TIMING].route = match.pattern
         request = Request(scope, receive, match.params, self.budget)
+        handled = self._handled(match, request)
         try:
-            handled = match.handler(request)
             if self.audit is not None and self.audit.is_act(method, match.pattern):
                 handled = self.audit.watch(scope, match.pattern, request, handled)
             reply = await handled
@@ -389,18 +443,27 @@ class HttpApplication:
                 await self._stream(reply, scope, receive, send)
             else:
                 await self.send_reply(scope, send, reply)
-            self.counts.add(match.pattern, method, reply.status)
+            self.answered(scope, match.pattern, reply.status)
         finally:
             request.release()
 
+    async def _handled(self, match: Match[RoutedHandler], request: Request) -> Reply | Stream:
+        """Call the handler, unless the query has parameters that the route does not have: a part of the act, so that
+        the audit log has this refusal, too."""
+        known = parameters_of(request.method, match.pattern)
+        if known is not None:
+            check_parameters(request.query, known, f"{request.method} {match.pattern}")
+        return await match.handler(request)
+
     async def send_reply(self, scope: Scope, send: Send, reply: Reply) -> None:
         """Send a whole answer with its Content-Length; a large body counts against the budget meanwhile."""
-        status, headers, body = reply
+        status, headers, body = reply = in_asked_form(reply, scope["headers"])
         head = scope["method"] == "HEAD"
-        if len(body) <= SMALL_BODY_BYTES:
-            connection: Connected | None = scope.get(CONNECTION)
-            if connection is not None and connection.reply(status, headers, body, head=head):
+        connection: Connected | None = scope.get(CONNECTION)
+        if connection is not None:
+            if len(body) <= SMALL_BODY_BYTES and connection.reply(status, headers, body, head=head):
                 return
+            connection.renew_date()
         if status not in (204, 304):
             headers = [*headers, (b"content-length", b"%d" % len(body))]
         size = 0 if head else len(body)
@@ -429,7 +492,8 @@ class HttpApplication:
 
     async def _refuse_unread(self, error: IsthmusError, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse the request, discard a bounded part of the rest of its body, close."""
-        reply = self.refused(error, scope["method"])
+        reply = in_asked_form(self.refused(error, scope["method"]), scope["headers"])
+        self._timed(scope, reply.status)
         headers = [*reply.headers, (b"content-length", b"%d" % len(reply.body)), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})

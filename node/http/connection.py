@@ -355,6 +355,10 @@ class HttpConnection(HttpToolsProtocol):
         date = self.server_state.date_line()
         return b"".join((STATUS_LINE[status], date, lines, end, b"\r\n", b"" if head else body))
 
+    def renew_date(self) -> None:
+        """See Connected."""
+        self.server_state.date_line()
+
     def abort(self) -> None:
         """Cut the connection; what was written and not sent is lost."""
         self.transport.abort()

@@ -110,10 +110,11 @@ class PlainAnswer(NamedTuple):
 
 
 class StartedWrite(NamedTuple):
-    """A write under way; the list has one element."""
+    """A write under way; the list has one element. `began_s`: when its request arrived."""
 
     results: asyncio.Future[list[object]]
     request: WriteRequest
+    began_s: float
 
 
 FastAnswer = PlainAnswer | Reply | StartedWrite | Coroutine[Any, Any, Reply]

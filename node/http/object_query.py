@@ -1,7 +1,8 @@
 """Query parameters of objects: Riak's, and ours. Pure.
 
 Riak's quorums have no effect here, since a write is always on all replicas in sync and a read has its own isolation. A
-wrong quorum is refused as in Riak. Unknown parameters are ignored, as in Riak.
+wrong quorum is refused as in Riak. Unknown parameters are refused, unlike in Riak: a misspelled one would be without
+effect.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from isthmus.node.http.responses import RequestRefused
-from isthmus.node.http.router import parse_query
+from isthmus.node.http.router import check_parameters, parse_query
 from isthmus.repl.model.requests import Isolation
 
 QUORUMS: Final = frozenset({"r", "w", "dw", "pr", "pw", "rw", "node_confirms"})
@@ -47,6 +48,7 @@ def parse_object_query(query: bytes) -> ObjectQuery:
 
 def _parsed(query: bytes) -> ObjectQuery:
     parameters = parse_query(query)
+    check_parameters(parameters, OBJECT_PARAMETERS, "a key")
     for name, value in parameters.items():
         check = _CHECKS.get(name)
         if check is not None:
@@ -117,3 +119,6 @@ _CHECKS: Final[Mapping[str, Callable[[str, str], None]]] = {
     "sync_on_write": _sync,
     "n_val": _n_val,
 }
+
+OBJECT_PARAMETERS: Final = frozenset((*_CHECKS, "returnbody", "vtag", "isolation", "timeout"))
+"""All parameters that a request for an object may have, whatever its method."""

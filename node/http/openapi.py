@@ -1,39 +1,33 @@
 """The OpenAPI 3.1 description of an HTTP API, generated from its router: GET /openapi.json.
 
 A path is in it because it is routed; the first sentence of its handler's docstring is its summary, and the struct of
-its `BodyHandler` its body. Parameters and statuses are in the tables here. `ClientApi` routes object paths itself; they
-are in OBJECTS.
+its `BodyHandler` its body. Parameters and statuses are in the tables of `operations`, with the object paths, which
+`ClientApi` routes itself.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
 from isthmus.node.http.application import HttpApplication, Request, RoutedHandler, json_reply
 from isthmus.node.http.json_body import BodyHandler
-from isthmus.node.http.object_query import FLAGS, QUORUM_WORDS, QUORUMS, SYNC_WORDS
+from isthmus.node.http.operations import OBJECT_PATHS, OBJECTS, OperationSpec, operation_of
 from isthmus.node.http.responses import Reply
-from isthmus.repl.model.requests import Isolation
+from isthmus.node.http.schemas import DOCUMENTS, REF, REFUSAL, REFUSALS, ref
 
 OPENAPI_VERSION: Final = "3.1.0"
 PATH: Final = "/openapi.json"
-SCHEMA_REF: Final = "#/components/schemas/{name}"
-
-NUMBER: Final = {"type": "string", "pattern": "^[0-9]{1,9}$"}
-FLAG: Final = {"enum": ["true", "false", "default"]}
-QUORUM: Final = {"anyOf": [NUMBER, {"enum": sorted(QUORUM_WORDS)}]}
-TAGS: Final = {"type": "string", "pattern": '^(\\*|"[!#-~]+"(, "[!#-~]+")*)$'}
-DATE: Final = {"type": "string", "pattern": "^(Mon|Tue), 0[1-9] Jan 20[0-9]{2} [01][0-9]:[0-5][0-9]:[0-5][0-9] GMT$"}
+DESCRIPTION: Final = "A refusal has its code in the header `X-Isthmus-Reason`, and says what to do."
 
 WORDS: Final[Mapping[int, str]] = {
     200: "what was asked for",
-    201: "written under the key in `Location`",
+    201: "written under the key in `Location`; with `returnbody=true` the answer has the value",
     204: "done",
-    300: "siblings: their vtags, or all of them as multipart/mixed",
+    300: "siblings: their vtags, or all of them as multipart/mixed or JSON",
     304: "the client has this version already",
     400: "the request is wrong, see `X-Isthmus-Reason`",
     401: "a token is needed",
@@ -56,139 +50,6 @@ ANYWHERE: Final = (400, 401, 403, 431, 500, 503)
 """Statuses that any request may be answered with."""
 
 
-class OperationSpec(NamedTuple):
-    """Description of one method of one path, beyond the data of the router.
-
-    `query`, `headers`: name -> JSON schema; `body`: media type, or None for none; `statuses` besides ANYWHERE;
-    `answer`: media type of 200, None for none.
-    """
-
-    statuses: Sequence[int] = (200,)
-    query: Mapping[str, Any] = {}
-    headers: Mapping[str, Any] = {}
-    body: str | None = None
-    answer: str | None = "application/json"
-    required: Sequence[str] = ()
-
-
-_LISTED: Final = {"enum": ["true", "stream"]}
-_PAGES: Final = {
-    "prefix": {"type": "string"},
-    "limit": {"type": "string", "pattern": "^([1-9][0-9]{0,3}|10000)$"},
-    "continuation": {"type": "string", "pattern": "^[A-Za-z0-9_-]+$"},
-}
-_LISTING: Final = {"encoding": {"enum": ["percent", "auto"]}, "timeout": NUMBER}
-_ANY: Final = "*/*"
-_TEXT: Final = "text/plain"
-_PACKED: Final = "application/msgpack"
-
-_OBJECT_QUERY: Final[Mapping[str, Any]] = {
-    **dict.fromkeys(sorted(QUORUMS), QUORUM),
-    **dict.fromkeys(sorted(FLAGS), FLAG),
-    "n_val": {"type": "string", "pattern": "^[1-9][0-9]{0,8}$"},
-    "sync_on_write": {"enum": sorted(SYNC_WORDS)},
-    "timeout": NUMBER,
-    "isolation": {"enum": [each.value for each in Isolation]},
-}
-_CONDITIONS: Final = {"If-Match": TAGS, "If-None-Match": TAGS, "If-Unmodified-Since": DATE}
-_CLOCKS: Final = {"X-Riak-Vclock": {"type": "string", "contentEncoding": "base64"}}
-_NAMED: Final = {"X-Isthmus-Request-Id": {"type": "string", "pattern": "^[!-~]{1,64}$"}}
-_WRITES: Final = (404, 409, 412, 413, 504)
-
-_READ: Final = OperationSpec(
-    (200, 300, 304, 404, 412),
-    {**_OBJECT_QUERY, "vtag": {"type": "string"}},
-    {**_CONDITIONS, "If-Modified-Since": DATE},
-    answer=_ANY,
-)
-_WRITE: Final = OperationSpec(
-    (200, 204, 300, *_WRITES, 415, 422), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS, **_NAMED}, _ANY, _ANY
-)
-_CREATE: Final = OperationSpec((201, *_WRITES, 415, 422), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS}, _ANY, None)
-_DELETE: Final = OperationSpec((204, *_WRITES), _OBJECT_QUERY, {**_CONDITIONS, **_CLOCKS, **_NAMED}, answer=None)
-_KEYS: Final = OperationSpec((200, 404), {"keys": _LISTED, **_LISTING, **_PAGES}, required=("keys",))
-_BUCKETS: Final = OperationSpec((200, 404), {"buckets": _LISTED, **_LISTING, **_PAGES}, required=("buckets",))
-_OLD_BUCKETS: Final = OperationSpec((200, 404), {"buckets": _LISTED, **_LISTING}, required=("buckets",))
-_PREFLIST: Final = OperationSpec((200, 404))
-
-OBJECTS: Final[Mapping[str, str]] = {
-    "GET": "The value of a key, or its siblings.",
-    "PUT": "Write a value.",
-    "POST": "Write a value, as PUT.",
-    "DELETE": "Delete a key.",
-}
-"""Method -> its summary for one object; a GET also answers HEAD."""
-OBJECT_PATHS: Final = (
-    "/buckets/{bucket}/keys/{key}",
-    "/types/{type}/buckets/{bucket}/keys/{key}",
-    "/riak/{bucket}/{key}",
-)
-
-_BY_OBJECT: Final = {"GET": _READ, "PUT": _WRITE, "POST": _WRITE, "DELETE": _DELETE}
-
-OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
-    **{(method, path): _BY_OBJECT[method] for method in OBJECTS for path in OBJECT_PATHS},
-    **{
-        (method, prefix + path): operation
-        for prefix in ("", "/types/{type}")
-        for method, path, operation in (
-            ("GET", "/buckets", _BUCKETS),
-            ("GET", "/buckets/{bucket}/keys", _KEYS),
-            ("POST", "/buckets/{bucket}/keys", _CREATE),
-            ("GET", "/buckets/{bucket}/keys/{key}/preflist", _PREFLIST),
-        )
-    },
-    ("GET", "/riak"): _OLD_BUCKETS,
-    ("POST", "/riak/{bucket}"): _CREATE,
-    ("GET", "/riak/{bucket}"): OperationSpec(
-        (200, 404), {"keys": {"enum": ["true", "stream", "false"]}, "props": {"enum": ["true", "false"]}, **_LISTING}
-    ),
-    ("POST", "/batch/put"): OperationSpec((200, 413), body=_PACKED, answer=_PACKED),
-    ("POST", "/batch/get"): OperationSpec((200, 413), body=_PACKED, answer=_PACKED),
-    ("GET", "/cluster/routes"): OperationSpec((200, 304), headers={"If-None-Match": TAGS}),
-    ("POST", "/queues/{queue}/fetch"): OperationSpec((200, 404, 409, 413), body=_PACKED, answer=_PACKED),
-    ("GET", "/queues/{queue}/link"): OperationSpec((200, 404)),
-    ("POST", "/queues/{queue}/object"): OperationSpec((200, 404, 409, 413), body=_PACKED, answer=_PACKED),
-    ("GET", "/queuename/{queue}"): OperationSpec(
-        (200, 404, 409), {"object_format": {"enum": ["internal"]}}, answer="application/octet-stream"
-    ),
-    ("POST", "/queuename/{queue}"): OperationSpec((200, 404, 413), body="application/json", answer=_TEXT),
-    ("GET", "/"): OperationSpec((200,), answer=_ANY),
-    ("GET", "/ping"): OperationSpec((200,), answer=_TEXT),
-    ("GET", "/livez"): OperationSpec((200,), answer=_TEXT),
-    ("GET", "/readyz"): OperationSpec((200,), answer=_TEXT),
-    ("GET", "/metrics"): OperationSpec((200,), answer=_TEXT),
-}
-"""(method, pattern) -> the specification of an operation."""
-
-ADMIN_OPERATIONS: Final[Mapping[tuple[str, str], OperationSpec]] = {
-    ("GET", "/admin/history"): OperationSpec(
-        (200, 404),
-        {
-            "range": {"enum": ["hour", "day"]},
-            "series": {"type": "string"},
-            "node": {"type": "string"},
-            "bucket_type": {"type": "string"},
-        },
-        required=("series",),
-    ),
-    ("GET", "/admin/live"): OperationSpec((200, 404), {"bucket_type": {"type": "string"}}, answer="text/event-stream"),
-}
-"""As OPERATIONS, of the admin API."""
-
-_ASKED: Final = OperationSpec((200, 404, 502))
-_PUSHED: Final = OperationSpec((200, 404, 409, 413, 502, 504), body="application/json")
-_SET: Final = OperationSpec((200, 204, 404, 409, 413, 504), body="application/json")
-_RESET: Final = OperationSpec((200, 204, 404, 409, 504))
-
-
-def operation_of(method: str, pattern: str) -> OperationSpec:
-    """The specification of a route; without an entry the usual one of its method: JSON in and out."""
-    usual = {"GET": _ASKED, "PUT": _SET, "DELETE": _RESET}.get(method, _PUSHED)
-    key = (method, pattern)
-    return OPERATIONS.get(key) or ADMIN_OPERATIONS.get(key, usual)
-
-
 def describe(api: HttpApplication, title: str, version: str, *, objects: bool) -> dict[str, Any]:
     """The OpenAPI document of `api` as it is routed now; `objects`: with the object paths."""
     paths: dict[str, dict[str, Any]] = {}
@@ -205,9 +66,10 @@ def describe(api: HttpApplication, title: str, version: str, *, objects: bool) -
                 paths.setdefault(pattern, {})[method.lower()] = _described(method, pattern, words)
     return {
         "openapi": OPENAPI_VERSION,
-        "info": {"title": title, "version": version, "description": "Statuses and reasons: docs/http.md."},
+        "info": {"title": title, "version": version, "description": DESCRIPTION},
+        "servers": [{"url": "/", "description": "The node that answers; each node of the cluster has the same."}],
         "paths": dict(sorted(paths.items())),
-        "components": {"schemas": _schemas(models)},
+        "components": {"schemas": {**_schemas(models), **(DOCUMENTS if objects else REFUSALS)}},
     }
 
 
@@ -229,7 +91,8 @@ def _described(method: str, pattern: str, words: str) -> dict[str, Any]:
     if parameters:
         described["parameters"] = parameters
     if known.body is not None:
-        described["requestBody"] = {"required": True, "content": {known.body: {}}}
+        content = {known.body: {}, **{media: {"schema": schema} for media, schema in known.bodies.items()}}
+        described["requestBody"] = {"required": True, "content": content}
     return described
 
 
@@ -238,12 +101,12 @@ def _typed_body(model: type[msgspec.Struct]) -> dict[str, Any]:
     required = any(field.required for field in msgspec.structs.fields(model))
     return {
         "required": required,
-        "content": {"application/json": {"schema": {"$ref": SCHEMA_REF.format(name=model.__name__)}}},
+        "content": {"application/json": {"schema": ref(model.__name__)}},
     }
 
 
 def _schemas(models: Mapping[str, type[msgspec.Struct]]) -> dict[str, Any]:
-    _, schemas = msgspec.json.schema_components([models[name] for name in sorted(models)], ref_template=SCHEMA_REF)
+    _, schemas = msgspec.json.schema_components([models[name] for name in sorted(models)], ref_template=REF)
     return schemas
 
 
@@ -252,8 +115,14 @@ _NAME: Final = {"type": "string", "minLength": 1}
 
 def _answer(status: int, known: OperationSpec) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": WORDS[status]}
+    content: dict[str, Any] = {}
     if status == 200 and known.answer is not None:
-        answer["content"] = {known.answer: {}}
+        content[known.answer] = {}
+    if status >= 400:
+        content |= {"text/plain": {}, "application/json": {"schema": ref(REFUSAL)}}
+    content |= {media: {"schema": schema} if schema else {} for media, schema in known.answers.get(status, {}).items()}
+    if content:
+        answer["content"] = content
     return answer
 
 

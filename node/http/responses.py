@@ -1,11 +1,13 @@
 """One table of the status for each error. Every refusal is made here.
 
 An answer to a failed request is one line of text with the next step, and the header `X-Isthmus-Reason` with the error's
-stable code. docs/http.md prints the same table, and a test compares the two.
+stable code; in JSON, for operators and for clients that ask for it, `{"error": SENTENCE, "reason": CODE}`. docs/http.md
+prints the same table, and a test compares the two.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Final, NamedTuple
 
 from isthmus.repl.model.errors import (
@@ -55,6 +57,9 @@ RETRY_AFTER_S: Final = 1
 """The Retry-After of a 503. Elections and full windows pass within about a second."""
 
 PLAIN: Final = b"text/plain; charset=utf-8"
+JSON: Final = b"application/json"
+
+_REASON: Final = b"x-isthmus-reason"
 
 
 class Reply(NamedTuple):
@@ -98,9 +103,24 @@ def explanation(error: IsthmusError) -> str:
 def refusal(error: IsthmusError) -> Reply:
     """The answer to a request that ended in `error`."""
     status = status_of(error)
-    headers: Headers = [(b"content-type", PLAIN), (b"x-isthmus-reason", error.reason.encode("ascii"))]
+    headers: Headers = [(b"content-type", PLAIN), (_REASON, error.reason.encode("ascii"))]
     if isinstance(error, RequestRefused):
         headers += error.headers
     if status == 503:
         headers.append((b"retry-after", b"%d" % RETRY_AFTER_S))
     return Reply(status, headers, f"{explanation(error)}\n".encode(errors="backslashreplace"))
+
+
+def refusal_in_json(reply: Reply) -> Reply:
+    """A refusal that is one line of text, as JSON; any other answer as it is. With the same status and headers."""
+    reason = next((value for name, value in reply.headers if name == _REASON), None)
+    if reason is None or (b"content-type", PLAIN) not in reply.headers:
+        return reply
+    body = error_document(reply.body.decode().strip(), reason.decode("ascii"))
+    headers = [header for header in reply.headers if header[0] != b"content-type"]
+    return Reply(reply.status, [(b"content-type", JSON), *headers], body)
+
+
+def error_document(sentence: str, reason: str) -> bytes:
+    """A refusal in JSON, the same wherever one stands."""
+    return json.dumps({"error": sentence, "reason": reason}).encode() + b"\n"

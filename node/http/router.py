@@ -8,9 +8,10 @@ asks the router.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from isthmus.config.text import no_such
 from isthmus.node.http.responses import RequestRefused
 
 Handler = TypeVar("Handler")
@@ -79,6 +80,19 @@ def parse_query(query: bytes) -> dict[str, str]:
             raise RequestRefused(400, "bad-query", f"{name[:40]} is there more than once: send it once")
         result[name] = text
     return result
+
+
+NAME_SHOWN_MAX: Final = 80
+"""Characters of an unknown name that are compared with the known ones, and shown."""
+
+
+def check_parameters(given: Collection[str], known: Collection[str], where: str) -> None:
+    """Refuse parameters that a request does not have. `where` names the request. Raises RequestRefused (400) with the
+    nearest name, or all known ones."""
+    for name in given:
+        if name not in known:
+            noun = f"query parameter of {where}"
+            raise RequestRefused(400, "bad-query", no_such(noun, name[:NAME_SHOWN_MAX], sorted(known)))
 
 
 class Match(NamedTuple, Generic[Handler]):
@@ -167,7 +181,7 @@ def unknown_path(raw_path: bytes) -> RequestRefused:
     return RequestRefused(
         404,
         "unknown-path",
-        f"nothing answers at {shown}; a '/' inside a bucket or key is written %2F (see docs/http.md)",
+        f"nothing answers at {shown}; GET /openapi.json has all paths; a '/' inside a bucket or key is written %2F",
     )
 
 

@@ -1,14 +1,17 @@
 """Free ports on loopback, chosen once and stored in a directory, so that later starts use the same ports.
 
 They lie below the kernel's range for outgoing connections: an outgoing connection could take the port of a server that
-restarts.
+restarts. A port that was chosen stays reserved: others who choose at the same time, in this process or another one, do
+not get it, though its server listens only seconds later.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import random
 import socket
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -19,6 +22,11 @@ from isthmus.repl.model.errors import LocalFault
 
 RANGE_LOW: Final = 20_000
 """Above the well-known ports."""
+
+RESERVATIONS_MAX: Final = 128
+"""Ports that a process keeps reserved at once, a descriptor each; the servers of the oldest ones listen by then."""
+
+_reservations: Final[deque[socket.socket]] = deque()
 
 
 class PortAllocator:
@@ -55,6 +63,12 @@ class PortAllocator:
         return kept
 
 
+@atexit.register
+def _release() -> None:
+    while _reservations:
+        _reservations.pop().close()
+
+
 def is_free(port: int) -> bool:
     """True when a server could listen on loopback `port` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
@@ -68,13 +82,29 @@ def is_free(port: int) -> bool:
     return True
 
 
+def _reserve(port: int) -> bool:
+    """False when the port is not free. A server can listen on a reserved port, but nobody else can reserve it: the
+    socket is bound while it shares the port with nobody, and shares it afterwards, as servers do."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.bind((HOST, port))
+    except OSError:
+        sock.close()
+        return False
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _reservations.append(sock)
+    if len(_reservations) > RESERVATIONS_MAX:
+        _reservations.popleft().close()
+    return True
+
+
 def free_port(taken: set[int]) -> int:
-    """A port that is free now and not among `taken`. Raises LocalFault when there is none."""
+    """A port that is free and not among `taken`, reserved for this process. Raises LocalFault when there is none."""
     high = _range_high()
     first = random.randrange(RANGE_LOW, high)  # noqa: S311 - spreads those who choose at the same time
     for offset in range(high - RANGE_LOW):
         port = RANGE_LOW + (first - RANGE_LOW + offset) % (high - RANGE_LOW)
-        if port not in taken and is_free(port):
+        if port not in taken and _reserve(port):
             return port
     raise LocalFault(f"no free port on {HOST} from {RANGE_LOW} to {high - 1}")
 

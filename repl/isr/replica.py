@@ -301,6 +301,10 @@ class Replica:
         if self._leader is not None:
             self._leader.ack_lag.check_by(now_ms + options.max_time_lag_ms // CHECKS)
 
+    def set_disk_full(self, full: bool) -> None:
+        """The log's disk takes no barrier, or takes one again; a nomination is not accepted without (H38)."""
+        self._state.disk_full = full
+
     # -- the input ------------------------------------------------------------------------------
 
     def step(self, event: ev.Event, now_ms: int) -> Effects:

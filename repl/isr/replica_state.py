@@ -125,6 +125,8 @@ class ReplicaState:
     """(epoch, end) up to which the recovered store had applied, while its rows must be replayed up to there (H36)."""
     log_regressed: bool = False
     """The log holds less than it acknowledged, according to its leader, and its new log id is not registered yet."""
+    disk_full: bool = False
+    """The disk does not take a barrier, so that this replica cannot lead (docs/protocol.md H38)."""
     stream_nodes: set[str] = field(default_factory=set)
     """Nodes to which a stream is open (`pair_stream.py`)."""
     _refreshed_at_ms: int = -REFRESH_PAUSE_MS

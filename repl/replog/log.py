@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Final
 
-from isthmus.repl.model.entry import Entry
+from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import Corruption, IsthmusError, LocalFault, OutOfStorage, TooLarge
 from isthmus.repl.replog.epochs import clipped, extended, last_epoch, truncated
 from isthmus.repl.replog.files import FileIO, SystemFiles
@@ -39,7 +39,11 @@ from isthmus.repl.replog.writer import Abandon, CheckSpace, Item, LogWriter, Que
 
 RESERVE_BYTES: Final = 128 * 1024 * 1024
 """Free space below which no write is accepted: the log's next file (64 MB) and the store's next table (64 MB) still
-fit, so that accepted writes can be written, applied and trimmed. `append` itself refuses at half of it."""
+fit, so that accepted writes can be written, applied and trimmed. `append` itself refuses at half of it, barriers apart:
+without them no replica could lead, and nobody could read."""
+
+BARRIERS_BYTES: Final = 1024 * 1024
+"""Space that a nomination may need: one barrier of some 100 bytes, or one for every entry that the log lost (H36)."""
 
 ENTRY_BYTES_MAX: Final = MAX_BODY_BYTES - 4096
 """Maximum length of an entry; a longer one does not fit into a frame and is refused as too large."""
@@ -218,6 +222,9 @@ class FileLog:
         self.refresh_free_space()
         return False
 
+    def has_space_for_barriers(self) -> bool:
+        return self._fits(BARRIERS_BYTES, 0)
+
     def refresh_free_space(self) -> None:
         if self._failure is None and not self._closed and not self._writer.space_check_queued:
             self._writer.space_check_queued = True
@@ -236,7 +243,8 @@ class FileLog:
         if max(lengths) > ENTRY_BYTES_MAX:
             raise TooLarge(f"an entry of {max(lengths)} bytes; the log takes {ENTRY_BYTES_MAX}")
         size_bytes = sum(lengths)
-        if not self._fits(size_bytes, self._reserve_bytes // 2):
+        reserve_bytes = 0 if entries[0].kind == EntryKind.BARRIER else self._reserve_bytes // 2
+        if not self._fits(size_bytes, reserve_bytes):
             raise OutOfStorage("the disk of the log is full: free some space, or lower replication.log_size")
         runs: list[EncodedRun] = []
         at = 0

@@ -106,6 +106,10 @@ class Replog(Protocol):
         still fit.
         """
 
+    def has_space_for_barriers(self) -> bool:
+        """True when the disk takes a candidate's barriers, from the reserve if need be: a replica whose disk does not
+        must not accept a nomination."""
+
     def refresh_free_space(self) -> None:
         """Schedule a check of the free space, which others use, too; `has_space` reflects it a moment later."""
 

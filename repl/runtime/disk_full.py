@@ -2,19 +2,22 @@
 
 A leader refuses writes that it cannot append, and serves reads. A follower drops entries that it cannot append and so
 acknowledges nothing, until its leader takes it out of the ISR; its process keeps running so that an operator can free
-space. The log keeps a reserve, so barriers and accepted entries still fit.
+space. The log keeps a reserve: half of it for accepted entries, the rest for barriers. A replica whose disk does not
+even take a barrier accepts no nomination, and the controller nominates another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import structlog
 
+from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.replog.log import RESERVE_BYTES
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.partition import Partition
+from isthmus.repl.runtime.unapplied import wire_bytes
 from isthmus.repl.telemetry import Sample
 
 log = structlog.get_logger(__name__)
@@ -61,10 +64,20 @@ class DiskFullPolicy:
             log.error("storage.follower_stops", partition=partition.id, bytes=size_bytes)
         return True
 
+    def refuses_entries(self, partition: Partition, entries: Sequence[Entry]) -> bool:
+        """As `refuses`; barriers are taken from the reserve, since a leader serves nothing until its own is
+        committed."""
+        if all(entry.kind == EntryKind.BARRIER for entry in entries) and self._replog.has_space_for_barriers():
+            return False
+        return self.refuses(partition, wire_bytes(entries))
+
     def check(self, partitions: Collection[Partition], now_ms: int) -> list[Partition]:
         """Measure the disk, once a second; returns the partitions whose leadership should be handed over now. Measuring
         is how an idle log learns that other processes filled the disk."""
         self._replog.refresh_free_space()
+        takes_barriers = self._replog.has_space_for_barriers()
+        for partition in partitions:
+            partition.replica.set_disk_full(not takes_barriers)
         if self._replog.has_space(0):
             if self._since_ms is not None:
                 self._since_ms = None

@@ -16,7 +16,6 @@ from isthmus.repl.runtime.pair_streams import PairStreams
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.port import EventSink
 from isthmus.repl.runtime.storage import Storage
-from isthmus.repl.runtime.unapplied import wire_bytes
 from isthmus.repl.telemetry import Sample
 from isthmus.repl.transport.port import Delivery
 
@@ -64,7 +63,7 @@ class ReplicationReceiver:
             if self._disk_full.refuses(partition, len(message.rows)):
                 return
         elif isinstance(message, AppendEntries):
-            if message.entries and self._disk_full.refuses(partition, wire_bytes(message.entries)):
+            if message.entries and self._disk_full.refuses_entries(partition, message.entries):
                 return
             if cursors and partition.replica.following and message.epoch == partition.replica.epoch:
                 for queue, payload in cursors.items():

@@ -144,3 +144,21 @@ def test_a_long_line_of_prose_is_found() -> None:
         f"{long}\n```\n{long}\n```\n| {long} |\n<!-- generated: a -->\n{long}\n<!-- end of a -->\n    {long}\n{long}\n"
     )
     assert long_lines(text) == [1, 10]
+
+
+def pointers(text: str) -> set[str]:
+    """The pages that a text names by their path in the repository."""
+    return set(re.findall(r"\bdocs/[\w-]+\.md\b", text))
+
+
+def test_pages_that_the_program_names_exist() -> None:
+    """A message, help text or comment of the product that points to a page of docs/ names one that is there."""
+    packages = ("aae", "config", "node", "queues", "repl", "sink")
+    named = {
+        pointer: path
+        for package in packages
+        for path in (REPOSITORY / package).rglob("*.py")
+        for pointer in pointers(path.read_text())
+    }
+    assert len(named) > 5
+    assert {pointer: path for pointer, path in named.items() if not (REPOSITORY / pointer).exists()} == {}

@@ -36,6 +36,7 @@ NO_METRICS: Final = frozenset(
     {
         "and",
         "by",
+        "count",
         "group_left",
         "histogram_quantile",
         "increase",

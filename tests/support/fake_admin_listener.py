@@ -1,12 +1,40 @@
-"""An admin listener with scripted answers, for tests of commands."""
+"""An admin listener with scripted answers, for tests of commands. It refuses query parameters as a node does."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
+
+from isthmus.node.admin_api.application import AdminApi
+from isthmus.node.http.operations import parameters_of
+from isthmus.node.http.responses import RequestRefused, refusal, refusal_in_json
+from isthmus.node.http.router import Router, check_parameters, parse_query
+from tests.support.node_status import FakeNodeStatus
+
+
+@cache
+def admin_router() -> Router[Any]:
+    """The routes of the admin API; their handlers are not called."""
+    return AdminApi(SimpleNamespace(), FakeNodeStatus()).router  # type: ignore[arg-type]
+
+
+def refused_query(method: str, target: str) -> bytes | None:
+    """The body of a node's 400 to a request with query parameters that its route does not have, or has twice."""
+    path, _, query = target.partition("?")
+    try:
+        pattern = admin_router().match(method, path.encode()).pattern
+    except RequestRefused:
+        return None
+    try:
+        check_parameters(parse_query(query.encode()), parameters_of(method, pattern) or (), f"{method} {pattern}")
+    except RequestRefused as error:
+        return refusal_in_json(refusal(error)).body
+    return None
 
 
 class FakeAdminListener:
@@ -30,9 +58,9 @@ class FakeAdminListener:
 
             def _answer(self) -> None:
                 fake.on_headers(self.headers)
-                status, body = fake.answers.get(
-                    self.path, (404, b'{"error": "no such queue", "reason": "unknown-queue"}')
-                )
+                refused = refused_query(self.command, self.path)
+                absent = (404, b'{"error": "no such queue", "reason": "unknown-queue"}')
+                status, body = fake.answers.get(self.path, absent) if refused is None else (400, refused)
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

@@ -109,6 +109,9 @@ class MemoryLog:
     def has_space(self, size_bytes: int) -> bool:
         return self._size_bytes + size_bytes <= self._capacity_bytes
 
+    def has_space_for_barriers(self) -> bool:
+        return self.has_space(0)
+
     def refresh_free_space(self) -> None:
         """See the port: nobody else fills it."""
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import socket
 import threading
 import time
+from email.utils import parsedate_to_datetime
 
 import pytest
 import requests
@@ -392,3 +394,18 @@ def test_the_date_of_an_answer_is_the_second_in_which_it_is_sent(monkeypatch):
     monkeypatch.setattr(connection, "time", lambda: 1_700_000_001.2)
     assert state.date_line() == b"date: Tue, 14 Nov 2023 22:13:21 GMT\r\n"
     assert held == [(b"date", b"Tue, 14 Nov 2023 22:13:21 GMT")]
+
+
+def test_a_large_answer_has_the_present_second_as_its_date(client_api_with, serve, send_request):
+    """An answer in parts takes its Date from the requests' common headers, which are renewed for it: the second before
+    would be earlier than its Last-Modified."""
+    client_api = client_api_with(object_bytes=200_000)
+    client_api.put("/buckets/b/keys/large", b"v" * 100_000)
+    server = serve(client_api.app)
+    server.listener._state.set_date(1_000_000_000)
+    began_s = int(time.time())
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as link:
+        link.sendall(b"GET /buckets/b/keys/large?timeout=0 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        head = b"".join(iter(lambda: link.recv(65_536), b"")).partition(b"\r\n\r\n")[0].decode()
+    (date,) = re.findall(r"(?im)^date: (.*?)\r?$", head)
+    assert parsedate_to_datetime(date).timestamp() >= began_s

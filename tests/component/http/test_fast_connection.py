@@ -23,6 +23,7 @@ from isthmus.repl.model.objects import Content, encode_object
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.model.vclock import encode_clock
 from tests.support.coordinator_cluster import cluster, key_of
+from tests.support.memory_client_api import FixedTime
 
 PUT = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
 GET = b"GET /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -124,6 +125,15 @@ def converse(server, session, *, split):
     return answers
 
 
+def timed(client_api):
+    """How many requests were timed, by their labels."""
+    return {
+        (labels["route"], labels["method"], labels["status_class"]): count
+        for name, labels, count in client_api.app.durations.samples("http")
+        if name.endswith("_count")
+    }
+
+
 def prompted(client_api, monkeypatch):
     """What the room's face was asked to answer at once, and did."""
     asked, prompt = [], client_api.app.fast_answer
@@ -138,16 +148,24 @@ def prompted(client_api, monkeypatch):
     return asked
 
 
-def test_both_paths_answer_alike(client_api_with, serve, monkeypatch):
-    """A session of requests, right and wrong, gets the same bytes and the same counts whichever way each one takes."""
+@pytest.mark.parametrize("accept", [b"", b"accept: application/json\r\n"], ids=["any", "json"])
+def test_both_paths_answer_alike(client_api_with, serve, monkeypatch, accept):
+    """A session of requests, right and wrong, gets the same bytes and the same counts whichever way each one takes,
+    also where refusals are asked for in JSON."""
     quick, slow = client_api_with(object_bytes=200_000), client_api_with(object_bytes=200_000)
     asked, none = prompted(quick, monkeypatch), prompted(slow, monkeypatch)
-    at_once = converse(serve(quick.app), SESSION, split=False)
-    by_parser = converse(serve(slow.app), SESSION, split=True)
+    session = [raw.replace(b"\r\n", b"\r\n" + accept, 1) for raw in SESSION]
+    at_once = converse(serve(quick.app), session, split=False)
+    by_parser = converse(serve(slow.app), session, split=True)
     assert at_once == by_parser
+    refused = [head for _, head, _ in at_once if re.match(rb"HTTP/1.1 [45]", head)]
+    assert len(refused) > 15
+    assert all((b"content-type: application/json" in head) == bool(accept) for head in refused)
     assert quick.kv.objects == slow.kv.objects
     assert quick.kv.isolations == slow.kv.isolations
     assert quick.app.counts == slow.app.counts
+    assert timed(quick) == timed(slow)
+    assert sum(timed(quick).values()) == len(session)
     assert quick.app.budget.used_bytes == slow.app.budget.used_bytes == 0
     assert none == []
     assert len(asked) > 25
@@ -169,6 +187,7 @@ def test_failures_are_answered_alike_on_both_paths(client_api_with, serve, monke
     assert answers[0] == answers[1]
     assert len(asked) == 2
     assert apis[0].app.counts == apis[1].app.counts
+    assert timed(apis[0]) == timed(apis[1])
     assert apis[0].app.budget.used_bytes == 0
     bugs = [e for e in logged if e["event"] == "http.bug"]
     assert len(bugs) == (4 if isinstance(failure, ValueError) else 0)
@@ -189,6 +208,7 @@ def test_writes_that_end_otherwise_are_answered_alike(client_api_with, serve, le
     assert (b"x-isthmus-leader: n2.example:8098" in answers[0][0][1]) == (leader == "n2")
     assert (b"HTTP/1.1 503" in answers[0][0][1]) == (room_bytes == 0)
     assert apis[0].app.counts == apis[1].app.counts
+    assert timed(apis[0]) == timed(apis[1])
     assert apis[0].app.budget.used_bytes == 0
 
 
@@ -234,6 +254,7 @@ READS = [
     for lines in (
         (),
         (b"authorization: Bearer t", b"x-other: 1"),
+        (b"accept: application/json",),
         (b"if-none-match: *",),
         (b'if-none-match: "0"',),
         (b'if-match: "0"',),
@@ -271,7 +292,7 @@ def test_reads_are_answered_alike_at_once_later_and_by_the_parser(client_api_wit
         client_api.kv.reads_wait = reads_wait
         client_api.kv.leader = leader
         answers = converse(server, READS, split=split)
-        seen.append((answers, dict(client_api.app.counts), client_api.kv.isolations))
+        seen.append((answers, dict(client_api.app.counts), client_api.kv.isolations, timed(client_api)))
     assert seen[0] == seen[1] == seen[2]
     statuses = {head[9:12] for _, head, _ in seen[0][0]}
     assert statuses == {b"200", b"300", b"304", b"400", b"404", b"412"}
@@ -505,7 +526,7 @@ async def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_conf
 
     async with cluster(("n1", "n2", None, "n1")) as c:
         app = ClientApi(
-            c.coordinators["n1"], None, None, limits=LimitSettings(), time=None, riak_info=None, status=None,
+            c.coordinators["n1"], None, None, limits=LimitSettings(), time=FixedTime(), riak_info=None, status=None,
         )  # fmt: skip
         settings = ListenSettings(http=Address("127.0.0.1", 0))
         listener = Listener("http", settings.http, settings)

@@ -6,7 +6,9 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from typing import Any
 import pytest
 
 from isthmus.node.http.outgoing_ports import EPHEMERAL_RANGE
+from isthmus.node.local import ports as ports_module
 from isthmus.node.local import supervisor_client
-from isthmus.node.local.ports import PortAllocator
+from isthmus.node.local.ports import PortAllocator, free_port
 from isthmus.node.local.process_id import ProcessId, wait_gone
 from isthmus.repl.metastore import embedded_zookeeper
 from isthmus.repl.model.errors import LocalFault
@@ -34,10 +37,35 @@ def test_a_recorded_port_is_replaced_if_a_foreign_process_listens_on_it(tmp_path
     """A stranger on the port means another port; our own process on it means the same."""
     port = PortAllocator(tmp_path).ports(["a"])["a"]
     with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((embedded_zookeeper.HOST, port))
         sock.listen()
         assert PortAllocator(tmp_path).ports(["a"], in_use=["a"])["a"] == port
         assert PortAllocator(tmp_path).ports(["a"])["a"] != port
+
+
+def test_a_chosen_port_is_reserved_until_its_server_listens() -> None:
+    """Another process that chooses meanwhile does not get it; a server can listen there, and again after a restart."""
+    port = free_port(set())
+    chosen_elsewhere = (
+        "import random; from isthmus.node.local import ports; "
+        f"random.randrange = lambda low, high: {port}; print(ports.free_port(set()))"
+    )
+    other = subprocess.run([sys.executable, "-c", chosen_elsewhere], capture_output=True, text=True, check=True)
+    assert int(other.stdout) != port
+    for _ in range(2):
+        with socket.create_server((embedded_zookeeper.HOST, port)) as server:
+            assert server.getsockname()[1] == port
+
+
+def test_reservations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest reservation ends when a process has too many of them: they cost a descriptor each."""
+    monkeypatch.setattr(ports_module, "_reservations", deque())
+    monkeypatch.setattr(ports_module, "RESERVATIONS_MAX", 2)
+    chosen = [free_port(set()) for _ in range(3)]
+    assert [sock.getsockname()[1] for sock in ports_module._reservations] == chosen[1:]
+    for sock in ports_module._reservations:
+        sock.close()
 
 
 def test_a_port_book_that_is_damaged_is_a_local_fault(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.replog.frames import RUN_HEADER_BYTES
+from isthmus.repl.replog.log import RESERVE_BYTES
 from isthmus.repl.runtime import isr_changes
 from isthmus.repl.transport.port import LinkMessage
 from tests.component.runtime.test_several_nodes import all_joined, fill, key, put, stored_values
@@ -209,6 +210,42 @@ async def test_a_leader_with_a_full_disk_refuses_writes_and_hands_over(
         new = await t.led_by_another(leader)
         await put(new, b"k2", b"v")
         assert not leader.failures
+
+
+async def test_without_space_for_writes_a_cluster_still_elects_leaders(
+    tmp_path: Path, start_cluster: ClusterFactory
+) -> None:
+    """H38: with less than half of the reserve free on every disk a killed leader has a successor, which answers reads
+    and refuses writes; no node ends."""
+    async with start_cluster(tmp_path) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        await t.level()
+        for member in t.members.values():
+            fill(member, RESERVE_BYTES // 8)
+        await t.kill(leader.node)
+        new = await t.led_by_another(leader)
+        assert await new.coordinator.get(key(b"k")) is not None
+        error = new.runtime.append(new.partition(), _an_entry(new), new.runtime.time.now_ms())
+        assert error is not None
+        assert error.reason == "out-of-storage"
+        assert not any(member.failures for member in t.members.values())
+
+
+async def test_a_disk_without_space_for_a_barrier_is_passed_over(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+    """H38: a node whose disk is full to the end accepts no nomination and lives on; the controller nominates the next
+    one, which serves."""
+    async with start_cluster(tmp_path, min_isr=1) as t:
+        leader = await t.led()
+        await put(leader, b"k", b"v")
+        await t.level()
+        full, other = t.followers()
+        fill(full, 0)
+        await eventually(lambda: full.partition().reason.startswith("out-of-storage"))
+        await t.kill(leader.node)
+        assert await t.led_by_another(leader, timeout_s=25) is other
+        await put(other, b"k2", b"v")
+        assert not full.failures
 
 
 def _an_entry(member: Node) -> list:

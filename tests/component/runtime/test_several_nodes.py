@@ -45,9 +45,9 @@ def log_of(member: Node, partition: int = 0) -> list[tuple[int, int, bytes]]:
     return [(entry.epoch, entry.offset, entry.wire) for entry in entries]
 
 
-def fill(member: Node) -> None:
+def fill(member: Node, free_bytes: int = 1000) -> None:
     """Let a node's disk be full from now on."""
-    member.disk.free = 1000
+    member.disk.free = free_bytes
     member.runtime.replog._writer.check_space()
     assert not member.runtime.replog.has_space(0)
 

@@ -219,6 +219,10 @@ class ProcessShell:
         """The disk is never full."""
         return False
 
+    def refuses_entries(self, _partition: object, _entries: object) -> bool:
+        """The disk is never full."""
+        return False
+
     def now_ms(self) -> int:
         """Virtual time."""
         return self._process.simulation.now_ms

@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.cluster.rollback import RollbackSimulation, plan_of
 from tests.simulation.cluster.simulator import run_seed
 
-SEEDS = range(10, 50)
+SEEDS = range(10, 26)
 """Such as hold; of all seeds about two in a hundred do not."""
 
 
@@ -33,7 +33,7 @@ def test_acknowledged_writes_survive_a_metastore_rollback(simulation_class: type
     """Where the partition went on, all in sync have it; where it says `metastore-rollback`, the copy that a re-seed
     chooses has it. Of these seeds that holds for all; docs/protocol.md names the cases that are noticed too late."""
     total = ran(simulation_class, SEEDS)
-    floors = {"rolled_back": 38, "epochs_forgotten": 10, "overtaken": 10, "went_on_online": 10, "acked": 2_000}
+    floors = {"rolled_back": 15, "epochs_forgotten": 4, "overtaken": 4, "went_on_online": 4, "acked": 800}
     missing = {name: (total[name], least) for name, least in floors.items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 

@@ -17,7 +17,7 @@ from tests.simulation.cluster.simulator import run_seed
 from tests.simulation.cluster.suspicion_mutants import DECIDED, PATCHED, Patch
 from tests.simulation.cluster.suspicions import HOLD_TIMES, SuspicionSimulation
 
-SEEDS = range(200)
+SEEDS = range(100)
 CHUNK = 50
 DEFECT_SEEDS = range(80)
 

@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from isthmus.node.http.authorization import TokenRole
 from isthmus.node.local import dev_certificates
 from isthmus.repl.security.tls import NodeName
-from tests.support.dashboard_browser import BrowserPage
+from tests.support.dashboard_browser import PAGES, BrowserPage
 from tests.support.threaded_node import running_node
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -120,6 +120,23 @@ def test_a_viewer_sees_everything_and_can_do_nothing(node: SecureNode, visitor: 
         expect(button).to_have_attribute("title", "this needs a token of the role operate")
     sent = """fetch("/admin/leaders/balance", {method: "POST", body: "{}"}).then((answer) => answer.status)"""
     assert visitor.page.evaluate(sent) == 403
+
+
+@pytest.mark.parametrize("role", [TokenRole.READ, TokenRole.OPERATE])
+def test_every_page_works_with_every_role(node: SecureNode, visitor: BrowserPage, role: TokenRole) -> None:
+    """No page asks for what its viewer may not see: none shows an alert, and the node refuses no request (which would
+    be an error on the console). Acts beyond the role are disabled and say which role they need."""
+    log_in(visitor, node.token(role))
+    locked: set[str] = set()
+    for page_id in PAGES:
+        visitor.page.goto(f"{node.admin}/#/{page_id}")
+        visitor.rendered()
+        assert visitor.page.locator("#main [role=alert]").all_inner_texts() == [], page_id
+        for button in visitor.page.locator("#main button[title^='this needs']").all():
+            expect(button).to_be_disabled()
+            locked.add(str(button.get_attribute("title")))
+    above = {TokenRole.READ: ["operate", "admin"], TokenRole.OPERATE: ["admin"]}[role]
+    assert locked == {f"this needs a token of the role {each}" for each in above}
 
 
 def test_an_operator_may_act(node: SecureNode, visitor: BrowserPage) -> None:

@@ -65,7 +65,8 @@ def killed_demo(tmp_path: Path, moments: list[tuple[float, str]], once: int, opt
     """A demo in which each process dies at a set moment; everything it must hold is asserted."""
     git = repository_of_single_writes(tmp_path / "repo", once)
     view = ProcessKiller(moments)
-    demo = run_demo(DemoOptions(git=git, directory=tmp_path / "clusters", **options), view)  # type: ignore[arg-type]
+    own: dict[str, object] = {"git": git, "directory": tmp_path / "clusters", "breaks": False}  # the view kills instead
+    demo = run_demo(DemoOptions(**own, **options), view)  # type: ignore[arg-type]
     log = "\n".join(view.lines)
     outcome = demo.outcome
     assert sorted(view.killed) == sorted(name for _, name in moments), log

@@ -149,7 +149,7 @@ def verdict_of(node: FakeNode, history: MadeHistory) -> VerifyResult:
 def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, remembers_ids: bool) -> None:
     """Whatever fails, the end is the history's end, nothing has siblings, and each key saw its values in order; also
     where the node has forgotten the request id that a write is repeated under."""
-    history = MadeHistory(3, 1000)
+    history = MadeHistory(3, 500)
     with running(fault_share) as node:
         node.remembers_ids = remembers_ids
         replay = HistoryReplay([node.url], [history], rate=0)

@@ -154,6 +154,16 @@ async def test_a_dry_run_that_the_body_has_no_right_to_is_recorded() -> None:
         assert (recorded.line["outcome"], recorded.line["error"].partition(":")[0]) == ("refused", "bad-json")
 
 
+async def test_an_act_whose_query_is_refused_is_recorded() -> None:
+    """A parameter that the act does not have, or any that is there twice."""
+    for query, named in ((b"value=2", "value"), (b"x=1&x=1", "x is there more than once")):
+        recorded = Recorded()
+        assert await recorded.send({"value": 2}, query_string=query) == 400
+        assert (recorded.line["outcome"], recorded.line["status"]) == ("refused", 400)
+        assert recorded.line["error"].startswith("bad-query: ")
+        assert named in recorded.line["error"]
+
+
 @pytest.mark.parametrize(
     ("end", "outcome", "status", "error"),
     [

@@ -13,7 +13,9 @@ import pytest
 from isthmus.node.admin_api.application import AdminApi
 from isthmus.node.client_api.objects import METHODS
 from isthmus.node.http import openapi
-from isthmus.node.http.openapi import ADMIN_OPERATIONS, OBJECT_PATHS, OPERATIONS, WORDS, describe, operation_of
+from isthmus.node.http.openapi import WORDS, describe
+from isthmus.node.http.operations import ADMIN_OPERATIONS, OBJECT_PATHS, OPERATIONS, operation_of
+from isthmus.node.http.schemas import DOCUMENTS
 from tests.support.node_status import FakeNodeStatus
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "http.md"
@@ -85,3 +87,14 @@ def test_parameters_are_those_that_are_checked(client_api: Any, described: dict[
         for word in words:
             assert client_api.call("GET", f"/buckets/b/keys/k?{name}={word}").status == 200, (name, word)
         assert client_api.call("GET", f"/buckets/b/keys/k?{name}=neither").status == 400, name
+
+
+@pytest.mark.parametrize(("path", "name"), [("/batch/put", "PutItem"), ("/batch/get", "GetItem")])
+def test_items_of_batches_have_the_members_of_their_schema(client_api: Any, path: str, name: str) -> None:
+    """A batch takes exactly the members that its schema has: the refusal of another one lists them."""
+    schema = DOCUMENTS[name]
+    answer = client_api.call("POST", path, b'[{"neither": 1}]', {"content-type": "application/json"})
+    assert answer.reason == "bad-json"
+    listed = answer.body.decode().rpartition("members of an item: ")[2].strip().split(", ")
+    assert sorted(listed) == sorted(schema["properties"])
+    assert schema["additionalProperties"] is False

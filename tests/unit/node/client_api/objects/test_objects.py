@@ -10,7 +10,10 @@ import re
 import msgpack
 import pytest
 
-from isthmus.node.client_api.object_rendering import render_object
+from isthmus.node.client_api.object_decoding import read_stored
+from isthmus.node.client_api.object_rendering import render_object, render_plain
+from isthmus.node.http import durations
+from isthmus.node.observability.metrics import kind_of
 from isthmus.repl.model.errors import (
     Fenced,
     NotLeader,
@@ -235,7 +238,7 @@ def test_a_read_passes_its_isolation_or_the_default(client_api):
         b"v", b"w"
     )
     assert client_api.call("GET", K).body == b"v"
-    assert client_api.call("GET", K + "?isolation=committed&r=2&unknown=x").body == b"v"
+    assert client_api.call("GET", K + "?isolation=committed&r=2").body == b"v"
     assert client_api.call("GET", K + "?isolation=uncommitted").body == b"w"
     assert client_api.call("HEAD", K + "?isolation=uncommitted").status == 200
     assert client_api.kv.isolations == [None, "committed", "uncommitted", "uncommitted"]
@@ -456,7 +459,27 @@ def test_requests_are_counted_by_route_method_and_status(client_api):
     assert samples["isthmus_http_requests_total", "204", "PUT", "object"] == 1
     assert samples["isthmus_http_requests_total", "200", "GET", "object"] == 1
     assert samples["isthmus_http_requests_total", "404", "GET", "refused"] == 1
-    assert {n for n, *_ in samples} == set(HELP)
+    assert {kind_of(n)[0] for n, *_ in samples} == {*HELP, *durations.HELP}
+
+
+def test_requests_are_timed_by_route_and_class_of_status(client_api):
+    """Each answer is in the series of its route, also a refusal; a path that nothing answers has no route."""
+    client_api.put(K, b"v")
+    for path in (K, K, K + "x", K + "?timeout=x", "/nowhere", "/buckets/b/keys?keys=true", "/buckets/b/keys"):
+        client_api.call("GET", path)
+    counted = {
+        (labels["route"], labels["method"], labels["status_class"]): count
+        for name, labels, count in client_api.app.samples()
+        if name == "isthmus_http_request_duration_seconds_count"
+    }
+    assert counted == {
+        ("object", "PUT", "2xx"): 1,
+        ("object", "GET", "2xx"): 2,
+        ("object", "GET", "4xx"): 2,
+        ("other", "GET", "4xx"): 1,
+        ("/buckets/{bucket}/keys", "GET", "2xx"): 1,
+        ("/buckets/{bucket}/keys", "GET", "4xx"): 1,
+    }
 
 
 @pytest.mark.parametrize("ms", [253_402_300_799_999, 253_402_300_800_000, 2**63 - 1])
@@ -467,5 +490,25 @@ def test_a_time_beyond_the_http_date_range_is_shown_as_the_last_date(ms: int) ->
     two = one._replace(dot=(b"b" * 20, 6))
     for siblings, status in (((one,), 200), ((one, two), 300)):
         stored = encode_object(Object(tuple((*s.dot, 0) for s in siblings), siblings))
-        reply = render_object(stored, None, [])
+        reply = render_object(stored, None, [], 2**60)
         assert (reply.status, dict(reply.headers)[b"last-modified"]) == (status, b"Fri, 31 Dec 9999 23:59:59 GMT")
+
+
+def test_last_modified_is_never_after_the_date_of_the_answer() -> None:
+    """Another node wrote the object, with a clock that is ahead: each form of the answer says now, and a time that is
+    over stays as it is."""
+    now_s = 1_700_000_000
+    for modified_ms, shown in (
+        ((now_s + 5) * 1000, b"Tue, 14 Nov 2023 22:13:20 GMT"),
+        ((now_s - 5) * 1000, b"Tue, 14 Nov 2023 22:13:15 GMT"),
+    ):
+        one = Sibling((b"a" * 20, 5), modified_ms, False, b"value", b"text/plain")
+        two = one._replace(dot=(b"b" * 20, 6))
+        for siblings in ((one,), (one, two)):
+            stored = encode_object(Object(tuple((*s.dot, 0) for s in siblings), siblings))
+            assert dict(render_object(stored, None, [], now_s).headers)[b"last-modified"] == shown
+            parts = render_object(stored, None, [(b"accept", b"multipart/mixed")], now_s)
+            assert parts.body.count(b"Last-Modified: " + shown) == (2 if len(siblings) > 1 else 0)
+        plain = render_plain(read_stored(encode_object(Object(((*one.dot, 0),), (one,)))), now_s)
+        assert plain is not None
+        assert b"last-modified: " + shown in plain[0]

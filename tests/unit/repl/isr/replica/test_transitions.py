@@ -143,6 +143,20 @@ def test_a_nomination_of_another_log_or_of_a_used_epoch_is_refused(record: objec
     assert replica.reason.startswith(code)
 
 
+def test_a_replica_without_space_for_a_barrier_accepts_no_nomination() -> None:
+    """H38: it sends nothing and says why; with space again it accepts the next nomination, as if nothing had been."""
+    replica = a_replica()
+    replica.step(ev.SessionStarted(INC), 0)
+    replica.set_disk_full(True)
+    replica.step(ev.RecordSeen(nominated()), 0)
+    assert replica.step(ev.EpochPersisted(5), 0) == []
+    assert (replica.role, replica.leo) == (ReplicaRole.IDLE, 20)
+    assert replica.reason.startswith("out-of-storage:")
+    replica.set_disk_full(False)
+    replica.step(ev.RecordSeen(nominated(epoch=6, version=12)), 0)
+    assert fx.AppendBarrier(6, 20) in replica.step(ev.EpochPersisted(6), 0)
+
+
 def test_a_log_that_ends_below_the_applied_offset_does_not_stand_for_election() -> None:
     """A replica that lost committed entries refuses even if the record still means it."""
     replica = a_replica(applied=25)

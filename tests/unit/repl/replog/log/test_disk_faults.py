@@ -16,7 +16,7 @@ from isthmus.repl.model.errors import Corruption, LocalFault, OutOfStorage, TooL
 from isthmus.repl.replog import log as log_module
 from isthmus.repl.replog import writer as writer_module
 from isthmus.repl.replog.files import SystemFiles
-from isthmus.repl.replog.log import FileLog
+from isthmus.repl.replog.log import BARRIERS_BYTES, FileLog
 from tests.support.log_history import CLUSTER, DIRECTORY, Listener, entries, kill, open_log, wait_until
 from tests.support.memory_disk import MemoryDisk
 
@@ -131,6 +131,25 @@ def test_the_reserve_refuses_before_the_disk_is_full() -> None:
     assert listener.wait({0: 1})
     with pytest.raises(OutOfStorage):
         log.append(0, entries(1, 1, 1, size=1500))
+    assert log.leo(0) == 1
+    log.close()
+
+
+def test_barriers_may_use_the_whole_reserve() -> None:
+    """With less than half of the reserve left a change is refused and a barrier is not; that there is no space for
+    barriers either is known beforehand."""
+    disk = MemoryDisk()
+    disk.free = BARRIERS_BYTES + 1000
+    log = open_log(disk, reserve_bytes=4 * BARRIERS_BYTES)
+    listener = Listener(log)
+    assert log.has_space_for_barriers()
+    with pytest.raises(OutOfStorage):
+        log.append(0, entries(1, 0, 1))
+    log.append(0, [make_entry(EntryKind.BARRIER, 1, 0, request_id=b"", origin=CLUSTER, time_ms=0)])
+    assert listener.wait({0: 1})
+    disk.free = 0
+    log._writer.check_space()
+    assert not log.has_space_for_barriers()
     assert log.leo(0) == 1
     log.close()
 
