@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.reconcile.stream_reader import lag
 from isthmus.aae.run_directory import read_manifest
 from isthmus.node.local import directory as places
 from isthmus.repl.http.client import HttpPeer
@@ -189,6 +190,36 @@ def test_streams_of_one_table_do_not_share_their_filters(
         assert found["c"].filter(f"{in_first} or {in_second}").count() == 40
     finally:
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
+def test_a_query_reports_how_far_it_is_behind(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
+    """In its progress, batch by batch: less from one to the next, and nothing at the end."""
+    changes = spark.readStream.format("isthmus").options(urls=live.urls, rows_per_batch=str(COUNT // 2)).load()
+    queries: list[Any] = []
+
+    def ended() -> bool:
+        queries.append(
+            changes.writeStream.format("parquet").option("path", str(tmp_path / "keys"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        )  # fmt: skip
+        try:
+            queries[-1].awaitTermination()
+        except PySparkException as error:
+            if "connect back" not in str(error):
+                raise
+            return False
+        return True
+
+    assert any(ended() for _ in range(STARTS)), "Spark never had its worker up"
+    found = [lag(progress) for query in queries for progress in query.recentProgress]
+    behind = [one.changes for one in found if one is not None]
+    assert len(behind) >= 2
+    assert behind == sorted(behind, reverse=True)
+    assert behind[0] >= COUNT // 2
+    assert behind[-1] == 0
+    last = lag(queries[-1])
+    assert last is not None
+    assert set(last.partitions) == {0, 1, 2, 3}
 
 
 def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
