@@ -47,7 +47,7 @@ def check_packages(task: str, *packages: str) -> None:
     """Raise MissingExtra, in one sentence, if a package that a task needs is not installed. Nothing is imported."""
     for package in packages:
         if not is_installed(package):
-            raise MissingExtra(missing_sentence(task, package, EXTRA_OF[package]), name=package)
+            raise MissingExtra(missing_sentence(task, package, EXTRA_OF.get(package, "")), name=package)
 
 
 def is_installed(package: str) -> bool:
