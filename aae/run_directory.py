@@ -9,6 +9,7 @@
       summary.json        totals, never truncated; missing while the findings are rewritten
       progress.json       the stage of the newest attempt, and how far it is (`ProgressFile`)
       repairs/            repair plans, and how far each is applied (`repair`)
+      spark.log           what Spark wrote during the newest attempt, if it was started by the command line
 
 Every document is written atomically, a wave's after its rows: a killed run resumes after the last one. A manifest says
 what a read of `row_reader` was as of: one document for its plan and one per range.
@@ -53,6 +54,9 @@ def program_version() -> str:
         return version("isthmus")
     except PackageNotFoundError:
         return "unknown"
+
+
+SPARK_LOG: Final = "spark.log"
 
 
 class SegmentChunk(NamedTuple):

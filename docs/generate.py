@@ -67,6 +67,7 @@ PUBLIC: Final[Mapping[str, Sequence[str]]] = {
     "isthmus.aae.reconcile": ("register",),
     "isthmus.aae.reconcile.spark_session": ("session",),
     "isthmus.aae.reconcile.job": ("reconcile", "ReconcileOptions", "findings_of"),
+    "isthmus.aae.reconcile.stream_reader": ("StreamLag", "lag"),
     "isthmus.aae.run_directory": ("RunDirectory", "read_manifest", "ReadRange"),
     "isthmus.aae.reconcile.batch_jobs": ("stats", "trees"),
     "isthmus.aae.reconcile.export": ("export_objects", "import_objects"),

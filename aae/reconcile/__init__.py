@@ -15,10 +15,15 @@ from isthmus.repl.extras import check_packages
 
 check_packages("a batch job (isthmus.aae.reconcile)", "pyspark", "pyarrow")
 
+PACKAGES = ("msgpack", "numpy", "requests", "structlog", "xxhash", "zstandard")
+"""What driver and workers need beside these, where Isthmus is shipped as one file and nothing was installed with it."""
+
 
 def register(spark: Any) -> None:
     """Make `spark.read.format("isthmus")`, `df.write` and `spark.readStream` of it known to a session. No setting of
-    the session is changed. Raises BadInput where the workers' interpreter, on this machine, has no Isthmus."""
+    the session is changed. Raises BadInput where the workers' interpreter, on this machine, cannot run Isthmus, and
+    MissingExtra where this one cannot."""
+    check_packages('format("isthmus")', *PACKAGES)
     from isthmus.aae.reconcile.datasource import IsthmusSource
     from isthmus.aae.reconcile.spark_session import check_workers
 

@@ -87,6 +87,9 @@ OBJECT_COLUMNS: Final[Mapping[str, t.DataType]] = {
 """Further columns of the view `objects`: value, content type and metadata of the newest sibling that is not a
 tombstone, all siblings, and the object's canonical bytes, which `df.write.format("isthmus")` accepts."""
 
+TEXT_COLUMNS: Final = ("bucket", "key", "value")
+"""Bytes that are text in most clusters: strings with the option `text`, or where the requested schema says so."""
+
 _KNOWN: Final[Mapping[RowView, Mapping[str, t.DataType]]] = {
     RowView.KEYS: {**KEY_COLUMNS, **ENTRY_COLUMNS},
     RowView.OBJECTS: {**KEY_COLUMNS, **ENTRY_COLUMNS, **OBJECT_COLUMNS},
@@ -98,14 +101,16 @@ _DEFAULT: Final[Mapping[RowView, Sequence[str]]] = {
 }
 
 
-def schema_of(view: RowView, columns: Sequence[str] = ()) -> t.StructType:
-    """The schema of a view, reduced to `columns` in their order if given. Raises BadInput."""
+def schema_of(view: RowView, columns: Sequence[str] = (), *, text: bool = False) -> t.StructType:
+    """The schema of a view, reduced to `columns` in their order if given, with strings for TEXT_COLUMNS if `text`.
+    Raises BadInput."""
     known = _KNOWN[view]
     names = list(columns or _DEFAULT[view])
     unknown = [name for name in names if name not in known]
     if unknown or len(set(names)) < len(names):
         raise BadInput(f"option columns: {', '.join(unknown) or 'a name twice'}; view {view} has {', '.join(known)}")
-    return t.StructType([t.StructField(name, known[name]) for name in names])
+    kinds = {**known, **(dict.fromkeys(TEXT_COLUMNS, t.StringType()) if text else {})}
+    return t.StructType([t.StructField(name, kinds[name]) for name in names])
 
 
 def check_schema(view: RowView, schema: t.StructType) -> None:
@@ -114,8 +119,11 @@ def check_schema(view: RowView, schema: t.StructType) -> None:
         wanted = _KNOWN[view].get(field.name)
         if wanted is None:
             raise BadInput(f"view {view} has no column {field.name!r}; it has {', '.join(_KNOWN[view])}")
-        if field.dataType != wanted:
-            raise BadInput(f"column {field.name} is {wanted.simpleString()}, not {field.dataType.simpleString()}")
+        if field.dataType != wanted and not (field.name in TEXT_COLUMNS and field.dataType == t.StringType()):
+            or_text = " or string" if field.name in TEXT_COLUMNS else ""
+            raise BadInput(
+                f"column {field.name} is {wanted.simpleString()}{or_text}, not {field.dataType.simpleString()}"
+            )
 
 
 _FAULT: Final = "fault"
@@ -125,17 +133,20 @@ _APART: Final = OBJECT_COLUMNS.keys() - {"object"}
 
 
 class Columns:
-    """Makes record batches of one schema from frames."""
+    """Makes record batches of one schema from frames. `not_utf8`: what a string column has for other bytes: `fail`
+    raises BadInput, `null` has null and the row a fault."""
 
-    def __init__(self, bucket_type: str, schema: t.StructType) -> None:
+    def __init__(self, bucket_type: str, schema: t.StructType, not_utf8: str = "fail") -> None:
         self._bucket_type = bucket_type
+        self._strict = not_utf8 == "fail"
         self._arrow: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         self._names = tuple(schema.fieldNames())
         self._objects = not _APART.isdisjoint(self._names)
 
     def batch(self, head: Head, rows: Rows) -> pa.RecordBatch:
-        """The rows of a frame. Raises CodecError for invalid names."""
+        """The rows of a frame. Raises CodecError for invalid names, BadInput for a string that is not UTF-8."""
         frame = _Frame(self._bucket_type, head, rows, self._objects)
+        frame.strict = self._strict
         made = {name: _MAKERS[name](frame, self._arrow.field(name).type) for name in self._names if name != _FAULT}
         if _FAULT in self._names:  # last: the others say what is wrong
             made[_FAULT] = _faults(frame, self._arrow.field(_FAULT).type)
@@ -158,6 +169,8 @@ class _Frame:
         """The fields one by one, where a row is damaged."""
         if self.fields is None:
             self.slow, self.faults = one_by_one(self.key_rows)
+        self.strict = True
+        """Whether bytes that are not UTF-8 are an error where text is wanted."""
         self.objects: list[Object | None] = self._objects(objects) if rows.objects else [None] * self.count
         self._tails: tuple[pa.Array, pa.Array] | None = None
 
@@ -207,11 +220,57 @@ class _Frame:
             found.append(obj)
         return found
 
+    def as_wanted(self, name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+        """A column of bytes as it is, or as text. Raises BadInput."""
+        if not pa.types.is_string(kind):
+            return column
+        made, wrong = as_text(column)
+        if wrong:
+            buckets, keys = self.tails()
+            if self.strict:
+                raise BadInput(not_utf8_error(name, buckets[wrong[0]].as_py(), keys[wrong[0]].as_py()))
+            for at in wrong:
+                self.note(at, f"{name} is not UTF-8: {_hex(column[at].as_py())}")
+        return made
+
     def note(self, at: int, fault: str) -> None:
         """Record the fault of a row; the first one stays."""
         if self.faults is None:
             self.faults = [None] * self.count
         self.faults[at] = self.faults[at] or fault
+
+
+def as_text(column: pa.Array) -> tuple[pa.Array, list[int]]:
+    """A column of bytes as strings, and the places of those that are not UTF-8, which are null."""
+    try:
+        return column.cast(pa.string()), []
+    except pa.ArrowInvalid:
+        pass
+    texts: list[str | None] = []
+    wrong: list[int] = []
+    for at, data in enumerate(column.to_pylist()):
+        try:
+            texts.append(None if data is None else data.decode())
+        except UnicodeDecodeError:
+            texts.append(None)
+            wrong.append(at)
+    return pa.array(texts, pa.string()), wrong
+
+
+def not_utf8_error(name: str, bucket: bytes, key: bytes) -> str:
+    """The message for a column that is not text, of this key."""
+    return (
+        f"column {name} of bucket {_hex(bucket)}, key {_hex(key)} is not UTF-8: read it as binary, without text = true,"
+        f" or set not_utf8 = null"
+    )
+
+
+BYTES_SHOWN: Final = 64
+"""Bytes of a name or value that a message has."""
+
+
+def _hex(data: bytes) -> str:
+    return f"0x{data[:BYTES_SHOWN].hex()}{'...' if len(data) > BYTES_SHOWN else ''}"
 
 
 _Maker = Callable[[_Frame, pa.DataType], pa.Array]
@@ -333,6 +392,9 @@ def _latest_of(of: Callable[[Sibling], Any]) -> _Maker:
     return make
 
 
+_values: Final = _latest_of(lambda sibling: sibling.value)
+
+
 def _contents(frame: _Frame, kind: pa.DataType) -> pa.Array:
     found = [None if obj is None else [_content(one) for one in obj.siblings] for obj in frame.objects]
     return pa.array(found, kind)
@@ -362,8 +424,8 @@ def _faults(frame: _Frame, kind: pa.DataType) -> pa.Array:
 
 _MAKERS: Final[Mapping[str, _Maker]] = {
     "bucket_type": _same(lambda frame: frame.bucket_type),
-    "bucket": lambda frame, _: frame.tails()[0],
-    "key": lambda frame, _: frame.tails()[1],
+    "bucket": lambda frame, kind: frame.as_wanted("bucket", frame.tails()[0], kind),
+    "key": lambda frame, kind: frame.as_wanted("key", frame.tails()[1], kind),
     "clock": lambda frame, _: frame.clocks(),
     "clock_hash": _clock_hash,
     "object_hash": _field(_HASH, lambda values, _: _hashes(values)),
@@ -377,7 +439,7 @@ _MAKERS: Final[Mapping[str, _Maker]] = {
     "apply_epoch": _same(lambda frame: frame.head.epoch),
     "apply_offset": _same(lambda frame: frame.head.offset),
     "clock_entries": _clock_entries,
-    "value": _latest_of(lambda sibling: sibling.value),
+    "value": lambda frame, kind: frame.as_wanted("value", _values(frame, pa.binary()), kind),
     "content_type": _latest_of(lambda sibling: _text(sibling.content_type)),
     "metadata": _latest_of(lambda sibling: _pairs(sibling.metadata)),
     "contents": _contents,

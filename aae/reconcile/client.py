@@ -248,7 +248,7 @@ class Pusher:
         self._peers = [HttpPeer(url, 1, access) for url in urls]
         self._at = 0
 
-    def post(self, path: str, body: bytes) -> list[Any]:
+    def post(self, path: str, body: bytes, limit_bytes: int = ANSWER_BYTES_MAX) -> list[Any]:
         """The responses to a batch. Raises PeerFault if no node takes it, HttpRefused if it is invalid."""
         failures: list[str] = []
         for turn in range(len(self._peers)):
@@ -256,7 +256,7 @@ class Pusher:
             try:
                 data = self._peers[at].post(
                     path, body, media_type=wire.MEDIA_TYPE, timeout_ms=PUSH_TIMEOUT_MS,
-                    limit_bytes=ANSWER_BYTES_MAX,
+                    limit_bytes=limit_bytes,
                 )  # fmt: skip
             except HttpRefused as error:
                 if error.status < 500:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -18,14 +19,30 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from isthmus.aae.reconcile.arrow_rows import check_schema, schema_of
+from isthmus.aae.reconcile.arrow_rows import OBJECT_COLUMNS, as_text, check_schema, not_utf8_error, schema_of
 from isthmus.aae.reconcile.findings import FINDING
-from isthmus.aae.reconcile.options import FINDINGS, RunOptions, parse_options
+from isthmus.aae.reconcile.options import (
+    FINDINGS,
+    RunOptions,
+    decode_kept,
+    merge_options,
+    options_of_create,
+    parse_options,
+)
 from isthmus.aae.reconcile.row_reader import IsthmusReader
 from isthmus.aae.reconcile.row_writer import IsthmusWriter
 from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader
 from isthmus.aae.row_stream.wire import RowView
 from isthmus.repl.model.errors import BadInput
+
+KEPT: Final = "isthmus.options"
+"""Name in the metadata of a table's first column: its options, as JSON.
+
+Spark passes the options of CREATE TABLE when the table is made, to infer its columns, and none of them when it is used;
+but then it passes the columns, with their metadata."""
+
+
+NEVER_NULL: Final = ("bucket_type", "bucket", "key")
 
 
 class IsthmusSource(DataSource):  # type: ignore[misc]
@@ -33,7 +50,24 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._parsed: RunOptions = parse_options(dict(options))
+        created = options_of_create(dict(options))
+        self._creates = created is not None
+        self._given: dict[str, str] = dict(options) if created is None else created
+
+    def _options(self, names: Sequence[str] = (), fields: Sequence[t.StructField] = ()) -> RunOptions:
+        """The options of this use: those given, and those that the table's `fields` keep. Without a view it is that of
+        the columns. Raises BadInput."""
+        kept: dict[str, str] = {}
+        for field in fields:
+            if KEPT in field.metadata:
+                kept = decode_kept(field.metadata[KEPT])
+        given = merge_options(kept, self._given)
+        parsed = parse_options(given)
+        if "view" not in {name.lower() for name in given} and not OBJECT_COLUMNS.keys().isdisjoint(
+            names or parsed.columns
+        ):
+            parsed = parsed._replace(view=RowView.OBJECTS.value)
+        return parsed
 
     @classmethod
     def name(cls) -> str:
@@ -41,41 +75,64 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
         return "isthmus"
 
     def schema(self) -> t.StructType | str:
-        """The view's columns, or those of the option `columns`."""
-        if self._parsed.view == FINDINGS:
-            return FINDING
-        return schema_of(RowView(self._parsed.view), self._parsed.columns)
+        """The view's columns, or those of the option `columns`; those of a table keep its options. Raises BadInput."""
+        if self._creates and self._given.get("view") == FINDINGS:
+            raise BadInput(
+                "findings of a run are no table of a catalog: use CREATE TEMPORARY VIEW name USING isthmus OPTIONS"
+                " (view 'findings', path '...')"
+            )
+        options = self._options()
+        if options.view == FINDINGS:
+            return (
+                FINDING.replace("bucket binary, key binary", "bucket string, key string") if options.text else FINDING
+            )
+        found = schema_of(RowView(options.view), options.columns, text=options.text)
+        return self._keeping(found, options) if self._creates else found
+
+    def _keeping(self, schema: t.StructType, options: RunOptions) -> t.StructType:
+        """The columns of a table that keeps the options. Names are NOT NULL: rows with columns that may be null are
+        then fitted to the table's columns, whose metadata Spark gives them; others it takes as they are."""
+        never_null = () if options.not_utf8 == "null" else NEVER_NULL
+        fields = [t.StructField(one.name, one.dataType, one.name not in never_null) for one in schema.fields]
+        fields[0].metadata = {KEPT: json.dumps(self._given)}
+        return t.StructType(fields)
 
     def reader(self, schema: t.StructType) -> DataSourceReader:
         """For spark.read. Raises BadInput for a requested schema that the view does not have."""
-        if self._parsed.view == FINDINGS:
-            return FindingsReader(self._parsed.path, schema)
-        check_schema(RowView(self._parsed.view), schema)
-        return IsthmusReader(self._parsed, schema)
+        options = self._options(schema.names, schema.fields)
+        if options.view == FINDINGS:
+            return FindingsReader(options, schema)
+        check_schema(RowView(options.view), schema)
+        return IsthmusReader(options, schema)
 
     def streamReader(self, schema: t.StructType) -> DataSourceStreamReader:
         """For spark.readStream. Raises BadInput."""
-        if self._parsed.view == FINDINGS:
+        options = self._options(schema.names, schema.fields)
+        if options.view == FINDINGS:
             raise BadInput("findings are read with spark.read: a finished run does not change")
-        check_schema(RowView(self._parsed.view), schema)
-        for name in ("bucket", "prefix", "modified_since", "modified_before", "segments"):
-            if name in self.options:
-                raise BadInput(f"option {name} is for spark.read: filter a stream with .filter(...)")
+        check_schema(RowView(options.view), schema)
+        plain = RunOptions()
+        for name in ("bucket", "prefix", "modified_since_ms", "modified_before_ms", "segments"):
+            if getattr(options, name) != getattr(plain, name):
+                raise BadInput(
+                    f"option {name.removesuffix('_ms')} is for spark.read: filter a stream with .filter(...)"
+                )
         for name in ("manifest", "consistency", "splits"):
-            if name in self.options:
+            if getattr(options, name) != getattr(plain, name):
                 raise BadInput(f"option {name} is for spark.read: a stream reads what each copy has applied")
-        return IsthmusStreamReader(self._parsed, schema)
+        return IsthmusStreamReader(options, schema)
 
     def writer(self, schema: t.StructType, overwrite: bool) -> DataSourceWriter:
         """For df.write. Raises BadInput."""
-        return IsthmusWriter(self._parsed, schema, overwrite)
+        return IsthmusWriter(self._options(fields=schema.fields), schema, overwrite)
 
 
 class FindingsReader(DataSourceReader):  # type: ignore[misc]
     """Reads the findings of a run, from OUTPUT/run_id=ID or its findings/."""
 
-    def __init__(self, path: str, schema: t.StructType) -> None:
-        self._path = path
+    def __init__(self, options: RunOptions, schema: t.StructType) -> None:
+        self._path = options.path
+        self._strict = options.not_utf8 == "fail"
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -96,5 +153,17 @@ class FindingsReader(DataSourceReader):  # type: ignore[misc]
         base, path = partition.value
         wanted: pa.Schema = to_arrow_schema(self._schema, timezone="UTC")
         files = pyarrow.dataset.dataset([path], format="parquet", partitioning="hive", partition_base_dir=base)
-        for batch in files.to_batches(columns=wanted.names):
-            yield batch.cast(wanted)
+        for batch in files.to_batches(columns=list(dict.fromkeys((*wanted.names, "bucket", "key")))):
+            yield self._as_wanted(batch, wanted).select(wanted.names).cast(wanted)
+
+    def _as_wanted(self, batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+        """The batch with its names as strings where these are wanted. Raises BadInput."""
+        made = batch
+        for name in ("bucket", "key"):
+            if name in wanted.names and pa.types.is_string(wanted.field(name).type):
+                column, wrong = as_text(batch.column(name))
+                if wrong and self._strict:
+                    bucket, key = (batch.column(one)[wrong[0]].as_py() for one in ("bucket", "key"))
+                    raise BadInput(not_utf8_error(name, bucket, key))
+                made = made.set_column(made.schema.get_field_index(name), name, column)
+        return made

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -144,12 +144,12 @@ NAMED_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def named(directory: Path, most: int, first: Sequence[str]) -> list[dict[str, Any]]:
-    """Up to `most` findings with their keys, those of the verdicts `first` before others. Bytes that are not UTF-8 are
-    shown as \\x.."""
+def named(directory: Path, most: int, verdicts: Sequence[str], skip: int = 0) -> list[dict[str, Any]]:
+    """Up to `most` findings with their keys, those of these verdicts, in their order, without the first `skip`. Bytes
+    that are not UTF-8 are shown as \\x.., and all names in hexadecimal, too."""
     found: list[dict[str, Any]] = []
-    for verdict in first:
-        for row in islice(read_findings(directory, NAMED_COLUMNS, verdict), most - len(found)):
-            text = {name: row[name].decode(errors="backslashreplace") for name in ("bucket", "key")}
-            found.append({**row, **text})
+    every = chain.from_iterable(read_findings(directory, NAMED_COLUMNS, verdict) for verdict in verdicts)
+    for row in islice(every, skip, skip + most):
+        text = {name: row[name].decode(errors="backslashreplace") for name in ("bucket", "key")}
+        found.append({**row, **text, "bucket_hex": row["bucket"].hex(), "key_hex": row["key"].hex()})
     return found

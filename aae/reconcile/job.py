@@ -8,7 +8,8 @@
 
 A chunk that could not be read is named, and read again by the next attempt of the run; it never counts as equal. A wave
 runs as Spark tasks, or in threads of the driver where trees have narrowed it to some thousand rows: a Spark job costs a
-second before its first row. Both write the same rows to the same place. Rules: docs/protocol.md I-AAE-CONFIRM.
+second before its first row. Both write the same rows to the same place. A session is started by the first wave that
+needs tasks, so a run whose trees are equal, or differ in little, needs no Java. Rules: docs/protocol.md I-AAE-CONFIRM.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from isthmus.aae.reconcile.report import (
     write_segments,
 )
 from isthmus.aae.reconcile.segment_plan import SegmentPlan, planned
-from isthmus.aae.reconcile.spark_session import spark_error_line
+from isthmus.aae.reconcile.spark_session import LazySession, spark_error_line
 from isthmus.aae.run_directory import (
     FIRST,
     SECOND,
@@ -144,17 +145,23 @@ def findings_of(spark: SparkSession, directory: RunDirectory) -> DataFrame:
 
 
 def run(
-    spark: SparkSession, left: str, right: str, options: ReconcileOptions, progress: Progress | None = None
+    spark: SparkSession | LazySession,
+    left: str,
+    right: str,
+    options: ReconcileOptions,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run, or resume, a comparison; returns its summary. Raises BadInput for invalid options, and for a run id of
-    another comparison. A cluster that cannot be read raises nothing: the summary has the error."""
+    """Run, or resume, a comparison; returns its summary. A LazySession is started only if tasks are needed. Raises
+    BadInput for invalid options, and for a run id of another comparison. A cluster that cannot be read raises nothing:
+    the summary has the error."""
     check(left, right, options)
     directory = RunDirectory(options.output, options.run_id)
     wanted = {**options._asdict(), "bucket": options.bucket.hex()}
     for name in HOW:
         del wanted[name]
     directory.open(wanted)
-    go = _Run(spark, directory, options, (_urls(left), _urls(right)), progress or _silent)
+    lazy = spark if isinstance(spark, LazySession) else LazySession.of(spark)
+    go = _Run(lazy, directory, options, (_urls(left), _urls(right)), progress or _silent)
     urls = {"left": left, "right": right}
     known = directory.read("summary.json")
     if known is not None and known.get("outcome") in (ReconcileOutcome.EQUAL, ReconcileOutcome.DIFFER):
@@ -189,7 +196,7 @@ def check_apart(left: str, right: str, options: ReconcileOptions) -> None:
     """Raise BadInput if both sides are the same cluster, before Spark starts. A side that does not respond is left to
     the run."""
     plans = []
-    for side in _sides((_urls(left), _urls(right)), options, 0):
+    for side in _sides((_urls(left), _urls(right)), options):
         try:
             plans.append(plan_of(side))
         except (PeerFault, CodecError):
@@ -198,13 +205,12 @@ def check_apart(left: str, right: str, options: ReconcileOptions) -> None:
         raise BadInput(f"left and right are the same cluster, {plans[0].cluster_name}")
 
 
-def _sides(
-    urls: tuple[tuple[str, ...], tuple[str, ...]], options: ReconcileOptions, rows_per_second: float
-) -> list[SideSpec]:
+def _sides(urls: tuple[tuple[str, ...], tuple[str, ...]], options: ReconcileOptions) -> list[SideSpec]:
+    """Both sides, with the rate of the whole run."""
     tokens = (options.token_file, options.right_token_file or options.token_file)
     return [
         SideSpec(
-            one, options.bucket_type, token, options.ca_file, b"", rows_per_second, options.give_up_after_s,
+            one, options.bucket_type, token, options.ca_file, b"", options.rows_per_second, options.give_up_after_s,
             options.certificate_file, options.key_file,
         )
         for one, token in zip(urls, tokens, strict=True)
@@ -216,7 +222,7 @@ class _Run:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: LazySession,
         directory: RunDirectory,
         options: ReconcileOptions,
         urls: tuple[tuple[str, ...], tuple[str, ...]],
@@ -228,9 +234,7 @@ class _Run:
         self._progress = progress
         self._file = ProgressFile(directory)
         self._began_s = monotonic()
-        self._tasks = spark.sparkContext.defaultParallelism
-        rate = options.rows_per_second / self._tasks
-        self._sides = _sides(urls, options, rate)
+        self._sides = _sides(urls, options)
 
     def run(self) -> dict[str, Any]:
         with self._file.attempt():
@@ -278,7 +282,7 @@ class _Run:
                 return SegmentPlan.from_json(kept)
         options = self._options
         left, right = self._sides
-        made = planned(left, right, options.full or options.bodies, options.sample, self._tasks)
+        made = planned(left, right, options.full or options.bodies, options.sample, lambda: parallelism(self._spark))
         self._directory.write("plan.json", made.to_json())
         return made
 
@@ -323,7 +327,7 @@ class _Run:
         self, look: str, chunks: list[SegmentChunk], work: Callable[[int, list[SegmentChunk]], list[ChunkResult]]
     ) -> None:
         """Look at the chunks in waves, until the time limit."""
-        size = max(1, WAVE_TASKS * self._tasks)
+        size = WAVE_TASKS * (self._spark.parallelism() or OWN_THREADS)
         began_s, total, passed = monotonic(), len(chunks), 0
         if chunks:
             self._file.note(STAGES[look], 0, total, None, counts_so_far(standing(self._directory.waves())))
@@ -390,7 +394,7 @@ class _Run:
         if fits_driver(now.second):
             write_findings(self._directory, now.second, self._options.max_differences)
             return
-        rows = rows_of(self._spark, self._directory, now.second)
+        rows = rows_of(self._spark.get(), self._directory, now.second)
         found = rows.select(F.explode("row.findings").alias("finding")).select("finding.*")
         limit = self._options.max_differences
         if limit:
@@ -416,53 +420,71 @@ OWN_CHUNKS: Final = 64
 """Chunks of such a wave; each takes some requests."""
 
 OWN_THREADS: Final = 4
-"""Concurrent reads of the driver, which mostly wait for nodes; at most as many as tasks would run, since these share a
-rate."""
+"""Concurrent reads of the driver, which mostly wait for nodes; at most as many as tasks would run, if Spark was
+started."""
+
+
+def parallelism(spark: LazySession) -> int:
+    """How many tasks run at once; starts the session."""
+    return max(1, int(spark.get().sparkContext.defaultParallelism))
 
 
 class Waves:
-    """Runs the waves of a run."""
+    """Runs the waves of a run. The sides of `job` have the rate of the whole run."""
 
-    def __init__(self, spark: SparkSession, directory: RunDirectory, job: Job) -> None:
+    def __init__(self, spark: LazySession, directory: RunDirectory, job: Job) -> None:
         self._spark = spark
         self._directory = directory
         self._job = job
 
     def first(self, number: int, chunks: Sequence[SegmentChunk], rows: int | None) -> list[ChunkResult]:
         """First looks at these chunks, as wave `number`. `rows`: approximate rows per side; None: many, or unknown."""
-        look = first_looks(self._job)
         data = [encode_chunk(chunk) for chunk in chunks]
         if self._own(len(chunks), rows):
+            look = first_looks(self._shared(self._own_threads()))
             return self._threads(number, chunks, [partial(look, _one(each, pa.binary())) for each in data])
 
         def rows_of_looks() -> DataFrame:
-            given = self._spark.createDataFrame([(bytearray(each),) for each in data], "chunk binary")
+            spark = self._spark.get()
+            look = first_looks(self._shared(parallelism(self._spark)))
+            given = spark.createDataFrame([(bytearray(each),) for each in data], "chunk binary")
             return given.repartition(len(chunks)).select(F.arrow_udf(look, FIRST_ROW)("chunk").alias("row"))
 
         return self._tasks(number, chunks, rows_of_looks)
 
     def second(self, number: int, chunks: Sequence[SegmentChunk]) -> list[ChunkResult]:
         """Second looks at the candidates of these chunks, as wave `number`."""
-        look = second_looks(self._job)
         first = standing(self._directory.waves()).first
         looks = {chunk.number: first[chunk.number] for chunk in chunks}
         small = fits_driver(looks)
         if small and self._own(len(chunks), sum(_again(chunk, looks[chunk.number][1]) for chunk in chunks)):
+            look = second_looks(self._shared(self._own_threads()))
             payloads = read_payloads(self._directory, looks)
             acts = [partial(look, _one(at, pa.int32()), _one(data, pa.binary())) for at, data in payloads]
             return self._threads(number, chunks, acts)
 
         def rows_of_looks() -> DataFrame:
+            spark = self._spark.get()
             if small:
                 pairs = [(at, bytearray(data)) for at, data in read_payloads(self._directory, looks)]
-                given = self._spark.createDataFrame(pairs, "chunk int, payload binary")
+                given = spark.createDataFrame(pairs, "chunk int, payload binary")
             else:
-                rows = rows_of(self._spark, self._directory, looks)
+                rows = rows_of(spark, self._directory, looks)
                 given = rows.select(F.col("row.chunk").alias("chunk"), F.col("row.payload").alias("payload"))
-            arrow = F.arrow_udf(look, SECOND_ROW)
+            arrow = F.arrow_udf(second_looks(self._shared(parallelism(self._spark))), SECOND_ROW)
             return given.repartition(len(chunks)).select(arrow("chunk", "payload").alias("row"))
 
         return self._tasks(number, chunks, rows_of_looks)
+
+    def _own_threads(self) -> int:
+        return min(OWN_THREADS, self._spark.parallelism() or OWN_THREADS)
+
+    def _shared(self, at_once: int) -> Job:
+        """The job with the share of its rate that each of so many concurrent reads has."""
+        left, right = (
+            side._replace(rows_per_second=side.rows_per_second / at_once) for side in (self._job.left, self._job.right)
+        )
+        return self._job._replace(left=left, right=right)
 
     def _own(self, chunks: int, rows: int | None) -> bool:
         """True if the driver reads the wave itself. With bodies tasks do, because objects are large."""
@@ -472,7 +494,7 @@ class Waves:
         self, number: int, chunks: Sequence[SegmentChunk], acts: Sequence[Callable[[], pa.Array]]
     ) -> list[ChunkResult]:
         path = Path(self._directory.rows_of(number))
-        pool = ThreadPoolExecutor(max(1, min(OWN_THREADS, self._spark.sparkContext.defaultParallelism)), "look")
+        pool = ThreadPoolExecutor(self._own_threads(), "look")
         try:
             found = list(pool.map(lambda act: act(), acts))
             draft = path.with_name(f".{path.name}")
@@ -488,6 +510,7 @@ class Waves:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _tasks(self, number: int, chunks: Sequence[SegmentChunk], rows: Callable[[], DataFrame]) -> list[ChunkResult]:
+        self._spark.get()  # outside: a session that does not start ends the run
         try:
             rows().write.mode("overwrite").parquet(self._directory.rows_of(number))
             return self._counted(number, chunks)

@@ -7,6 +7,7 @@ the table.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -52,27 +53,58 @@ class RunOptions(NamedTuple):
     origin: bytes = b""
     rejected: str = "fail"
     batch_items: int = 500
+    text: bool = False
+    not_utf8: str = "fail"
+    on_conflict: str = "sibling"
     give_up_after_s: int = 120
     credentials: Credentials = Credentials()
 
 
-NO_TABLE: Final = (
-    "a table in Spark's catalog cannot keep options: Spark passes none of them to a data source in Python when the"
-    " table is read. Use CREATE TEMPORARY VIEW name USING isthmus OPTIONS (...), or spark.read...load()"
-)
-"""Error for CREATE TABLE; Spark adds the option `provider` to those of the statement."""
-
 OF_A_TABLE: Final = (
-    "; a table in Spark's catalog keeps no options, give them where it is used:"
-    " spark.read.options(urls='...').table(name), or SELECT ... FROM name WITH (urls = '...')"
+    "; a table has options if CREATE TABLE name USING isthmus OPTIONS (urls '...') made it, without columns or AS"
+    " SELECT; otherwise give them where it is used: spark.read.options(urls='...').table(name),"
+    " df.writeTo(name).options(urls='...').append(), name WITH (urls = '...')"
 )
 """Appended when there are no options at all, as for a table made by CREATE TABLE with columns or saveAsTable."""
+
+STATEMENT_OPTION: Final = "option."
+"""Prefix of the options in OPTIONS (...) of CREATE TABLE. Spark adds them without it, too, together with the table's
+properties, its owner and `provider`, which it adds for no other use of a data source."""
+
+
+def options_of_create(given: Mapping[str, str]) -> dict[str, str] | None:
+    """The options of a CREATE TABLE; None if these are those of a read or a write."""
+    if "provider" not in {name.lower() for name in given}:
+        return None
+    return {
+        name[len(STATEMENT_OPTION) :]: text for name, text in given.items() if name.lower().startswith(STATEMENT_OPTION)
+    }
+
+
+def merge_options(kept: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The options of a use of a table that keeps some. Given ones come first; with `urls` among them the table's are
+    left out altogether, since its token and authorities may be those of another cluster."""
+    if "urls" in {name.lower() for name in given}:
+        return dict(given)
+    return {
+        **{name.lower(): text for name, text in kept.items()},
+        **{name.lower(): text for name, text in given.items()},
+    }
+
+
+def decode_kept(text: object) -> dict[str, str]:
+    """Options that a column's metadata has kept. Raises BadInput."""
+    try:
+        found = json.loads(str(text))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise BadInput("the table's first column has damaged options in its metadata: create the table again")
+    return found
 
 
 def parse_options(given: Mapping[str, str]) -> RunOptions:
     """The options of a read or a write. Raises BadInput with all errors."""
-    if "provider" in {name.lower() for name in given}:
-        raise BadInput(NO_TABLE)
     faults: list[str] = []
     found: dict[str, object] = {}
     for name, text in given.items():
@@ -243,6 +275,9 @@ _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "origin": _uuid,
     "rejected": _choice("fail", "count"),
     "batch_items": _number(1, 10_000),
+    "text": lambda text: _choice("true", "false")(text.lower()) == "true",
+    "not_utf8": _choice("fail", "null"),
+    "on_conflict": _choice("sibling", "replace"),
     "give_up_after_s": _number(1, 86_400),
     "token_file": _name,
     "ca_file": _name,

@@ -308,7 +308,7 @@ class IsthmusReader(ds.DataSourceReader):  # type: ignore[misc]
             asked, part, options.credentials,
             give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._ask,
         )  # fmt: skip
-        columns = Columns(options.bucket_type, self._schema)
+        columns = Columns(options.bucket_type, self._schema, options.not_utf8)
         pace = TaskRate(options.rows_per_second / part.tasks)
         for head, rows in stream.frames():
             yield columns.batch(head, rows)

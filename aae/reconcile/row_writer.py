@@ -3,8 +3,9 @@
 Rows with the column `object`, canonical bytes from the view `objects`, are pushed: clocks are kept, siblings merge, and
 repeating changes nothing (`/batch/push`). Rows with `value` are written as by a client: a new version each, after
 `clock` if given (`/batch/put`), with a request id of job and row, so that a task that runs again within the cluster's
-dedup window writes nothing twice. Failed rows are retried until `give_up_after_s`; rejected rows fail the job or are
-counted (option `rejected`).
+dedup window writes nothing twice. With `on_conflict` = replace a row without `clock` has that of the key's current
+version, which is read before (`/batch/get`): it replaces what is there instead of becoming a sibling. Failed rows are
+retried until `give_up_after_s`; rejected rows fail the job or are counted (option `rejected`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import msgpack
@@ -31,9 +32,16 @@ from isthmus.repl.model.errors import BadInput, CodecError, PeerFault
 from isthmus.repl.model.requests import PushOutcome
 
 PUT_PATH: Final = "/batch/put"
+GET_PATH: Final = "/batch/get"
 
 PUSHED: Final = ("object",)
 PUT: Final = ("value", "content_type", "clock")
+CLOCK: Final = 5
+"""Place of the clock in a row to put: bucket type, bucket and key precede PUT."""
+
+READ_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Largest answer with the objects that a batch replaces: a node sends at most `limits.batch_size` (64 MB unless set),
+or one object."""
 
 TEXT_OR_BYTES: Final = ("binary", "string", "void")
 OPTIONAL: Final = ("bucket_type", "content_type", "clock")
@@ -50,6 +58,9 @@ TOO_LARGE: Final = 413
 
 REASONS_MAX: Final = 5
 """Reasons of rejected rows that are reported."""
+
+
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -72,7 +83,10 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, options: RunOptions, schema: t.StructType, overwrite: bool) -> None:
         """Raises BadInput for missing columns, or columns of other types."""
         if overwrite:
-            raise BadInput('rows can only be added to a cluster: use .mode("append")')
+            raise BadInput(
+                'a table is not emptied by writing to it: use .mode("append"), with the option on_conflict = replace'
+                " where rows are to replace the values of their keys"
+            )
         if not options.urls:
             raise BadInput("option urls is missing: this format writes to a cluster, not findings or files")
         self._options = options
@@ -88,6 +102,8 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
                     " key, and object (a push, clocks kept) or value (a new write), optional bucket_type,"
                     " content_type and clock"
                 )
+        if self._push and options.on_conflict == "replace":
+            raise BadInput("option on_conflict = replace is for rows with value: those with object have a clock")
         for name in OPTIONAL:
             if kinds.get(name, "string") not in TEXT_OR_BYTES:
                 raise BadInput(f"column {name} is text or bytes, the table has {kinds[name]}")
@@ -99,7 +115,8 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         reasons: list[str] = []
         pace = TaskRate(options.rows_per_second / max(options.tasks_at_once, 1))
         pusher = Pusher(options.urls, options.credentials)
-        ask = partial(pushed, pusher, options.origin) if self._push else partial(self._put, pusher)
+        put = self._replace if options.on_conflict == "replace" else self._put
+        ask = partial(pushed, pusher, options.origin) if self._push else partial(put, pusher)
         try:
             for batch in iterator:
                 for items in self._batches(batch, outcomes, reasons):
@@ -129,28 +146,62 @@ class IsthmusWriter(DataSourceArrowWriter):  # type: ignore[misc]
         kinds = columns.get("bucket_type", [None] * count)
         fields = PUSHED if self._push else PUT
         values = [columns.get(name, [None] * count) for name in fields]
+        once = self._options.on_conflict == "replace"  # what a row replaces is read before its request
+        names_of_batch: set[tuple[bytes | None, ...]] = set()
         for kind, bucket, key, *rest in zip(kinds, columns["bucket"], columns["key"], *values, strict=True):
             item = [default if kind is None else _bytes(kind), _bytes(bucket), _bytes(key), *map(_bytes, rest)]
-            if self._push and item[3] is None:
+            why = ""
+            if item[1] is None or item[2] is None:
+                why = f"a row has no {'bucket' if item[1] is None else 'key'}"
+            elif self._push and item[3] is None:
                 why = f"the row of key {item[2]!r} has no object"
+            if why:
                 if self._options.rejected == "fail":
                     raise RowsRejected(why)
                 outcomes["rejected"] += 1
                 if len(reasons) < REASONS_MAX:
                     reasons.append(why)
                 continue
+            if once:
+                name = tuple(item[:3])
+                if name in names_of_batch:
+                    yield items
+                    items, size, names_of_batch = [], 0, set()
+                names_of_batch.add(name)
             items.append(item)
             size += sum(len(part) for part in item if part is not None)
             if len(items) >= self._options.batch_items or size > BATCH_BYTES:
                 yield items
-                items, size = [], 0
+                items, size, names_of_batch = [], 0, set()
         if items:
             yield items
 
     def _put(self, pusher: Pusher, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
         """Write as a client does; a null value deletes."""
-        rows = [[*item, None, xxh3_128_hexdigest(self._job + msgpack.packb(item))] for item in items]
+        return self._put_after(pusher, items, [item[CLOCK] for item in items])
+
+    def _put_after(
+        self, pusher: Pusher, items: Sequence[list[Any]], clocks: Sequence[bytes | None]
+    ) -> list[tuple[str, str]]:
+        """Write new versions after these clocks. The request id is of job and row alone, so that a row whose write
+        took effect, unknown to this task, is not written again after its own version."""
+        rows = [
+            [*item[:CLOCK], clock, None, xxh3_128_hexdigest(self._job + msgpack.packb(item))]
+            for item, clock in zip(items, clocks, strict=True)
+        ]
         return _outcomes(items, pusher.post(PUT_PATH, msgpack.packb(rows)), _put_outcome)
+
+    def _replace(self, pusher: Pusher, items: Sequence[list[Any]]) -> list[tuple[str, str]]:
+        """Write as a client that has just read each key; rows with a clock as they are."""
+        asked = [item for item in items if item[CLOCK] is None]
+        body = msgpack.packb([[*item[:3], "committed"] for item in asked])
+        read = iter(_outcomes(asked, pusher.post(GET_PATH, body, READ_BYTES_MAX), _get_outcome) if asked else ())
+        found = [("", item[CLOCK]) if item[CLOCK] is not None else next(read) for item in items]
+        known = [(item, clock) for item, (outcome, clock) in zip(items, found, strict=True) if not outcome]
+        written = iter(
+            self._put_after(pusher, [item for item, _ in known], [clock for _, clock in known]) if known else ()
+        )
+        return [(outcome, str(reason)) if outcome else next(written) for outcome, reason in found]
 
 
 def send_all(
@@ -209,9 +260,9 @@ def pushed(pusher: Pusher, origin: bytes, items: Sequence[list[Any]]) -> list[tu
 
 
 def _outcomes(
-    items: Sequence[Any], answers: Sequence[Any], read: Callable[[Any], tuple[str, str] | None]
-) -> list[tuple[str, str]]:
-    """(outcome, reason) of each item. Raises CodecError."""
+    items: Sequence[Any], answers: Sequence[Any], read: Callable[[Any], tuple[str, Found] | None]
+) -> list[tuple[str, Found]]:
+    """(outcome, what `read` finds in the answer) of each item. Raises CodecError."""
     if len(answers) != len(items):
         raise CodecError(f"{len(answers)} answers to {len(items)} rows")
     found = []
@@ -238,6 +289,18 @@ def _put_outcome(answer: Any) -> tuple[str, str] | None:
         case [204, _, _] | [404, _, "not-found"]:  # the second: a delete of an absent key
             return "applied", ""
         case [int(status), _, reason] if 400 <= status < 600:
+            return ("failed" if status >= 500 else "rejected"), str(reason)
+    return None
+
+
+def _get_outcome(answer: Any) -> tuple[str, Any] | None:
+    """("", clock or None) of a key that was read, else (outcome, reason)."""
+    match answer:
+        case [200 | 300 | 404, bytes() as clock, _]:
+            return "", clock
+        case [404, None, "not-found"]:
+            return "", None
+        case [int(status), None, reason] if 400 <= status < 600:
             return ("failed" if status >= 500 else "rejected"), str(reason)
     return None
 

@@ -6,7 +6,7 @@ being replicated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Any, Final, NamedTuple
 
@@ -68,9 +68,9 @@ class SegmentPlan(NamedTuple):
         return SegmentPlan(**{**raw, "chunks": chunks, "clusters": tuple(raw["clusters"])})
 
 
-def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: int) -> SegmentPlan:
-    """The plan of a run. Raises PeerFault if a side has no plan of its replicas, BadInput if both sides are one
-    cluster."""
+def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: Callable[[], int]) -> SegmentPlan:
+    """The plan of a run. `tasks`: how many run at once; called only if everything is read. Raises PeerFault if a side
+    has no plan of its replicas, BadInput if both sides are one cluster."""
     plans = [plan_of(left), plan_of(right)]
     if plans[0].cluster == plans[1].cluster:
         raise BadInput(f"left and right are the same cluster, {plans[0].cluster_name}")
@@ -90,7 +90,7 @@ def planned(left: SideSpec, right: SideSpec, full: bool, sample: float, tasks: i
             why = "trees are equal" if not segments else "trees differ there"
             covered = round(SEGMENT_COUNT * sample)
             return SegmentPlan("trees", why, len(segments), covered, clusters, chunks, as_of_both, rows)
-    chunks = _everything(max(map(_rows, plans)), sample, tasks)
+    chunks = _everything(max(map(_rows, plans)), sample, tasks())
     count = sum(chunk.segments for chunk in chunks)
     return SegmentPlan("full", why, count, count, clusters, chunks, as_of_both, rows)
 

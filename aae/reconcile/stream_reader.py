@@ -12,9 +12,10 @@ lineage is read again from its beginning, from replicas that have applied the le
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import types as t
@@ -63,6 +64,8 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         self._options = options
         self._schema = schema
         self._target: dict[int, int] | None = None
+        self._newest: dict[str, Any] | None = None
+        """What replicas had applied when the newest batch was planned."""
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End this query at the current offsets, in batches. Raises RangeUnreadable for a partition without a usable
@@ -91,12 +94,18 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         begun = _begun(plan, start)
         begun |= {one.partition: 0 for one in plan.partitions if again(one)}
         ends = {one.partition: _applied(one) for one in plan.partitions}
+        self._newest = _offset(plan, ends, start)
         if self._target is not None:  # also while a node is away: an empty batch would end the query
             ends = {partition: self._target.get(partition, 0) for partition in ends}
         ends = {partition: max(end, begun[partition]) for partition, end in ends.items()}
         if not isinstance(limit, ReadAllAvailable):
             ends = shared(begun, ends, limit.max_rows if isinstance(limit, ReadMaxRows) else ROWS_AT_ONCE)
         return _offset(plan, ends, start)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """For the progress of a query: the end of what there was when the newest batch was planned; `lag` compares it
+        with the end of that batch. None before the first."""
+        return self._newest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[SegmentPartition]:
         """The ranges of offsets with changes. Raises RangeUnreadable for one without a usable replica."""
@@ -139,7 +148,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
             asked, partition, options.credentials,
             give_up_after_s=options.give_up_after_s, resume=options.failover == "continue", ask=self._plan,
         )  # fmt: skip
-        columns = Columns(options.bucket_type, self._schema)
+        columns = Columns(options.bucket_type, self._schema, options.not_utf8)
         pace = TaskRate(options.rows_per_second / partition.tasks)
         for head, rows in stream.frames():
             yield columns.batch(head, rows)
@@ -170,6 +179,42 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
             if monotonic() + RETRY_S >= deadline_s:
                 raise RangeUnreadable(f"{away[0]}: no node that answers has a replica that may be read")
             sleep(RETRY_S)
+
+
+class StreamLag(NamedTuple):
+    """How far a query was behind when its newest batch was planned: offsets that replicas had applied and the batch
+    left out, in all and by partition. A key that changed several times counts as often. `timestamp`: of the batch."""
+
+    changes: int
+    partitions: dict[int, int]
+    timestamp: str
+
+
+def lag(query: Any) -> StreamLag | None:
+    """The lag of a streaming query, or of the progress that a StreamingQueryListener receives. None before the first
+    batch, and for a query without this source. Several sources are added up."""
+    progress = getattr(query, "lastProgress", query)
+    if progress is None:
+        return None
+    raw = json.loads(progress.json) if hasattr(progress, "json") else progress
+    behind: dict[int, int] = {}
+    found = False
+    for source in raw["sources"]:
+        end, latest = (_read_offset(source.get(name)) for name in ("endOffset", "latestOffset"))
+        if end is None or latest is None:
+            continue
+        found = True
+        for partition, offset in latest.items():
+            behind[partition] = behind.get(partition, 0) + max(0, offset - end.get(partition, 0))
+    return StreamLag(sum(behind.values()), behind, str(raw["timestamp"])) if found else None
+
+
+def _read_offset(offset: Any) -> dict[int, int] | None:
+    """{partition: offset} of an offset in a progress; None for one of another source."""
+    raw = json.loads(offset) if isinstance(offset, str) else offset
+    if not isinstance(raw, dict) or not {CLUSTER, PARTITIONS} <= raw.keys():
+        return None
+    return {int(partition): int(at) for partition, at in raw[PARTITIONS].items()}
 
 
 def shared(begun: Mapping[int, int], ends: Mapping[int, int], limit: int) -> dict[int, int]:

@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_from_bytes
 
 import click
 
-from isthmus.aae.run_directory import SEED, RunDirectory, known_runs
+from isthmus.aae.run_directory import SEED, SPARK_LOG, RunDirectory, known_runs
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable
@@ -26,9 +26,11 @@ from isthmus.node.cli.reconcile_options import (
     MAX_TIME,
     RUN_ID,
     RUNS_DIRECTORY,
+    VERBOSE,
     absolute,
     duration_s,
     new_run_id,
+    print_progress,
     refuse_token_variable,
     whole_seconds,
 )
@@ -147,21 +149,28 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
 @RUNS_DIRECTORY
 @RUN_ID
 @MASTER
+@VERBOSE
 @FORMAT
-def run(left: str, right: str, run_id: str | None, master: str, format_: str, **given: Any) -> None:
+def run(left: str, right: str, run_id: str | None, master: str, verbose: bool, format_: str, **given: Any) -> None:
     """Compare two clusters. Ctrl-C, or a killed driver, loses nothing: a run with the same --run-id goes on. The
     verdict is the exit code."""
     refuse_token_variable(given["token_file"])
     from isthmus.aae.reconcile.job import ReconcileOptions, check, check_apart
     from isthmus.aae.reconcile.job import run as run_it
-    from isthmus.aae.reconcile.spark_session import session
+    from isthmus.aae.reconcile.spark_session import LazySession, session
 
     options = ReconcileOptions(run_id=run_id or new_run_id(), **given)
     check(left, right, options)
     check_apart(left, right, options)
-    spark = session(f"isthmus reconcile {options.run_id}", master, stand_back=True)
+
+    def start() -> Any:
+        print_progress("starting Spark")
+        log = None if verbose else RunDirectory(options.output, options.run_id).path / SPARK_LOG
+        return session(f"isthmus reconcile {options.run_id}", master, stand_back=True, log=log)
+
+    spark = LazySession(start)
     try:
-        summary = run_it(spark, left, right, options, lambda line: click.echo(line, err=True))
+        summary = run_it(spark, left, right, options, print_progress)
     finally:
         spark.stop()
     if format_ == "json":
@@ -176,10 +185,14 @@ def run(left: str, right: str, run_id: str | None, master: str, format_: str, **
 @click.argument("run_id", required=False)
 @RUNS_DIRECTORY
 @click.option("--keys", type=click.IntRange(0, KEYS_MAX), default=0, help="Name so many keys that differ (RUN_ID).")
+@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out the first so many of them: the next page.")
+@click.option("--verdict", type=click.Choice(VERDICTS_SHOWN), help="Only keys with this verdict.")
 @FORMAT
-def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
+def show(run_id: str | None, output: str, keys: int, skip: int, verdict: str | None, format_: str) -> None:
     """The runs and seeds of a directory. With RUN_ID: a run's totals, findings by verdict and bucket, and repairs, or a
-    seed's progress and the positions of its queue."""
+    seed's progress and the positions of its queue. Reads files alone: no Java, no cluster."""
+    if (skip or verdict) and not keys:
+        raise CommandFailed(Exit.USAGE, "usage", "--skip and --verdict are for the keys that --keys names")
     if run_id is None:
         if keys:
             raise CommandFailed(Exit.USAGE, "usage", "--keys lists the findings of one run: give its RUN_ID")
@@ -206,7 +219,7 @@ def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
     directory = _known(output, run_id)
     summary = directory.read("summary.json")
     found = counted(directory.path / "findings")
-    rows = named(directory.path / "findings", keys, VERDICTS_SHOWN)
+    rows = named(directory.path / "findings", keys, (verdict,) if verdict else VERDICTS_SHOWN, skip)
     repairs = repairs_of(directory)
     if format_ == "json":
         shown = {"keys": rows} if keys else {}
@@ -226,9 +239,14 @@ def show(run_id: str | None, output: str, keys: int, format_: str) -> None:
         click.echo()
         head = [name.replace("_", " ") for name in columns]
         echo_table(head, ([_side(row, name) for name in columns] for row in rows))
-        differing = sum(row["count"] for row in found)
+        differing = sum(row["count"] for row in found if verdict in (None, row["verdict"]))
+        end = skip + len(rows)
         if len(rows) < differing:
-            click.echo(f"{len(rows)} of {differing} keys; --keys names up to {KEYS_MAX}")
+            first = f"{skip + 1} to " if skip else ""
+            more = f"; --skip {end} for the next, or --keys up to {KEYS_MAX}" if end < differing else ""
+            click.echo(f"{first}{end} of {differing} keys{more}")
+    elif skip:
+        click.echo(f"no keys behind the first {skip}")
     if repairs:
         of_repairs = ("plan", "direction", "queue", "objects", "queued", "state")
         echo_table(of_repairs, ([row[column] for column in of_repairs] for row in repairs))
@@ -424,6 +442,10 @@ def _listed(directory: RunDirectory) -> dict[str, Any]:
         }
 
 
+def _proven_by_trees(summary: dict[str, Any]) -> bool:
+    return summary["outcome"] == "equal" and summary["mode"] == "trees" and not summary["coverage"]["read"]
+
+
 def _echo_summary(summary: dict[str, Any]) -> None:
     cover = summary["coverage"]
     facts: list[tuple[str, Any]] = [("run", summary["run_id"]), ("outcome", summary["outcome"])]
@@ -431,7 +453,7 @@ def _echo_summary(summary: dict[str, Any]) -> None:
         facts.append(("error", summary["error"]))
     facts += [
         ("mode", f"{summary['mode']}: {summary['why']}" if summary["mode"] else "not decided"),
-        ("keys read", summary["keys"]),
+        ("keys read", "0: the trees of both clusters are equal" if _proven_by_trees(summary) else summary["keys"]),
     ]
     facts += list(summary["verdicts"].items())
     facts.append(("segments", f"{cover['segments']} of {cover['of']}, {cover['read']} of them read"))

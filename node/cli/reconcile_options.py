@@ -31,6 +31,7 @@ RUNS_DIRECTORY = click.option(
 )
 BUCKET_TYPE = click.option("--bucket-type", default="default", show_default=True)
 RUN_ID = click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
+VERBOSE = click.option("--verbose", is_flag=True, help="Spark's own messages on the terminal, not in a file.")
 MASTER = click.option("--master", default="", help="A Spark master; without it local[*].")
 
 

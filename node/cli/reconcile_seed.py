@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from isthmus.aae.run_directory import RunDirectory
+from isthmus.aae.run_directory import SEED, SPARK_LOG, RunDirectory
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, printable
@@ -23,6 +23,7 @@ from isthmus.node.cli.reconcile_options import (
     MAX_TIME,
     RUN_ID,
     RUNS_DIRECTORY,
+    VERBOSE,
     duration_s,
     files_of,
     new_run_id,
@@ -64,6 +65,7 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 @RUNS_DIRECTORY
 @RUN_ID
 @MASTER
+@VERBOSE
 @click.option("--dry-run", is_flag=True, help="Show the plan alone.")
 @BY
 @admin_option
@@ -76,6 +78,7 @@ def seed(
     target: str,
     run_id: str | None,
     master: str,
+    verbose: bool,
     no_verify: bool,
     dry_run: bool,
     by: str,
@@ -97,7 +100,8 @@ def seed(
     from isthmus.aae.reconcile import spark_session
 
     seeding.open_seed(source, target, options, queue)  # reports faults before Spark starts
-    with spark_session.job(f"seed {options.run_id}", master) as spark:
+    log = RunDirectory(options.output, options.run_id, SEED).path / SPARK_LOG
+    with spark_session.job(f"seed {options.run_id}", master, log, verbose=verbose) as spark:
         try:
             summary = seeding.seed(spark, source, target, options, queue, print_progress)
         except KeyboardInterrupt:

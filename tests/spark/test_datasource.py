@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.reconcile.stream_reader import lag
 from isthmus.aae.run_directory import read_manifest
 from isthmus.node.local import directory as places
 from isthmus.repl.http.client import HttpPeer
@@ -191,6 +192,36 @@ def test_streams_of_one_table_do_not_share_their_filters(
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
 
 
+def test_a_query_reports_how_far_it_is_behind(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
+    """In its progress, batch by batch: less from one to the next, and nothing at the end."""
+    changes = spark.readStream.format("isthmus").options(urls=live.urls, rows_per_batch=str(COUNT // 2)).load()
+    queries: list[Any] = []
+
+    def ended() -> bool:
+        queries.append(
+            changes.writeStream.format("parquet").option("path", str(tmp_path / "keys"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        )  # fmt: skip
+        try:
+            queries[-1].awaitTermination()
+        except PySparkException as error:
+            if "connect back" not in str(error):
+                raise
+            return False
+        return True
+
+    assert any(ended() for _ in range(STARTS)), "Spark never had its worker up"
+    found = [lag(progress) for query in queries for progress in query.recentProgress]
+    behind = [one.changes for one in found if one is not None]
+    assert len(behind) >= 2
+    assert behind == sorted(behind, reverse=True)
+    assert behind[0] >= COUNT // 2
+    assert behind[-1] == 0
+    last = lag(queries[-1])
+    assert last is not None
+    assert set(last.partitions) == {0, 1, 2, 3}
+
+
 def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
     """Of two actions on one table each has its own, and a table joined with itself is in it twice."""
     keys = spark.read.format("isthmus").options(urls=live.urls, bucket="w", manifest=str(tmp_path)).load()
@@ -206,39 +237,49 @@ def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Pa
     assert sum(piece.rows for piece in read_manifest(tmp_path)[0]) == 2 * COUNT
 
 
-def test_tables_in_the_catalog_are_refused_or_take_their_options_where_they_are_used(
-    spark: Any, live: LiveCluster, tmp_path: Path
-) -> None:
-    """Spark passes a data source in Python none of a table's options. CREATE TABLE with options is refused and leaves
-    nothing; a table without options, or one that saveAsTable made, says what is missing and works with options given
-    where it is used; a temporary view keeps them."""
+def test_tables_in_the_catalog_keep_their_options(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
+    """A table that CREATE TABLE makes with options is read and written by SQL and by DataFrames that give none; its
+    rows replace those of their keys if it says so. What could not be used is refused and leaves nothing; a table made
+    with columns, or by saveAsTable, takes its options where it is used; a temporary view keeps them."""
     before = {table.name for table in spark.catalog.listTables()}
-    for statement in (
-        f"CREATE TABLE refused USING isthmus OPTIONS (urls '{live.urls}', bucket 'w')",
-        "CREATE TABLE refused USING isthmus",
-        f"CREATE TABLE refused USING isthmus TBLPROPERTIES (urls '{live.urls}')",
+    for statement, words in (
+        ("CREATE TABLE refused USING isthmus", "option urls is missing"),
+        (f"CREATE TABLE refused USING isthmus OPTIONS (urls '{live.urls}', bukcet 'w')", "did you mean bucket"),
+        (f"CREATE TABLE refused USING isthmus TBLPROPERTIES (urls '{live.urls}')", "option urls is missing"),
+        (f"CREATE TABLE refused USING isthmus OPTIONS (urls '{live.urls}') AS SELECT 'w' bucket", "AS SELECT"),
+        ("CREATE TABLE refused USING isthmus OPTIONS (view 'findings', path '/x')", "CREATE TEMPORARY VIEW"),
     ):
-        with pytest.raises(PySparkException, match="CREATE TEMPORARY VIEW"):
-            spark.sql(statement)
-    with pytest.raises(PySparkException, match="option urls is missing"):
-        spark.sql(f"CREATE TABLE refused USING isthmus OPTIONS (urls '{live.urls}') AS SELECT 'w' bucket").collect()
+        with pytest.raises(PySparkException, match=words):
+            spark.sql(statement).collect()
     assert {table.name for table in spark.catalog.listTables()} == before
     spark.sql(f"CREATE TEMPORARY VIEW seen USING isthmus OPTIONS (urls '{live.urls}', bucket 'w')")
     assert spark.sql("SELECT count(*) FROM seen").first()[0] == COUNT
-    name = F.col("id").cast("string").cast("binary")
-    rows = spark.range(7).select(F.lit(b"tab").alias("bucket"), name.alias("key"), name.alias("value"))
+    options = {"urls": live.urls, "bucket": "sql", "columns": "bucket,key,value", "text": "true"}
     try:
-        rows.write.format("isthmus").mode("append").option("urls", live.urls).saveAsTable("kept")
+        named = ", ".join(f"{name} '{value}'" for name, value in options.items())
+        spark.sql(f"CREATE TABLE towns USING isthmus OPTIONS ({named}, on_conflict 'replace')")
+        spark.sql("INSERT INTO towns VALUES ('sql', 'corinth', '1'), ('sql', 'athens', '1')")
+        rows = spark.createDataFrame(
+            [("sql", "corinth", "2"), ("sql", "sparta", "2")], "bucket string, key string, value string"
+        )
+        rows.write.format("isthmus").mode("append").saveAsTable("towns")
+        rows.write.insertInto("towns")
+        kept = {row["key"]: row["value"] for row in spark.sql("SELECT key, value FROM towns").collect()}
+        assert kept == {"corinth": "2", "athens": "1", "sparta": "2"}
+        siblings = spark.read.format("isthmus").options(urls=live.urls, bucket="sql", columns="siblings").load()
+        assert {row["siblings"] for row in siblings.collect()} == {1}
+        with pytest.raises(PySparkException, match="on_conflict = replace"):
+            spark.sql("INSERT OVERWRITE towns VALUES ('sql', 'corinth', '3')")
+        assert spark.read.options(bucket="w").table("towns").count() == COUNT
+        rows.write.format("isthmus").mode("append").options(urls=live.urls).saveAsTable("made")
         with pytest.raises(PySparkException, match=r"spark\.read\.options\(urls="):
-            spark.table("kept").count()
-        with pytest.raises(PySparkException, match=r"spark\.read\.options\(urls="):
-            rows.write.insertInto("kept")
-        options = {"urls": live.urls, "bucket": "tab", "view": "objects"}
-        assert spark.read.options(**options).table("kept").count() == 7
-        with_options = ", ".join(f"{name} = '{value}'" for name, value in options.items())
-        assert spark.sql(f"SELECT count(*) FROM kept WITH ({with_options})").first()[0] == 7
+            spark.table("made").count()
+        assert spark.read.options(urls=live.urls, bucket="sql").table("made").count() == 3
+        found = spark.sql(f"SELECT count(*) FROM made WITH (urls = '{live.urls}', bucket = 'sql')")
+        assert found.first()[0] == 3
     finally:
-        spark.sql("DROP TABLE IF EXISTS kept")
+        for name in ("towns", "made"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
 
 
 def test_written_rows_keep_their_clocks_or_get_new_ones(spark: Any, live: LiveCluster, tmp_path: Path) -> None:

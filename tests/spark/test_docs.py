@@ -106,9 +106,9 @@ def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: d
             cell.write_text(here(text))
             cells |= runpy.run_path(str(cell), cells)
         elif kind == "sql":
-            spark.sql(here(text))
-        else:
-            assert kind == "sh"
+            for statement in filter(str.strip, here(text).split(";")):
+                spark.sql(statement)
+        elif kind == "sh":
             printed.append(shell(here(text), tmp_path))
     runs = {name: RunDirectory(str(tmp_path / "shared" / "runs"), name) for name in ("may", "june", "july")}
     codes = {name: (run.read("summary.json") or {})["exit_code"] for name, run in runs.items()}
@@ -117,8 +117,11 @@ def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: d
     assert [repair["state"] for repair in repairs_of(runs["may"])] == ["done"]
     assert "75 73 65 72 73" in printed[0]  # users, as Spark shows bytes
     assert '"run_id": "july"' in printed[-1].splitlines()[-1]
-    assert cells["keys"].count() == 201
+    assert cells["keys"].count() == 202
     assert spark.table("users").count() == 200
+    assert {row["key"]: row["value"] for row in spark.table("towns").collect()} == {
+        "corinth": "on the isthmus", "delphi": "at the spring",
+    }  # fmt: skip
     assert spark.read.parquet(str(tmp_path / "backups" / "users")).count() == 200
     assert spark.read.parquet(str(tmp_path / "lake" / "keys")).count() == 201
     assert cells["findings"].count() == cells["found"].count()

@@ -16,7 +16,7 @@ from isthmus.aae.reconcile import batch_jobs, export
 from isthmus.aae.reconcile.findings import read_findings
 from isthmus.aae.reconcile.job import ReconcileOptions, reconcile, run
 from isthmus.aae.reconcile.repair import LEFT_TO_RIGHT, apply, plan
-from isthmus.aae.reconcile.spark_session import session
+from isthmus.aae.reconcile.spark_session import LazySession, session
 from isthmus.aae.row_stream.wire import decode_rows_request
 from isthmus.aae.run_directory import RunDirectory
 from isthmus.aae.run_listing import list_runs
@@ -95,6 +95,19 @@ def test_findings_are_the_truth_by_trees_and_by_reading_all(spark: Any, pair: Cl
     i_spark_sum(RunDirectory(str(tmp_path), "trees"))
     i_spark_sum(RunDirectory(str(tmp_path), "full"))
     i_spark_snap(RunDirectory(str(tmp_path), "full"))
+
+
+@pytest.mark.timeout(900)
+def test_a_few_differences_are_found_without_a_session(pair: ClusterPair, tmp_path: Path) -> None:
+    """Trees name the segments, the driver reads them: the truth comes without Java."""
+
+    def start() -> Any:
+        raise AssertionError("a session was started")
+
+    wanted = options(tmp_path, "few", filter="any, !bucketname:private")
+    summary = run(LazySession(start), pair.left, pair.right, wanted)
+    assert (summary["outcome"], summary["mode"]) == ("differ", "trees")
+    assert findings_by_key(tmp_path, "few") == TRUTH | {b"k": ("filtered", "missing", "sink")}
 
 
 @pytest.mark.slow

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from isthmus.aae import run_directory
-from isthmus.aae.reconcile import job, options, spark_session
+from isthmus.aae.reconcile import job, options, segment_plan, spark_session
 from isthmus.aae.reconcile.client import ReplicaDirectory
+from isthmus.aae.reconcile.compare_range import SideSpec
 from isthmus.node.cli import parameters
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
@@ -191,6 +193,26 @@ def test_one_cluster_on_both_sides_is_refused_before_spark(
     assert not list(Path().iterdir())
 
 
+def test_equal_trees_are_an_answer_without_spark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command ends with 0, and says what proved it; the run is listed like any other."""
+
+    def plan_of(side: SideSpec) -> ReplicaDirectory:
+        uuid = side.urls[0][-1:].encode() * 16
+        return ReplicaDirectory(uuid, f"c{side.urls[0][-1:]}", "default", ())
+
+    for module in (job, segment_plan):
+        monkeypatch.setattr(module, "plan_of", plan_of)
+    monkeypatch.setattr(segment_plan, "roots_of", lambda _side: np.zeros(1024, np.uint64))
+    assert main(["reconcile", "run", *ENDS, "--run-id", "r"]) == 0
+    told = capsys.readouterr()
+    assert "outcome: equal" in told.out
+    assert "0: the trees of both clusters are equal" in told.out
+    assert "Spark" not in told.err
+    assert main(["reconcile", "show", "r", "--dir", "runs"]) == 0
+
+
 def test_run_takes_its_files_from_the_environment_like_other_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +272,19 @@ def test_show_names_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> 
     assert "sink (right)" in told
     assert "2 of 3 keys" in told
     assert "late" not in told
+    assert [(one["key_hex"], one["bucket_hex"]) for one in keys] == [("6bff", "62"), ("6b32", "62")]
+    assert main([*show, "--keys", "1", "--skip", "1"]) == 0
+    told = capsys.readouterr().out
+    assert "k2" in told
+    assert "2 to 2 of 3 keys; --skip 2 for the next" in told
+    assert main([*show, "--keys", "5", "--skip", "1", "--verdict", "diverged"]) == 0
+    told = capsys.readouterr().out
+    assert "2 to 2 of 2 keys\n" in told
+    assert "late" not in told
+    assert main([*show, "--keys", "5", "--skip", "9", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["keys"] == []
+    assert main([*show, "--skip", "9"]) == Exit.USAGE
+    capsys.readouterr()
     assert main([*show, "--keys", "9"]) == 0
     assert "late" in capsys.readouterr().out
     assert main([*show, "-o", "json"]) == 0

@@ -25,12 +25,12 @@ class FakeSession:
 
 
 def test_the_application_takes_the_options_of_the_command() -> None:
-    """Each field of a run has its flag in both, of the same name; the command has a master and a format besides."""
+    """Each field of a run has its flag in both, of the same name; the command has three more."""
     fields = [field for _, field, _, _ in FLAGS]
     assert {*fields, "output", "run_id"} == {*ReconcileOptions._fields}
     assert len(fields) == len(set(fields))
     flags = {opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")}
-    assert flags == {flag for flag, *_ in FLAGS} | {"--left", "--right", "--dir", "--run-id", "--master"}
+    assert flags == {flag for flag, *_ in FLAGS} | {"--left", "--right", "--dir", "--run-id", "--master", "--verbose"}
     old = {name for parameter in command.params for name in getattr(parameter, "old", ())}
     assert old == {*OLD_FLAGS}
 

@@ -32,7 +32,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[list[Any]]
     left = list(answers)
     asked: list[list[Any]] = []
 
-    def post(_self: Pusher, _path: str, body: bytes) -> Any:
+    def post(_self: Pusher, _path: str, body: bytes, _limit_bytes: int = 0) -> Any:
         asked.append(msgpack.unpackb(body))
         return left.pop(0)
 
@@ -86,6 +86,72 @@ def test_a_row_without_an_object_is_rejected_like_any_other(monkeypatch: pytest.
     assert told.outcomes == {"applied": 1, "superseded": 1, "rejected": 1}
     assert "b'k1'" in told.rejected[0]
     assert [item[2] for item in asked[0][2]] == [b"k0", b"k2"]
+
+
+def test_replaced_rows_are_written_after_the_version_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With on_conflict = replace each row has the clock that its key has now: of one version, of siblings, of a deleted
+    key; none of a key that was never there. A row with a clock keeps it and is not read before. What could not be read
+    is sent again, and what is refused is rejected, while all others are written."""
+    schema = t.StructType([*PUTS.fields, t.StructField("clock", t.BinaryType())])
+    batch = rows("value", *[b"v%d" % at for at in range(6)]).append_column(
+        "clock", pa.array([None, b"mine", None, None, None, None], pa.binary())
+    )
+    read = [
+        (300, b"c0", []), (404, b"c2", []), (404, None, "not-found"), (503, None, "overloaded: later"),
+        (403, None, "forbidden: no"),
+    ]  # fmt: skip
+    done = (204, b"new", None)
+    asked = answering(monkeypatch, read, [done] * 4, [(200, b"c4", [])], [done])
+    told = writer(schema, on_conflict="replace", rejected="count").write(iter([batch]))
+    assert told.outcomes == {"applied": 5, "rejected": 1}
+    gets, puts, again, last = asked
+    assert [one[2:] for one in gets] == [[b"k%d" % at, "committed"] for at in (0, 2, 3, 4, 5)]
+    assert [(one[2], one[3], one[5]) for one in puts] == [
+        (b"k0", b"v0", b"c0"), (b"k1", b"v1", b"mine"), (b"k2", b"v2", b"c2"), (b"k3", b"v3", None)
+    ]  # fmt: skip
+    assert [one[2] for one in again] == [b"k4"]
+    assert (last[0][2], last[0][5]) == (b"k4", b"c4")
+    assert "forbidden: no" in told.rejected[0]
+
+
+def test_a_replaced_row_that_is_sent_again_has_the_same_request_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock that is read for a row changes when its write took effect unknown to the task; its request id does not,
+    so the cluster does not write it twice."""
+    first = [(503, None, "outcome unknown")]
+    asked = answering(monkeypatch, [(200, b"c1", [])], first, [(200, b"c2", [])], [(204, b"c2", "repeated")])
+    assert writer(PUTS, on_conflict="replace").write(iter([rows("value", b"v")])).outcomes == {"applied": 1}
+    assert (asked[1][0][5], asked[3][0][5]) == (b"c1", b"c2")
+    assert asked[1][0][7] == asked[3][0][7]
+
+
+def test_rows_of_one_key_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of a task's rows: the second is sent when the first is written, so its clock follows."""
+    done = [(204, b"new", None)]
+    asked = answering(monkeypatch, [(404, None, "not-found")], done, [(200, b"c1", [])], done)
+    batch = pa.RecordBatch.from_pydict({"bucket": ["b", "b"], "key": ["k", "k"], "value": ["one", "two"]})
+    text = t.StructType([t.StructField(name, t.StringType()) for name in ("bucket", "key", "value")])
+    assert writer(text, on_conflict="replace").write(iter([batch])).outcomes == {"applied": 2}
+    assert [(one[0][3], one[0][5]) for one in asked[1::2]] == [(b"one", None), (b"two", b"c1")]
+
+
+def test_a_bucket_is_not_emptied_by_writing() -> None:
+    """mode("overwrite") is refused with what replaces values; rows that bring their clocks replace nothing else."""
+    with pytest.raises(BadInput, match="on_conflict = replace"):
+        IsthmusWriter(parse_options({"urls": "http://n1:1"}), PUTS, True)
+    with pytest.raises(BadInput, match="those with object have a clock"):
+        writer(PUSHES, on_conflict="replace")
+
+
+def test_a_row_without_a_name_is_rejected_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A null bucket or key, as of a name that was read as text and is none, writes nothing."""
+    batch = pa.RecordBatch.from_pydict(
+        {"bucket": ["b", None, "b"], "key": [None, "k1", "k2"], "value": ["v", "v", "v"]}
+    )
+    asked = answering(monkeypatch, [(204, b"new", None)])
+    told = writer(PUTS, rejected="count").write(iter([batch]))
+    assert told.outcomes == {"applied": 1, "rejected": 2}
+    assert told.rejected == ["a row has no key", "a row has no bucket"]
+    assert [one[2] for one in asked[0]] == [b"k2"]
 
 
 def test_columns_of_other_types_are_refused_before_anything_is_written() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from isthmus.aae.reconcile.client import PartitionPlan, ReplicaDirectory, Replic
 from isthmus.aae.reconcile.datasource import IsthmusSource
 from isthmus.aae.reconcile.options import parse_options
 from isthmus.aae.reconcile.row_reader import RangeUnreadable
-from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader
+from isthmus.aae.reconcile.stream_reader import IsthmusStreamReader, StreamLag, lag
 from isthmus.aae.row_stream.wire import Head, RowView, Tail
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import SEGMENT_COUNT
@@ -94,6 +96,27 @@ def test_a_rate_holds_for_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_reader, "TaskRate", lambda rate: paces.append(rate))
     assert list(stream.read(parts[1])) == []
     assert paces == [50]
+
+
+def test_the_lag_of_a_query_is_what_its_newest_batch_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream reports what replicas had applied when it planned a batch; `lag` compares this with the batch's end,
+    by partition, for a query and for a listener's progress. Other sources count nothing; what a forced leader dropped
+    is no lag."""
+    stream = reader(monkeypatch, plan(25, 3), rows_per_batch="10")
+    assert stream.reportLatestOffset() is None
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, stream.getDefaultReadLimit())
+    latest = stream.reportLatestOffset()
+    ours = {"endOffset": json.dumps(end), "latestOffset": json.dumps(latest)}
+    progress = {"timestamp": "2026-01-31T12:00:00Z", "sources": [ours, {"endOffset": "7", "latestOffset": None}]}
+    assert lag(progress) == StreamLag(18, {0: 18, 1: 0}, "2026-01-31T12:00:00Z")
+    assert lag(SimpleNamespace(lastProgress=progress)) == lag(progress)
+    assert lag(SimpleNamespace(lastProgress=SimpleNamespace(json=json.dumps(progress)))) == lag(progress)
+    assert lag({**progress, "sources": [ours, ours]}) == StreamLag(36, {0: 36, 1: 0}, "2026-01-31T12:00:00Z")
+    swapped = {"endOffset": latest, "latestOffset": end}
+    assert lag({**progress, "sources": [swapped]}) == StreamLag(0, {0: 0, 1: 0}, "2026-01-31T12:00:00Z")
+    assert lag({**progress, "sources": [{"endOffset": "null", "latestOffset": json.dumps({"x": 1})}]}) is None
+    assert lag(SimpleNamespace(lastProgress=None)) is None
 
 
 @pytest.mark.parametrize("option", ["consistency=committed", "splits=4", "segments=0-9"])

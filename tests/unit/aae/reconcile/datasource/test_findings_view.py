@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import types as t
 
 from isthmus.aae.reconcile.datasource import FindingsReader
+from isthmus.aae.reconcile.options import RunOptions
 from isthmus.repl.model.errors import BadInput
 
 NO_SCHEMA = t.StructType([])
@@ -15,7 +16,7 @@ NO_SCHEMA = t.StructType([])
 
 def files(directory: Path) -> list[str]:
     """What Spark is to read of a directory, by name below it."""
-    parts = FindingsReader(str(directory), NO_SCHEMA).partitions()
+    parts = FindingsReader(RunOptions(path=str(directory)), NO_SCHEMA).partitions()
     return [str(Path(part.value[1]).relative_to(directory)) for part in parts if part.value is not None]
 
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from isthmus.aae.reconcile import register, spark_session
-from isthmus.aae.reconcile.options import parse_options
+from isthmus.aae.run_directory import program_version
 from isthmus.repl.model.errors import BadInput
+
+OURS = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 class Session:
@@ -46,6 +48,11 @@ def test_workers_without_isthmus_are_reported_before_the_first_action(tmp_path: 
     assert session.registered == []
     with pytest.raises(BadInput, match=r"it is Python 2\.7, the driver's is"):
         register(Session(script(tmp_path / "older", "echo 2.7")))
+    lacking = script(tmp_path / "lacking", "echo \"ModuleNotFoundError: No module named 'msgpack'\" >&2; exit 1")
+    with pytest.raises(BadInput, match="it lacks the package msgpack, which Isthmus needs"):
+        register(Session(lacking))
+    with pytest.raises(BadInput, match=r"its Isthmus is 0\.0\.1, the driver's is"):
+        register(Session(script(tmp_path / "other", f"echo {OURS} 0.0.1")))
     with pytest.raises(BadInput, match="nowhere is not there"):
         register(Session("nowhere"))
 
@@ -53,13 +60,12 @@ def test_workers_without_isthmus_are_reported_before_the_first_action(tmp_path: 
 def test_workers_that_can_do_it_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's own interpreter is not started; another one that has Isthmus will do; workers elsewhere, and those
     that are sent their files, are not judged, nor is one that is slow."""
-    ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
     sent = Session("nowhere")
     sent._sc._python_includes.append("isthmus.zip")
     monkeypatch.setattr(spark_session, "IMPORT_S", 0.2)
     for session in (
         Session(sys.executable),
-        Session(script(tmp_path / "another", f"echo {ours}")),
+        Session(script(tmp_path / "another", f"echo {OURS} {program_version()}")),
         Session("nowhere", "spark://host:7077"),
         Session(script(tmp_path / "slow", "exec sleep 5")),
         sent,
@@ -68,19 +74,23 @@ def test_workers_that_can_do_it_are_left_alone(tmp_path: Path, monkeypatch: pyte
         assert len(session.registered) == 1
 
 
-@pytest.mark.parametrize(
-    "given", [{"provider": "isthmus"}, {"PROVIDER": "isthmus", "owner": "me", "urls": "http://n:1"}]
-)
-def test_a_table_in_the_catalog_is_refused(given: dict[str, str]) -> None:
-    """Spark passes the option `provider` for CREATE TABLE alone; the sentence says what is right."""
-    with pytest.raises(BadInput, match="CREATE TEMPORARY VIEW"):
-        parse_options(given)
+def test_workers_with_the_archive_of_the_driver_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Isthmus from --py-files is on the workers' path; what it needs must be in their interpreter."""
+    archive = tmp_path / "isthmus.zip"
+    monkeypatch.setattr(spark_session.aae, "__file__", f"{archive}/isthmus/aae/__init__.py")
+    seen = tmp_path / "seen"
+    other = script(tmp_path / "bare", f'echo "$PYTHONPATH" > {seen}; echo "No module named \'xxhash\'" >&2; exit 1')
+    session = Session(other)
+    session._sc._python_includes.append("isthmus.zip")
+    with pytest.raises(BadInput, match="it lacks the package xxhash"):
+        register(session)
+    assert seen.read_text().split(":")[0] == str(archive)
 
 
-def test_a_table_without_options_is_refused_with_a_remedy() -> None:
-    """Of a table in the catalog Spark passes no option at all."""
-    with pytest.raises(BadInput, match=r"spark\.read\.options\(urls='\.\.\.'\)\.table\(name\)"):
-        parse_options({})
-    with pytest.raises(BadInput) as told:
-        parse_options({"bucket": "b"})
-    assert "table" not in str(told.value)
+def test_a_driver_without_a_package_is_told_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Isthmus came as one file: a sentence with the package and this interpreter, and nothing registered."""
+    session = Session(sys.executable)
+    monkeypatch.setattr("isthmus.repl.extras.is_installed", lambda package: package != "xxhash")
+    with pytest.raises(ModuleNotFoundError, match=f"needs the package xxhash, which {sys.executable} does not have"):
+        register(session)
+    assert session.registered == []
