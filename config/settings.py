@@ -14,6 +14,7 @@ from typing import Annotated, Final
 from isthmus.config.validation import ALL_TYPES as ALL_TYPES
 from isthmus.config.validation import (
     BUCKET_TYPES,
+    COLLECTOR_URL,
     FILTER,
     HOST,
     HOSTS,
@@ -616,6 +617,34 @@ class ReconcileSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TracesSettings:
+    """[traces]: OpenTelemetry traces of writes. They need the extra `traces`; without an endpoint nothing is traced."""
+
+    endpoint: Annotated[str, COLLECTOR_URL] = ""
+    """Where a collector takes OTLP over HTTP, usually port 4318 and path `/v1/traces`. Empty: no traces."""
+
+    sample_per_million: Annotated[int, ValueRange(0, 1_000_000)] = 1_000
+    """How many of a million writes are traced that no client asks to trace. One trace has 6 spans or more, of some 400
+    bytes each."""
+
+    from_clients: bool = True
+    """Go on with the trace of a write whose header `traceparent` says that it is sampled, and trace no write whose
+    header says that it is not. Off: the header is ignored."""
+
+    headers_file: Path | None = None
+    """Holds headers for the collector, such as `Authorization: Bearer ...`, one a line."""
+
+    authority: Path | None = None
+    """Authorities of the collector's certificate. Empty: those of Python's package certifi."""
+
+    queue_count: Annotated[int, ValueRange(512, 100_000)] = 4_096
+    """Spans that may wait for the collector, some 2 KB of memory each; with more, spans are dropped and counted."""
+
+    timeout_ms: Annotated[int, ValueRange(100, 1 * MINUTE)] = 5_000
+    """How long the collector may take for a batch of spans, repeated requests included."""
+
+
+@dataclass(frozen=True, slots=True)
 class LogSettings:
     """[log]: structured events."""
 
@@ -651,6 +680,7 @@ class Settings:
     sink: SinkSettings = NO_SINK
     fullsync: tuple[FullSyncSettings, ...] = ()
     reconcile: ReconcileSettings = ReconcileSettings()
+    traces: TracesSettings = TracesSettings()
     log: LogSettings = LogSettings()
     origins: dict[str, str] = field(default_factory=dict, compare=False)
     """Key path -> "FILE:LINE" for every key that the file set; all others are defaults."""

@@ -108,6 +108,25 @@ def check_root(value: str) -> str:
     return value
 
 
+def check_collector_url(value: str) -> str:
+    """http(s)://HOST[:PORT]/PATH, or "" for none; ValueError otherwise."""
+    form = 'write the collector\'s URL with its path, such as "http://127.0.0.1:4318/v1/traces"'
+    if not value:
+        return ""
+    scheme, separator, rest = value.partition("://")
+    authority, slash, path = rest.partition("/")
+    host, _, port = authority.rpartition(":") if ":" in authority.rpartition("]")[2] else (authority, "", "443")
+    if not separator or scheme not in ("http", "https"):
+        raise ValueError(f"{shown(_without_secrets(value))} is not the URL of a collector; {form}")
+    if "@" in authority:
+        raise ValueError(f"a name and a password do not belong into a URL; {form}, and use traces.headers_file")
+    if any(sign in rest for sign in "?#@") or not (slash and path):
+        raise ValueError(f"{shown(_without_secrets(value))} is not the URL of a collector; {form}")
+    if not parse_address(f"{host}:{port}").port:
+        raise ValueError(f"{shown(value)}: port 0 cannot be dialled; {form}")
+    return value
+
+
 def check_peer_url(value: str) -> str:
     """http(s)://HOST:PORT, given back without an end slash."""
     form = 'write http(s)://HOST:PORT, such as "http://10.0.0.7:8098"'
@@ -235,6 +254,7 @@ HOST: Final = TextForm(check_host, "a host")
 HOSTS: Final = TextForm(check_hosts, "HOST:PORT,...")
 METASTORE_PATH: Final = TextForm(check_root, "a path of nodes")
 PEER_URL: Final = TextForm(check_peer_url, "http(s)://HOST:PORT")
+COLLECTOR_URL: Final = TextForm(check_collector_url, "http(s)://HOST:PORT/PATH")
 PEER_URLS: Final = TextForm(check_urls, "http(s)://HOST:PORT,...")
 BUCKET_TYPES: Final = TextForm(check_types, "*, NAME,...")
 HOURS: Final = TextForm(check_window, "FIRST-END, always, never")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from isthmus.config.settings import UNENCRYPTED, Address, FullSyncSettings, PeerSettings, Settings
 
@@ -46,6 +47,11 @@ def warnings_of(settings: Settings) -> Iterator[ConfigWarning]:
                 f'"{entry.queue}" is the queue of "{other.name}" as well, which compares with {other.cluster}, not '
                 f"{entry.cluster}: a queue belongs to one cluster, so the repairs of one of them go to the other",
             )
+    traces = settings.traces
+    if traces.headers_file is not None and traces.endpoint.startswith("http://"):
+        host = urlsplit(traces.endpoint).hostname or ""
+        if not is_loopback(host):
+            yield ConfigWarning("traces.endpoint", "the headers travel to the collector in the clear; write https://")
     sink = settings.sink
     if sink.peer_limit_count > sink.workers:
         yield ConfigWarning(

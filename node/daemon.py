@@ -56,18 +56,20 @@ from isthmus.node.http import authorization, durations, listener
 from isthmus.node.http.audit import AuditTrail
 from isthmus.node.http.listener import Listeners, bind
 from isthmus.node.local import supervisor_client
-from isthmus.node.observability import audit_log, logs, version
+from isthmus.node.observability import audit_log, logs, traces, version
 from isthmus.node.observability.metrics import Metrics
 from isthmus.node.observability.service_manager import ServiceManager
+from isthmus.node.observability.traces import NodeTracer, check_traces, start_tracer
 from isthmus.node.observability.version import program_version
 from isthmus.node.security import credentials
 from isthmus.node.security.credentials import NodeCredentials
-from isthmus.node.services import history_sampler
+from isthmus.node.services import history_sampler, lag_metrics, write_traces
 from isthmus.node.services.container import MetastoreSession, NodeResources, NodeServices
 from isthmus.node.services.readiness import replicas_not_ready
 from isthmus.node.services.wiring import boot_id, metastore_of, open_log, open_store
 from isthmus.queues import status
 from isthmus.repl import telemetry
+from isthmus.repl import traces as change_traces
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.controller import suspicion
 from isthmus.repl.metastore.port import Metastore, SessionState
@@ -139,7 +141,11 @@ METRICS: Final = {
     **logs.HELP,
     **audit_log.HELP,
     **history_sampler.HELP,
+    **lag_metrics.HELP,
     **live.HELP,
+    **change_traces.HELP,
+    **write_traces.HELP,
+    **traces.HELP,
 }
 """Every metric of a node, by name."""
 
@@ -157,6 +163,7 @@ def run(settings: Settings, file: Path) -> int:
         data_dir=str(settings.node.data_dir),
         python=platform.python_version(),
         pid=os.getpid(),
+        platform=platform.platform(),
     )
     return uvloop.run(_run(settings, file, ServiceManager()))
 
@@ -210,6 +217,7 @@ class Node:
         self._metastore: Metastore | None = None
         self._services: NodeServices | None = None
         self._embedded = False
+        self._tracer: NodeTracer | None = None
 
     @property
     def services(self) -> NodeServices:
@@ -224,6 +232,7 @@ class Node:
         settings = self.settings
         loop = asyncio.get_running_loop()
         self._credentials = NodeCredentials(settings)
+        check_traces(settings.traces)
         identity = NodeIdentity.open(settings.node.data_dir)
         self._identity = identity
         identity.check_node(settings.node.name)
@@ -256,6 +265,8 @@ class Node:
             boot_id=boot,
             durability=settings.replication.durability,
         )
+        name, cluster = settings.node.name, settings.node.cluster
+        self._tracer = start_tracer(settings.traces, self._credentials.trace_headers, node=name, cluster=cluster)
         resources = NodeResources(
             credentials=self._credentials,
             listeners=self._listeners,
@@ -269,6 +280,7 @@ class Node:
             store=store,
             replog=replog,
             started_ms=self._started_ms,
+            tracer=self._tracer,
         )
         services = NodeServices(settings, resources, self._time, self._on_fatal)
         self._services = services
@@ -357,6 +369,7 @@ class Node:
             status=self,
             certified_sinks=self._credentials.certified_sinks,
             addresses=services.client_routes,
+            traces=None if services.traces is None else services.traces.writes,
         )
         add_members(self.client_api, services.membership)
         add_cluster_routes(self.client_api, services.client_routes)
@@ -403,6 +416,7 @@ class Node:
                 services.fullsync.metrics,
                 services.row_streams.metrics,
                 services.history_sampler.samples,
+                services.lag_metrics.samples,
                 self.admin_api.live.samples,
                 self._listeners.samples,
                 self.client_api.samples,
@@ -411,6 +425,7 @@ class Node:
                 self._credentials.samples,
                 logs.lines.samples,
                 services.audit.samples,
+                *(() if services.traces is None else (services.traces.samples,)),
             ],
             METRICS,
         )
@@ -433,8 +448,9 @@ class Node:
         why_not = replicas_not_ready(name, controller.records, services.runtime.partitions, controller.waiting)
         return not why_not, why_not
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         """See NodeStatus."""
+        await self.services.lag_metrics.measure()
         return self.metrics.render()
 
     @property
@@ -469,7 +485,8 @@ class Node:
         served = [partition for partition in self.services.runtime.partitions.values() if not partition.removed]
         led = sum(partition.replica.ready for partition in served)
         seconds = round(asyncio.get_running_loop().time() - began_s, 1)
-        log.info("node.ready", sentence=f"{quantity(len(served), 'partition')} served", leads=led, seconds=seconds)
+        sentence = f"ready: {quantity(len(served), 'partition')} served"
+        log.info("node.ready", sentence=sentence, leads=led, seconds=seconds)
         self._manager.status(self._sentence())
 
     def request_reload(self) -> None:
@@ -529,7 +546,7 @@ class Node:
         await services.registrar.stop()
         if self._fatal is not None:
             # After a failure of log or store the process's state cannot be trusted: no hand-over, no last writes.
-            logs.lines.msg(f"isthmus: {self._fatal}; the node ends, see its log")
+            log.critical("node.failed", sentence=f"{self._fatal}; the node ends", exit_code=EXIT_STORAGE)
             os._exit(EXIT_STORAGE)
         log.info("node.stopping", reason=self._stop_reason)
         self._manager.stopping(self._stop_reason)
@@ -540,6 +557,7 @@ class Node:
         self.client_api.stop()
         self.admin_api.stop()
         await services.history_sampler.stop()
+        await services.lag_metrics.stop()
         services.row_streams.stop()
         await self._listeners.drain()
         await services.fullsync.stop_checks()
@@ -590,5 +608,7 @@ class Node:
             # A ZooKeeper that does not stop is an error; the node's own resources are released all the same.
             if self._identity is not None:
                 self._identity.close(clean)
+            if self._tracer is not None:
+                await self._tracer.stop()
             if self._services is not None:
                 self._services.read_pool.shutdown(wait=False, cancel_futures=True)

@@ -97,7 +97,7 @@ class OrphanedMarks:
                 lose = {self._node} if not self._swept and marks_of(marks, self._node) else set()
                 for node in lose | (dead & self._away if first else set()):
                     count = await self._store.record_crash(name, node, self._time.wall_ms())
-                    log.warning("queue.lower_lost", queue=name, holder=node, marks=count)
+                    log.warning("queue.lower_lost", queue=name, peer=node, marks=count)
             except CodecError as error:
                 log.error("queue.metastore_value_unreadable", queue=name, error=str(error))
         self._swept, self._away = True, away
@@ -127,7 +127,7 @@ class BulkMarks:
         name = queue.settings.name
         count = await self._store.record_crash(name, node, self._time.wall_ms())
         if count:
-            log.warning("queue.lower_lost", queue=name, holder=node, marks=count)
+            log.warning("queue.lower_lost", queue=name, peer=node, marks=count)
 
     async def end(self, queue: QueueServer) -> None:
         """Remove a delisted queue and drop what is held here. Raises NotReady; the mark is then removed with the queue,

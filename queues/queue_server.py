@@ -285,8 +285,10 @@ class QueueServer:
         cluster_name: str,
         properties: Mapping[bytes, bytes],
         scopes: ScopeDigests | None,
+        traces: Mapping[int, str] | None,
     ) -> FetchReply:
-        """The answer to a fetch that arrived at `came_ms`, with `batch` or nothing."""
+        """The answer to a fetch that arrived at `came_ms`, with `batch` or nothing. `traces`: contexts of its
+        items."""
         return FetchReply(
             cluster,
             cluster_name,
@@ -301,6 +303,7 @@ class QueueServer:
             None if batch is None else max(0, batch.taken_ms - came_ms),
             self.machine.held_back_since(),
             scopes,
+            traces,
         )
 
     # ---------------------------------------------------------------- checks
@@ -322,7 +325,7 @@ class QueueServer:
         log.warning(
             "queue.properties_differ",
             queue=self.settings.name,
-            sink_node=node,
+            peer=node,
             bucket_types=types_of(found),
             differences=differences_shown(found),
         )

@@ -34,7 +34,7 @@ from isthmus.queues.sink_shares import KeyRange
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.status import listed, samples_of, unknown_queue
 from isthmus.queues.task_set import TaskSet
-from isthmus.queues.window_rules import Item
+from isthmus.queues.window_rules import REAL_TIME, Item
 from isthmus.queues.wire import BYTES_MAX, FetchReply, FetchRequest, OwnCluster, OwnedByOther, UnknownQueue
 from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.metastore.port import Metastore
@@ -52,6 +52,7 @@ from isthmus.repl.model.ports import (
 from isthmus.repl.property_digests import ScopeDigests
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.traces import ChangeTraces
 
 log = structlog.get_logger(__name__)
 
@@ -130,6 +131,8 @@ class QueueService:
         self.cluster_name = cluster_name
         self.damage_listener: DamageListener = NoDamageListener()
         """Gets damaged rows, on the event loop."""
+        self.traces: ChangeTraces | None = None
+        """Follows sampled changes; None: traces are off."""
         self._store = store
         self._kv = kv
         self._metastore = metastore
@@ -177,8 +180,8 @@ class QueueService:
             self._loop.call_soon_threadsafe(self._report_damage, partition, segment)
 
     def _report_damage(self, partition: int, segment: int | None) -> None:
-        if segment is not None and (left_out := self._damaged_rows.due()) is not None:
-            log.error("queue.key_row_damaged", partition=partition, segment=segment, left_out=left_out)
+        if segment is not None and (suppressed := self._damaged_rows.due()) is not None:
+            log.error("queue.key_row_damaged", partition=partition, segment=segment, suppressed=suppressed)
         self.damage_listener.on_damaged_row(partition, segment)
 
     # ---------------------------------------------------------------- life
@@ -345,7 +348,10 @@ class QueueService:
         if not request.max_count:
             queue.wake()  # changes that were blocked behind an acknowledged one can be served now
             return self._reply(queue, None, came_ms)
-        return self._reply(queue, await queue.next_batch(request, now + request.wait_ms, until), came_ms)
+        batch = await queue.next_batch(request, now + request.wait_ms, until)
+        if self.traces is None or batch is None or batch.priority != REAL_TIME:
+            return self._reply(queue, batch, came_ms)
+        return self._reply(queue, batch, came_ms, self.traces.served(name, batch.items(), session.node))
 
     def is_for_riak(self, name: str) -> bool:
         """Whether a Riak may `pop` from the queue. Raises UnknownQueue."""
@@ -397,9 +403,11 @@ class QueueService:
         if not self._running or self.queue_store.unread:
             raise NotReady(self.queue_store.unread or "the source queues are not running")
 
-    def _reply(self, queue: QueueServer, batch: LeasedBatch | None, came_ms: int) -> FetchReply:
+    def _reply(
+        self, queue: QueueServer, batch: LeasedBatch | None, came_ms: int, traces: Mapping[int, str] | None = None
+    ) -> FetchReply:
         digests, scopes = self.cluster.property_digests(), self.cluster.scope_digests()
-        return queue.reply(batch, came_ms, self.cluster_uuid, self.cluster_name, digests, scopes)
+        return queue.reply(batch, came_ms, self.cluster_uuid, self.cluster_name, digests, scopes, traces)
 
     async def _require_owner(self, queue: QueueServer, request: FetchRequest) -> None:
         """Check that the fetching cluster owns the queue; it becomes the owner if there is none. An owner of an older

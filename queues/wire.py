@@ -36,6 +36,7 @@ The answer, a map:
     priority     of all items of the batch: 3 real time, 2 full-sync, 1 fold. Absent: 3
     properties   as in the request, of the source cluster
     places       as in the request, of the source cluster
+    traces       {index of an item: context}: W3C `traceparent` of those items whose write is traced. Absent: of none
     held         {bucket type: since when its changes wait, ms}: bucket types that the source holds back because the
                  fetching cluster lacks them. Present: the source reads given_up and types. Absent: it does not
 
@@ -86,6 +87,7 @@ from isthmus.repl.property_digests import (
     ScopeDigests,
     within_bounds,
 )
+from isthmus.repl.traces import TRACEPARENT_BYTES
 
 UNREADABLE: Final = (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError)
 """Exceptions of msgpack for malformed input."""
@@ -313,6 +315,8 @@ class FetchReply(NamedTuple):
     held: Mapping[bytes, int] | None = None
     """None: the source runs a version that holds no bucket type back."""
     scopes: ScopeDigests | None = None
+    traces: Mapping[int, str] | None = None
+    """Contexts of traced changes, by index; None: there are none."""
 
 
 def encode_request(request: FetchRequest) -> bytes:
@@ -352,6 +356,7 @@ _Properties = Annotated[
 _Scopes = Annotated[
     dict[bytes, Annotated[dict[bytes, bytes], Meta(max_length=SCOPES_MAX)]], Meta(max_length=SCOPES_MAX)
 ]
+_Traces = Annotated[dict[_Number, Annotated[str, Meta(max_length=TRACEPARENT_BYTES)]], Meta(max_length=COUNT_MAX)]
 _Indexes = Annotated[tuple[int, ...], Meta(max_length=COUNT_MAX)]
 _Refused = Annotated[tuple[_Number, ...], Meta(max_length=COUNT_MAX)]
 _PerAck = Meta(max_length=ACKS_MAX)
@@ -481,6 +486,7 @@ def _packed(reply: FetchReply, name: str, items: Any) -> bytes:
             **({} if reply.scopes is None else {"places": reply.scopes}),
         }
         | ({} if reply.waited_ms is None else {"waited_ms": reply.waited_ms})
+        | ({} if reply.traces is None else {"traces": reply.traces})
     )
 
 
@@ -504,6 +510,7 @@ class _UsualReply(Struct, forbid_unknown_fields=True, gc=False):
     held: Annotated[dict[_Name, int], Meta(max_length=TYPES_MAX)] | UnsetType = UNSET
     places: _Scopes | UnsetType = UNSET
     waited_ms: _Number | UnsetType = UNSET
+    traces: _Traces | UnsetType = UNSET
 
 
 _USUAL_REPLY: Final = msgspec.msgpack.Decoder(_UsualReply)
@@ -532,6 +539,7 @@ def _usual_reply(body: bytes) -> FetchReply | None:
         None if usual.waited_ms is UNSET else usual.waited_ms,
         None if usual.held is UNSET else usual.held,
         None if places is UNSET else places,
+        None if usual.traces is UNSET else usual.traces,
     )
     return _new(FetchReply, reply)
 
@@ -566,6 +574,7 @@ def _any_reply(body: bytes) -> FetchReply:
         _number(fields, "waited_ms") if "waited_ms" in fields else None,
         _held(fields),
         _places(fields),
+        _traces(fields),
     )
 
 
@@ -583,6 +592,8 @@ def _reply_fields(pieces: Pieces) -> dict[str, Any]:
             fields["items"] = _items(pieces)
         elif name in ("properties", "held"):
             fields[name] = {pieces.value(): pieces.value() for _ in range(pieces.entries(TYPES_MAX))}
+        elif name == "traces":
+            fields[name] = {pieces.value(): pieces.value() for _ in range(pieces.entries(COUNT_MAX))}
         elif name == "places":
             fields[name] = _nested(pieces)
         elif type(name) is str and name in _REPLY_VALUES:
@@ -601,6 +612,15 @@ def _items(pieces: Pieces) -> tuple[Item, ...]:
     if not all(type(item) is tuple for item in items):
         raise CodecError("fetch answer: an item has a wrong shape")
     return items
+
+
+def _traces(fields: dict[str, Any]) -> dict[int, str] | None:
+    """The contexts of traced changes."""
+    found: dict[int, str] | None = fields.get("traces")
+    for index, context in (found or {}).items():
+        if type(index) is not int or index < 0 or type(context) is not str or len(context) > TRACEPARENT_BYTES:
+            raise CodecError("fetch answer: traces are no contexts of items")
+    return found
 
 
 def _unzipped(frame: object) -> tuple[Item, ...]:

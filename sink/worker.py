@@ -15,7 +15,7 @@ import structlog
 
 from isthmus.config.text import clause, quantity
 from isthmus.queues.leases import Session
-from isthmus.queues.window_rules import REAL_TIME
+from isthmus.queues.window_rules import REAL_TIME, Item
 from isthmus.queues.wire import BatchAck, FetchReply
 from isthmus.repl.model.errors import IsthmusError, LocalFault, OutcomeUnknown, Retryable
 from isthmus.repl.model.ports import KeyValue, TimeSource
@@ -29,6 +29,7 @@ from isthmus.sink.fetch import Fetcher, FetchOptions
 from isthmus.sink.lag_histogram import Lag
 from isthmus.sink.push import SourceCounters, conflicts_of, dead_letters, failed_indexes, outcomes_of, pushes
 from isthmus.sink.scheduler import LinkName
+from isthmus.sink.traces import SinkTraces
 
 log = structlog.get_logger(__name__)
 
@@ -105,6 +106,8 @@ class SinkContext(NamedTuple):
     conflicts: Conflicts
     sources: SourceRegistry
     stopping: asyncio.Event
+    traces: SinkTraces | None = None
+    """None: traces are off."""
 
 
 class Slot:
@@ -114,6 +117,8 @@ class Slot:
         self.link = link
         self.fetcher = fetcher
         self.pushing = False
+        self.items: Sequence[Item] = ()
+        """What is being pushed."""
         self._context = context
 
     async def cycle(self, options: FetchOptions, on_fetched: Callable[[int, int], None]) -> tuple[CycleResult, int]:
@@ -143,6 +148,7 @@ class Slot:
             # A batch that arrives while stopping is left unacknowledged: the next fetch of any worker gets it again.
             return CycleResult.EMPTY, waited_ms
         self.pushing = True
+        self.items = reply.items
         try:
             on_fetched(len(reply.items), self.fetcher.answer_bytes)
             # The source took the batch no earlier than this, by durations only; a source that does not send how long it
@@ -151,6 +157,7 @@ class Slot:
             return await self._push_batch(reply, taken_ms), waited_ms
         finally:
             self.pushing = False
+            self.items = ()
 
     async def acknowledge(self) -> bool:
         """Send the acknowledgement without a fetch. Returns False when the source failed."""
@@ -168,7 +175,14 @@ class Slot:
         link, time = self.link, self._context.time
         counters = self._context.sources.counters_of(reply.cluster, reply.cluster_name, link.name.queue)
         counters.fetched(len(reply.items), self.fetcher.answer_bytes)
-        results = await self._push(reply, taken_ms)
+        traces = self._context.traces
+        if traces is None or reply.traces is None:
+            results = await self._push(reply, taken_ms)
+        else:
+            taken_ns = (time.wall_ms() - (time.now_ms() - taken_ms)) * 1_000_000
+            pushes_traced = traces.fetched(link.name, reply.traces, reply.items, taken_ns)
+            results = await self._push(reply, taken_ms)
+            traces.pushed(pushes_traced, results)
         outcomes = outcomes_of(results)
         given_up: tuple[int, ...] = ()
         if PushOutcome.REJECTED in outcomes:

@@ -11,7 +11,7 @@ limits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from random import SystemRandom
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ import structlog
 from isthmus.config.settings import SinkSettings
 from isthmus.queues.rate_limit import Rates, Throttle
 from isthmus.queues.sink_shares import Share
+from isthmus.queues.window_rules import Item
 from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.property_digests import ScopeDigests
@@ -223,6 +224,10 @@ class WorkerPool:
         self._context.stopping.set()
         self._running = False
         self._alarm.cancel()
+
+    def batches(self, name: LinkName) -> list[Sequence[Item]]:
+        """The batches of a link that are being pushed."""
+        return [slot.items for slot in self._slots[name] if slot.items]
 
     def pushing(self) -> bool:
         """Whether a batch is being pushed."""

@@ -114,7 +114,7 @@ class ReplicaTreeCheck:
                     await self._repair.repair_segment(partition, segment)
                     await self._request_check(node, partition, segment)
         except IsthmusError as error:
-            log.debug("trees.not_compared", partition=partition, with_node=node, error=str(error))
+            log.debug("trees.not_compared", partition=partition, peer=node, error=str(error))
             return None
         return False
 
@@ -123,7 +123,7 @@ class ReplicaTreeCheck:
         try:
             await self._repair.request_check(node, partition, segment)
         except IsthmusError as error:
-            log.info("trees.not_looked_at", partition=partition, by=node, segment=segment, error=str(error))
+            log.info("trees.not_looked_at", partition=partition, peer=node, segment=segment, error=str(error))
 
     async def _differing(self, partition: int, node: str, branch: int | None) -> list[int] | None:
         """The branches, or the leaves of a branch, that differ at the current offset; None without a result."""
@@ -146,7 +146,7 @@ class ReplicaTreeCheck:
                 names = [f"{bucket!r}/{key!r}" for _, bucket, key, _ in islice(rows, KEYS_NAMED)]
             except IsthmusError as error:  # damaged on this node
                 names = [f"cannot be read: {error}"]
-            log.error("trees.replicas_differ", partition=partition, follower=node, segment=segment, keys=names)
+            log.error("trees.replicas_differ", partition=partition, peer=node, segment=segment, keys=names)
         self._trees.alarm(partition, segments, 0 if cached is None else cached.offset, node)
 
     async def _serve_tree(self, _node: str, body: bytes) -> bytes:

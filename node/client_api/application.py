@@ -17,7 +17,7 @@ from isthmus.node.client_api.batch import BatchRoutes
 from isthmus.node.client_api.cluster_routes import NO_ADDRESSES, ClientAddresses, leader_headers
 from isthmus.node.client_api.legacy_paths import LegacyPaths
 from isthmus.node.client_api.listings import ListingRoutes
-from isthmus.node.client_api.objects import ROUTE, Named, ObjectRoutes, ObjectStore
+from isthmus.node.client_api.objects import ROUTE, Named, ObjectRoutes, ObjectStore, RequestTraces
 from isthmus.node.client_api.queue_fetch import FETCH_ROUTE, QueueFetches, QueueObjects, QueueRoutes
 from isthmus.node.client_api.queue_push import QueuePushes, ReferencePushes
 from isthmus.node.client_api.riak_info import RiakInfo, RiakInfoRoutes
@@ -81,10 +81,11 @@ class ClientApi(HttpApplication):
         status: NodeStatus,
         certified_sinks: bool = False,
         addresses: ClientAddresses = NO_ADDRESSES,
+        traces: RequestTraces | None = None,
     ) -> None:
         super().__init__()
         self._addresses = addresses
-        self._objects = ObjectRoutes(kv, limits, time, self, addresses)
+        self._objects = ObjectRoutes(kv, limits, time, self, addresses, traces)
         self._listings = ListingRoutes(kv, limits.listings, self)
         LegacyPaths(self._listings, self)
         RiakInfoRoutes(riak_info, self, key_limit_bytes=limits.key_bytes)

@@ -79,6 +79,26 @@ class ObjectStore(KeyValue, Protocol):
         """The result of a write that was started; raises as `write`."""
 
 
+class WrittenSpan(Protocol):
+    """The span of a request that writes."""
+
+    def end(self, error: str = "") -> None:
+        """It ends now; `error`: the reason why it failed."""
+
+
+class RequestTraces(Protocol):
+    """Traces of requests that write (`node.services.write_traces.WriteTraces`)."""
+
+    def begin(self, method: str, key: Key, headers: Headers) -> WrittenSpan | None:
+        """The span of a request, which is begun and ended around its write; None: it is not traced."""
+
+    def started(self, key: Key, headers: Headers, results: asyncio.Future[list[object]]) -> None:
+        """As `begin`, of a PUT that was started; it ends with a WriteResult, or at `settled`."""
+
+    def settled(self, results: asyncio.Future[list[object]], error: str) -> None:
+        """A write that did not end as usual has its answer."""
+
+
 class ObjectRoutes:
     """The object routes."""
 
@@ -89,8 +109,11 @@ class ObjectRoutes:
         time: TimeSource,
         api: HttpApplication,
         addresses: ClientAddresses,
+        traces: RequestTraces | None = None,
     ) -> None:
+        """`traces` None: nothing is traced."""
         self._kv = kv
+        self._traces = traces
         self._addresses = addresses
         self._time = time
         self._object_limit = limits.object_bytes
@@ -171,6 +194,8 @@ class ObjectRoutes:
         content = _new(Content, (value, content_type, encoding, metadata, links, indexes, False))
         request = _new(WriteRequest, (_new(Key, named), content, context, request_id, False, condition))
         results = self._kv.start_write(request)
+        if self._traces is not None:
+            self._traces.started(request.key, headers, results)
         budget.used_bytes = used_bytes
         return _new(StartedWrite, (results, request, began_s))
 
@@ -194,10 +219,17 @@ class ObjectRoutes:
     async def settle_put(self, started: StartedWrite) -> Reply:
         """The answer to a write with other results: forwarded, repeated, refused, to be retried."""
         results, request, _ = started
+        error = "cancelled"
         try:
             written = await self._kv.finish_write(request, await results)
+            error = ""
+        except IsthmusError as refused:
+            error = refused.reason
+            raise
         finally:
             self._budget.used_bytes -= len(request.content.value)
+            if self._traces is not None:
+                self._traces.settled(results, error)
         return self._put_reply(written)
 
     def _put_reply(self, written: WriteResult) -> Reply:
@@ -252,7 +284,7 @@ class ObjectRoutes:
             value = await read_body(cast(Receive, body), declared, limit, "limits.object_size", budget)
         content = _new(Content, (value, content_type, encoding, metadata, links, indexes, False))
         request = _new(WriteRequest, (place, content, context, request_id, query.returnbody, condition))
-        write = self._kv.write(request)
+        write = self._begun("PUT", request, raw_headers)
         timeout_s = query.timeout_s
         if timeout_s is None:
             try:
@@ -292,7 +324,7 @@ class ObjectRoutes:
     async def _delete(self, place: Key, query: ObjectQuery, raw_headers: Headers) -> Reply:
         headers = parse_headers(raw_headers)
         request = WriteRequest(place, TOMBSTONE, headers.context, headers.request_id, False, headers.condition)
-        written = await self._write(request, query.timeout_s)
+        written = await self._write("DELETE", request, raw_headers, query.timeout_s)
         reply = Reply(204, _written_headers(written)) if written.created else render_tombstone(written.clock)
         return self._from_leader(reply, written.leader) if written.leader else reply
 
@@ -314,7 +346,9 @@ class ObjectRoutes:
         place = Key(request.params.get("type", DEFAULT_BUCKET_TYPE), bucket, key)
         value = await request.body(self._object_limit, "limits.object_size")
         written = await self._write(
+            "POST",
             WriteRequest(place, _content(value, headers), headers.context, b"", query.returnbody, headers.condition),
+            request.headers,
             query.timeout_s,
             0 if query.timeout_s is None else request.detach_body(),
         )
@@ -325,8 +359,16 @@ class ObjectRoutes:
         shown = await self._returned(place, written, request.headers)
         return Reply(201, [*shown.headers, location], shown.body)
 
-    async def _write(self, request: WriteRequest, timeout_s: float | None, held_bytes: int = 0) -> WriteResult:
+    def _begun(self, method: str, request: WriteRequest, headers: Headers) -> Coroutine[Any, Any, WriteResult]:
+        """The write, in a span if the request is traced."""
+        span = None if self._traces is None else self._traces.begin(method, request.key, headers)
         write = self._kv.write(request)
+        return write if span is None else _within_span(write, span)
+
+    async def _write(
+        self, method: str, request: WriteRequest, headers: Headers, timeout_s: float | None, held_bytes: int = 0
+    ) -> WriteResult:
+        write = self._begun(method, request, headers)
         return await (write if timeout_s is None else self._within(timeout_s, write, OutcomeUnknown, held_bytes))
 
     async def _within(
@@ -373,6 +415,19 @@ class ObjectRoutes:
         return RequestRefused(
             400, "bad-key", f"bucket and key must have 1 to {self._key_limit} bytes (limits.key_size)"
         )
+
+
+async def _within_span(write: Coroutine[Any, Any, WriteResult], span: WrittenSpan) -> WriteResult:
+    error = "cancelled"
+    try:
+        written = await write
+        error = ""
+    except IsthmusError as refused:
+        error = refused.reason
+        raise
+    finally:
+        span.end(error)
+    return written
 
 
 def _check_content_type(content_type: bytes) -> None:

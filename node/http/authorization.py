@@ -12,7 +12,6 @@ import binascii
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from time import monotonic
 from typing import Final, NamedTuple
 
 import structlog
@@ -21,6 +20,7 @@ from isthmus.config.settings import TokenSettings
 from isthmus.node.http.csrf import OF_BROWSERS, VIA
 from isthmus.node.http.responses import Headers, RequestRefused
 from isthmus.node.http.sessions import LoginSessions
+from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.security.tokens import digest_of, is_among, watched_digests
 from isthmus.repl.security.watched_files import ReloadingFile
 from isthmus.repl.telemetry import Family, Sample
@@ -113,9 +113,6 @@ CHALLENGES: Final[Headers] = [
 ]
 """A browser, or a client that supports passwords only, sends a token as the password of any user."""
 
-LOG_INTERVAL_S: Final = 10.0
-"""Seconds between two log lines about refusals of one listener; each refusal is counted."""
-
 CREDENTIAL_BYTES_MAX: Final = 1024
 """Longest Authorization header that is parsed; a longer one is no token."""
 
@@ -207,7 +204,7 @@ class Guard:
         """Digest of a known token that was sent -> its roles, until a token file changes; at most one entry for each
         token of the files. An unknown token is compared each time, in constant time."""
         self.refused: dict[int, int] = {}
-        self._said_s = -LOG_INTERVAL_S
+        self._log_limit = LogLimit()
 
     def watched(self) -> list[ReloadingFile[tuple[bytes, ...]]]:
         """The token files, for reloading."""
@@ -285,10 +282,8 @@ class Guard:
     def count_refused(self, status: int) -> None:
         """Count a refusal, and log one of them now and then."""
         self.refused[status] = self.refused.get(status, 0) + 1
-        now_s = monotonic()
-        if now_s - self._said_s >= LOG_INTERVAL_S:
-            self._said_s = now_s
-            log.warning("http.unauthorized", listener=self._listener, status=status, count=self.refused[status])
+        if (suppressed := self._log_limit.due(status)) is not None:
+            log.warning("http.unauthorized", listener=self._listener, status=status, suppressed=suppressed)
 
     def samples(self) -> Iterator[Sample]:
         """Samples for Prometheus."""

@@ -20,7 +20,7 @@ class NodeStatus(Protocol):
     def ready(self) -> tuple[bool, str]:
         """(True, "") when the node serves all its replicas, else (False, the reason)."""
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         """The metrics in Prometheus' text format."""
 
     @property
@@ -48,7 +48,7 @@ def add_health(router: Router[RoutedHandler], status: NodeStatus) -> None:
 
     async def exposition(_: Request) -> Reply:
         """The metrics in Prometheus' text format."""
-        return Reply(200, [(b"content-type", _EXPOSITION)], status.exposition())
+        return Reply(200, [(b"content-type", _EXPOSITION)], await status.exposition())
 
     router.add("GET", "/ping", ping)
     router.add("GET", "/livez", livez)

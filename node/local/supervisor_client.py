@@ -10,6 +10,7 @@ graceful stop: the ZooKeeper outlives a node that was killed, for the linger tim
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -162,14 +163,20 @@ def log_file(directory: Path) -> Path:
 
 
 def last_line(path: Path) -> str:
-    """The last non-blank line of a text file, cut; a remark in parentheses when there is none."""
+    """The last non-blank line of a text file, cut; of an event in JSON its sentence, if it has one. A remark in
+    parentheses when there is no line."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 8192))
             lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
     except OSError as error:
         return f"(no log: {error.strerror})"
-    return next((line[:500] for line in reversed(lines) if line), "(its log is empty)")
+    line = next((line for line in reversed(lines) if line), "(its log is empty)")
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        if isinstance(event, dict) and isinstance(event.get("sentence"), str):
+            line = event["sentence"]
+    return line[:500]
 
 
 def node_command(file: Path) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""Logs: structured events on standard error, one line each, JSON for machines or text for people.
+"""Logs: structured events on standard error, one line each, JSON for machines or text for people. What libraries and
+the interpreter write comes as events, too.
 
 A line that cannot be written, since the disk is full or its reader has ended, is counted and dropped; the caller never
 fails.
@@ -8,29 +9,43 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from threading import Lock
 from time import monotonic
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, TextIO
 
 import structlog
 
 from isthmus.config.settings import LogSettings
 from isthmus.node.observability.events import recent
+from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
 
-LIBRARY_INTERVAL_S: Final = 10.0
-"""Least time between two lines of one message of a library, which may repeat it without end."""
+BURST_SUBJECT: Final = 10
+"""Lines of one event about one subject, such as a partition or a peer, in `repl.log_limit.INTERVAL_S`: a link that
+comes and goes stays readable. Events whose cause may last log less often by a limit of their own."""
 
-LIBRARY_MESSAGES_MAX: Final = 256
-"""Messages of libraries that are remembered; with more, some are repeated sooner."""
+BURST_EVENT: Final = 1_000
+"""Lines of one event, whatever its subjects, in this time: an election logs one line for each partition."""
+
+SUBJECT: Final = ("partition", "peer", "queue", "path", "reason", "listener", "bucket_type", "child", "exception_type")
+"""Fields that say what an event is about; lines that agree in them repeat each other."""
 
 HELP: Final[Mapping[str, Family]] = {
     "isthmus_log_failures_total": Family(
         "Lines that could not be written to standard error when they came.", "lines", "logs and store"
+    ),
+    "isthmus_log_suppressed_total": Family(
+        "Lines that were not written because the same event was logged too often; the next line of the event has their "
+        "number (`suppressed`).",
+        "lines",
+        "logs and store",
     ),
 }
 """Name -> metric definition (see repl.telemetry)."""
@@ -49,6 +64,8 @@ class LineSink:
     def __init__(self, last_bytes: int = LAST_BYTES_MAX) -> None:
         self._lock = Lock()
         self.failures = 0
+        self.suppressed = 0
+        """Lines that RepeatLimit held back."""
         self._last: deque[str] = deque()
         self._last_bytes = last_bytes
         self._kept_bytes = 0
@@ -75,6 +92,7 @@ class LineSink:
     def samples(self) -> Iterator[Sample]:
         """Samples for Prometheus."""
         yield "isthmus_log_failures_total", {}, self.failures
+        yield "isthmus_log_suppressed_total", {}, self.suppressed
 
 
 lines: Final = LineSink()
@@ -92,35 +110,125 @@ def set_level(level: str) -> None:
             setattr(NodeLogger, name, method)
 
 
+class RepeatLimit:
+    """A step of the log's chain: drops lines that repeat, and adds their number to the next one (`suppressed`).
+
+    Debug events pass: who turns them on wants them all.
+    """
+
+    def __init__(self, sink: LineSink, clock: Callable[[], float] = monotonic) -> None:
+        self._sink = sink
+        self._subjects = LogLimit(clock, BURST_SUBJECT)
+        self._events = LogLimit(clock, BURST_EVENT)
+
+    def __call__(self, _logger: Any, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        """See structlog's processors. Raises DropEvent."""
+        if method == "debug":
+            return event
+        name = str(event.get("event"))
+        before = self._subjects.due((name, *(str(event.get(field)) for field in SUBJECT)))
+        of_event = None if before is None else self._events.due(name)
+        if before is None or of_event is None:
+            with _counting:
+                self._sink.suppressed += 1
+            raise structlog.DropEvent
+        if before + of_event:
+            event["suppressed"] = event.get("suppressed", 0) + before + of_event
+        return event
+
+
+_counting: Final = Lock()
+
+
 class LibraryLines(logging.Handler):
-    """Logs the messages of libraries as events (`library.message`), each message of a logger once in
-    LIBRARY_INTERVAL_S."""
+    """Logs the messages of libraries as events (`library.message`), each message of a logger once in an interval."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         super().__init__()
-        self._clock = clock
-        self._next_s: dict[tuple[str, str], float] = {}
+        self._limit = LogLimit(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""
-        now_s, key = self._clock(), (record.name, str(record.msg))
-        if now_s < self._next_s.get(key, now_s):
+        suppressed = self._limit.due((record.name, str(record.msg)))
+        if suppressed is None:
             return
-        if len(self._next_s) >= LIBRARY_MESSAGES_MAX:
-            self._next_s.clear()
-        self._next_s[key] = now_s + LIBRARY_INTERVAL_S
         say = log.error if record.levelno >= logging.ERROR else log.warning
         more = {"exc_info": record.exc_info} if record.exc_info else {}
         try:
             message = record.getMessage()
         except (TypeError, ValueError):  # its arguments do not fit
             message = str(record.msg)
-        say("library.message", library=record.name, message=message, **more)
+        say("library.message", library=record.name, message=message, suppressed=suppressed, **more)
+
+
+class PythonLines:
+    """Logs what the interpreter would print: warnings, and exceptions that nothing caught, of any thread."""
+
+    def __init__(self) -> None:
+        self._limit = LogLimit()
+
+    def install(self) -> None:
+        """Replace the interpreter's hooks."""
+        warnings.showwarning = self.warned
+        sys.excepthook = self.uncaught
+        threading.excepthook = lambda args: self.uncaught(
+            args.exc_type, args.exc_value, args.exc_traceback, args.thread
+        )
+        sys.unraisablehook = lambda args: self.uncaught(
+            args.exc_type, args.exc_value, args.exc_traceback, where=args.err_msg or repr(args.object)
+        )
+
+    def warned(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        """See warnings.showwarning."""
+        del file, line
+        place = f"{filename}:{lineno}"
+        if (suppressed := self._limit.due((place, category))) is not None:
+            log.warning(
+                "python.warning",
+                category=category.__name__,
+                message=str(message),
+                place=place,
+                suppressed=suppressed,
+            )
+
+    def uncaught(
+        self,
+        kind: type[BaseException],
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        thread: threading.Thread | None = None,
+        where: str = "",
+    ) -> None:
+        """See sys.excepthook."""
+        name = thread.name if thread is not None else ""
+        if (suppressed := self._limit.due((kind, name, where))) is not None:
+            error = kind() if error is None else error
+            log.critical(
+                "python.uncaught",
+                exception_type=kind.__name__,
+                thread=name,
+                where=where,
+                suppressed=suppressed,
+                exc_info=(kind, error, traceback),
+            )
+
+
+def is_json(settings: LogSettings) -> bool:
+    """Whether lines are JSON."""
+    return settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
 
 
 def configure(settings: LogSettings, node: str) -> None:
-    """Set up structlog for this process, with libraries' warnings."""
-    as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
+    """Set up structlog for this process, with what libraries and the interpreter write: every line on standard error is
+    an event."""
 
     def named(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         """`node` is the node that writes, in events of all threads; another node is `peer`."""
@@ -128,13 +236,14 @@ def configure(settings: LogSettings, node: str) -> None:
         return event
 
     shared: list[Any] = [
+        RepeatLimit(lines),
         named,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         recent.keep,
         structlog.processors.format_exc_info,
     ]
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    renderer: Any = structlog.processors.JSONRenderer() if is_json(settings) else structlog.dev.ConsoleRenderer()
     set_level(settings.level)
     structlog.configure(
         processors=[*shared, renderer],
@@ -143,3 +252,4 @@ def configure(settings: LogSettings, node: str) -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, handlers=[LibraryLines()], force=True)
+    PythonLines().install()

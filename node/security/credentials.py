@@ -22,6 +22,7 @@ from isthmus.config.warnings import ConfigWarning, warnings_of
 from isthmus.node.http.authorization import guard_of
 from isthmus.node.http.listener import ListenerTls
 from isthmus.node.http.sessions import LoginSessions
+from isthmus.node.observability.traces import read_headers
 from isthmus.node.security import certificates
 from isthmus.repl.http.client import PeerCredentials
 from isthmus.repl.model.errors import BadConfig
@@ -57,6 +58,8 @@ class NodeCredentials:
         if faults:
             raise BadConfig("; ".join(f"{path}: {message}" for path, message in faults))
         self._settings = settings
+        self.trace_headers = read_headers(settings.traces.headers_file)
+        """Headers for the collector of traces."""
         tls = settings.tls
         self._expiries = {
             key: ReloadingFile((path,), _expiry_of(path)) for key, path in _certificate_files(settings).items()
@@ -106,7 +109,8 @@ class NodeCredentials:
 
     def secrets(self) -> list[str]:
         """The tokens that this node shows to others, for removing them from texts. Its own files have digests alone."""
-        return [each.token() for each in self._accesses.values() if each.token is not None]
+        tokens = [each.token() for each in self._accesses.values() if each.token is not None]
+        return [*tokens, *self.trace_headers.values()]
 
     def start(self, peers_expire_s: Callable[[], Mapping[str, float]]) -> None:
         """Begin to report problems. `peers_expire_s`: expiry of connected nodes' certificates, in s."""
@@ -202,6 +206,12 @@ def _checks(settings: Settings) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"tokens.{role}", lambda path=path: read_digests(path)  # type: ignore[misc]
     shown = [(f"sink.peers[{number}]", peer.token_file) for number, peer in enumerate(settings.sink.peers)]
     shown += [(f"fullsync[{number}]", peer.token_file) for number, peer in enumerate(settings.fullsync)]
+    traces = settings.traces
+    if traces.headers_file is not None:
+        yield "traces.headers_file", lambda: read_headers(traces.headers_file)
+    if traces.authority is not None:
+        authority_file = traces.authority
+        yield "traces.authority", lambda: certificates.certificates_in(authority_file)
     for entry, token in shown:
         if token is not None:
             yield f"{entry}.token_file", lambda path=token: read_token(path)  # type: ignore[misc]

@@ -10,7 +10,8 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
+from random import SystemRandom
+from typing import Final, NamedTuple
 
 from isthmus.aae.folds.fold_rpc import FoldRouter
 from isthmus.aae.folds.folds import Folds
@@ -23,6 +24,7 @@ from isthmus.node.http.listener import Listeners, published
 from isthmus.node.observability.audit_log import AuditLog
 from isthmus.node.observability.events import recent
 from isthmus.node.observability.logs import lines
+from isthmus.node.observability.traces import NodeTracer
 from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.audit_query import AUDIT, AuditResponder
 from isthmus.node.services.cluster_gaps import ClusterGaps
@@ -49,6 +51,7 @@ from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.node.services.history import History
 from isthmus.node.services.history_query import NEWEST, PLACES, NewestResponder, PlacesResponder
 from isthmus.node.services.history_sampler import HistorySampler, ProcessSource, node_sources
+from isthmus.node.services.lag_metrics import LagMetrics
 from isthmus.node.services.live_options import EffectiveOptions
 from isthmus.node.services.membership import ClusterMembership
 from isthmus.node.services.node_query import NODE_HEALTH, NodeHealthResponder
@@ -72,6 +75,7 @@ from isthmus.node.services.wiring import (
     registration_template,
     write_limits_of,
 )
+from isthmus.node.services.write_traces import LeaderWatch, WriteTraces
 from isthmus.queues.admin import QueueActs
 from isthmus.queues.service import QueueService
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
@@ -90,10 +94,12 @@ from isthmus.repl.runtime.runtime import Runtime, RuntimeSettings
 from isthmus.repl.storage.identity import NodeIdentity
 from isthmus.repl.store.leveldb import LevelStore
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.traces import ChangeTraces
 from isthmus.sink.conflicts import FILE_NAME as CONFLICTS_FILE_NAME
 from isthmus.sink.conflicts import Conflicts
 from isthmus.sink.dead_letters import FILE_NAME, DeadLetters
 from isthmus.sink.service import Sink
+from isthmus.sink.traces import SinkTraces
 
 READ_THREADS: Final = 2
 """Threads for listings, backlog reads and counts. They share the machine with the loop."""
@@ -126,6 +132,23 @@ class NodeResources:
     store: LevelStore
     replog: FileLog
     started_ms: int
+    tracer: NodeTracer | None = None
+    """None: traces are off."""
+
+
+class NodeTraces(NamedTuple):
+    """The components that take part in traces."""
+
+    tracer: NodeTracer
+    changes: ChangeTraces
+    watch: LeaderWatch
+    writes: WriteTraces
+    sink: SinkTraces
+
+    def samples(self) -> Iterator[Sample]:
+        """For Prometheus."""
+        for each in (self.tracer, self.changes, self.writes):
+            yield from each.samples()
 
 
 class NodeServices:
@@ -246,6 +269,7 @@ class NodeServices:
             read_pool=self.read_pool,
         )
         self.runtime.listeners.add(self.queues)
+        self.traces = None if resources.tracer is None else self._build_traces(resources.tracer)
         self.queue_acts = QueueActs(self.queues, self.store, self.read_pool)
         self.queue_coverage = QueueCoverage(self.queues, self.controller)
         self.reaper = Reaper(
@@ -304,6 +328,7 @@ class NodeServices:
             conflicts=Conflicts(settings.node.data_dir / CONFLICTS_FILE_NAME, settings.sink.conflicts_count),
             credentials=self.credentials,
             cluster=facts,
+            traces=None if self.traces is None else self.traces.sink,
         )
         self.key_explainer = KeyExplainer(
             runtime=self.runtime,
@@ -314,6 +339,9 @@ class NodeServices:
             pool=self.read_pool,
             fullsync=self.fullsync_status,
             sink=self.sink,
+        )
+        self.lag_metrics = LagMetrics(
+            name, self.queue_acts, lambda: self.controller.records, self.sink.fetched_lags, self.time
         )
         self.history = History()
         process = ProcessSource(settings.node.data_dir, self.store, self.replog, self.time, self.read_pool)
@@ -332,6 +360,8 @@ class NodeServices:
         ):
             rpc.add(component.request_handlers())
         rpc.add_direct(self.coordinator.direct_handlers())
+        if self.traces is not None:
+            rpc.add(self.traces.watch.request_handlers())
 
     @property
     def session(self) -> SessionState:
@@ -387,6 +417,19 @@ class NodeServices:
             time=self.time,
             read_pool=self.read_pool,
         )
+
+    def _build_traces(self, tracer: NodeTracer) -> NodeTraces:
+        partitions = self.runtime.partitions
+
+        def type_of(partition: int) -> bytes | None:
+            return None if partition not in partitions else partitions[partition].bucket_type
+
+        changes = ChangeTraces(tracer, type_of, self.time)
+        self.runtime.listeners.add(changes)
+        self.queues.traces = changes
+        watch = LeaderWatch(self.settings.node.name, changes, self.coordinator.routes, self.links)
+        writes = WriteTraces(self.settings.traces, tracer, watch, SystemRandom())
+        return NodeTraces(tracer, changes, watch, writes, SinkTraces(tracer, watch))
 
     def _build_folding(self) -> FoldRouter:
         actions = FoldActionsImpl(self.repairs, self.reaper, self.coordinator, self.fullsync.row_repair)

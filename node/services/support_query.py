@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -47,14 +47,15 @@ class SupportResponder:
         self._settings = settings
         self._credentials = credentials
         self._lines = lines
-        self.exposition: Callable[[], bytes] | None = None
+        self.exposition: Callable[[], Awaitable[bytes]] | None = None
 
     async def respond(self, _request: None) -> NodeSupport:
         """See Responder. A thread removes the secrets, from what there is now. Raises NotReady."""
         if self.exposition is None:
             raise NotReady("the node is starting: it has no metrics yet")
         redactor = Redactor(self._credentials.secrets())
-        return await asyncio.to_thread(_part, self._settings, redactor, self._lines.last(), self.exposition())
+        metrics = await self.exposition()
+        return await asyncio.to_thread(_part, self._settings, redactor, self._lines.last(), metrics)
 
 
 def _part(settings: Settings, redactor: Redactor, lines: list[str], metrics: bytes) -> NodeSupport:

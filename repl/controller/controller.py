@@ -251,8 +251,8 @@ class Controller:
             try:
                 pause_ms = await self._look()
             except (Unavailable, Ambiguous, VersionConflict) as error:
-                if (left_out := self._unavailable.due()) is not None:
-                    log.warning("controller.metastore_unavailable", error=str(error), left_out=left_out)
+                if (suppressed := self._unavailable.due()) is not None:
+                    log.warning("controller.metastore_unavailable", error=str(error), suppressed=suppressed)
                 pause_ms = RETRY_MS
             except IsthmusError as error:
                 log.error("controller.cannot_decide", reason=error.reason, error=str(error))
@@ -366,7 +366,7 @@ class Controller:
             if ended:
                 log.warning(
                     "controller.node_suspected",
-                    suspect=suspect.node,
+                    peer=suspect.node,
                     session_id=suspect.session_id,
                     reason="its connection broke and its address refuses connections",
                 )

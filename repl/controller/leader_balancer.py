@@ -324,7 +324,7 @@ class LeaderBalancer:
             key = (partition, moving.move.target)
             outcome = "failed" if why else "done"
             self._moved[outcome] += 1
-            log.info("balancing.move", partition=partition, to=moving.move.target, outcome=outcome, reason=why)
+            log.info("balancing.move", partition=partition, peer=moving.move.target, outcome=outcome, reason=why)
             if why:
                 count = self._refused.get(key, (0, 0))[1] + 1
                 pause_ms = max(AGAIN_MIN_MS, self.options.cool_down_ms) << min(count - 1, AGAIN_DOUBLINGS)

@@ -17,7 +17,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from time import monotonic
 from typing import Final, NamedTuple, cast
 
 import structlog
@@ -37,6 +36,7 @@ from isthmus.repl.coordinator.write_batch import (
     never_unreplicated,
 )
 from isthmus.repl.coordinator.write_batch_fast_path import APPLIED, add_items
+from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.entry import EntryKind, make_entry
 from isthmus.repl.model.errors import (
     BadInput,
@@ -70,9 +70,6 @@ from isthmus.repl.transport.port import Links
 
 log = structlog.get_logger(__name__)
 
-WARN_INTERVAL_S: Final = 10.0
-"""Writes above a warning are all counted, and one of each kind is logged in this time."""
-
 
 class CoordinatorMetrics:
     """Counts of items since start.
@@ -85,7 +82,7 @@ class CoordinatorMetrics:
         self.kinds = dict.fromkeys(("put", "get", "delete", "push", "repeated", "refused", "unknown"), 0)
         self._refusals: Counter[str] = Counter()
         self._warned = Counter({"object-size": 0, "siblings": 0})
-        self._said_s: dict[str, float] = {}
+        self._log_limit = LogLimit()
 
     def failed(self, error: IsthmusError) -> None:
         """Count an item whose answer is `error`."""
@@ -112,12 +109,10 @@ class CoordinatorMetrics:
             self._warn(batch.warned)
 
     def _warn(self, found: Sequence[Warned]) -> None:
-        """Count objects above a warning, and log one of each kind in WARN_INTERVAL_S."""
-        now_s = monotonic()
+        """Count objects above a warning, and log one of each kind now and then."""
         for what, key, size, limit in found:
             self._warned[what] += 1
-            if now_s - self._said_s.get(what, -WARN_INTERVAL_S) >= WARN_INTERVAL_S:
-                self._said_s[what] = now_s
+            if (suppressed := self._log_limit.due(what)) is not None:
                 log.warning(
                     "write.above_warning",
                     what=what,
@@ -126,7 +121,7 @@ class CoordinatorMetrics:
                     key=repr(key.key),
                     found=size,
                     warning_limit=limit,
-                    count=self._warned[what],
+                    suppressed=suppressed,
                 )
 
     def samples(self) -> Iterator[Sample]:

@@ -128,7 +128,7 @@ class Liveness:
                 try:
                     await self._tree.delete(path, found[1].version)
                 except (VersionConflict, Ambiguous) as error:  # the next start of the process removes it
-                    log.warning("metastore.id_kept", holder=registration.node, id=held, error=repr(error))
+                    log.warning("metastore.id_kept", peer=registration.node, id=held, error=repr(error))
 
     async def claim(self, path: str, value: bytes) -> bool:
         """See `Metastore.claim`. A claim of another session is respected until it ends, even if it is an earlier

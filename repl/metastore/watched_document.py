@@ -286,7 +286,7 @@ class WatchedDocument(Generic[T]):
         try:
             await self.refresh()
         except (Unavailable, Ambiguous, VersionConflict) as error:
-            if (left_out := self._unavailable.due()) is not None:
-                log.warning(self._events.unavailable, path=self.document.path, error=str(error), left_out=left_out)
+            if (suppressed := self._unavailable.due()) is not None:
+                log.warning(self._events.unavailable, path=self.document.path, error=str(error), suppressed=suppressed)
             return False
         return True

@@ -54,10 +54,10 @@ class IsrChanges:
         for member in sorted(before.isr - after.isr):
             reason = replica.taken_out(member.node) or (GONE if member.node in after.replicas else REMOVED)
             self._shrunk[reason] += 1
-            log.warning("isr.shrunk", member=member.node, reason=reason, min_isr=after.effective_min_isr, **common)
+            log.warning("isr.shrunk", peer=member.node, reason=reason, min_isr=after.effective_min_isr, **common)
         for member in sorted(after.isr - before.isr):
             self._expanded += 1
-            log.info("isr.expanded", member=member.node, reason="caught up", **common)
+            log.info("isr.expanded", peer=member.node, reason="caught up", **common)
 
     def metrics(self) -> Iterator[Sample]:
         """Members removed, by reason, and added."""

@@ -135,7 +135,7 @@ class TransferSender:
     async def _unreadable(self, partition: int, to: str, round_: _Round, error: Corruption) -> None:
         """Report the row and pause; a new snapshot then has the row as it was mended."""
         self.rows_unreadable += 1
-        log.error("far.row_unreadable", partition=partition, follower=to, error=str(error))
+        log.error("far.row_unreadable", partition=partition, peer=to, error=str(error))
         if round_.snapshot is not None:
             round_.snapshot.close()
             round_.snapshot = round_.ahead = None

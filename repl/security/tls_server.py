@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.security.tls import (
     FIRST_BYTE,
     HANDSHAKE_TIMEOUT_S,
@@ -37,9 +38,6 @@ aborts the oldest after CROWDED_S."""
 
 CROWDED_S: Final = 2.0
 """Longest handshake while others wait: honest ones take milliseconds."""
-
-LOG_INTERVAL_S: Final = 10.0
-"""Each refusal is counted, but one of each kind is logged in this time: a client must not fill the log."""
 
 ACCEPT_PAUSE_S: Final = 0.2
 """Pause after a failed accept: the process has no file descriptors left, and some may be closed soon."""
@@ -86,7 +84,7 @@ class TlsServer:
         self._timeout_s = handshake_timeout_s
         self._pending: dict[asyncio.Task[None], float] = {}
         self._cut: set[asyncio.Task[None]] = set()
-        self._said_s: dict[str, float] = {}
+        self._log_limit = LogLimit()
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -173,16 +171,14 @@ class TlsServer:
 
     def _refuse(self, trouble: TlsFailure, address: str) -> None:
         self.refused[trouble.code] = self.refused.get(trouble.code, 0) + 1
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._said_s.get(trouble.code, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
-            self._said_s[trouble.code] = now_s
+        if (suppressed := self._log_limit.due(trouble.code)) is not None:
             log.warning(
                 "tls.refused",
                 listener=self.name,
                 address=address,
                 reason=trouble.code,
                 sentence=trouble.words,
-                count=self.refused[trouble.code],
+                suppressed=suppressed,
             )
 
     def samples(self) -> Iterator[Sample]:

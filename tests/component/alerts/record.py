@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import re
 import sys
 import tempfile
@@ -30,6 +31,10 @@ from isthmus.config.loader import load_file
 from isthmus.node.daemon import Node
 from isthmus.node.local import dev_certificates
 from isthmus.node.local.ports import free_port
+from isthmus.node.observability.service_manager import ServiceManager
+from isthmus.queues import lag
+from isthmus.queues.lag import TIMEOUT_S
+from isthmus.queues.object_reader import read_changes
 from isthmus.repl.metastore.port import Metastore
 from isthmus.repl.replog.files import SystemFiles
 from isthmus.repl.security.tls import NodeName
@@ -104,7 +109,7 @@ class RecordedNode(Node):
     """A node whose metastore is in memory. `memory` is its session."""
 
     def __init__(self, file: Path, ensemble: MemoryEnsemble) -> None:
-        super().__init__(load_file(file), file)
+        super().__init__(load_file(file), file, ServiceManager({}))
         self._ensemble = ensemble
 
     async def _connect_metastore(self) -> Metastore:
@@ -264,6 +269,8 @@ class Recording:
             for sample in family.samples:
                 labels = {name: peers.get(value, value) for name, value in sample.labels.items()}
                 value = float(sample.value)
+                if math.isnan(value):
+                    continue  # not known: as if it were not there
                 if "_timestamp_seconds" in sample.name:
                     value -= self._began_s  # promtool's clock begins at 0
                 found[series(sample.name, {**labels, **target})] = int(value) if value.is_integer() else round(value, 3)
@@ -524,6 +531,21 @@ async def queue_suspended(at: Recording) -> None:
     await at.scrape(10)
 
 
+async def lag_unknown(at: Recording) -> None:
+    """The store reads slowly while changes wait: an operator has suspended serving."""
+    east, _ = await at.pair()
+    at.load(east)
+    await at.healthy()
+
+    def slow(*what: Any) -> Any:
+        time.sleep(2 * TIMEOUT_S)
+        return read_changes(*what)
+
+    with patch.object(lag, "read_changes", slow):
+        await east.post("n1", f"/admin/queues/{QUEUE}/suspend", what=["serving"], reason="maintenance")
+        await at.scrape(8)
+
+
 async def publishing_suspended(at: Recording) -> None:
     """An operator suspends publishing."""
     east, _ = await at.pair()
@@ -638,9 +660,9 @@ CASES: Final[Mapping[str, Callable[[Recording], Awaitable[None]]]] = {
     for function in (
         healthy, node_down, writes_refused, stalled_followers, partition_offline, unclean_election,
         metastore_unreachable, not_registered, document_unreadable, metastore_rolled_back, disk_full, disk_nearly_full,
-        link_cut, queue_throttled, queue_suspended, publishing_suspended, gaps_open, ledger_off, bucket_type_missing,
-        dead_letters, fullsync_late, fullsync_never, certificate_valid, certificate_expires, certificate_expires_now,
-        audit_lines_lost,
+        link_cut, queue_throttled, queue_suspended, lag_unknown, publishing_suspended, gaps_open, ledger_off,
+        bucket_type_missing, dead_letters, fullsync_late, fullsync_never, certificate_valid, certificate_expires,
+        certificate_expires_now, audit_lines_lost,
     )
 }  # fmt: skip
 """Case -> what makes its fault; its docstring names the fault."""

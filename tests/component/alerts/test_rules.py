@@ -52,9 +52,10 @@ EXPECTED: Final = {
     "metastore-rolled-back": firing("MetastoreRolledBack", "PartitionOffline"),
     "disk-full": firing("DiskFull", "DiskNearlyFull", "UnderReplicated"),
     "disk-nearly-full": firing("DiskNearlyFull"),
-    "link-cut": firing("QueueNotFetched", "SinkFailing"),
+    "link-cut": firing("QueueNotFetched", "QueueLag", "SinkFailing"),
     "queue-throttled": firing("QueueLag", "SinkLag"),
     "queue-suspended": firing("QueueSuspended", "QueueLag"),
+    "lag-unknown": firing("QueueSuspended", "LagUnknown"),
     "publishing-suspended": firing("PublishingSuspended", "GapsOpen"),
     "gaps-open": firing("GapsOpen"),
     "ledger-off": firing("LedgerOff"),
@@ -70,6 +71,9 @@ EXPECTED: Final = {
 """Case -> the alerts of its fault."""
 
 DASHBOARD: Final = RULES.parents[1] / "grafana" / "isthmus.json"
+
+AGES: Final = ("isthmus_replicate_oldest_seconds", "isthmus_lag_seconds")
+"""Metrics besides those with `_age_seconds` that grow with the time."""
 
 Value = float | None
 
@@ -93,7 +97,7 @@ def samples_of(name: str, runs: list[list[Any]], before: int, after: int) -> str
     metric = name.partition("{")[0]
     step = 0.0
     recent = values[-PACE_COUNT:]
-    goes_on = metric.endswith(("_total", "_age_seconds")) or metric == "isthmus_replicate_oldest_seconds"
+    goes_on = metric.endswith(("_total", "_age_seconds")) or metric in AGES
     if goes_on and None not in recent:
         first, end = recent[0], recent[-1]
         assert first is not None

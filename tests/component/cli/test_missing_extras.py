@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,12 +63,28 @@ def test_commands_that_start_a_zookeeper_name_the_extra_local(words: Sequence[st
     done = run_without(BASE, [*CLI, *words], tmp_path)
     assert done.returncode == Exit.LOCAL_FAULT, done.stderr
     last = done.stderr.splitlines()[-1]
+    if words[0] == "node":
+        last = f"isthmus: {json.loads(last)['sentence']}"  # its log
     assert last.startswith(
         f"isthmus: the embedded ZooKeeper needs the package pyspark, which {sys.executable} does not have: "
         f"pip install 'isthmus[local]', or set [metastore] hosts"
     )
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("*/east-1"))
+
+
+def test_a_node_that_traces_names_the_extra_traces(tmp_path: Path) -> None:
+    """Exit code 5 in one event, before anything of the node is set up; without an endpoint nothing is missed."""
+    file = tmp_path / "node.toml"
+    node = NODE + '[metastore]\nhosts = "127.0.0.1:1"\nconnect_timeout = "1s"\n'
+    cases = {"http://127.0.0.1:4318/v1/traces": "traces.endpoint needs", "": "no ZooKeeper answers"}
+    for endpoint, wanted in cases.items():
+        file.write_text(f'{node}[traces]\nendpoint = "{endpoint}"\n')
+        done = run_without(["opentelemetry"], [*CLI, "node", "run", "node.toml"], tmp_path)
+        assert done.returncode == Exit.LOCAL_FAULT, done.stderr
+        last = json.loads(done.stderr.splitlines()[-1])
+        assert last["sentence"].startswith(wanted)
+        assert ("pip install 'isthmus[traces]'" in last["sentence"]) is bool(endpoint)
 
 
 def test_a_zookeeper_without_java_names_the_extra_local(tmp_path: Path) -> None:

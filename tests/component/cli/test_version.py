@@ -22,11 +22,12 @@ def test_the_version_is_that_of_the_metadata(capsys: pytest.CaptureFixture[str])
     assert main(["version", "-o", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["packages"]["kazoo"] == version("kazoo")
-    assert shown["extras"] == {"local": True, "spark": True}
+    assert shown["extras"] == {"local": True, "spark": True, "traces": True}
 
 
 def test_an_extra_that_is_not_there_is_shown_with_its_command(tmp_path: Path) -> None:
     """What a base installation answers."""
-    done = run_without(["pyspark", "pyarrow"], ["-m", "isthmus.node.cli.main", "version"], tmp_path)
+    done = run_without(["pyspark", "pyarrow", "opentelemetry"], ["-m", "isthmus.node.cli.main", "version"], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "extra local: pip install 'isthmus[local]'\nextra spark: pip install 'isthmus[spark]'\n" in done.stdout
+    commands = [f"extra {extra}: pip install 'isthmus[{extra}]'\n" for extra in ("local", "spark", "traces")]
+    assert done.stdout.endswith("".join(commands))

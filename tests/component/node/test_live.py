@@ -149,7 +149,7 @@ async def test_any_node_shows_the_history_of_all(tmp_path: Path) -> None:
             while True:
                 whole, each = await written()
                 rates = [rate or 0 for rate in whole["cluster"]["series"][TYPED]]
-                if sum(rates) * 2 > 59:  # each place is of about 2 s
+                if sum(rates) * 2 > 48:  # each place is of about 2 s; on a busy machine of more
                     break
                 await asyncio.sleep(0.3)
         assert sum(rates) * 2 == pytest.approx(60, rel=0.2)
@@ -173,7 +173,7 @@ async def test_any_node_shows_the_history_of_all(tmp_path: Path) -> None:
                 _, answer = await get(n1, f"/admin/history?series={names}&node=cluster")
                 by_kind = answer["cluster"]["series"]
                 applied = sum(rate or 0 for rate in by_kind["apply.write.per_s"]) * 2
-                if applied > 179:  # 60 at each of 3 replicas
+                if applied > 144:  # 60 at each of 3 replicas, in places of about 2 s
                     break
                 await asyncio.sleep(0.3)
         assert applied == pytest.approx(180, rel=0.2)

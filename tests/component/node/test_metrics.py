@@ -58,7 +58,12 @@ async def read_exposition(directory: Path) -> str:
             while not node.ready()[0]:
                 await asyncio.sleep(0.01)
         await node.services.coordinator.write(WriteRequest(Key(b"default", b"b", b"k"), Content(b"v")))
-        return node.metrics.render().decode()
+        async with asyncio.timeout(20):
+            while True:
+                text = (await node.exposition()).decode()
+                if "isthmus_lag_unknown{" in text and "\nisthmus_lag_objects" in text and "} NaN" not in text:
+                    return text
+                await asyncio.sleep(0.1)  # until the queue has read its place
     finally:
         node.request_stop("the test is over")
         await served
@@ -90,6 +95,23 @@ def test_a_running_node_shows_what_is_defined(exposition: str) -> None:
             assert sample.labels.keys() - {"le"} == set(METRICS[name].labels), name
         seen.add(name)
     assert len(seen) > 0.7 * len(METRICS), METRICS.keys() - seen
+
+
+def test_the_lag_of_each_queue_shows(exposition: str) -> None:
+    """As `isthmus lag` has it: nobody has fetched, so one object of known age and size waits, for no known cluster.
+    The sink's peer does not answer: the sink's side is not known, and absent."""
+    families = {f.name: f for f in text_string_to_metric_families(exposition)}
+    values = {
+        name: [
+            (sample.labels["side"], sample.labels["peer_cluster"], sample.value) for sample in families[name].samples
+        ]
+        for name in ("isthmus_lag_objects", "isthmus_lag_unknown")
+    }
+    assert values == {"isthmus_lag_objects": [("source", "", 1.0)], "isthmus_lag_unknown": [("source", "", 0.0)]}
+    (seconds,) = families["isthmus_lag_seconds"].samples
+    assert 0 <= seconds.value < 20
+    (size,) = families["isthmus_lag_bytes"].samples
+    assert size.value > 0
 
 
 def test_the_session_with_the_metastore_shows(exposition: str) -> None:

@@ -141,7 +141,7 @@ async def test_a_leader_that_changes_the_isr_leaves_a_trace(
 
         def note(event: str, **fields: object) -> None:
             if event.startswith("isr."):
-                logged.append((event, str(fields["member"]), str(fields["reason"])))
+                logged.append((event, str(fields["peer"]), str(fields["reason"])))
 
         monkeypatch.setattr(isr_changes.log, name, note)
 

@@ -30,7 +30,7 @@ def test_a_hang_up_ends_no_node_and_has_files_read_again(tmp_path: Path) -> None
         started = node.events("node.starting")[0]
         assert (started["pid"], started["file"]) == (node.process.pid if node.process else 0, str(node.file))
         assert started["version"]
-        assert node.events("node.ready")[0]["sentence"] == "3 partitions served"
+        assert node.events("node.ready")[0]["sentence"] == "ready: 3 partitions served"
 
         node.file.write_text(node.file.read_text().replace('format = "json"', 'format = "json"\nlevel = "debug"'))
         token.write_text("b" * 40 + "\n")

@@ -216,6 +216,47 @@ def test_a_secret_in_a_url_is_not_repeated(url: str, told: str) -> None:
     assert "ter2" not in str(fault.value)
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["", "http://127.0.0.1:4318/v1/traces", "https://collector.example.org/v1/traces", "http://[::1]:4318/v1/traces"],
+)
+def test_the_url_of_a_collector_is_taken_as_it_is(url: str) -> None:
+    """Its port may be that of the scheme."""
+    assert load_text(f'{NODE}[traces]\nendpoint = "{url}"\n', Path("node.toml")).traces.endpoint == url
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("127.0.0.1:4318/v1/traces", "is not the URL of a collector"),
+        ("grpc://127.0.0.1:4317/x", "is not the URL of a collector"),
+        ("http://127.0.0.1:4318", "is not the URL of a collector"),
+        ("http://127.0.0.1:4318/", "is not the URL of a collector"),
+        ("http://op:hunter2@127.0.0.1:4318/v1/traces", "traces.headers_file"),
+        ("http://127.0.0.1:4318/v1/traces?key=hunter2", "is not the URL of a collector"),
+        ("http://127.0.0.1:0/v1/traces", "port 0"),
+        ("http://127.0.0.1:x/v1/traces", "port is a number"),
+    ],
+)
+def test_another_url_is_no_collectors(url: str, told: str) -> None:
+    """It says what would be one, and repeats no secret."""
+    with pytest.raises(ValueError, match=re.escape(told)) as fault:
+        validation.check_collector_url(url)
+    assert "ter2" not in str(fault.value)
+
+
+def test_headers_for_a_collector_over_http_are_doubted() -> None:
+    """They may be a token; on this machine, over TLS, and without any, nothing is said."""
+    for url, headers, said in (
+        ("http://collector:4318/v1/traces", 'headers_file = "h"\n', ["traces.endpoint"]),
+        ("http://127.0.0.1:4318/v1/traces", 'headers_file = "h"\n', []),
+        ("https://collector:4318/v1/traces", 'headers_file = "h"\n', []),
+        ("http://collector:4318/v1/traces", "", []),
+    ):
+        settings = load_text(f'{NODE}[traces]\nendpoint = "{url}"\n{headers}', Path("node.toml"))
+        assert [doubt.path for doubt in warnings_of(settings)] == said
+
+
 def test_the_embedded_metastore_has_a_port_of_its_own() -> None:
     """One that is given to any of the node's listeners is reported as a fault, not by whichever starts second."""
     for key, port in (("http", 8098), ("admin", 8099), ("cluster", 8097)):

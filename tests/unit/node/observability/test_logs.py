@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import structlog
+
 from isthmus.node.observability import logs
-from isthmus.repl.log_limit import LogLimit
+from isthmus.repl.log_limit import KEYS_MAX, LogLimit
 from isthmus.repl.security.tls import shown_address
 
 PROGRAM = """
@@ -70,7 +73,7 @@ def test_lines_are_written_again_once_there_is_space(monkeypatch):
     file.full = False
     lines.warning("b")
     assert file.getvalue().endswith("b\n")
-    assert list(lines.samples()) == [("isthmus_log_failures_total", {}, 1)]
+    assert ("isthmus_log_failures_total", {}, 1) in list(lines.samples())
 
 
 def test_events_of_every_thread_bear_the_node():
@@ -113,7 +116,110 @@ def test_lines_of_libraries_are_events_and_the_level_changes_while_loggers_are_i
         ("yes", None, "debug"),
         ("last", None, "error"),
     ]
-    assert told[0]["library"] == "apscheduler.scheduler"
+    assert (told[0]["library"], told[0]["suppressed"]) == ("apscheduler.scheduler", 0)
+
+
+PYTHON = """
+import asyncio
+import threading
+import warnings
+from isthmus.config.settings import LogSettings
+from isthmus.node.observability import logs
+
+logs.configure(LogSettings(format="json"), "n1")
+for _ in range(3):
+    warnings.warn("old", DeprecationWarning)
+
+class Leaves:
+    def __del__(self):
+        raise RuntimeError("at its end")
+
+def raises():
+    raise OSError("in a thread")
+
+thread = threading.Thread(target=raises, name="worker")
+thread.start()
+thread.join()
+Leaves()
+
+async def main():
+    asyncio.get_running_loop().call_soon(raises)
+    await asyncio.sleep(0)
+
+asyncio.run(main())
+raise ValueError("at the top")
+"""
+
+
+def test_warnings_and_exceptions_of_the_interpreter_are_events():
+    """With `python -W always`: a warning is logged once and not for each repetition; an exception of a thread, of a
+    finalizer, of a callback of the loop, and one that ends the process, each with its traceback."""
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", PYTHON], stderr=subprocess.PIPE, text=True, timeout=30, check=False
+    )
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [(event["event"], event["level"], event["node"]) for event in told] == [
+        ("python.warning", "warning", "n1"),
+        ("python.uncaught", "critical", "n1"),
+        ("python.uncaught", "critical", "n1"),
+        ("library.message", "error", "n1"),
+        ("python.uncaught", "critical", "n1"),
+    ]
+    assert (told[0]["category"], told[0]["message"]) == ("DeprecationWarning", "old")
+    assert (told[1]["thread"], told[1]["exception_type"]) == ("worker", "OSError")
+    assert "Leaves.__del__" in told[2]["where"]
+    assert [event["exception"].splitlines()[-1] for event in told[1:]] == [
+        "OSError: in a thread",
+        "RuntimeError: at its end",
+        "OSError: in a thread",
+        "ValueError: at the top",
+    ]
+    assert done.returncode == 1
+
+
+def test_lines_that_repeat_are_held_back_and_counted():
+    """Ten lines of one event about one subject in ten seconds; another subject has ten of its own; the next line has
+    the number of those between. Debug events are not limited."""
+    now_s = [0.0]
+    sink = logs.LineSink()
+    limit = logs.RepeatLimit(sink, lambda: now_s[0])
+
+    def passes(method: str = "info", **fields: object) -> dict[str, object] | None:
+        try:
+            return dict(limit(None, method, {"event": "isr.role", **fields}))
+        except structlog.DropEvent:
+            return None
+
+    assert [passes(partition=1) is not None for _ in range(13)] == [True] * 10 + [False] * 3
+    assert passes(partition=2) == {"event": "isr.role", "partition": 2}
+    assert all(passes("debug", partition=1) for _ in range(20))
+    assert sink.suppressed == 3
+    assert ("isthmus_log_suppressed_total", {}, 3) in list(sink.samples())
+    now_s[0] = 10.0
+    assert passes(partition=1) == {"event": "isr.role", "partition": 1, "suppressed": 3}
+
+
+def test_an_event_of_many_subjects_has_a_limit_of_its_own():
+    """A thousand lines in ten seconds: subjects without end do not fill the disk."""
+    limit = logs.RepeatLimit(logs.LineSink(), lambda: 0.0)
+    passed = 0
+    for number in range(logs.BURST_EVENT + 50):
+        with contextlib.suppress(structlog.DropEvent):
+            limit(None, "warning", {"event": "isr.record_not_written", "partition": number})
+            passed += 1
+    assert passed == logs.BURST_EVENT
+
+
+def test_a_limit_forgets_subjects_instead_of_growing():
+    """Those whose interval is over first; a subject that is forgotten is written again."""
+    now_s = [0.0]
+    limit = LogLimit(lambda: now_s[0])
+    assert [limit.due(number) for number in range(KEYS_MAX)] == [0] * KEYS_MAX
+    now_s[0] = 9.0
+    assert limit.due(0) is None
+    now_s[0] = 10.0
+    assert (limit.due("new"), limit.due("new")) == (0, None)
+    assert limit.due(0) == 0  # its count went with it
 
 
 def test_an_event_whose_cause_lasts_is_logged_once_in_ten_seconds_with_what_was_left_out():
@@ -127,15 +233,18 @@ def test_an_event_whose_cause_lasts_is_logged_once_in_ten_seconds_with_what_was_
     assert limit.due() == 3
 
 
+OTHER_WORDS = ("node", "follower", "holder", "member", "suspect", "with_node", "sink_node", "remote")
+
+
 def test_no_event_overwrites_the_node_that_writes_it():
-    """No module passes `node=` to a logger: the processor sets it, and another node is `peer`."""
+    """No module passes `node=` to a logger: the processor sets it, and another node is `peer`, in no other word."""
     calls = []
     for package in ("aae", "config", "node", "queues", "repl", "sink"):
         for path in (Path(__file__).parents[4] / package).rglob("*.py"):
             for call in ast.walk(ast.parse(path.read_text())):
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
                     of = call.func.value
-                    if isinstance(of, ast.Name) and of.id == "log" and any(k.arg == "node" for k in call.keywords):
+                    if isinstance(of, ast.Name) and of.id == "log" and any(k.arg in OTHER_WORDS for k in call.keywords):
                         calls.append(f"{path}:{call.lineno}")
     assert calls == []
 

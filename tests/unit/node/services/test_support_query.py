@@ -26,7 +26,11 @@ async def test_a_nodes_part_has_config_log_and_metrics_without_secrets() -> None
     responder = SupportResponder(load_file(SAMPLE), credentials, lines)  # type: ignore[arg-type]
     with pytest.raises(NotReady, match="starting"):
         await responder.respond(None)
-    responder.exposition = lambda: f'isthmus_x{{of="{PLANTED}"}} 1\n'.encode()
+
+    async def exposition() -> bytes:
+        return f'isthmus_x{{of="{PLANTED}"}} 1\n'.encode()
+
+    responder.exposition = exposition
     part = await responder.respond(None)
     assert part.log == ["asked with ***", '{"event": "isr.ready"}']
     assert part.metrics == 'isthmus_x{of="***"} 1\n'
@@ -41,7 +45,11 @@ async def test_the_event_loop_runs_meanwhile() -> None:
         lines.msg(f"{number}" + "some words of a log line, token=abcdef " * 30)
     credentials = SimpleNamespace(secrets=lambda: [PLANTED])
     responder = SupportResponder(load_file(SAMPLE), credentials, lines)  # type: ignore[arg-type]
-    responder.exposition = bytes
+
+    async def exposition() -> bytes:
+        return b""
+
+    responder.exposition = exposition
     asked = asyncio.create_task(responder.respond(None))
     turns = 0
     while not asked.done():

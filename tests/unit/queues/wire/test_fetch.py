@@ -31,6 +31,7 @@ from isthmus.queues.wire import (
     FetchReply,
     FetchRequest,
     UnknownFetchVersion,
+    _any_reply,
     decode_reply,
     decode_request,
     encode_reply,
@@ -109,6 +110,7 @@ _replies = st.builds(
     st.text(max_size=9), _items.map(tuple), st.sampled_from((1, 2, 3)), st.dictionaries(_small, _bytes(8), max_size=3),
     st.none() | _number, st.none() | st.dictionaries(_small, _number, max_size=3),
     st.none() | st.dictionaries(_small, st.dictionaries(_small, _bytes(10), max_size=3), max_size=3),
+    st.none() | st.dictionaries(_number, st.text(max_size=55), max_size=3),
 )  # fmt: skip
 _odd = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(allow_nan=False) | _small
@@ -300,6 +302,26 @@ def test_places_arrive_both_ways_and_may_be_absent_on_either_side() -> None:
         assert decode_reply(encode_reply(reply)) == reply
         assert ("places" in msgpack.unpackb(encode_request(request))) is (scopes is not None)
         assert ("places" in msgpack.unpackb(encode_reply(reply))) is (scopes is not None)
+
+
+TRACES = {0: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+
+
+def test_contexts_of_traced_changes_arrive_where_there_are_any() -> None:
+    """Without any the answer has no such field; compressed answers have it, too."""
+    for compress in ("", ZSTD):
+        for traces in (None, TRACES):
+            body = encode_reply(REPLY._replace(traces=traces), compress)
+            assert ("traces" in msgpack.unpackb(body, strict_map_key=False)) is (traces is not None)
+            assert decode_reply(body) == REPLY._replace(traces=traces)
+            assert _any_reply(body) == REPLY._replace(traces=traces)
+
+
+@pytest.mark.parametrize("traces", [7, [0, "x"], {-1: "x"}, {"0": "x"}, {0: b"x"}, {0: "x" * 56}, {0: {}}])
+def test_contexts_of_a_wrong_shape_are_refused(traces: object) -> None:
+    """Whatever stands there instead of a map of indexes and texts."""
+    with pytest.raises(CodecError):
+        decode_reply(_changed(encode_reply(REPLY), traces=traces))
 
 
 @pytest.mark.parametrize(

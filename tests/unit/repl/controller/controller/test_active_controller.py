@@ -109,7 +109,7 @@ async def test_a_killed_node_is_replaced_though_its_session_lives(victim: str) -
             await kill(cluster.nodes[victim])
             await eventually(lambda: cluster.online() and not cluster.leads()[victim])
         assert len(cluster.decides()) == 1
-        assert [e["suspect"] for e in logs if e["event"] == "controller.node_suspected"] == [victim]
+        assert [e["peer"] for e in logs if e["event"] == "controller.node_suspected"] == [victim]
         reasons = {e["reason"] for e in logs if e["event"] == "controller.decided" and e["status"] == "election"}
         assert f"{victim} is gone: its address refuses connections" in reasons
         assert all(len(record.isr) == 2 for record in cluster.records.values())

@@ -1,0 +1,144 @@
+"""This node's part of `isthmus lag` as metrics: how far other clusters are behind, and what the sink has not stored.
+
+The source's side is read by `queues.admin.QueueActs.lags` and summed by `node.services.replication_lag.lag_rows`, as
+for the command, over the partitions led here. It is read when Prometheus asks, since it reads the store: `measure`
+comes before `samples`. A number that is not known is NaN, so that a sum that needs it is unknown, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import nan
+from typing import Any, Final, Protocol
+
+import structlog
+
+from isthmus.node.services.replication_lag import lag_rows
+from isthmus.repl.model.ports import TimeSource
+from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.telemetry import Family, Sample
+from isthmus.sink.status import FetchedLag
+
+FRESH_MS: Final = 1_000
+"""Scrapes within this time get the same numbers: those that come together cost one reading. One takes some 10 ms of
+reads in other threads, more where much waits (`queues.lag`)."""
+
+STALE_MS: Final = 10_000
+"""Older numbers are not shown: the lag of then is not that of now."""
+
+log = structlog.get_logger(__name__)
+
+_LABELS: Final = ("bucket_type", "peer_cluster", "queue", "side")
+
+HELP: Final[Mapping[str, Family]] = {
+    "isthmus_lag_seconds": Family(
+        "How far another cluster is behind. With side `source`: age of the oldest change that it has not acknowledged, "
+        "of the partitions led here; the largest of all nodes is that of `isthmus lag`. With side `sink`: age of the "
+        "oldest change that was fetched and is not stored. 0 for none; NaN where it is not known.",
+        "seconds",
+        "lag",
+        _LABELS,
+    ),
+    "isthmus_lag_objects": Family(
+        "Keys whose newest change is not acknowledged (source), or changes fetched and not stored (sink). The source's "
+        "contain the sink's: do not add them. NaN where not known, as with more than 50,000 rows to read.",
+        "objects",
+        "lag",
+        _LABELS,
+    ),
+    "isthmus_lag_bytes": Family(
+        "Size of these objects. NaN where not known, as with more than 10,000 of them.",
+        "bytes",
+        "lag",
+        _LABELS,
+    ),
+    "isthmus_lag_unknown": Family("1 while isthmus_lag_seconds is not known.", "0 or 1", "lag", _LABELS),
+}
+"""Name -> metric definition (see repl.telemetry)."""
+
+
+class LagReader(Protocol):
+    """Reads the lag of all queues on this node: `queues.admin.QueueActs`."""
+
+    async def lags(self) -> list[dict[str, Any]]:
+        """See QueueActs."""
+
+
+class LagMetrics:
+    """Reads and keeps the lag of this node's queues for its metrics. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        node: str,
+        reader: LagReader,
+        records: Callable[[], Mapping[int, PartitionRecord]],
+        fetched: Callable[[], Iterable[FetchedLag]],
+        time: TimeSource,
+    ) -> None:
+        self._node = node
+        self._reader = reader
+        self._records = records
+        self._fetched = fetched
+        self._time = time
+        self._rows: list[dict[str, Any]] = []
+        self._read_ms: int | None = None
+        self._reading: asyncio.Task[None] | None = None
+
+    async def measure(self) -> None:
+        """Read the lag, unless it is fresh; takes `queues.lag.TIMEOUT_S` at most."""
+        if self._read_ms is not None and self._time.now_ms() - self._read_ms < FRESH_MS:
+            return
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().create_task(self._read())
+        await asyncio.shield(self._reading)  # others may wait for it, too
+
+    async def stop(self) -> None:
+        """End a reading; the store is closed next."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def _read(self) -> None:
+        self._rows = []
+        try:
+            lags = await self._reader.lags()
+        except Exception:  # the other metrics are shown all the same
+            log.exception("metrics.lag_unread")
+            return
+        led = {
+            partition: record
+            for partition, record in self._records().items()
+            if record.leader is not None and record.leader.node == self._node
+        }
+        self._rows = lag_rows({self._node: {"queues": lags, "proven": []}}, led)
+        self._read_ms = self._time.now_ms()
+
+    def samples(self) -> Iterator[Sample]:
+        """Samples of the last reading; of the source none where it failed or is old."""
+        if self._read_ms is not None and self._time.now_ms() - self._read_ms <= STALE_MS:
+            for row in self._rows:
+                labels = {
+                    "side": "source",
+                    "queue": row["queue"],
+                    "peer_cluster": row["cluster"] or "",
+                    "bucket_type": row["bucket_type"],
+                }
+                yield from _numbers(labels, row["seconds"], row["objects"], row["bytes"])
+        for one in self._fetched():
+            labels = {
+                "side": "sink",
+                "queue": one.queue,
+                "peer_cluster": one.cluster,
+                "bucket_type": one.bucket_type.decode(errors="backslashreplace"),
+            }
+            yield from _numbers(labels, one.seconds, one.objects, one.size_bytes)
+
+
+def _numbers(
+    labels: Mapping[str, str], seconds: float | None, objects: int | None, size_bytes: int | None
+) -> Iterator[Sample]:
+    yield "isthmus_lag_seconds", labels, nan if seconds is None else seconds
+    yield "isthmus_lag_objects", labels, nan if objects is None else objects
+    yield "isthmus_lag_bytes", labels, nan if size_bytes is None else size_bytes
+    yield "isthmus_lag_unknown", labels, float(seconds is None)

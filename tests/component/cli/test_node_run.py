@@ -1,0 +1,42 @@
+"""`isthmus node run`: what a node that does not come up leaves in its log."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import subprocess
+from pathlib import Path
+
+from isthmus.config.loader import load_file
+from isthmus.node.cli.exit_codes import Exit
+from isthmus.node.local.supervisor_client import last_line, node_command
+from isthmus.node.observability.version import program_version
+
+
+def test_a_start_that_fails_ends_in_an_event_with_the_exit_code(tmp_path: Path) -> None:
+    """Every line is JSON: the first says what runs where, the last why it ended; a person who asks for the last words
+    gets the sentence."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        file = tmp_path / "n1.toml"
+        file.write_text(
+            f'[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n[listen]\nhttp = "{address}"\n'
+            'admin = "127.0.0.1:0"\ncluster = "127.0.0.1:0"\n[metastore]\nhosts = "127.0.0.1:1"\n'
+        )
+        load_file(file)
+        log = tmp_path / "log"
+        with log.open("wb") as stderr:
+            process = subprocess.Popen(node_command(file), stderr=stderr, cwd=tmp_path, env={**os.environ})
+            assert process.wait(timeout=50) == Exit.LOCAL_FAULT
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    first, last = told[0], told[-1]
+    assert (first["event"], first["file"], first["pid"]) == ("node.starting", str(file), process.pid)
+    assert (first["version"], first["python"]) == (program_version(), platform.python_version())
+    assert (first["platform"], first["node"]) == (platform.platform(), "n1")
+    assert (last["event"], last["level"], last["exit_code"]) == ("node.failed", "critical", 5)
+    assert address in last["sentence"]
+    assert last_line(log) == last["sentence"]

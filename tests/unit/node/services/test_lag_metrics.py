@@ -1,0 +1,154 @@
+"""The lag of this node's queues as metrics: read when asked for, NaN where it is not known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from math import isnan
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from isthmus.node.services.lag_metrics import FRESH_MS, STALE_MS, LagMetrics
+from isthmus.repl.model.record import Incarnation, PartitionRecord, PartitionStatus
+from isthmus.sink.status import FetchedLag
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def wall_ms(self) -> int:
+        return self.ms
+
+
+def part(partition: int, seconds: float | None, objects: int | None, size: int | None) -> dict[str, Any]:
+    """A partition as `queues.lag` has it."""
+    return {"partition": partition, "seconds": seconds, "objects": objects, "bytes": size, "in_flight": 0}
+
+
+def queue(*parts: dict[str, Any]) -> dict[str, Any]:
+    """A queue as `QueueActs.lags` has it."""
+    return {"queue": "q", "cluster": "west", "uuid": "77", "reason": "", "partitions": list(parts)}
+
+
+class Reader:
+    """Answers as QueueActs; `reads` counts."""
+
+    def __init__(self, *rows: dict[str, Any]) -> None:
+        self.rows = list(rows)
+        self.reads = 0
+        self.fails = False
+
+    async def lags(self) -> list[dict[str, Any]]:
+        self.reads += 1
+        await asyncio.sleep(0)
+        if self.fails:
+            raise OSError("the store is closed")
+        return self.rows
+
+
+def record(partition: int, leader: str) -> PartitionRecord:
+    """A partition of `default`."""
+    return PartitionRecord(
+        partition, "default", partition, 3, ("a", "b"), 1, PartitionStatus.ONLINE, Incarnation(leader, 1)
+    )
+
+
+RECORDS = {0: record(0, "a"), 1: record(1, "a"), 2: record(2, "b")}
+
+
+def metrics_of(reader: Reader, clock: Clock, fetched: Iterable[FetchedLag] = ()) -> LagMetrics:
+    """Those of node a, which leads partitions 0 and 1."""
+    return LagMetrics("a", reader, lambda: RECORDS, lambda: fetched, clock)
+
+
+def values_of(metrics: LagMetrics, side: str = "source") -> dict[str, float]:
+    """Metric -> value of the one series of a side."""
+    found = [(name, labels, value) for name, labels, value in metrics.samples() if labels["side"] == side]
+    assert len({name for name, _, _ in found}) == len(found)
+    return {name.removeprefix("isthmus_lag_"): value for name, _, value in found}
+
+
+async def test_what_is_led_here_is_summed_as_the_command_does_it() -> None:
+    """The worst partition's seconds, the sums of objects and bytes. The partitions of other nodes are theirs: that this
+    one does not know them is no gap."""
+    metrics = metrics_of(Reader(queue(part(0, 3.5, 2, 200), part(1, 7.0, 1, 50))), Clock())
+    assert list(metrics.samples()) == []
+    await metrics.measure()
+    assert values_of(metrics) == {"seconds": 7.0, "objects": 3, "bytes": 250, "unknown": 0}
+    labels = next(iter(metrics.samples()))[1]
+    assert labels == {"side": "source", "queue": "q", "peer_cluster": "west", "bucket_type": "default"}
+
+
+@pytest.mark.parametrize("parts", [(part(0, 3.5, 2, 200),), (part(0, 3.5, 2, 200), part(1, None, None, None))])
+async def test_a_partition_that_is_not_known_makes_all_of_it_not_known(parts: tuple[dict[str, Any], ...]) -> None:
+    """Led here and without a cursor yet, or not read in time: NaN, and `unknown` is 1."""
+    metrics = metrics_of(Reader(queue(*parts)), Clock())
+    await metrics.measure()
+    values = values_of(metrics)
+    assert values.pop("unknown") == 1
+    assert all(map(isnan, values.values()))
+
+
+async def test_a_number_alone_that_is_not_known_is_nan() -> None:
+    """More objects than sizes are added up for: seconds and objects are known."""
+    metrics = metrics_of(Reader(queue(part(0, 3.5, 20_000, None), part(1, 0.0, 0, 0))), Clock())
+    await metrics.measure()
+    values = values_of(metrics)
+    assert isnan(values.pop("bytes"))
+    assert values == {"seconds": 3.5, "objects": 20_000, "unknown": 0}
+
+
+async def test_scrapes_that_come_together_cost_one_reading() -> None:
+    """At once, and until FRESH_MS later."""
+    clock, reader = Clock(), Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
+    metrics = metrics_of(reader, clock)
+    await asyncio.gather(*(metrics.measure() for _ in range(3)))
+    clock.ms = FRESH_MS - 1
+    await metrics.measure()
+    assert reader.reads == 1
+    clock.ms = FRESH_MS
+    await metrics.measure()
+    assert reader.reads == 2
+
+
+async def test_a_scrape_that_is_cancelled_ends_no_other() -> None:
+    """A reading belongs to all who wait for it; `stop` ends it."""
+    reader = Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
+    metrics = metrics_of(reader, Clock())
+    first, second = (asyncio.create_task(metrics.measure()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+    assert values_of(metrics)["objects"] == 2
+    await metrics.stop()
+
+
+async def test_old_numbers_are_not_shown() -> None:
+    """A reading that fails is logged and leaves none, and none stay that nobody has read again."""
+    clock, reader = Clock(), Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
+    metrics = metrics_of(reader, clock)
+    await metrics.measure()
+    clock.ms = STALE_MS + 1
+    assert values_of(metrics) == {}
+    await metrics.measure()
+    assert values_of(metrics)["objects"] == 2
+    clock.ms += FRESH_MS
+    reader.fails = True
+    with capture_logs() as logs:
+        await metrics.measure()
+    assert [event["event"] for event in logs] == ["metrics.lag_unread"]
+    assert values_of(metrics) == {}
+
+
+async def test_the_sinks_side_is_what_was_fetched_and_is_not_stored() -> None:
+    """By the cluster that it comes from."""
+    metrics = metrics_of(Reader(), Clock(), [FetchedLag("to-east", "west", b"default", 0.5, 3, 300)])
+    assert values_of(metrics, "sink") == {"seconds": 0.5, "objects": 3, "bytes": 300, "unknown": 0}
