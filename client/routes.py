@@ -78,7 +78,7 @@ def parse_routes(body: bytes) -> Routes | None:
         if len(nodes) > NODES_MAX or any(not 0 < len(leaders) <= PARTITIONS_MAX for leaders in types.values()):
             raise ValueError(f"more than {NODES_MAX} nodes, or a bucket type with a wrong number of partitions")
         return Routes(str(raw["cluster_uuid"]), int(raw["version"]), tuple(nodes.values()), types)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise ServerFault(
             f"the answer of {PATH.decode()} is not understood: {type(error).__name__}: {error}", reason="bad-answer"
         ) from error

@@ -53,6 +53,10 @@ bulk references a second beside real time, and both sides are mostly free for ch
 IDLE_MS: Final = 60_000
 """A queue that nobody fetched from for so long drops its windows: a sink that is away for days costs no memory."""
 
+SILENT_MS: Final = 20_000
+"""After so long without a fetch, and without one that waits here, operators are told that the sink does not fetch:
+longer than a usual poll and the longest delay after errors (5 s and 8 s by default)."""
+
 
 class SourceQueue:
     """The machine of one queue. `filter_` None offers everything; `batch_prefix`: see `queues.leases.Leases`."""
@@ -567,11 +571,6 @@ class SourceQueue:
         self.counts.redelivered += source.requeue(places, items)
 
     # ---------------------------------------------------------------- queries
-
-    @property
-    def recently_fetched(self) -> bool:
-        """Whether the owner has fetched within IDLE_MS."""
-        return self._last_fetch_ms is not None
 
     def not_fetched_for(self, duration_ms: int, now_ms: int) -> bool:
         """Whether the owner has begun no fetch for longer than `duration_ms`."""

@@ -12,6 +12,7 @@ from isthmus.queues.backlog_count import Backlog
 from isthmus.queues.queue_documents import path_of
 from isthmus.queues.queue_server import QueueServer, lacking_types
 from isthmus.queues.rate_limit import rates_shown
+from isthmus.queues.source_queue import SILENT_MS
 from isthmus.queues.wire import OFF
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.property_digests import differences_shown, types_of
@@ -89,10 +90,6 @@ HELP: Final[Mapping[str, Family]] = {
     ),
 }
 """Metric name -> its help."""
-
-SILENT_MS: Final = 20_000
-"""After so long without a fetch, and without one that waits here, the reason says that the sink does not fetch: longer
-than a usual poll and the longest delay after errors (5 s and 8 s by default)."""
 
 UNREADABLE_NAMED: Final = 3
 """Most damaged change rows that a reason names."""

@@ -160,7 +160,7 @@ def parse_plan(data: bytes, asked_url: str) -> ReplicaDirectory:
         plan = ReplicaDirectory(
             bytes.fromhex(raw["cluster_uuid"]), str(raw["cluster"]), str(raw["bucket_type"]), partitions
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise CodecError(f"not a plan of rows: {error!r:.200}") from error
     if len(plan.cluster) != 16 or not 0 < len(partitions) <= PARTITIONS_MAX:
         raise CodecError("not a plan of rows: uuid or number of partitions is out of range")

@@ -50,7 +50,7 @@ def decode_candidates(data: bytes) -> tuple[int, list[CandidateKey], list[Candid
         raw = msgpack.unpackb(data, max_array_len=CANDIDATES_MAX, max_map_len=0, max_ext_len=0)
         at_ms, found, filtered = raw
         return int(at_ms), [_candidate(one) for one in found], [_candidate(one) for one in filtered]
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError) as error:
+    except (ValueError, TypeError, OverflowError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise CodecError(f"not the candidates of a first look: {error}") from error
 
 

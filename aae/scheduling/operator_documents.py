@@ -144,7 +144,7 @@ def decode_peers(value: bytes) -> Entries:
             str(name): {str(node): _entry(row) for node, row in rows.items()}
             for name, rows in json.loads(value)["peers"].items()
         }
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CodecError(f"{PEERS_PATH} in the metastore is not a list of peers: {error!r:.200}") from error
 
 
@@ -181,7 +181,7 @@ def decode_suspensions(value: bytes) -> Suspensions:
             )
             for row in json.loads(value)
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise CodecError(f"{SUSPENSIONS_PATH} in the metastore is not a list of suspensions: {error!r:.200}") from error
 
 

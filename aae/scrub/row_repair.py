@@ -94,7 +94,7 @@ def _whole_replicas(plan: bytes, segment: int, asked_url: str) -> list[tuple[int
                 copies: list[Any] = [copy for copy in one["copies"] if copy["whole"]]
                 found += [(not copy["leads"], int(one["partition"]), str(copy["http"])) for copy in copies]
         return [(partition, as_protected(url, asked_url)) for _, partition, url in sorted(found)]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise CodecError(f"not a plan of rows: {error!r:.200}") from error
 
 

@@ -137,8 +137,8 @@ class HashTree:
         """The tree of [first, end) from the output of `dump`. Raises CodecError."""
         tree = HashTree(first, end)
         for branch, data in branches.items():
-            if type(branch) is not int or not 0 <= branch < BRANCH_COUNT or len(data) != 8 * LEAF_COUNT:
-                raise CodecError(f"not a tree: branch {branch!r} of {len(data)} bytes")
+            if type(branch) is not int or not 0 <= branch < BRANCH_COUNT or type(data) is not bytes:
+                raise CodecError(f"not a tree: branch {branch!r:.40} is no number of a branch with bytes")
             leaves = hashes_from_wire(data, LEAF_COUNT)
             start = branch << LEAF_BITS
             low, high = max(start, first), max(start, first, min(start + LEAF_COUNT, end))

@@ -86,7 +86,7 @@ def _decoded(data: bytes, segments: tuple[int, int]) -> tuple[int, int, int, Has
         raw = msgpack.unpackb(
             body[len(_MAGIC) :], strict_map_key=False, max_map_len=BRANCH_COUNT, max_bin_len=8 * LEAF_COUNT
         )
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:  # TypeError: a key that has no hash
         raise CodecError(f"not a tree file: {error}") from error
     match raw:
         case [int(partition), int(gen), int(offset), dict(branches)]:

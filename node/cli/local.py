@@ -11,6 +11,7 @@ from typing import Final
 
 import click
 
+import isthmus.config
 from isthmus.config.text import no_such
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import Row, TableSpec, echo_result, echo_rows, output_option, value_or_nothing
@@ -54,6 +55,20 @@ PROGRESS_INTERVAL_S: Final = 5.0
 @click.group("local")
 def local_group() -> None:
     """Start and stop clusters on this machine."""
+
+
+SAMPLES: Final = Path(isthmus.config.__file__).parent / "samples"
+"""Topologies that come with the package, and the sample of a node's file (`isthmus config sample`)."""
+
+TOPOLOGIES: Final = ("two-clusters", "two-clusters-secure", "two-nodes")
+
+
+@local_group.command("sample")
+@click.argument("name", type=click.Choice(TOPOLOGIES), default=TOPOLOGIES[0])
+def sample(name: str) -> None:
+    """Print a topology to start from: two clusters of three nodes each, the same with TLS and tokens, or two clusters
+    of one node each."""
+    click.echo((SAMPLES / f"{name}.toml").read_text(), nl=False)
 
 
 @local_group.command("up")

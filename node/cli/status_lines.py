@@ -158,7 +158,7 @@ def _link_cells(row: Row, at_ms: int) -> list[Any]:
 
 
 def _held(row: Row) -> str:
-    return f"{row['cluster']}: {row['what']}, {attribution(row)}"
+    return f"{row['cluster']}: {row['what']}, {attribution(row)} (to end it, at {row['cluster']}: {row['next']})"
 
 
 def _amiss(row: Row) -> str:

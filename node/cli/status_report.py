@@ -6,6 +6,7 @@ answer has is None, and what is not known is named among `amiss`, never left out
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -314,14 +315,21 @@ def _links_from_elsewhere(
 
 
 def held_in(of: ClusterAnswers) -> list[dict[str, Any]]:
-    """What operators hold back in one cluster: {"cluster", "what", "by", "at_ms", "reason"}."""
+    """What operators hold back in one cluster: {"cluster", "what", "by", "at_ms", "reason", "next"}, the last one the
+    command that ends it."""
     found = [*_held_queues(of), *_held_sinks(of), *_held_checks(of), *_drained(of), *_options(of)]
     unique = {tuple(row.values()): row for row in found}
     return [{"cluster": of.name, **row} for row in unique.values()]
 
 
-def _held(what: str, act: Row) -> dict[str, Any]:
-    return {"what": what, "by": act.get("by"), "at_ms": act.get("at_ms"), "reason": act.get("reason") or ""}
+def _held(what: str, act: Row, *command: object) -> dict[str, Any]:
+    by = {"by": act.get("by"), "at_ms": act.get("at_ms"), "reason": act.get("reason") or ""}
+    return {"what": what, **by, "next": shlex.join(["isthmus", *map(str, command)])}
+
+
+def _scoped(act: Row, *options: str) -> list[str]:
+    """The options that name what an act holds for: `--node NAME` for "node", and so on."""
+    return [word for each in options if act.get(each) for word in (f"--{each}", str(act[each]))]
 
 
 def _where(act: Row) -> str:
@@ -333,10 +341,13 @@ def _held_queues(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
         for queue in objects_in(node, "queues"):
             name = f"queue {queue.get('name')}"
             for act in objects_in(queue, "suspensions"):
-                yield _held(f"{name}: {cell(act.get('what'))} suspended{_where(act)}", act)
+                resume = ["queue", "resume", queue.get("name"), *["--publishing"] * (act.get("what") == "publishing")]
+                what = f"{name}: {cell(act.get('what'))} suspended{_where(act)}"
+                yield _held(what, act, *resume, *_scoped(act, "node"))
             throttle = object_in(queue, "throttle")
             if isinstance(throttle.get("set"), dict):
-                yield _held(f"{name}: throttled to {_rates(throttle)}", throttle["set"])
+                lift = ("queue", "throttle", queue.get("name"), "--default")
+                yield _held(f"{name}: throttled to {_rates(throttle)}", throttle["set"], *lift)
 
 
 def _rates(throttle: Row) -> str:
@@ -355,10 +366,11 @@ def _held_sinks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
             scope = [f" of queue {act['queue']}"] * bool(act.get("queue")) + [f" at {act['peer']}"] * bool(
                 act.get("peer")
             )
-            yield _held(f"sink: fetches{''.join(scope)} suspended{_where(act)}", act)
+            resume = ("sink", "resume", *_scoped(act, "queue", "peer", "node"))
+            yield _held(f"sink: fetches{''.join(scope)} suspended{_where(act)}", act, *resume)
         limits = object_in(object_in(sink, "throttle"), "configured")
         if isinstance(sink.get("limits_set"), dict) and any(limits.values()):
-            row = _held(f"throttled to {_rates(sink['throttle'])}", sink["limits_set"])
+            row = _held(f"throttled to {_rates(sink['throttle'])}", sink["limits_set"], "sink", "throttle", "--default")
             throttled.setdefault(str(row), (row, []))[1].append(str(node.get("node")))
     for row, nodes in throttled.values():
         yield {**row, "what": f"sink of {_nodes(nodes)}: {row['what']}"}
@@ -368,12 +380,13 @@ def _held_checks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
     for one in object_in(of.answers.get("fullsync", {}), "nodes").values():
         for peer in objects_in(one, "peers") if isinstance(one, dict) else ():
             if isinstance(peer.get("suspended"), dict):
-                yield _held(f"full-sync {peer.get('name')}: suspended", peer["suspended"])
+                resume = ("fullsync", "resume", "--peer", peer.get("name"))
+                yield _held(f"full-sync {peer.get('name')}: suspended", peer["suspended"], *resume)
 
 
 def _drained(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
     for act in objects_in(of.answers.get("moves", {}), "drained"):
-        yield _held(f"node {act.get('node')}: drained", act)
+        yield _held(f"node {act.get('node')}: drained", act, "node", "drain", "--undo", act.get("node"))
 
 
 def _options(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
@@ -382,4 +395,6 @@ def _options(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
         if row.get("set") is not None and str(row["set"]) != str(row.get("default")) and not by_file:
             scope = "" if row.get("bucket_type") is None else f" of {row['bucket_type']}"
             what = f"option {row.get('option')}{scope} = {row['set']} (default {cell(row.get('default'))})"
-            yield _held(what, row)
+            unset = ("option", "unset", row.get("option"))
+            scoped = () if row.get("bucket_type") is None else ("--bucket-type", row["bucket_type"])
+            yield _held(what, row, *unset, *scoped)

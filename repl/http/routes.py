@@ -75,5 +75,5 @@ def parse_routes(document: bytes) -> Routes:
         if any(not 0 < len(leaders) <= PARTITIONS_MAX for leaders in types.values()):
             raise CodecError(f"a bucket type with no partition, or more than {PARTITIONS_MAX}")
         return Routes(int(raw["version"]), types, tuple(nodes.values()), str(raw["cluster_uuid"]))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise CodecError(f"not the answer of {PATH}: {type(error).__name__}: {error}") from error

@@ -55,7 +55,10 @@ def _decode(chunk: bytes) -> list[Any]:
     body = chunk[CHECKSUM_BYTES:]
     if chunk[:CHECKSUM_BYTES] != xxh64_digest(body):
         raise DamagedChunk("a chunk of rows fails its checksum")
-    items = msgpack.unpackb(body)
+    try:
+        items = msgpack.unpackb(body)
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise DamagedChunk(f"a chunk of rows is not msgpack: {error}") from error
     if type(items) is not list:
         raise DamagedChunk("a chunk of rows is no list")
     return items

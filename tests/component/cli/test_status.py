@@ -81,6 +81,7 @@ def test_a_suspension_at_the_other_side_is_the_cause_of_a_lag(
     assert "!  east \u2192 west  to-west  65.7 s  15" in out
     assert "east \u2192 west: at west (3 nodes): suspended: by ann@ops: disk swap" in out
     assert "HELD BY PEOPLE\n! west: sink: fetches suspended, by ann@ops, 2026-02-02 02:40:00Z: disk swap" in out
+    assert "(to end it, at west: isthmus sink resume)" in " ".join(out.split())
     assert "queue to-west, bucket type default: 65.7 s behind" in out
     assert out.endswith("! 1 warning, held by people: 1\n")
     assert max(map(len, out.splitlines())) <= 80
@@ -128,8 +129,39 @@ def test_everything_that_people_hold_back_is_listed(
         "node east-3: drained",
         "option replication.min.isr = 1 (default RF - 1)",
     ]
+    assert [row["next"] for row in held] == [
+        "isthmus queue resume to-west",
+        "isthmus queue throttle to-west --default",
+        "isthmus fullsync resume --peer west",
+        "isthmus node drain --undo east-3",
+        "isthmus option unset replication.min.isr",
+    ]
     assert {row["at_ms"] for row in held} == {NOW_MS}
     assert held[0]["reason"] == "why not"
+
+
+def test_what_holds_for_a_part_is_ended_for_that_part(
+    clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that ends an act has its node, queue, peer and bucket type, quoted for a shell."""
+    act = {"by": "ann@ops", "at_ms": NOW_MS, "reason": ""}
+    row = cluster_answers.queue_row("east", "east-1")
+    row["suspensions"] = [{"what": what, "node": "east-1", **act} for what in ("serving", "publishing")]
+    clusters["east"].respond("/admin/queues/nodes", {"nodes": [{"node": "east-1", "gone": False, "queues": [row]}]})
+    sinks = sinks_answer("west")
+    scope = {"queue": "to west", "peer": "http://east-1:8098", "node": "west-1"}
+    for node in sinks["nodes"]:
+        node["sink"]["suspensions"] = [{**scope, **act}]
+    clusters["west"].respond("/admin/sink/nodes", sinks)
+    option = cluster_answers.option_row("replication.min.isr", set=1, bucket_type="notes", **act)
+    clusters["west"].respond("/admin/options", {"options": [option]})
+    assert shown(clusters, "-o", "json") == 0
+    assert [each["next"] for each in json.loads(capsys.readouterr().out)["held"]] == [
+        "isthmus queue resume to-west --node east-1",
+        "isthmus queue resume to-west --publishing --node east-1",
+        "isthmus sink resume --queue 'to west' --peer http://east-1:8098 --node west-1",
+        "isthmus option unset replication.min.isr --bucket-type notes",
+    ]
 
 
 def test_a_cluster_that_does_not_answer_is_named_and_unknown(

@@ -208,6 +208,20 @@ async def test_explain_names_where_a_key_is_and_why() -> None:
         assert explained(queue_node, b"never")["state"] == "no-change"
 
 
+async def test_explain_names_a_sink_that_stopped_fetching_as_soon_as_the_lag_does() -> None:
+    """Twenty seconds after the last fetch a waiting key needs somebody: the owner's sink, which is named."""
+
+    async with audited_node() as queue_node:
+        await queue_node.fetch(wait_ms=0)
+        queue_node.put(b"k")
+        found = explained(queue_node, b"k")
+        assert (found["reason"], found["next"]) == ("", "it is read from the change index when its turn comes")
+        queue_node.clock.skew_ms += 25_000
+        found = explained(queue_node, b"k")
+        assert (found["state"], found["reason"]) == ("not-read", "no node of west asks for changes here")
+        assert found["next"] == "a sink must fetch: isthmus sink list at cluster west shows why none does"
+
+
 async def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue() -> None:
     """A queue that begins now, or at exact offsets, never offered what lies below; what it has sent since is
     acknowledged, also at a queue that begins with all there is."""
@@ -248,7 +262,7 @@ async def test_explain_shows_bulk_references_wherever_they_wait() -> None:
             assert answer["queues"] == []
             return list(answer["lower"])
 
-        fetch = "a sink must fetch: look at isthmus sink show of the other cluster"
+        fetch = "a sink must fetch: isthmus sink list at the other cluster shows why none does"
         assert explained_references() == [
             {**row, "reason": "no sink cluster has fetched from the queue", "next": fetch}
         ]

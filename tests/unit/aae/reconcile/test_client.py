@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from isthmus.aae.reconcile.client import Credentials
+from isthmus.aae.reconcile.client import Credentials, parse_plan
+from isthmus.aae.scrub import row_repair
 from isthmus.repl.http.client import HttpPeer
-from isthmus.repl.model.errors import BadInput
+from isthmus.repl.model.errors import BadInput, CodecError
 from tests.support.reconcile_pairs import served
 
 TOKEN = "abcdefgh.0123456789"
@@ -52,3 +55,21 @@ def test_a_file_that_is_none_of_tokens_is_refused_and_not_repeated(
         assert line not in str(caught.value)
     with pytest.raises(BadInput, match=r"option token_file: .*no such file"):
         Credentials(token_file=str(tmp_path / "none")).access()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda plan: parse_plan(plan, "http://n:1"),
+        lambda plan: row_repair._whole_replicas(plan, 5, "http://n:1"),  # of another cluster, to repair a row
+    ],
+)
+def test_a_plan_with_an_infinite_partition_is_refused(read: Callable[[bytes], object]) -> None:
+    """JSON of Python has infinity, which is no whole number."""
+    copies = [{"node": "n", "http": "http://n:1", "leads": True, "whole": True, "epoch": 1, "offset": 5}]
+    row = {"partition": 3, "segments": [0, 1 << 20], "rows_estimate": None, "copies": copies}
+    plan = {"cluster_uuid": "00" * 16, "cluster": "east", "bucket_type": "default", "partitions": [row]}
+    assert read(json.dumps(plan).encode())
+    row["partition"] = float("inf")
+    with pytest.raises(CodecError, match="not a plan of rows"):
+        read(json.dumps(plan).encode())

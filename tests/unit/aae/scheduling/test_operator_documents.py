@@ -455,3 +455,14 @@ async def test_each_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.Mon
     held = suspension_for("west", "n2", found)
     assert held is not None
     assert held.by == "bob"
+
+
+def test_a_time_in_a_document_that_is_infinite_is_refused() -> None:
+    """JSON of Python has infinity, which is no time: the document cannot be read, and the node stays with the last one
+    that it could read."""
+    row = {"peer": None, "node": None, "by": "ann", "at_ms": float("inf"), "reason": ""}
+    with pytest.raises(CodecError, match="list of suspensions"):
+        operator_documents.decode_suspensions(json.dumps([row]).encode())
+    entry = {"values": {}, "by": "ann", "at_ms": float("inf"), "reason": ""}
+    with pytest.raises(CodecError, match="list of peers"):
+        operator_documents.decode_peers(json.dumps({"peers": {"west": {"e1": entry}}}).encode())

@@ -86,3 +86,10 @@ def test_what_is_no_answer_of_this_form_is_refused(raw: bytes) -> None:
     """Another version, another hash, another server: CodecError, and nothing else."""
     with pytest.raises(CodecError):
         parse_routes(raw)
+
+
+def test_a_version_that_is_infinite_is_refused() -> None:
+    """JSON of Python has infinity, which is no whole number."""
+    document = {"v": 1, "hash": HASH, "version": float("inf"), "cluster_uuid": "u", "nodes": {}, "bucket_types": {}}
+    with pytest.raises(CodecError, match="infinity"):
+        parse_routes(json.dumps(document).encode())
