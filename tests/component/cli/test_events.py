@@ -117,7 +117,7 @@ def test_follow_says_where_events_are_left_out(listener: FakeAdminListener, caps
     """A full answer whose oldest event was not printed before may lack some."""
     listener.respond("/admin/events?limit=100", {"events": [event(1)]})
     listener.respond(FURTHER, {"events": [event(number) for number in range(2, 1_002)]})
-    assert main(["events", "--follow", "--timeout", "150ms"]) == Exit.OK
+    assert main(["events", "--follow", "--timeout", "1s"]) == Exit.OK
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1_001
     assert err == "isthmus: more than 1,000 events at once: older ones of the last 10 s are left out\n"

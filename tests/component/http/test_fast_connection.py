@@ -122,6 +122,7 @@ def converse(server, session, *, split):
                 sock = server.connect()
     finally:
         sock.close()
+    server.wait(lambda: not server.listener._state.connections)  # what came last is counted by then
     return answers
 
 

@@ -60,10 +60,11 @@ def run(directory: Path, listener: str, *arguments: str, timeout_s: int) -> None
     assert made.returncode == 0, made.stdout[-6000:] + made.stderr[-2000:]
 
 
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize("listener", ["http", "admin"])
 def test_a_few_answers_of_each_operation_fit_the_description(tmp_path: Path, listener: str) -> None:
     """As below, with one request or two of each operation."""
-    run(tmp_path, listener, "--max-examples", "2", "--phases", "examples,fuzzing", timeout_s=50)
+    run(tmp_path, listener, "--max-examples", "2", "--phases", "examples,fuzzing", timeout_s=180)
 
 
 @pytest.mark.slow

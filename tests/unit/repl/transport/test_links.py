@@ -438,16 +438,16 @@ def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch
         silent_ms = connection.silent_ms
         ticked(connection, elapsed_ms)
         if connection.dialled and len(pausing) < 4 and silent_ms and not connection.silent_ms:
-            pausing.append(asyncio.create_task(paused(0.04, 0.1)))  # the next tick, which asks, is late,
-            pausing.append(asyncio.create_task(paused(0.06, 0.25)))  # and no turn comes between it and this
+            pausing.append(asyncio.create_task(paused(0.12, 0.3)))  # the next tick, which asks, is late,
+            pausing.append(asyncio.create_task(paused(0.18, 0.75)))  # and no turn comes between it and this
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
-            a, b = await cluster.pair(dead_after_ms=200)
+            a, b = await cluster.pair(dead_after_ms=600)
             monkeypatch.setattr(PeerConnection, "tick", tick)
             await eventually(lambda: len(pausing) == 4)
             await asyncio.gather(*pausing)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.3)
             assert a.events == [("b", True)]
             assert b.events == [("a", True)]
             assert a.faults() == b.faults() == {}
