@@ -137,8 +137,9 @@ class HashTree:
         """The tree of [first, end) from the output of `dump`. Raises CodecError."""
         tree = HashTree(first, end)
         for branch, data in branches.items():
-            if type(branch) is not int or not 0 <= branch < BRANCH_COUNT or type(data) is not bytes:
-                raise CodecError(f"not a tree: branch {branch!r:.40} is no number of a branch with bytes")
+            known = type(branch) is int and 0 <= branch < BRANCH_COUNT
+            if not known or type(data) is not bytes or len(data) != 8 * LEAF_COUNT:
+                raise CodecError(f"not a tree: {branch!r:.40} is no branch with {LEAF_COUNT} hashes of 8 bytes")
             leaves = hashes_from_wire(data, LEAF_COUNT)
             start = branch << LEAF_BITS
             low, high = max(start, first), max(start, first, min(start + LEAF_COUNT, end))

@@ -228,8 +228,8 @@ def test_a_trickling_head_or_error_answer_is_abandoned(dial: Dial, begin: bytes)
         began_s = time.monotonic()
         try:
             with pytest.raises(PeerFault, match="trickles"):
-                peer.post("/echo", b"", media_type="x", timeout_ms=200, limit_bytes=1000)
-            assert time.monotonic() - began_s < 5
+                peer.post("/echo", b"", media_type="x", timeout_ms=1_000, limit_bytes=1000)
+            assert time.monotonic() - began_s < 10
         finally:
             over.set()
             thread.join()
