@@ -532,30 +532,8 @@ _DOCUMENTS: Final[Mapping[str, tuple[Document[Any], tuple[object, ...]]]] = {
     "counter": (CHAIN_COUNTER, ({"v": 1, "next": 5},)),
 }  # fmt: skip
 
-_TOML: Final = """\
-[node]
-name = "n1"
-cluster = "east"
-data_dir = "data"
-[listen]
-http = "127.0.0.1:8098"
-[metastore]
-hosts = "zk1:2181"
-[replication]
-factor = 3
-[limits]
-object_size = "50MB"
-[[queues]]
-name = "to-west"
-filter = "buckettype:a"
-[[sink.peers]]
-url = "http://w1:8098"
-queue = "to-east"
-[[fullsync]]
-name = "west"
-urls = "http://w1:8098"
-queue = "to-west"
-"""
+_CONFIG: Final = Path(__file__).parents[2] / "config" / "samples" / "node.toml"
+"""The file that users begin with."""
 
 
 def _config(data: bytes) -> object:
@@ -592,7 +570,7 @@ def _document_targets() -> Iterator[MutationTarget]:
     yield MutationTarget("metastore: log identities", (identity,), codecs.decode_log_identity, Encoding.JSON)
     replica_map = _json({"partitions": [{"id": 0, "replicas": [1, 2]}, {"id": 1, "replicas": [2, 1]}]})
     yield MutationTarget("placement files", replica_map, placement.parse_replica_map, Encoding.JSON)
-    yield MutationTarget("config files", (_TOML.encode(),), _config, Encoding.TEXT, (ConfigError, CodecError))
+    yield MutationTarget("config files", (_CONFIG.read_bytes(),), _config, Encoding.TEXT, (ConfigError, CodecError))
     filters = (b"any", b"buckettype:a, bucketname:b", b"not(bucketname:x)", b"bucketprefix:y")
     yield MutationTarget("queue filters", filters[:2], _filter, Encoding.TEXT)
 

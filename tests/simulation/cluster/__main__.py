@@ -1,7 +1,7 @@
 """Run seeds of the simulator.
 
-`python -m tests.simulation.cluster --seeds A:B [--reaps | --queues [--no-shares] | --streams | --suspicions] [--trace]
-[--go-on]`
+`python -m tests.simulation.cluster --seeds A:B [--reaps | --queues [--no-shares] | --streams | --suspicions |
+--full-disks] [--trace] [--go-on]`
 
 Prints counts of events; at a violation or an error, the seed, the trace before it, and the command that replays it.
 """
@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import Counter
 
+from tests.simulation.cluster.full_disks import FullDiskSimulation
 from tests.simulation.cluster.pair_streams import StreamSimulation
 from tests.simulation.cluster.queues import QueueSimulation, UnsharedQueueSimulation
 from tests.simulation.cluster.reaps import RowSimulation
@@ -30,6 +31,7 @@ def main() -> int:
     parser.add_argument("--queues", action="store_true", help="with the product's promises, source queues and sinks")
     parser.add_argument("--streams", action="store_true", help="with replication streams between pairs of nodes")
     parser.add_argument("--suspicions", action="store_true", help="with nodes that suspect each other, also falsely")
+    parser.add_argument("--full-disks", action="store_true", help="with disks that fill up and are freed")
     parser.add_argument("--no-shares", action="store_true", help="with --queues: sinks of one node, without shares")
     parser.add_argument("--go-on", action="store_true", help="one line for each seed that fails, and on to the next")
     options = parser.parse_args()
@@ -39,6 +41,7 @@ def main() -> int:
         (options.reaps, RowSimulation),
         (options.streams, StreamSimulation),
         (options.suspicions, SuspicionSimulation),
+        (options.full_disks, FullDiskSimulation),
     )
     simulation_class = next((each for wanted, each in chosen if wanted), ClusterSimulation)
     first, last = (int(part) for part in options.seeds.split(":"))

@@ -1,0 +1,131 @@
+"""Clusters whose disks fill up (H38): a low disk takes barriers from the log's reserve and nothing else, a full one
+takes nothing.
+
+What a node then drops, refuses and declines is the runtime's part (`repl.runtime.disk_full`), which is rendered here;
+that replicas decline a nomination, and what follows from all of it, is the product's core and controller.
+
+- I-DISK-FULL: no entry is appended to a full disk, and none but barriers to a low one, beside those of a message that
+  was on its way into the log when the disk filled up.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import IntEnum
+from typing import Any, ClassVar
+
+from isthmus.repl.isr import events as ev
+from isthmus.repl.isr import messages as ms
+from isthmus.repl.model.entry import Entry, EntryKind
+from isthmus.repl.model.errors import OutOfStorage
+from tests.simulation.cluster.clients import Client
+from tests.simulation.cluster.invariants import Violation
+from tests.simulation.cluster.process import Process
+from tests.simulation.cluster.simulator import ClusterSimulation
+
+
+class Room(IntEnum):
+    """What a disk takes."""
+
+    ENOUGH = 0
+    LOW = 1
+    NONE = 2
+
+
+class FillingProcess(Process):
+    """A process whose disk may be low or full."""
+
+    @property
+    def room(self) -> Room:
+        """What its disk takes now."""
+        assert isinstance(self.simulation, FullDiskSimulation)
+        return self.simulation.rooms.get(self.node.name, Room.ENOUGH)
+
+    def attach(self, partition: int) -> None:
+        """See Process."""
+        super().attach(partition)
+        self.replicas[partition].set_disk_full(self.room is Room.NONE)
+
+    def looked(self) -> None:
+        """The runtime measured the disk."""
+        for replica in self.replicas.values():
+            replica.set_disk_full(self.room is Room.NONE)
+
+    def receive(self, partition: int, event: ev.Received) -> None:
+        """See Process: what the disk does not take is dropped before the core has seen it."""
+        message = event.message
+        if type(message) is ms.AppendEntries and message.entries and not self._takes(message.entries):
+            self.simulation.counts["dropped_by_a_disk"] += 1
+        elif type(message) is ms.TransferRows and self.room is not Room.ENOUGH:
+            self.simulation.counts["rows_dropped_by_a_disk"] += 1
+        else:
+            super().receive(partition, event)
+
+    def submit(self, client: Client, count: int, epoch_shift: int, offset_shift: int) -> str | None:
+        """See Process."""
+        if self.room is not Room.ENOUGH and not epoch_shift and not offset_shift:
+            return OutOfStorage.reason
+        return super().submit(client, count, epoch_shift, offset_shift)
+
+    def _append(self, partition: int, entries: tuple[Entry, ...], made_here: bool) -> None:
+        if made_here and not self._takes(entries):
+            raise Violation("I-DISK-FULL", f"{self.name} appends {entries[0]} to a disk with room {self.room.name}")
+        self.simulation.counts["barriers_on_a_low_disk"] += made_here and self.room is Room.LOW
+        super()._append(partition, entries, made_here)
+
+    def _takes(self, entries: tuple[Entry, ...]) -> bool:
+        if self.room is Room.LOW:
+            return all(entry.kind == EntryKind.BARRIER for entry in entries)
+        return self.room is Room.ENOUGH
+
+
+class FullDiskSimulation(ClusterSimulation):
+    """A cluster whose disks fill up and are freed again."""
+
+    option: ClassVar[str] = " --full-disks"
+
+    def __init__(self, seed: int, **options: Any) -> None:
+        self.chance = random.Random(f"disks of {seed}")
+        self.gap_ms = self.chance.choice((3_000, 1_500, 700))
+        """Mean time between two disks that fill up or are freed."""
+        self.rooms: dict[str, Room] = {}
+        """Node -> what its disk takes; without an entry it has enough."""
+        super().__init__(seed, **{"shell": FillingProcess} | options)
+
+    def start(self) -> None:
+        """See ClusterSimulation."""
+        super().start()
+        self._next()
+
+    def _next(self) -> None:
+        self.after(1 + int(self.chance.expovariate(1 / self.gap_ms)), self._strike)
+
+    def _strike(self) -> None:
+        if self.faults.over:
+            return
+        self._next()
+        name = self.chance.choice(sorted(self.nodes))
+        room = self.chance.choice((Room.ENOUGH, Room.LOW, Room.LOW, Room.NONE))
+        self.counts[f"disk_{room.name.lower()}"] += 1
+        self._set(name, room)
+
+    def _set(self, name: str, room: Room) -> None:
+        self.log_event("faults", f"the disk of {name} has room {room.name}")
+        self.rooms[name] = room
+        for process in self.nodes[name].processes:
+            assert isinstance(process, FillingProcess)
+            process.looked()
+
+    def _freed(self) -> None:
+        for name in self.nodes:
+            self._set(name, Room.ENOUGH)
+
+    def live(self) -> None:
+        """See ClusterSimulation: the nodes that are well have room."""
+        self._freed()
+        super().live()
+
+    def heal(self) -> None:
+        """See ClusterSimulation."""
+        self._freed()
+        super().heal()

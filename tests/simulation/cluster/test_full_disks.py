@@ -1,0 +1,50 @@
+"""Disks that fill up, in the simulator: nothing is lost, whoever has space leads, and all becomes well again (H38)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from isthmus.repl.isr.replica import Replica
+from tests.simulation.cluster.full_disks import FullDiskSimulation
+from tests.simulation.cluster.simulator import run_seed
+
+SEEDS = range(40)
+MANY = range(40, 2_040)
+
+EXPECTED = {
+    "disk_none": 30, "disk_low": 60, "refused_out-of-storage": 200, "dropped_by_a_disk": 100,
+    "barriers_on_a_low_disk": 5, "elections": 40, "acked": 2_000,
+}  # fmt: skip
+"""What happens at least so often over SEEDS; about a third of what a run shows."""
+
+
+def test_no_invariant_breaks_while_disks_fill_up() -> None:
+    """All invariants hold after every event, a full disk takes nothing, and every seed becomes well again and quiet."""
+    counts: Counter[str] = Counter()
+    for seed in SEEDS:
+        counts.update(run_seed(seed, simulation_class=FullDiskSimulation).counts)
+    missing = {name: (counts[name], least) for name, least in EXPECTED.items() if counts[name] < least}
+    assert not missing, f"happened too rarely (seen, at least): {missing}"
+
+
+def test_a_replica_that_takes_any_nomination_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the objection a candidate's barrier is appended to a full disk, which is noticed."""
+    monkeypatch.setattr(Replica, "set_disk_full", lambda _replica, _full: None)
+    found = ""
+    for seed in SEEDS:
+        try:
+            run_seed(seed, simulation_class=FullDiskSimulation)
+        except AssertionError as error:
+            found = str(error)
+            break
+    assert found.startswith("I-DISK-FULL")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+def test_many_seeds() -> None:
+    """The same over many more seeds."""
+    for seed in MANY:
+        run_seed(seed, simulation_class=FullDiskSimulation)
