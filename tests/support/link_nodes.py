@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import uvloop
 
+from isthmus.node.local.ports import free_port
 from isthmus.repl.isr.messages import AppendAck, AppendEntries
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
 from isthmus.repl.transport.frames import FrameKind, FrameReader, Lane, WireFrame, frame_head
@@ -97,9 +98,10 @@ class Node:
             on_request=lambda node, method, body: self.answer(node, method, body),
         )
         self.links.listener = self
+        self.port = free_port(set())  # reserved: when the node is gone, no node of another test listens there
         self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))
-        self.port: int = self.socket.getsockname()[1]
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(("127.0.0.1", self.port))
 
     @property
     def address(self) -> str:
