@@ -73,7 +73,7 @@ test-fast: venv
 	@$(BIN)/pytest -q -n 4 $(SPREAD) -m "not slow" -k "not zookeeper" $(FAST_TESTS) $(ARGS)
 
 test-all: lint
-	@$(BIN)/pytest -q $(ARGS)
+	@ISTHMUS_TEST_SAMPLES=whole $(BIN)/pytest -q $(ARGS)
 
 docs: venv
 	@$(BIN)/python -m docs.generate

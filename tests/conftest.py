@@ -26,6 +26,8 @@ from typing import Any, Final
 import hypothesis
 import pytest
 
+from tests.support.samples import share
+
 GRACE_S: Final = 5.0
 """How long threads and children may take to end after a test that told them to; a guess for a loaded machine."""
 
@@ -34,7 +36,7 @@ os.environ["ISTHMUS_CONTEXTS"] = os.devnull + "/none"
 
 hypothesis.settings.register_profile(
     "isthmus",
-    max_examples=50,
+    max_examples=share(50),
     deadline=None,
     derandomize="CI" in os.environ,
     print_blob=True,
@@ -131,24 +133,34 @@ class TimeoutsOfWorkers:
     def __init__(self, workers: int) -> None:
         self._stderr: Final = os.fdopen(os.dup(2), "w")  # the run's own; tests have their output captured
         self._longer: Final = max(1.0, workers / (os.cpu_count() or 1))
+        self._clock: Final = time.monotonic  # tests may put another one in its place
+        self._sleep: Final = time.sleep
+        self._running: tuple[str, float, float] | None = None
+        """The test that runs, how long it may take, and when that time is over."""
+        threading.Thread(target=self._watch, name="time-outs", daemon=True).start()
+
+    def _watch(self) -> None:
+        """One thread for all tests: one each would cost more than most tests take."""
+        while True:
+            self._sleep(0.5)
+            running = self._running
+            if running is None or self._clock() < running[2]:
+                continue
+            print(f"\nTimeout: {running[0]} takes longer than {running[1]:g} s", file=self._stderr, flush=True)
+            faulthandler.dump_traceback(self._stderr)
+            os._exit(1)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: Any, settings: Any) -> bool:
         """In place of pytest-timeout's own thread."""
         timeout_s = settings.timeout * self._longer
+        self._running = item.nodeid, timeout_s, self._clock() + timeout_s
+        return True
 
-        def ended() -> None:
-            print(f"\nTimeout: {item.nodeid} takes longer than {timeout_s:g} s", file=self._stderr, flush=True)
-            faulthandler.dump_traceback(self._stderr)
-            os._exit(1)
-
-        def cancel() -> None:
-            timer.cancel()
-            timer.join()
-
-        timer = threading.Timer(timeout_s, ended)
-        item.cancel_timeout = cancel
-        timer.start()
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_timeout_cancel_timer(self) -> bool:
+        """The test has ended."""
+        self._running = None
         return True
 
 

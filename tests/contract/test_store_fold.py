@@ -14,6 +14,7 @@ from isthmus.repl.model.keys import segment_of
 from isthmus.repl.store.port import Store
 from tests.support.entry_histories import START_MS, WINDOW_OFFSETS, ExpectedRows, History, open_store, stored_rows
 from tests.support.memory_store import MemoryStore
+from tests.support.samples import share
 
 NAMES = st.lists(st.sampled_from([b"\0", b"\1", b"\xff", b"a", b"b"]), min_size=1, max_size=3).map(b"".join)
 
@@ -103,7 +104,7 @@ def check_times(store: Store, history: History) -> None:
             assert found == store.applied(p).offset
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=share(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operations=OPERATIONS, size=st.integers(1, 7))
 def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: int, memory_directory: Path) -> None:
     """Exactly one change row a key, at its latest offset; key rows, objects, cursors and times as the log says; the
@@ -134,7 +135,7 @@ def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: i
     level.close()
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=share(25), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operations=OPERATIONS, floor=st.integers(0, 40), sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)))
 def test_a_replay_from_any_floor_changes_nothing(
     operations: list[Put | Other], floor: int, sizes: tuple[int, int], memory_directory: Path

@@ -139,6 +139,8 @@ def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess
     conftest = (REPOSITORY / "tests" / "conftest.py").read_text()
     assert "GRACE_S: Final = 5.0" in conftest
     (folder / "tests" / "conftest.py").write_text(conftest.replace("GRACE_S: Final = 5.0", "GRACE_S: Final = 0.5"))
+    (folder / "tests" / "support").mkdir()
+    shutil.copy(REPOSITORY / "tests" / "support" / "samples.py", folder / "tests" / "support")
     (folder / "tests" / "test_them.py").write_text(tests)
     outside = {name: value for name, value in os.environ.items() if name != "ISTHMUS_NO_SKIPS"}
     return subprocess.run(

@@ -8,6 +8,7 @@ from tests.simulation.cluster import simulator
 from tests.simulation.cluster.fault_mixes import cuts, losses, moves, redirects, settings, storms
 from tests.simulation.cluster.mutants import DEFECTS, Defect
 from tests.simulation.cluster.simulator import run_seed
+from tests.support.samples import seeds
 
 SEEDS = range(60)
 
@@ -38,5 +39,5 @@ def test_a_defect_is_caught(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_sound_core_passes_the_mixes_that_catch_defects(plan: object) -> None:
     """Without a defect the special mixes are harmless, so what was caught was the defect."""
     assert callable(plan)
-    for seed in range(8):
+    for seed in seeds(range(8)):
         run_seed(seed, plan=plan())

@@ -13,6 +13,7 @@ from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.queue_mutants import DEFECTS, Defect, deposed
 from tests.simulation.cluster.queues import QueueSimulation, UnsharedQueueSimulation
 from tests.simulation.cluster.simulator import run_seed
+from tests.support.samples import floors, seeds
 
 SEEDS = range(20)
 MIXED = range(6)
@@ -35,9 +36,9 @@ def test_owners_get_what_is_acknowledged_whatever_fails() -> None:
     moves, lost and repeated acknowledgements, operators who move cursors and owners, and nodes of a sink's cluster that
     fetch shares, come and go; and all of that happens."""
     counts: Counter[str] = Counter()
-    for seed in SEEDS:
+    for seed in seeds(SEEDS):
         counts.update(run_seed(seed, simulation_class=QueueSimulation).counts)
-    missing = {name: (counts[name], least) for name, least in EXPECTED.items() if counts[name] < least}
+    missing = {name: (counts[name], least) for name, least in floors(EXPECTED).items() if counts[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
 
@@ -45,7 +46,7 @@ def test_owners_get_what_is_acknowledged_whatever_fails() -> None:
 def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: object) -> None:
     """Without a defect the special mixes are harmless, forced leaders and their lost entries among them."""
     assert callable(plan)
-    for seed in MIXED:
+    for seed in seeds(MIXED):
         run_seed(seed, simulation_class=QueueSimulation, plan=plan())
 
 

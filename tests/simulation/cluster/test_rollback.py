@@ -9,6 +9,7 @@ import pytest
 
 from tests.simulation.cluster.rollback import RollbackSimulation, plan_of
 from tests.simulation.cluster.simulator import run_seed
+from tests.support.samples import floors, seeds
 
 SEEDS = range(10, 26)
 """Such as hold; of all seeds about two in a hundred do not."""
@@ -32,9 +33,9 @@ def ran(simulation_class: type[RollbackSimulation], seeds: range | tuple[int, ..
 def test_acknowledged_writes_survive_a_metastore_rollback(simulation_class: type[RollbackSimulation]) -> None:
     """Where the partition went on, all in sync have it; where it says `metastore-rollback`, the copy that a re-seed
     chooses has it. Of these seeds that holds for all; docs/protocol.md names the cases that are noticed too late."""
-    total = ran(simulation_class, SEEDS)
-    floors = {"rolled_back": 15, "epochs_forgotten": 4, "overtaken": 4, "went_on_online": 4, "acked": 800}
-    missing = {name: (total[name], least) for name, least in floors.items() if total[name] < least}
+    total = ran(simulation_class, seeds(SEEDS))
+    expected = {"rolled_back": 15, "epochs_forgotten": 4, "overtaken": 4, "went_on_online": 4, "acked": 800}
+    missing = {name: (total[name], least) for name, least in floors(expected).items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
 

@@ -15,9 +15,11 @@ from isthmus.repl.model.record import PartitionStatus
 from tests.simulation.cluster.__main__ import main
 from tests.simulation.cluster.plan import Plan
 from tests.simulation.cluster.simulator import ClusterSimulation, run_seed
+from tests.support.samples import floors, seeds
 
-SEEDS = range(120)
-CHUNK = 40
+ALL_SEEDS = range(120)
+SEEDS = seeds(ALL_SEEDS)
+CHUNK = min(40, len(SEEDS))
 
 EXPECTED = {
     # what every range of seeds must have gone through, or the schedule has become a harmless one
@@ -122,7 +124,7 @@ EXPECTED = {
     "ambush_RoleChanged": 1,
     "ambush_WriteRecord": 1,
 }
-"""What happened -> how often at least, over SEEDS; about a third of what a run shows."""
+"""What happened -> how often at least, over ALL_SEEDS; about a third of what a run shows."""
 
 total: Counter[str] = Counter()
 """What happened in the chunks that ran, in this process."""
@@ -163,7 +165,7 @@ def test_everything_happens_that_is_meant_to() -> None:
     """The seeds are not tame: each fault, each transition and each refusal occurs, again and again."""
     if ran != set(SEEDS):
         pytest.skip("counts what test_no_invariant_breaks went through, which did not run as a whole")
-    missing = {name: (total[name], least) for name, least in EXPECTED.items() if total[name] < least}
+    missing = {name: (total[name], least) for name, least in floors(EXPECTED).items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
 
@@ -171,7 +173,7 @@ def test_everything_happens_that_is_meant_to() -> None:
 @pytest.mark.timeout(1_800)
 def test_no_invariant_breaks_over_two_thousand_more_seeds() -> None:
     """The same over a longer range, for whoever has the minutes."""
-    for seed in range(SEEDS.stop, SEEDS.stop + 2_000):
+    for seed in range(ALL_SEEDS.stop, ALL_SEEDS.stop + 2_000):
         run_seed(seed)
 
 

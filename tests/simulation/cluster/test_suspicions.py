@@ -16,13 +16,15 @@ from tests.simulation.cluster.session import PING_MS
 from tests.simulation.cluster.simulator import run_seed
 from tests.simulation.cluster.suspicion_mutants import DECIDED, PATCHED, Patch
 from tests.simulation.cluster.suspicions import HOLD_TIMES, SuspicionSimulation
+from tests.support.samples import floors, seeds
 
-SEEDS = range(100)
-CHUNK = 50
+ALL_SEEDS = range(100)
+SEEDS = seeds(ALL_SEEDS)
+CHUNK = len(seeds(range(50)))
 DEFECT_SEEDS = range(80)
 
 EXPECTED = {"suspected": 60, "suspicion_ended": 30, "suspected_falsely": 12, "rejecting": 150}
-"""What happened -> how often at least over CHUNK seeds; about a third of what a run shows."""
+"""What happened -> how often at least over 50 seeds; about a third of what a run shows."""
 
 FAIL_OVER_LIMIT_MS = 900
 """Virtual time without a write after a leader's death: noticing the broken connection (120 ms), and a dozen steps of up
@@ -37,7 +39,7 @@ def test_no_invariant_breaks_under_suspicions_true_and_false(first: int) -> None
     total: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
         total.update(run_seed(seed, simulation_class=SuspicionSimulation).counts)
-    missing = {name: (total[name], least) for name, least in EXPECTED.items() if total[name] < least}
+    missing = {name: (total[name], least) for name, least in floors(EXPECTED).items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
 

@@ -17,8 +17,9 @@ from tests.simulation.mesh.scenarios import (
     locks,
 )
 from tests.simulation.mesh.simulator import MeshSimulation
+from tests.support.samples import seeds
 
-SEEDS = 6
+SEEDS = len(seeds(range(6)))
 
 OWED_SEEDS = (378, 579, 1268, 1531, 1554, 2112)
 """Lost a write of a when R-OWED compared the cursor with the offset of our dot instead of the key's row."""
@@ -71,7 +72,7 @@ def test_a_batch_must_wait_for_what_was_read_with_it() -> None:
     """If a batch is sent before its queue is notified of a change that the batch contains, the change is sent again, or
     goes back to its origin."""
     twice = 0
-    for seed in range(3 * SEEDS):
+    for seed in range(18):
         simulation = MeshSimulation(seed, TOPOLOGIES["mesh"], faults=False, waiting=False)
         simulation.run(STEPS)
         simulation.drain()
@@ -90,7 +91,7 @@ def test_without_the_rule_of_unreplicated_writes_a_write_is_lost() -> None:
     """Without R-OWED some order of events lets a push from b swallow what c still has to get from a."""
     links = [*both_ways(("a", "b")), Link("a", "c")]
     missed = 0
-    for seed in range(20, 12 * SEEDS):
+    for seed in range(20, 72):
         simulation = MeshSimulation(seed, links, unreplicated_check=False)
         simulation.run(STEPS)
         simulation.drain()

@@ -12,12 +12,13 @@ from isthmus.queues.window import DISCARDED
 from tests.simulation.mesh.cluster import Link
 from tests.simulation.mesh.discarding import DiscardingSimulation
 from tests.simulation.mesh.scenarios import TOPOLOGIES
+from tests.support.samples import seeds
 
 STEPS = 2_500
 ROADS = {"one way": [Link("a", "b")], "two-way": TOPOLOGIES["two-way"], "mesh": TOPOLOGIES["mesh"]}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(range(6)))
 @pytest.mark.parametrize("faults", [False, True])
 @pytest.mark.parametrize("discard", [False, True])
 @pytest.mark.parametrize("name", ROADS)

@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from tests.simulation.mesh.scenarios import MOVES, SCENARIOS, moves
+from tests.support.samples import seeds
 
-SEEDS = 10
+SEEDS = len(seeds(range(10)))
 
 KEPT = {"two-way": (23, 587), "mesh": (27,), "chain": (34,)}
 """Failed while what a gap holds was not owed to its queue, and while the owner before settled rows for the next one."""

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.queues.rate_limit import Rates, Throttle
+from tests.support.samples import share
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=share(60), deadline=None, derandomize=True)
 @given(
     st.integers(1, 50_000),
     st.integers(0, 5_000),

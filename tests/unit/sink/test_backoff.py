@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.sink.backoff import Backoff, CycleResult, Delays
+from tests.support.samples import share
 
 DELAYS = Delays(10, 8_000, 5, 250, 2)
 RESULTS = st.sampled_from(list(CycleResult))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=share(200), deadline=None, derandomize=True)
 @given(
     st.builds(
         Delays, st.integers(1, 50), st.integers(50, 9_000), st.integers(1, 50), st.integers(50, 900), st.integers(1, 10)
@@ -50,7 +51,7 @@ def test_the_first_error_waits_no_shorter_than_the_empty_answer_before_it() -> N
     assert resting.after(CycleResult.ERROR, 0).delay_ms == 500
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=share(100), deadline=None, derandomize=True)
 @given(st.integers(0, 8_000), st.integers(0, 99))
 def test_pauses_are_spread(delay_ms: int, seed: int) -> None:
     """The pause lies between half the delay and the whole, so that many sinks do not march in step."""

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.sink.lag_histogram import SLICE_MS, SLICES, Lag, LagHistogram
+from tests.support.samples import share
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=share(150), deadline=None, derandomize=True)
 @given(
     st.lists(st.tuples(st.integers(0, 10_000_000), st.integers(1, 5)), min_size=1, max_size=40),
     st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0]),

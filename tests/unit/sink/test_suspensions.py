@@ -12,6 +12,7 @@ from isthmus.sink.service import overloaded_when_away
 from isthmus.sink.suspensions import DOCUMENT as SUSPENSIONS
 from isthmus.sink.suspensions import SUSPENSIONS_MAX, SinkSuspension, added, decode, without
 from tests.support.memory_metastore import MemoryMetastore, WriteFault
+from tests.support.samples import share
 
 _names = st.sampled_from([None, "q", "r"])
 _peers = st.sampled_from([None, "http://east", "http://north"])
@@ -19,7 +20,7 @@ _nodes = st.sampled_from([None, "n1", "n2"])
 _LINKS = [LinkName(queue, peer) for queue in ("q", "r") for peer in ("http://east", "http://north")]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=share(200), deadline=None, derandomize=True)
 @given(st.lists(st.tuples(_names, _peers, _nodes), max_size=4), _names, _peers, _nodes)
 def test_a_resume_that_is_not_refused_frees_what_it_covers(
     acts: list[tuple[str | None, str | None, str | None]], queue: str | None, peer: str | None, node: str | None

@@ -20,6 +20,7 @@ from isthmus.aae.trees.tree import (
 )
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import SEGMENT_COUNT
+from tests.support.samples import share
 
 segments = st.integers(0, SEGMENT_COUNT - 1) | st.sampled_from([0, 1, 1023, 1024, SEGMENT_COUNT - 1])
 changes = st.lists(st.tuples(segments, st.integers(0, (1 << 64) - 1)), max_size=40)
@@ -32,7 +33,7 @@ def tree_of(found: list[tuple[int, int]]) -> HashTree:
     return tree
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=share(40), deadline=None, derandomize=True)
 @given(changes, st.randoms(use_true_random=False))
 def test_the_order_of_changes_makes_no_difference(found: list[tuple[int, int]], chance: object) -> None:
     """Changes in any order, one by one or together, give the same tree; a change made twice is none."""
@@ -47,7 +48,7 @@ def test_the_order_of_changes_makes_no_difference(found: list[tuple[int, int]], 
     assert not one_by_one.branch_hashes().any()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=share(40), deadline=None, derandomize=True)
 @given(changes, st.integers(0, SEGMENT_COUNT))
 def test_the_trees_of_parts_make_the_tree_of_the_whole(found: list[tuple[int, int]], cut: int) -> None:
     """Two trees of disjoint ranges of segments merge into that of both, and the parts stay what they were."""
@@ -61,7 +62,7 @@ def test_the_trees_of_parts_make_the_tree_of_the_whole(found: list[tuple[int, in
     assert high.dump() == before
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=share(40), deadline=None, derandomize=True)
 @given(changes, st.integers(12, 20))
 def test_smaller_trees_are_folds_with_the_same_branches(found: list[tuple[int, int]], size_bits: int) -> None:
     """A leaf of a smaller tree is the XOR of the leaves below it, and its branches have the hashes of the full one."""
@@ -78,7 +79,7 @@ def test_smaller_trees_are_folds_with_the_same_branches(found: list[tuple[int, i
         assert int(np.bitwise_xor.reduce(leaves)) == int(hashes[branch])
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=share(40), deadline=None, derandomize=True)
 @given(changes, changes)
 def test_trees_differ_exactly_where_rows_changed(common: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
     """Two trees differ in the segments, and in the branches, in which one had a change that does not cancel out."""
@@ -131,7 +132,7 @@ def test_memory_grows_with_the_branches_that_are_touched() -> None:
     assert sum(part.allocated_bytes for part in parts) == 8 * SEGMENT_COUNT
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=share(40), deadline=None, derandomize=True)
 @given(changes, st.integers(0, SEGMENT_COUNT - 1), st.integers(1, SEGMENT_COUNT))
 def test_a_tree_of_a_range_is_that_part_of_the_whole(found: list[tuple[int, int]], first: int, end: int) -> None:
     """Wherever its range begins and ends, within a branch or not: branches, leaves, file and merging are those of a

@@ -14,6 +14,7 @@ from isthmus.repl.model.entry import decode_key_row, encode_key_row, leaf
 from isthmus.repl.model.errors import CodecError, Corruption
 from isthmus.repl.model.objects import Summary
 from isthmus.repl.store.rows import bucket_head, segment_name
+from tests.support.samples import share
 
 numbers = st.integers(0, 300) | st.integers(0, 70_000) | st.integers(0, 2**63)
 summaries = st.builds(
@@ -38,7 +39,7 @@ def page(found: list[Made]) -> tuple[list[bytes], list[bytes]]:
     return names, [encode_key_row(summary, offset) for *_, summary, offset in found]
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=share(150), deadline=None, derandomize=True)
 @given(st.lists(keys, min_size=1, max_size=20))
 def test_a_page_gives_every_row_the_leaf_that_apply_gave_it(found: list[Made]) -> None:
     """For every shape of name and row, alone and among others, in the order of the page."""

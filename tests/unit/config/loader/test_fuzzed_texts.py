@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.config.loader import ConfigError, load_text
+from tests.support.samples import share
 
 SAMPLE = """\
 [node]
@@ -26,7 +27,7 @@ object_size = "50MB"
 name = "to-west"
 """
 
-EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=share(150), deadline=None, derandomize=True)
 
 
 def check_text(text: str) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.repl.model.errors import Overloaded
+from tests.support.samples import share
 
 T = "default"
 
@@ -206,7 +207,7 @@ element = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=share(80), deadline=None, derandomize=True)
 @given(st.lists(element, max_size=4) | st.binary(max_size=30))
 def test_any_batch_is_answered(client_api_with, items):
     """Whatever is sent, each item has a status, or the whole request is 400."""

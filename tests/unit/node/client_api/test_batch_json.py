@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.repl.model.errors import Overloaded
+from tests.support.samples import share
 
 JSON = {"content-type": "application/json"}
 
@@ -249,7 +250,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=share(150), deadline=None, derandomize=True)
 @given(st.lists(st.dictionaries(fields, values, max_size=6), max_size=5))
 def test_any_batch_of_objects_is_answered(client_api_with, items):
     """An answer per item, whatever its members hold; never a fault."""

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from isthmus.node.client_api.continuation import continuation_token, name_before
 from isthmus.node.http.responses import RequestRefused
+from tests.support.samples import share
 
-EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=share(150), deadline=None, derandomize=True)
 LISTING = (b"keys", b"default", b"users", b"eu-")
 
 

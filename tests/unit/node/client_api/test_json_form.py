@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from isthmus.node.client_api.json_form import encoded, shown_siblings
 from isthmus.repl.model.objects import Sibling
+from tests.support.samples import share
 
-EXAMPLES = settings(max_examples=200, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=share(200), deadline=None, derandomize=True)
 
 
 def shown(value: bytes, content_type: bytes, encoding: bytes = b"") -> tuple[str, object]:

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isthmus.node.http.accept import asks_for_json, prefers
+from tests.support.samples import share
 
-EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=share(150), deadline=None, derandomize=True)
 
 
 @pytest.mark.parametrize(

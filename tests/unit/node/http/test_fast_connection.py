@@ -19,8 +19,9 @@ from isthmus.node.http.fast_connection import (
     _lines,
     read_whole,
 )
+from tests.support.samples import share
 
-EXAMPLES = settings(max_examples=1500, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=share(1500), deadline=None, derandomize=True)
 LIMIT = 65_536
 
 PUT = b"PUT /buckets/b/keys/k HTTP/1.1\r\nHost: x\r\nContent-Type: a/b\r\nContent-Length: 2\r\n\r\nvv"

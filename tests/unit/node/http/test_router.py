@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from isthmus.node.client_api.object_headers import parse_index, parse_links, parse_vclock, prefers_multipart
 from isthmus.node.http.responses import RequestRefused
 from isthmus.node.http.router import Router, decode_segment, encode_segment, parse_query
+from tests.support.samples import share
 
-EXAMPLES = settings(max_examples=300, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=share(300), deadline=None, derandomize=True)
 
 
 def status_of(act):

@@ -10,6 +10,7 @@ from isthmus.queues.filters import includes_more, parse_filter
 from isthmus.repl.model.entry import decode_key_row, encode_key_row, row_is_tombstone
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.model.objects import Content, Summary, decode_object, encode_with_summary, is_deleted_object, write
+from tests.support.samples import share
 
 
 def test_only_known_filters_are_taken() -> None:
@@ -48,7 +49,7 @@ def test_a_filter_reports_what_it_offers_and_by_which_rule(
     assert parse_filter(str(parse_filter(text))) == parse_filter(text)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=share(200), deadline=None, derandomize=True)
 @given(st.binary(max_size=40), st.booleans(), st.integers(0, (1 << 44) - 1), st.integers(0, 1 << 40))
 def test_the_tombstone_flag_of_a_row_is_found_without_decoding(
     clock: bytes, tombstone: bool, offset: int, size: int

@@ -19,6 +19,7 @@ from isthmus.queues.cursors import CursorState, decode_state, encode_state
 from isthmus.queues.gaps import with_gap, without
 from isthmus.queues.queue_documents import CLEARED, PLACED, RELEASED, CursorCommand, execute
 from isthmus.repl.model.entry import EntryKind
+from tests.support.samples import share
 from tests.unit.queues.source_queue.test_state_machine import NAME, PARTITIONS, ROWS, Schedule
 
 
@@ -168,7 +169,7 @@ def test_changes_below_a_cursor_are_acknowledged_or_in_a_gap(cascade: bool, monk
     monkeypatch.setattr(window_room, "TAIL_MAX", 5)
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=30, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=share(30), deadline=None, derandomize=True, database=None)
     @given(st.integers(0, 2**32))
     def run(seed: int) -> None:
         schedule = OperatedSchedule(seed, cascade)

@@ -29,6 +29,7 @@ from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.store.port import Change
 from tests.support.queue_source import OURS, SINK, THIRD, EntryFactory, FakeStore
+from tests.support.samples import share
 
 NAME = b"q"
 LEASE_MS = 100
@@ -430,7 +431,7 @@ def test_every_pending_change_is_served_and_no_cursor_passes_unacknowledged_ones
     monkeypatch.setattr(window_room, "TAIL_MAX", 5)
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=50, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=share(50), deadline=None, derandomize=True, database=None)
     @given(st.integers(0, 2**32))
     def run(seed: int) -> None:
         schedule = Schedule(seed, cascade)
@@ -455,7 +456,7 @@ def test_changes_without_a_notification_are_served_all_the_same(monkeypatch: pyt
     monkeypatch.setattr(window_room, "REFILL_ROWS", ROWS)
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=50, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=share(50), deadline=None, derandomize=True, database=None)
     @given(st.integers(0, 2**32))
     def run(seed: int) -> None:
         schedule = Schedule(seed, False, drops_notifications=True)

@@ -40,6 +40,7 @@ from isthmus.queues.wire import (
 from isthmus.repl.controller.bucket_properties import DIGESTS_MAX
 from isthmus.repl.model.errors import CodecError, TooLarge
 from isthmus.repl.property_digests import SCOPE_DIGEST_BYTES_MAX, SCOPES_BYTES_MAX, SCOPES_MAX
+from tests.support.samples import share
 
 SESSION = Session(b"c" * 16, "w1", b"i" * 8, 3)
 ITEM: Item = (1, 2, 3, b"default", b"bucket", b"key", b"o" * 16, 1_700_000_000_000, b"payload")
@@ -90,14 +91,14 @@ _requests = (
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=share(100), deadline=None, derandomize=True)
 @given(_requests)
 def test_requests_come_back_as_they_went(request: FetchRequest) -> None:
     """Encoding and decoding a request within the limits changes nothing."""
     assert decode_request(encode_request(request)) == request
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=share(100), deadline=None, derandomize=True)
 @given(_items, st.text(max_size=9))
 def test_answers_come_back_as_they_went(items: list[Item], name: str) -> None:
     """Encoding and decoding an answer changes nothing; payloads are opaque."""
@@ -128,7 +129,7 @@ def _outcome(decode: Callable[[bytes], object], body: bytes) -> object:
         return type(error), str(error)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=share(300), deadline=None, derandomize=True)
 @given(_requests | _replies, st.data())
 def test_usual_bodies_are_decoded_like_all_others(message: FetchRequest | FetchReply, data: st.DataObject) -> None:
     """The decoder of usual bodies takes what this version writes, and never differs from the general one, whatever
@@ -425,7 +426,7 @@ def test_an_answer_with_a_wrong_field_is_refused(fields: dict[str, object]) -> N
         decode_reply(_changed(good, **fields))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=share(150), deadline=None, derandomize=True)
 @given(st.data())
 def test_hostile_bytes_are_refused_never_a_crash(data: st.DataObject) -> None:
     """Noise, truncations and flipped bits give a CodecError or a well-formed value."""

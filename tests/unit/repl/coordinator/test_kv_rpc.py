@@ -23,8 +23,9 @@ from isthmus.repl.model.requests import (
     WriteRequest,
     WriteResult,
 )
+from tests.support.samples import share
 
-EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=share(150), deadline=None, derandomize=True)
 
 leaf = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(max_size=9) | st.text(max_size=5)
 tree = st.recursive(leaf, lambda inner: st.lists(inner, max_size=15), max_leaves=40)

@@ -22,6 +22,7 @@ from isthmus.repl.metastore.codecs import (
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from isthmus.repl.model.vclock import MAX_EPOCH
+from tests.support.samples import share
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
@@ -104,7 +105,7 @@ GOLDEN_RECORDS = [
 GOOD = PartitionRecord(0, "default", 0, 12, ("n1",), isr=frozenset({Member("n1", 1), Member("n2", 2)}))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=share(60), deadline=None, derandomize=True)
 @given(records)
 def test_a_record_survives_its_bytes(record: PartitionRecord) -> None:
     """Decoding what was encoded gives the record, and encoding that gives the same bytes."""

@@ -30,6 +30,7 @@ from isthmus.repl.replog.frames import (
     encode_state,
     encode_truncate,
 )
+from tests.support.samples import share
 
 U32 = st.integers(0, 2**32 - 1)
 U44 = st.integers(0, 2**44 - 1)
@@ -80,7 +81,7 @@ def test_runs_come_back(partition: int, base: int, wires: list[bytes], table) ->
             assert decode_wires(body, runs[3], base + first, base + end) == wires[first:end]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=share(500), deadline=None)
 @given(
     st.lists(st.tuples(U32, U44, st.lists(st.binary(max_size=9), min_size=1, max_size=3)), max_size=3),
     st.lists(st.tuples(st.integers(0, 150), st.integers(1, 255)), max_size=2),
@@ -123,7 +124,7 @@ def test_new_entries_decode_as_runs_and_wires(
         assert decode_new_entries(data, run_count) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share(300), deadline=None)
 @given(st.binary(max_size=160), st.integers(0, 5))
 def test_hostile_bodies_are_refused(body: bytes, run_count: int) -> None:
     """Bytes that are no runs raise Corruption and nothing else."""
@@ -140,7 +141,7 @@ def test_hostile_bodies_are_refused(body: bytes, run_count: int) -> None:
         pass
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=share(300), deadline=None)
 @given(st.integers(0, 191), st.integers(1, 255))
 def test_a_changed_body_is_refused_or_means_the_same_shape(position: int, flip: int) -> None:
     """A flipped byte inside a body never makes a decoder crash or read past the body."""

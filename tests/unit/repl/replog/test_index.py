@@ -10,11 +10,12 @@ from isthmus.repl.replog import index as index_module
 from isthmus.repl.replog.index import LogIndex, PartitionIndex
 from tests.support.log_history import Listener, entries, open_log
 from tests.support.memory_disk import MemoryDisk
+from tests.support.samples import share
 
 STRIDE = 40
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=share(150), deadline=None)
 @given(st.data())
 def test_the_index_leads_to_the_newest_copy_of_every_entry(data: st.DataObject) -> None:
     """After any appends, truncations, trims and copies, each entry is looked for in its file, not far before it."""

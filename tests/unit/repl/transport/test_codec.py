@@ -34,6 +34,7 @@ from isthmus.repl.transport.codec import Encoder, decode_item
 from isthmus.repl.transport.frames import LIST_ITEMS_MAX, bin_head, list_head, unpacked
 from isthmus.repl.transport.port import LinkMessage
 from tests.support.link_nodes import entries_of, forward
+from tests.support.samples import share
 
 epochs = st.integers(0, MAX_EPOCH)
 offsets = st.integers(0, MAX_OFFSET)
@@ -172,7 +173,7 @@ def test_hostile_items_are_refused_and_nothing_else_happens(message: LinkMessage
         assert decoded(bytes_of(delivery.partition, delivery.message)).message == delivery.message
 
 
-@settings(max_examples=40)
+@settings(max_examples=share(40))
 @given(st.recursive(st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text()
                     | st.binary(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.binary(), inner),
                     max_leaves=20))  # fmt: skip

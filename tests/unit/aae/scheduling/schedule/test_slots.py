@@ -23,12 +23,13 @@ from isthmus.aae.scheduling.schedule import (
     slot_moment,
     state_after,
 )
+from tests.support.samples import share
 
 START = 1_699_920_000_000  # midnight UTC
 wants = st.dictionaries(st.sampled_from(list(CheckKind)), st.integers(0, 30))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=share(60), deadline=None, derandomize=True)
 @given(wants, st.integers(1, 5), st.integers(1, 3), st.text(max_size=9))
 def test_every_check_gets_a_slot_of_its_own_on_every_node(
     wanted: dict[CheckKind, int], nodes: int, peers: int, seed: str

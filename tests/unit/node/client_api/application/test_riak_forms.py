@@ -18,13 +18,14 @@ from isthmus.node.http.authorization import http_roles
 from isthmus.node.http.object_query import parse_object_query
 from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.model.errors import NotReady
+from tests.support.samples import share
 
 K = "/buckets/b/keys/k"
 TEXT = {"content-type": "text/plain"}
 WRITTEN_S = 1_700_000_000
 """When the cluster in memory writes everything."""
 
-EXAMPLES = settings(max_examples=300, deadline=None, derandomize=True)
+EXAMPLES = settings(max_examples=share(300), deadline=None, derandomize=True)
 
 
 def refused_status(act) -> int | None:

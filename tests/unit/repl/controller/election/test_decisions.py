@@ -30,6 +30,7 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Part
 from isthmus.repl.model.vclock import MAX_EPOCH
 from tests.simulation.cluster import invariants
 from tests.support.replica_builders import MEMBER, NODE, a_record, registered
+from tests.support.samples import share
 
 A, B, C = Member("a", 1), Member("b", 2), Member("c", 3)
 ALL = {"a": registered("a", 101, 1), "b": registered("b", 102, 2), "c": registered("c", 103, 3)}
@@ -373,7 +374,7 @@ def looks(draw: st.DrawFn) -> tuple[PartitionRecord, dict[str, Registration]]:
     return record, registrations
 
 
-@settings(deadline=None, derandomize=True, max_examples=250)
+@settings(deadline=None, derandomize=True, max_examples=share(250))
 @given(
     looks(),
     st.sets(st.tuples(st.just(6), nodes, st.integers(101, 104), st.integers(1, 2))),
@@ -414,7 +415,7 @@ def test_every_decision_keeps_the_records_invariants(
         assert after.epoch == record.epoch
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=share(100))
 @given(looks())
 def test_a_record_without_electable_members_stays_offline(
     look: tuple[PartitionRecord, dict[str, Registration]],

@@ -20,6 +20,7 @@ from isthmus.repl.controller.placement import (
     placed,
     replica_map_document,
 )
+from tests.support.samples import share
 
 
 def a_map(*sets: Any) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def test_nodes_that_do_not_live_are_refused() -> None:
         check_nodes(((0,),), ())
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=share(60))
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 9), st.integers(0, 100))
 def test_every_computed_placement_is_a_right_map(partitions: int, factor: int, more: int, start: int) -> None:
     """What the plan prints, the assignment takes, and gives back the same."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from isthmus.repl.controller.placement import chained, computed, placed, rack_sequence
 from isthmus.repl.model.errors import BadInput
+from tests.support.samples import share
 
 FOUR_RACKS = {node: f"rack-{'abcd'[node // 3]}" for node in range(12)}
 THREE_RACKS = {0: "rack-a", 1: "rack-b", 2: "rack-b", 3: "rack-c", 4: "rack-c", 5: "rack-c"}
@@ -46,7 +47,7 @@ def test_too_few_nodes_are_refused(factor: int, nodes: str) -> None:
         computed(1, factor, nodes)
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=share(100))
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 100), st.data())
 def test_replicas_are_distinct_and_spread_evenly(
     partition_count: int, node_count: int, start: int, data: st.DataObject
@@ -117,7 +118,7 @@ def test_more_replicas_than_nodes_are_refused_over_racks_too() -> None:
         placed(1, 1, {})
 
 
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(deadline=None, derandomize=True, max_examples=share(150))
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 100), st.data())
 def test_any_racks_are_placed_evenly_and_never_twice_on_a_node(
     sizes: list[int], start: int, data: st.DataObject
@@ -137,7 +138,7 @@ def test_any_racks_are_placed_evenly_and_never_twice_on_a_node(
     assert max(leads[node] for node in racks) - min(leads[node] for node in racks) <= 1
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=share(60))
 @given(st.integers(2, 5), st.integers(1, 5), st.integers(0, 50), st.data())
 def test_equal_racks_never_hold_two_replicas_of_one_partition(
     rack_count: int, size: int, start: int, data: st.DataObject

@@ -22,6 +22,7 @@ from isthmus.repl.model.objects import (
     summarize_encoded,
 )
 from isthmus.repl.model.vclock import decode_clock, encode_clock
+from tests.support.samples import share
 
 DECODERS: list[Callable[[bytes], object]] = [
     decode_clock,
@@ -97,7 +98,7 @@ def test_key_rows_come_back_equal() -> None:
 
 @pytest.mark.parametrize("decode", DECODERS)
 @given(data=st.binary(max_size=80))
-@settings(max_examples=150)
+@settings(max_examples=share(150))
 def test_random_bytes_give_an_error(decode: Callable[[bytes], object], data: bytes) -> None:
     """Random bytes raise nothing but CodecError, whose message says what they are not."""
     try:
@@ -110,7 +111,7 @@ def test_random_bytes_give_an_error(decode: Callable[[bytes], object], data: byt
 
 
 @given(entries(), objects(), st.data())
-@settings(max_examples=150)
+@settings(max_examples=share(150))
 def test_damaged_bytes_give_an_error_or_another_valid_value(entry: Entry, obj: Object, data: st.DataObject) -> None:
     """One flipped byte or a cut end is refused or still well-formed; nothing else is raised."""
     for decode, encoded in ((decode_entry, entry.wire), (decode_object, encode_object(obj))):
@@ -216,7 +217,7 @@ _BARE = siblings.map(lambda s: Object(((*s.dot, 9),), (s._replace(metadata=(), l
 
 
 @given(st.one_of(_BARE, objects()), st.data())
-@settings(max_examples=300)
+@settings(max_examples=share(300))
 def test_accepted_bytes_are_canonical(obj: Object, data: st.DataObject) -> None:
     """Whatever stands in the place of some part of an object: it is refused, or its bytes are those that this program
     would write for it."""

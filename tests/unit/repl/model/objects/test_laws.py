@@ -25,6 +25,7 @@ from isthmus.repl.model.objects import (
     write,
 )
 from isthmus.repl.model.vclock import Clock, Dot
+from tests.support.samples import share
 
 ACTORS = [bytes([n]) * 20 for n in (1, 2, 3)]
 
@@ -78,7 +79,7 @@ class KeyReplicas:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=150)
+@settings(max_examples=share(150))
 def test_no_sibling_is_lost_and_none_is_false(seed: int) -> None:
     """I-NO-LOST, I-SIB: after any history the siblings are exactly the writes that no later write had seen."""
     replicas = KeyReplicas(random.Random(seed))
@@ -91,7 +92,7 @@ def test_no_sibling_is_lost_and_none_is_false(seed: int) -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=100)
+@settings(max_examples=share(100))
 def test_any_order_and_repetition_of_pushes_gives_the_same_object(seed: int) -> None:
     """I-COMM: merging the same states in any order, with repeats, gives byte-equal objects."""
     replicas = KeyReplicas(random.Random(seed))
@@ -175,7 +176,7 @@ def test_counters_pack_epoch_and_offset_in_log_order() -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=60)
+@settings(max_examples=share(60))
 def test_summary_from_bytes_equals_summary_of_the_object(seed: int) -> None:
     """A push's summary, taken from bytes alone, is the one the leader would have made."""
     replicas = KeyReplicas(random.Random(seed))

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.support.log_history import History, Listener, PartitionState, entries, kill, open_log
 from tests.support.memory_disk import MemoryDisk
+from tests.support.samples import share
 
 PARTITIONS = st.integers(0, 2)
 LIMIT_BYTES = 1500
@@ -129,7 +130,7 @@ class LogModel(RuleBasedStateMachine):
 
 
 LogModel.TestCase.settings = settings(
-    max_examples=40,
+    max_examples=share(40),
     stateful_step_count=25,
     deadline=None,
     derandomize=True,

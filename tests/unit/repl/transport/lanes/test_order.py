@@ -25,6 +25,7 @@ from isthmus.repl.transport.lanes import (
     RateCap,
     Traffic,
 )
+from tests.support.samples import share
 
 KB = 1024
 
@@ -64,7 +65,7 @@ def numbers(frames: list[WireFrame], lane: Lane) -> list[int]:
 lanes = st.sampled_from([Lane.LIVE, Lane.CALLS, Lane.CATCH_UP])
 
 
-@settings(max_examples=40)
+@settings(max_examples=share(40))
 @given(st.lists(st.tuples(lanes, st.integers(0, 300 * KB)), max_size=15), st.integers(1, 90))
 def test_each_lane_keeps_its_order_and_loses_nothing(items: list[tuple[Lane, int]], share: int) -> None:
     """Whatever is queued comes out once, in the order of its lane, in pieces that are not too long."""
