@@ -266,10 +266,19 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
-    """With `--dist loadscope`: spread tests one by one, except those that stay together or measure time."""
+    """With `--dist loadscope`: spread tests one by one, except those that stay together or measure time.
+
+    Every other worker takes tests from the end: at one end are those that wait for processes, at the other those that
+    compute, and together they fill the cores.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
+        def _assign_work_unit(self, node: Any) -> None:
+            if int(node.gateway.id.removeprefix("gw")) % 2:
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
+
         def _split_scope(self, nodeid: str) -> str:
             path, _, test = nodeid.partition("::")
             if TOGETHER.match(nodeid):
