@@ -25,6 +25,7 @@ from isthmus.config.loader import load_file
 from isthmus.node import daemon
 from isthmus.node.daemon import Node
 from isthmus.node.observability import logs
+from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest, WriteResult
@@ -80,7 +81,7 @@ async def serve(file: Path) -> int:
     """Start the node, run the work from standard input, and stop the node."""
     settings = load_file(file)
     logs.configure(settings.log, settings.node.name)
-    node = Node(settings, file)
+    node = Node(settings, file, ServiceManager())
     await node.start()
     print("up", flush=True)
     loop = asyncio.get_running_loop()

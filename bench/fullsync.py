@@ -27,13 +27,15 @@ from bench.figures import CpuTime, Figure, Target, machine, report
 from bench.loadgen import Phase, Result
 from bench.nodes import TWO_CLUSTERS, BenchFailed, LoadProcess, Nodes
 from bench.profiling import Profiler
-from isthmus.aae.ports import LocalReplicas, ReplicaSnapshot
+from isthmus.aae.ports import ReplicaSnapshot
 from isthmus.aae.trees.tree_cache import TreeCache
 from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.entry import Entry, EntryKind, encode_key_row, make_entry
 from isthmus.repl.model.errors import IsthmusError
 from isthmus.repl.model.objects import Summary
+from isthmus.repl.model.ports import AppliedEntries
+from tests.support.fullsync_fakes import FakeReplicas
 from tests.support.memory_store import MemoryStore
 
 PROOF: Final = Target(30, "ms median to prove both equal", at_least=False)
@@ -114,28 +116,21 @@ def main(as_json: bool, profile: bool, keys: int, few: int, many: int, rate: flo
         raise SystemExit(1) from error
 
 
-class _Replicas(LocalReplicas):
-    def __init__(self, replicas: list[ReplicaSnapshot]) -> None:
-        self._replicas = replicas
-
-    def snapshots(self) -> list[ReplicaSnapshot]:
-        """See LocalReplicas."""
-        return self._replicas
-
-
 async def _tree_update_cost() -> Figure:
     """The CPU time per entry of updating a tree, measured in this process."""
     with tempfile.TemporaryDirectory(prefix="isthmus-bench-") as directory:
         entries = [_entry(offset) for offset in range(TREE_ENTRIES)]
         replica = ReplicaSnapshot(0, b"default", 1, 0, True)
-        trees = TreeCache(MemoryStore(), directory=Path(directory), replicas=_Replicas([replica]), time=SystemTime())
+        trees = TreeCache(
+            MemoryStore(), directory=Path(directory), replicas=FakeReplicas(lambda: [replica]), time=SystemTime()
+        )
         trees.start()
         await asyncio.sleep(TREE_READY_S)
         assert 0 in trees.cached
-        parts = [entries[at : at + TREE_BATCH] for at in range(0, TREE_ENTRIES, TREE_BATCH)]
+        parts = [[AppliedEntries(0, entries[at : at + TREE_BATCH], True)] for at in range(0, TREE_ENTRIES, TREE_BATCH)]
         began_s = time.process_time()
         for part in parts:
-            trees.applied(0, part, True)
+            trees.applied(part)
         seconds = time.process_time() - began_s
         assert trees.cached[0].tree is not None
         await trees.stop(save=False)

@@ -30,7 +30,7 @@ import xxhash
 from bench.figures import Figure, cpu_time, machine, report
 from bench.loadgen import VALUE_BYTES, Phase
 from bench.nodes import REPOSITORY, BenchFailed, LoadProcess
-from isthmus.repl.store.leveldb import plyvel
+from isthmus.repl.store.leveldb import plyvel  # type: ignore[attr-defined]  # one of two packages
 
 REFERENCE_US: Final = {"request": 15.0, "store": 3.51, "hash": 0.09, "sync": 120.0}
 """CPU microseconds per object (`sync`: wall time) on the machine of the targets: two cores, Python 3.11."""
@@ -120,7 +120,8 @@ def _interpreted() -> float:
     began_s = time.thread_time()
     for number in range(TURNS):
         pair = number, str(number)
-        len({"a": pair, "b": [pair]}["b"][0])
+        turn: dict[str, Any] = {"a": pair, "b": [pair]}
+        len(turn["b"][0])
     return (time.thread_time() - began_s) / TURNS * 1e6
 
 
