@@ -231,6 +231,8 @@ class Comparison:
 
     def turn(self, name: str, when: str) -> None:
         """Start a system, run all phases on it, and stop it. Raises BenchFailed."""
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="peers-", dir=self._directory) as place:
             system = ENTRIES[name].make(self._sharing)
             self.notes += [note for note in system.notes if note not in self.notes]
