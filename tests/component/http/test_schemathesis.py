@@ -65,7 +65,7 @@ def run(directory: Path, listener: str, *arguments: str, timeout_s: int) -> None
 @pytest.mark.parametrize("listener", ["http", "admin"])
 def test_a_few_answers_of_each_operation_fit_the_description(tmp_path: Path, listener: str) -> None:
     """As below, with one request or two of each operation."""
-    run(tmp_path, listener, "--max-examples", "2" if WHOLE else "1", "--phases", "fuzzing", timeout_s=180)
+    run(tmp_path, listener, "--max-examples", "2" if WHOLE else "1", "--phases", "examples,fuzzing", timeout_s=180)
 
 
 @pytest.mark.slow

@@ -26,9 +26,9 @@ def test_a_forced_replica_keeps_all_its_entries() -> None:
     """Guards lose all their disks among other faults: whatever copy is forced, only what it lacked is lost, and
     writes go on."""
     total: Counter[str] = Counter()
-    for seed in seeds(SEEDS):
+    for seed in SEEDS:
         total.update(run_seed(seed, plan=last_resorts(**SHAPES[seed % len(SHAPES)])()).counts)
-    missing = {name: (total[name], least) for name, least in floors(EXPECTED).items() if total[name] < least}
+    missing = {name: (total[name], least) for name, least in EXPECTED.items() if total[name] < least}
     assert not missing, f"happened too rarely (seen, at least): {missing}"
 
 
