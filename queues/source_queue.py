@@ -326,7 +326,7 @@ class SourceQueue:
     def _ready_windows(self, windows: Iterable[Window], session: Session | None) -> list[Window]:
         """Windows with references that may be taken now, except those of bucket types that the session's node lacks."""
         version = self.owner_version
-        ready = [w for w in windows if w.ready_count and w.owner_version == version]
+        ready = [w for w in windows if w.waiting and w.ready_count and w.owner_version == version]
         lacking = self.sink_types.lacking_at(session.node) if session is not None else None
         return [w for w in ready if w.bucket_type not in lacking] if lacking else ready
 
@@ -415,10 +415,9 @@ class SourceQueue:
                 count = min(count, BULK_BATCH_COUNT)
                 self._bulk_from_ms = now_ms + BULK_INTERVAL_MS * count // BULK_BATCH_COUNT
             parts = [Part(bulk, 0, *bulk.take(count, self.sink_types.known))]
-        for window in order:
-            if not window.ready_count:
-                self._gathering_from_ms.pop(window.partition, None)
-                self._passed_over_ms.pop(window.partition, None)
+        for since_ms in (self._gathering_from_ms, self._passed_over_ms):
+            for partition in [p for p in since_ms if not self.windows[p].ready_count]:
+                del since_ms[partition]
         return self.leases.open(session, self.owner_version, parts, size, priority, now_ms)
 
     # ---------------------------------------------------------------- batches

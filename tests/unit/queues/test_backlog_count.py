@@ -46,7 +46,7 @@ def waiting_rows(window: Window, rows: Sequence[Change]) -> set[int]:
     for a change of ours before."""
     above = [row for row in rows if row.offset >= window.cursor]
     offered = {row.offset for row in window.unsettled(above) if row.offset not in window._in_flight}
-    return offered | {item[2] for item in window._waiting.values()}
+    return offered | {item[2] for item in window.waiting.values()}
 
 
 async def count_served(queue_node: QueueNode) -> int:
