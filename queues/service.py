@@ -248,7 +248,7 @@ class QueueService:
             if not leader or partition not in led:
                 continue
             led[partition] = entries[-1].offset + 1
-            if any(entry.kind == _CURSOR for entry in entries):
+            if _CURSOR in [entry.kind for entry in entries]:
                 self._applied_with_cursors(partition, entries, now)
                 continue
             added = True

@@ -71,6 +71,7 @@ def _add_writes(
     results: list[object],
 ) -> int:
     partition, new_rows, pending = batch.partition, batch.new_rows, batch.partition.unapplied.pending_rows
+    entries = batch.entries
     partition_id, actor, epoch = partition.id, partition.actor, batch.epoch
     origin, now_ms, now_s = batch.cluster_uuid, batch.now_ms, batch.now_ms // 1000
     key_row, entry_limit = batch.store.key_row, batch.limits.made_bytes
@@ -126,8 +127,9 @@ def _add_writes(
             if len(wire) > entry_limit:
                 raise batch.too_long(wire)
             entry = _new(Entry, (*fields, wire))
-            batch.add(entry)
-            end = offset + 1
+            entries.append(entry)
+            new_rows[name] = entry
+            batch.next_offset = end = offset + 1
             puts += 1
             results[slot] = _new(WriteResult, (payload, clock, 1, True, False, ""))
         except IsthmusError as error:
@@ -153,6 +155,7 @@ def _add_pushes(
     batch: WriteBatch, items: Sequence[PushItem], slots: Sequence[int], hashes: Sequence[int], results: list[object]
 ) -> int:
     partition, new_rows, pending = batch.partition, batch.new_rows, batch.partition.unapplied.pending_rows
+    entries = batch.entries
     partition_id, actor, epoch, now_ms = partition.id, partition.actor, batch.epoch, batch.now_ms
     key_row, entry_limit, object_limit = batch.store.key_row, batch.limits.entry_bytes, batch.limits.object_bytes
     reaped = batch.store.reaped_clocks(partition_id)
@@ -204,8 +207,9 @@ def _add_pushes(
             if len(wire) > entry_limit:
                 raise batch.too_long(wire)
             entry = _new(Entry, (*fields, wire))
-            batch.add(entry)
-            end = offset + 1
+            entries.append(entry)
+            new_rows[name] = entry
+            batch.next_offset = end = offset + 1
             results[slot] = APPLIED
         except IsthmusError as error:
             results[slot] = clear_traceback(error)
