@@ -17,6 +17,7 @@ import pytest
 
 from isthmus.node.admin_api import live
 from isthmus.node.http import listener
+from isthmus.node.services.history_series import ALL_TYPES, ISR_BASE
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
@@ -109,14 +110,18 @@ def last(values: list[float | None]) -> float:
 
 
 async def sampled(nodes: Mapping[str, NodeOfEnsemble]) -> None:
-    """Return once the history of each node has a place that is over."""
+    """Return once the history of each node has a place that is over, and the newest sample a partition that the node
+    leads with all three members: a node that is ready may lead none yet."""
 
     def samples(node: NodeOfEnsemble) -> float:
         return {name: count for name, _, count in node.services.history_sampler.samples()}[
             "isthmus_history_samples_total"
         ]
 
-    await eventually(lambda: all(samples(node) > 2 for node in nodes.values()), "all nodes have a sample")
+    def leads(node: NodeOfEnsemble) -> bool:
+        return node.services.history.newest.get(("isr.worst", ALL_TYPES), 0) % ISR_BASE == 3
+
+    await eventually(lambda: all(samples(node) > 2 and leads(node) for node in nodes.values()), "a sample of each node")
 
 
 async def write_some(node: NodeOfEnsemble, count: int) -> None:
