@@ -35,7 +35,7 @@ requeued (`queues.in_flight_keys`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
@@ -100,7 +100,7 @@ class Window:
     __slots__ = (
         "_blocked", "_bucket_rule", "_claimed_end", "_discarding", "_fresh", "_in_flight", "_last_served", "_moved",
         "_pending_gaps", "_refill_goal", "_refused_gaps", "_returned", "_served", "_settled_places", "_settled_rows",
-        "_skip_ranges", "_skip_rows", "_tail", "applied", "backfill_end", "base", "bucket_type", "budget",
+        "_skip_ranges", "_skip_rows", "_tail", "_waiting", "applied", "backfill_end", "base", "bucket_type", "budget",
         "complete_from", "cursor", "damage_listener", "held_back", "key_range", "ledger", "ledger_started", "origins",
         "owner_version", "partition", "reading", "refilling", "saved", "scan", "state", "tracking", "unreadable",
         "waiting",
@@ -164,11 +164,12 @@ class Window:
         """`applied` when the read under way began."""
         self._tail: list[Entry] | None = []
         """Entries applied while rows are being read; None when there were too many."""
-        self.waiting: dict[int, Item] = {}
-        """Place -> reference that waits. Others only ask whether there are any, without a call (`ready_count` decides):
-        a queue asks all its windows several times for each group of changes."""
+        self._waiting: dict[int, Item] = {}
+        self.waiting: Mapping[int, Item] = self._waiting
+        """Place -> reference that waits. A queue asks all its windows several times for each group of changes: it
+        passes over those where this is empty, without a call."""
         self._fresh: deque[int] = deque()
-        """Places never served, rising; one that is no longer in `waiting` was dropped."""
+        """Places never served, rising; one that is no longer in `_waiting` was dropped."""
         self._returned: list[int] = []
         """Heap of requeued places; all below every fresh place."""
         self._served: deque[int] = deque()
@@ -181,7 +182,7 @@ class Window:
         """Row -> place, of waiting references whose row is not their place."""
         self._in_flight = InFlightKeys()
         self._blocked: set[int] = set()
-        """Places in `waiting` whose key is in flight; those that `take` has passed are in `_served`."""
+        """Places in `_waiting` whose key is in flight; those that `take` has passed are in `_served`."""
         self._skip_rows: set[int] = set()
         """Rows at or above `scan` that were acknowledged from an older place, or replaced while rows are being read: a
         read skips them."""
@@ -224,7 +225,7 @@ class Window:
         """Add entries at the end. Returns False when the budget was spent: `scan` is then the offset of the first entry
         that was not added. `counted`: the ledger has counted them already."""
         budget, own, cursor = self.budget, self.origins.own, self.cursor
-        waiting, fresh, plain = self.waiting, self._fresh, not self._skip_ranges and self._bucket_rule is None
+        waiting, fresh, plain = self._waiting, self._fresh, not self._skip_ranges and self._bucket_rule is None
         eligible = 0
         for at, entry in enumerate(entries):
             if entry.previous_offset >= cursor and self._collapse(entry, counted):
@@ -284,7 +285,7 @@ class Window:
         """
         previous = entry.previous_offset
         place = self._moved.get(previous, previous)
-        item = self.waiting.get(place)
+        item = self._waiting.get(place)
         origins, budget = self.origins, self.budget
         settled = entry.kind == _REAP or entry.origin == origins.owner
         if self._in_flight.rows:
@@ -298,7 +299,7 @@ class Window:
         if item[0] == _OBJECT:
             budget.objects -= 1
         if settled:
-            del self.waiting[place]
+            del self._waiting[place]
             self._blocked.discard(place)
             if place <= self._last_served:
                 self._settled_places.add(place)
@@ -307,7 +308,7 @@ class Window:
             else:
                 self.ledger.collapsed += 1
             return True
-        self.waiting[place] = self._reference(entry)
+        self._waiting[place] = self._reference(entry)
         self._moved[entry.offset] = place
         self.ledger.collapsed += 1
         self.ledger.eligible += not (counted and self.offers(entry))
@@ -481,7 +482,7 @@ class Window:
                 continue
             if self._in_flight.follows(offset):
                 self._blocked.add(offset)
-            self.waiting[offset] = (
+            self._waiting[offset] = (
                 _TO_FETCH if row.kind == _DATA else _LEAVING, self.partition, offset, self.bucket_type, row.bucket,
                 row.key, row.origin, row.time_ms, b"",
             )  # fmt: skip
@@ -511,7 +512,7 @@ class Window:
 
     def _balance_ledger(self) -> None:
         """Count what the ledger could not see while the window was not contiguous."""
-        ledger, left = self.ledger, len(self.waiting) + len(self._in_flight)
+        ledger, left = self.ledger, len(self._waiting) + len(self._in_flight)
         difference = ledger.left() - left
         if not self.ledger_started:
             self.ledger_started = True
@@ -532,7 +533,7 @@ class Window:
         places: list[int] = []
         items: list[Item] = []
         size = 0
-        waiting, fresh, returned, budget = self.waiting, self._fresh, self._returned, self.budget
+        waiting, fresh, returned, budget = self._waiting, self._fresh, self._returned, self.budget
         blocked, rows = self._blocked, self._in_flight.rows
         while len(items) < count:
             if returned:
@@ -625,7 +626,7 @@ class Window:
                     budget.objects += 1
                 else:
                     item = (_TO_FETCH, *item[1:8], b"")
-            self.waiting[place] = item
+            self._waiting[place] = item
             if row != place:
                 self._moved[row] = place
             heappush(self._returned, place)
@@ -657,9 +658,9 @@ class Window:
         """Drop the place of the change at `row`, which is sent from an older place of its key. Returns False when the
         change was discarded by itself."""
         place = self._moved.get(row, row)
-        item = self.waiting.get(place)
+        item = self._waiting.get(place)
         if item is not None and item[2] == row:
-            del self.waiting[place]
+            del self._waiting[place]
             self._moved.pop(row, None)
             self._blocked.discard(place)
             if item[0] == _OBJECT:
@@ -700,7 +701,7 @@ class Window:
 
     def _settled_end(self) -> int:
         """End of the settled prefix; unrecorded gaps may keep the cursor below it."""
-        served, settled, fresh, waiting = self._served, self._settled_places, self._fresh, self.waiting
+        served, settled, fresh, waiting = self._served, self._settled_places, self._fresh, self._waiting
         before = len(served) + len(fresh)
         while served and served[0] in settled:
             settled.remove(served.popleft())
@@ -719,8 +720,8 @@ class Window:
         ledger.given_up -= sum(gap.left_out for gap in self._refused_gaps)
         self._pending_gaps, self._discarding, self._refused_gaps = [], False, ()
         budget.references -= self._place_count()
-        budget.objects -= sum(1 for item in self.waiting.values() if item[0] == _OBJECT)
-        self.waiting.clear()
+        budget.objects -= sum(1 for item in self._waiting.values() if item[0] == _OBJECT)
+        self._waiting.clear()
         self._fresh.clear()
         self._returned.clear()
         self._served.clear()
@@ -758,12 +759,12 @@ class Window:
             return None
         if not self.ledger_started:
             self._balance_ledger()
-        return self.ledger.left() - len(self.waiting) - len(self._in_flight)
+        return self.ledger.left() - len(self._waiting) - len(self._in_flight)
 
     def find_lost(self, rows: Sequence[Change]) -> list[int]:
         """Offsets of those rows of the change index, at or above the cursor, that should wait or be in flight and are
         not, nor are settled. They are lost if they still are in the index when it is read again."""
-        kept = {item[2] for item in self.waiting.values()}
+        kept = {item[2] for item in self._waiting.values()}
         return [
             row.offset
             for row in self.unsettled(rows)
@@ -790,9 +791,9 @@ class Window:
         if row in self._in_flight:
             return "in-flight", None
         place = self._moved.get(row, row)
-        item = self.waiting.get(place)
+        item = self._waiting.get(place)
         if item is not None and item[2] == row:
-            return "waiting", sum(other < place for other in self.waiting)
+            return "waiting", sum(other < place for other in self._waiting)
         settled = (self._settled_places, self._settled_rows, self._skip_rows)
         if row < self._settled_end() or any(row in offsets for offsets in settled):
             return "acknowledged", None
@@ -805,12 +806,12 @@ class Window:
     @property
     def waiting_count(self) -> int:
         """References that wait in memory."""
-        return len(self.waiting)
+        return len(self._waiting)
 
     @property
     def ready_count(self) -> int:
         """References that may be taken now."""
-        return 0 if self.held_back else len(self.waiting) - len(self._blocked)
+        return 0 if self.held_back else len(self._waiting) - len(self._blocked)
 
     @property
     def in_flight_count(self) -> int:
@@ -826,25 +827,25 @@ class Window:
         """Keys in memory whose newest change is not acknowledged; a key that is in flight and waits, too, counts
         once."""
         twice = sum(newer is not None and newer.offered for newer in self._in_flight.rows.values())
-        return len(self.waiting) + len(self._in_flight) - twice
+        return len(self._waiting) + len(self._in_flight) - twice
 
     def peek(self, count: int) -> list[Item]:
         """The next `count` references to be served, requeued ones first."""
         found: list[Item] = []
         for place in (*sorted(self._returned), *self._fresh) if count > 0 else ():
-            if place in self.waiting:
-                found.append(self.waiting[place])
+            if place in self._waiting:
+                found.append(self._waiting[place])
                 if len(found) >= count:
                     break
         return found
 
     def oldest_waiting_ms(self) -> int | None:
         """The leader's wall clock when the change of the oldest waiting reference was made; None when none waits."""
-        while self._returned and self._returned[0] not in self.waiting:
+        while self._returned and self._returned[0] not in self._waiting:
             heappop(self._returned)
         if self._returned:
-            return self.waiting[self._returned[0]][7]
+            return self._waiting[self._returned[0]][7]
         for place in self._fresh:
-            if place in self.waiting:
-                return self.waiting[place][7]
+            if place in self._waiting:
+                return self._waiting[place][7]
         return None

@@ -127,7 +127,7 @@ def _add_writes(
             if len(wire) > entry_limit:
                 raise batch.too_long(wire)
             entry = _new(Entry, (*fields, wire))
-            entries.append(entry)
+            entries.append(entry)  # these three lines are `batch.add`
             new_rows[name] = entry
             batch.next_offset = end = offset + 1
             puts += 1
@@ -207,7 +207,7 @@ def _add_pushes(
             if len(wire) > entry_limit:
                 raise batch.too_long(wire)
             entry = _new(Entry, (*fields, wire))
-            entries.append(entry)
+            entries.append(entry)  # these three lines are `batch.add`
             new_rows[name] = entry
             batch.next_offset = end = offset + 1
             results[slot] = APPLIED
