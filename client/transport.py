@@ -50,6 +50,8 @@ _ENDS: Final = ("closed", "disconnected")
 
 _SILENT: Final = "nothing within the time of the attempt"
 
+_ALL_IN_USE: Final = NoAnswer("all connections of the client were in use (connections=)", sent=False, busy=True)
+
 
 class Transport:
     """Sends requests from any thread."""
@@ -99,7 +101,8 @@ class AsyncTransport:
 
     async def send(self, send: Send) -> Response | NoAnswer:
         """The answer to a request."""
-        _attempt.set(_Attempt(send))
+        attempt = _Attempt(send)
+        _attempt.set(attempt)
         try:
             async with asyncio.timeout(send.timeout_s), self._pool.stream(**_arguments(send)) as response:
                 pieces, size_bytes = [], 0
@@ -110,7 +113,7 @@ class AsyncTransport:
                         return _TOO_LARGE
                 return _response(response, b"".join(pieces))
         except TimeoutError:
-            return NoAnswer(_SILENT, sent=True)
+            return attempt.too_long()
         except _FAILURES as error:
             return _no_answer(error, self._certified)
 
@@ -122,7 +125,7 @@ class AsyncTransport:
 class _Attempt:
     """The attempt of the running thread or task."""
 
-    __slots__ = ("connect_end_s", "end_s", "joins")
+    __slots__ = ("connect_end_s", "connects", "end_s", "joins", "sent")
 
     def __init__(self, send: Send) -> None:
         self.end_s = time.monotonic() + send.timeout_s
@@ -131,6 +134,10 @@ class _Attempt:
         """When connecting ends."""
         self.joins = 0 < len(send.request.body or b"") <= JOINED_BYTES_MAX
         """The head is not sent yet, and is to be sent with the body."""
+        self.connects = False
+        """It has begun to open a connection: it has its place in the pool."""
+        self.sent = False
+        """Something of the request may have left."""
 
     def left_s(self, timeout_s: float | None) -> float:
         """The time for one wait; next to nothing when the attempt is over."""
@@ -139,6 +146,7 @@ class _Attempt:
 
     def begin_connecting(self, timeout_s: float | None) -> None:
         """Start the time for a connection; TLS has what is left of it."""
+        self.connects = True
         self.connect_end_s = self.end_s if timeout_s is None else min(self.end_s, time.monotonic() + timeout_s)
 
     def connect_left_s(self, timeout_s: float | None, shares: int = 1) -> float:
@@ -149,7 +157,16 @@ class _Attempt:
     def holds(self) -> bool:
         """True for the first write of a request whose body is to be sent with the head."""
         joins, self.joins = self.joins, False
+        self.sent = self.sent or not joins
         return joins
+
+    def too_long(self) -> NoAnswer:
+        """What is to be said when the time of the attempt is over: how far it came."""
+        if self.sent:
+            return NoAnswer(_SILENT, sent=True)
+        if self.connects:
+            return NoAnswer(f"it cannot be reached: {_SILENT}", sent=False)
+        return _ALL_IN_USE
 
 
 _attempt: Final[ContextVar[_Attempt]] = ContextVar("isthmus.client.attempt")
@@ -245,7 +262,11 @@ class _AsyncStream(httpcore2.AsyncNetworkStream):
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> httpcore2.AsyncNetworkStream:
         left_s = _attempt.get().connect_left_s(timeout)
-        return _AsyncStream(await self._stream.start_tls(ssl_context, server_hostname, left_s))
+        try:
+            return _AsyncStream(await self._stream.start_tls(ssl_context, server_hostname, left_s))
+        except asyncio.CancelledError:  # for errors the library closes the connection itself
+            await self._stream.aclose()
+            raise
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)
@@ -319,7 +340,7 @@ def _no_answer(error: BaseException, certified: bool) -> NoAnswer:
     if isinstance(error, httpcore2.LocalProtocolError):
         raise BadRequest(f"HTTP does not permit this request: {why}", reason="bad-header") from error
     if isinstance(error, httpcore2.PoolTimeout):
-        return NoAnswer("all connections of the client were in use (connections=)", sent=False, busy=True)
+        return _ALL_IN_USE
     not_sent = isinstance(error, httpcore2.ConnectError | httpcore2.ConnectTimeout)
     tls = _tls_failure(error)
     if tls is not None and (not_sent or any(part in tls for part in _TLS_REFUSALS)):

@@ -379,3 +379,48 @@ async def test_connections_are_bounded_for_tasks_and_survive_cancellation() -> N
         release.set()
         await asyncio.gather(*busy)
         await made.close()
+
+
+async def test_an_attempt_that_got_no_connection_has_sent_nothing_however_late_that_is_seen() -> None:
+    """A loop that stands still past the wait for a connection and past the attempt sees both ends at once."""
+    release = threading.Event()
+
+    def slow(connection: socket.socket) -> None:
+        while server.read_request(connection):
+            release.wait(10)
+            connection.sendall(reply(204))
+
+    server = RawServer(slow)
+    made = AsyncTransport(None, 1)
+    with server:
+        busy = asyncio.create_task(made.send(to(server, timeout_s=10)))
+        while not server.heads:
+            await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(made.send(to(server, PUT, timeout_s=0.3)))
+        await asyncio.sleep(0.05)
+        asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # the loop stands still
+        await asyncio.sleep(0)
+        refused = await waiting
+        assert isinstance(refused, NoAnswer)
+        assert refused.busy
+        assert not refused.sent
+        release.set()
+        await busy
+        await made.close()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_attempt_that_ends_while_it_connects_has_sent_nothing(sender: Senders, names: Names, scheme: str) -> None:
+    """The time of the whole attempt is over first: a node that is silent in TCP's handshake, or in that of TLS."""
+    with contextlib.ExitStack() as stack:
+        if scheme == "http":
+            names["quiet.test"] = ("127.0.0.2",)
+            port = stack.enter_context(silent("127.0.0.2"))
+        else:
+            names["quiet.test"] = ("127.0.0.1",)
+            server = stack.enter_context(RawServer(lambda s: server.wait_for_end(s)))
+            port = server.port
+        answer = sender.send(Send(Endpoint(scheme, "quiet.test", port), PUT, 0.4, 5.0))
+    assert isinstance(answer, NoAnswer)
+    assert not answer.sent
+    assert "cannot be reached" in answer.why
