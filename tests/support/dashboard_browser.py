@@ -32,6 +32,7 @@ from playwright.sync_api import (
 )
 
 from isthmus.node.dashboard.files import STATIC
+from tests.support.machine_addresses import addresses_stay
 
 Theme = Literal["light", "dark"]
 
@@ -263,13 +264,14 @@ def open_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Call
             tab.goto(where)
         return tab
 
-    yield open_
-    folder = os.environ.get("ISTHMUS_SCREENSHOTS")
-    for number, tab in enumerate(opened if folder else []):
-        name = re.sub(r"\W+", "-", f"{request.node.name}-{number}")
-        try:
-            (Path(folder or "") / f"{name}.png").write_bytes(tab.page.screenshot(full_page=True))
-        except Error as error:  # of a tab whose node is gone
-            print(f"no screenshot: {error}")
-    for tab in opened:
-        tab.close()
+    with addresses_stay():
+        yield open_
+        folder = os.environ.get("ISTHMUS_SCREENSHOTS")
+        for number, tab in enumerate(opened if folder else []):
+            name = re.sub(r"\W+", "-", f"{request.node.name}-{number}")
+            try:
+                (Path(folder or "") / f"{name}.png").write_bytes(tab.page.screenshot(full_page=True))
+            except Error as error:  # of a tab whose node is gone
+                print(f"no screenshot: {error}")
+        for tab in opened:
+            tab.close()

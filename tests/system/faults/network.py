@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
+from tests.support.machine_addresses import addresses_change
+
 COMMAND_TIMEOUT_S: Final = 20.0
 
 
@@ -47,7 +49,8 @@ class Network:
 
     def __enter__(self) -> Self:
         try:
-            self._make()
+            with addresses_change():
+                self._make()
         except BaseException:
             self.close()
             raise
@@ -74,8 +77,9 @@ class Network:
 
     def close(self) -> None:
         """Remove everything; processes there must have ended."""
-        while self._made:
-            subprocess.run(self._made.pop(), capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
+        with addresses_change():
+            while self._made:
+                subprocess.run(self._made.pop(), capture_output=True, timeout=COMMAND_TIMEOUT_S, check=False)
 
     def readdress(self, name: str) -> None:
         """Let a host have another address; nothing of it may run."""
