@@ -228,8 +228,16 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests that need what this machine lacks, with the reason."""
+KINDS: Final = ("system", "spark", "component", "contract", "unit", "project", "simulation")
+"""Folders of tests in the order of a run: from those that wait longest for processes, over short ones, to those that
+compute."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip tests that need what this machine lacks, with the reason. Workers have them in the order of KINDS."""
+    if hasattr(config, "workerinput"):
+        places = {f"tests/{kind}/": place for place, kind in enumerate(KINDS)}
+        items.sort(key=lambda item: next((at for start, at in places.items() if item.nodeid.startswith(start)), 0))
     for item in items:
         if item.get_closest_marker(TIMING) and getattr(item, "originalname", "") not in timing_tests(item.path):
             raise pytest.UsageError(
@@ -268,14 +276,14 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
     """With `--dist loadscope`: spread tests one by one, except those that stay together or measure time.
 
-    Every other worker takes tests from the end: at one end are those that wait for processes, at the other those that
-    compute, and together they fill the cores.
+    Every third worker begins with tests that compute, the others with those that wait for processes: together they fill
+    the cores. They meet at the short ones, and so end at the same time.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
         def _assign_work_unit(self, node: Any) -> None:
-            if int(node.gateway.id.removeprefix("gw")) % 2:
+            if int(node.gateway.id.removeprefix("gw")) % 3 == 0:
                 self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
             super()._assign_work_unit(node)
 

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from tests.support import machine_addresses
 machine_addresses._LOCK, machine_addresses._QUEUE = Path(sys.argv[1]), Path(sys.argv[2])
-print("asks", flush=True)
+print("asks", file=sys.stderr, flush=True)
 with getattr(machine_addresses, sys.argv[3])():
     print("has it", flush=True)
     sys.stdin.readline()
@@ -34,9 +34,9 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 def start(locks: tuple[str, str], wanted: str) -> subprocess.Popen[str]:
     """Another process that asks for a turn, holds it until its standard input ends, and says so."""
     command = [sys.executable, "-c", WAITER, *locks, wanted]
-    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdout is not None
-    assert other.stdout.readline() == "asks\n"
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert other.stderr is not None
+    assert other.stderr.readline() == "asks\n"
     return other
 
 

@@ -49,9 +49,8 @@ def _texts(tree: ast.Module) -> tuple[list[tuple[int, str]], set[str]]:
                 of_document = isinstance(of, ast.Name) and of.id == "DocumentEvents"
                 named = [*node.args, *(each.value for each in node.keywords)] if of_document else node.args[:1]
                 events |= {str(each.value) for each in named if isinstance(each, ast.Constant)}
-        if isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == [
-            "event"
-        ]:  # log.info(event)
+        if isinstance(node, ast.Assign) and [getattr(each, "id", "") for each in node.targets] == ["event"]:
+            # log.info(event)
             events |= {str(n.value) for n in ast.walk(node.value) if isinstance(n, ast.Constant)}
     constants = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
     return [(each.lineno, str(each.value)) for each in constants if id(each) not in skipped], events
