@@ -66,6 +66,10 @@ TOGETHER: Final = re.compile(
 
 xdist's own marker for that, xdist_group, has no effect with pytest 9.2, which keeps node ids elsewhere."""
 
+KINDS: Final = ("system", "spark", "component", "contract", "unit", "project", "simulation")
+"""Folders of tests in the order of a run: from those that wait longest for processes, over short ones, to those that
+compute."""
+
 TIMING: Final = "timing"
 """The marker of tests that measure time, and the name of their group: they run one after the other in one process."""
 
@@ -228,16 +232,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-KINDS: Final = ("system", "spark", "component", "contract", "unit", "project", "simulation")
-"""Folders of tests in the order of a run: from those that wait longest for processes, over short ones, to those that
-compute."""
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip tests that need what this machine lacks, with the reason. Workers have them in the order of KINDS."""
     if hasattr(config, "workerinput"):
-        places = {f"tests/{kind}/": place for place, kind in enumerate(KINDS)}
-        items.sort(key=lambda item: next((at for start, at in places.items() if item.nodeid.startswith(start)), 0))
+        places = {kind: place for place, kind in enumerate(KINDS)}
+        items.sort(key=lambda item: places.get(item.nodeid.removeprefix("tests/").partition("/")[0], 0))
     for item in items:
         if item.get_closest_marker(TIMING) and getattr(item, "originalname", "") not in timing_tests(item.path):
             raise pytest.UsageError(

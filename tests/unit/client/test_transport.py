@@ -316,16 +316,22 @@ def test_an_idle_connection_that_the_node_closed_is_replaced(sender: Senders) ->
     assert server.accepted == 2
 
 
-def test_connections_are_bounded_for_threads() -> None:
-    """A thread that finds no free connection waits, and is told so; what was sent is not uncertain."""
-    release = threading.Event()
+def answers_after(release: threading.Event) -> RawServer:
+    """A node that takes requests and answers them once `release` is set."""
 
-    def slow(connection: socket.socket) -> None:
+    def script(connection: socket.socket) -> None:
         while server.read_request(connection):
             release.wait(10)
             connection.sendall(reply(204))
 
-    server = RawServer(slow)
+    server = RawServer(script)
+    return server
+
+
+def test_connections_are_bounded_for_threads() -> None:
+    """A thread that finds no free connection waits, and is told so; what was sent is not uncertain."""
+    release = threading.Event()
+    server = answers_after(release)
     made = Transport(None, 2)
     answers: list[Response | NoAnswer] = []
     with server:
@@ -384,13 +390,7 @@ async def test_connections_are_bounded_for_tasks_and_survive_cancellation() -> N
 async def test_an_attempt_that_got_no_connection_has_sent_nothing_however_late_that_is_seen() -> None:
     """A loop that stands still past the wait for a connection and past the attempt sees both ends at once."""
     release = threading.Event()
-
-    def slow(connection: socket.socket) -> None:
-        while server.read_request(connection):
-            release.wait(10)
-            connection.sendall(reply(204))
-
-    server = RawServer(slow)
+    server = answers_after(release)
     made = AsyncTransport(None, 1)
     with server:
         busy = asyncio.create_task(made.send(to(server, timeout_s=10)))
