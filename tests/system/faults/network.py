@@ -62,6 +62,7 @@ class Network:
     def _make(self) -> None:
         _run("ip", "link", "add", self._bridge, "type", "bridge")
         self._made.append(["ip", "link", "del", self._bridge])
+        self._without_ipv6(self._bridge)
         _run("ip", "addr", "add", f"{self.address}/24", "dev", self._bridge)
         _run("ip", "link", "set", self._bridge, "up")
         for number, host in enumerate(self.hosts.values()):
@@ -70,10 +71,20 @@ class Network:
             wire = f"{self._prefix}v{number}"
             _run("ip", "link", "add", wire, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
             self._made.append(["ip", "link", "del", wire])
+            self._without_ipv6(wire)
             _run("ip", "link", "set", wire, "master", self._bridge, "up")
             _run("ip", "-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
             for device in ("eth0", "lo"):
                 _run("ip", "-n", host.namespace, "link", "set", device, "up")
+
+    @staticmethod
+    def _without_ipv6(device: str) -> None:
+        """Give a device that is not yet up no address of its own.
+
+        The kernel announces such an address more than a second after the device is up, since it asks first whether
+        somebody has it (RFC 4862, 5.4): when `addresses_change` is long over.
+        """
+        _run("ip", "link", "set", device, "addrgenmode", "none")
 
     def close(self) -> None:
         """Remove everything; processes there must have ended."""
