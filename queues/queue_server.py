@@ -450,14 +450,14 @@ class QueueServer:
     def wake(self) -> None:
         """Wake the first waiting fetch for which references are ready: now, once a batch has gathered, or once they
         have waited for the node in whose share they are."""
-        now, machine = self._time.now_ms(), self.machine
-        if not self.waiters or machine.due_in_ms(now) is None:
+        if not self.waiters:
             return
+        now, machine = self._time.now_ms(), self.machine
         held_ms = self.throttle.wait_ms(now)
-        if held_ms:
-            self.waiters.look_in_ms(held_ms)
-        else:
+        if not held_ms:
             self.waiters.wake(lambda session: machine.due_in_ms(now, session))
+        elif machine.due_in_ms(now) is not None:
+            self.waiters.look_in_ms(held_ms)
 
     def close(self) -> None:
         """Answer the waiting fetches and producers; none waits from now on."""
