@@ -39,8 +39,8 @@ UNACKNOWLEDGED_MS: Final = 2_000
 `follower_tracker.RESEND_MS`)."""
 
 GROUPS_MAX: Final = 8_192
-"""Most groups of a stream that are not yet announced as committed; then it ends. Bounds its memory; a follower that is
-further behind does not keep up."""
+"""Most groups of a stream that are not yet announced as committed, at either end; then it ends. Bounds its memory; a
+follower that is further behind does not keep up."""
 
 
 class StreamRun(NamedTuple):
@@ -339,7 +339,8 @@ class StreamReceiver:
         """Take a group; None when the stream is over, which `over` tells its sender."""
         if group.stream != self._stream and group.number == 1:
             self._begin(group.stream)
-        if group.stream != self._stream or group.number > self._number + 1:
+        full = len(self._unacknowledged) >= GROUPS_MAX or len(self._uncommitted) >= GROUPS_MAX
+        if group.stream != self._stream or group.number > self._number + 1 or full:
             if group.stream == self._stream:
                 self._begin(0)
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from isthmus.repl.isr.pair_stream import (
     ANNOUNCE_MS,
     GROUPS_MAX,
@@ -310,6 +312,19 @@ def test_a_group_out_of_order_ends_the_stream_at_the_receiver() -> None:
     assert receiver.acknowledge(replicas) is None
     assert receiver.receive(a_group(4, a_run(0, 3)), replicas, 0) is None
     assert StreamReceiver.over(STREAM) == StreamAck(STREAM, 0, 0, ())
+
+
+@pytest.mark.parametrize("durable", [0, GROUPS_MAX], ids=["not durable", "not committed"])
+def test_a_stream_with_too_many_groups_ends_at_the_receiver(durable: int) -> None:
+    """A sender that neither waits for acknowledgements nor announces commits cannot make the receiver's memory grow."""
+    replicas = {0: FakeFollower(durable=durable)}
+    receiver = StreamReceiver("n1")
+    for number in range(1, GROUPS_MAX + 1):
+        assert receiver.receive(a_group(number, a_run(0, number - 1)), replicas, 0) is not None
+        receiver.acknowledge(replicas)
+    assert receiver.receive(a_group(GROUPS_MAX + 1, a_run(0, GROUPS_MAX)), replicas, 0) is None
+    assert not receiver.waiting
+    assert receiver.receive(a_group(1, a_run(0, 0))._replace(stream=STREAM + 1), replicas, 0) is not None
 
 
 def test_a_stream_begins_with_its_first_group_only() -> None:
