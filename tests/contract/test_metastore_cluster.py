@@ -229,7 +229,7 @@ async def test_a_registration_comes_back_with_all_its_fields(clients: MetastoreC
 
 async def test_a_write_that_names_a_member_checks_its_registration_and_log_id(clients: MetastoreClients) -> None:
     """It succeeds for a registered, active node of that gen, be it noted or spare, and is a Conflict that changes
-    nothing when the node is absent, leaving, or of another gen (H8, H10)."""
+    nothing when the node is absent, leaving, or of another gen (R-GEN, H10)."""
 
     async with started(clients) as (leader, _):
         async with started(clients) as (follower, _):

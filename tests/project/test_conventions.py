@@ -145,6 +145,26 @@ def test_nothing_is_left_to_do() -> None:
     assert not found
 
 
+RULE: Final = re.compile(r"\b(?:R-[A-Z][A-Z-]*[A-Z]|I-[A-Z][A-Z-]*[A-Z]|H\d+)\b")
+"""The name of a rule, a hazard or an invariant."""
+
+
+def test_rules_that_are_cited_are_on_the_page_of_the_protocol() -> None:
+    """docs/protocol.md states every rule, or family of rules such as I-AAE, that code, tests and docs name."""
+    page = Path("docs/protocol.md")
+    known = set(RULE.findall((CHECKOUT / page).read_text()))
+    known |= {name.rsplit("-", cut)[0] for name in known for cut in range(1, name.count("-"))}
+    unknown = [
+        f"{path}:{number}: {name}"
+        for path in checked_in()
+        if path.suffix in {".py", ".md", ".toml"} and path != page
+        for number, line in enumerate((CHECKOUT / path).read_text().splitlines(), 1)
+        for name in RULE.findall(line)
+        if name not in known
+    ]
+    assert not unknown
+
+
 def test_scripts_can_be_run() -> None:
     """Files of .ci are executable and say by what they are run."""
     scripts = [path for path in checked_in() if path.parts[0] == ".ci"]

@@ -159,7 +159,8 @@ def i_spark_snap(directory: RunDirectory) -> None:
         assert {str(piece["partition"]) for piece in pieces} == set(end)
         for piece in pieces:
             read = [piece["epoch"], piece["apply_offset"]]
-            assert read <= end[str(piece["partition"])], (side, piece, begin, end)
+            number = str(piece["partition"])
+            assert begin[number] <= read <= end[number], (side, piece, begin, end)
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def takes_any_nonce(patch: Patch) -> None:
 
 
 def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
-    """A copy that lost its data comes back under its old gen (against R-GEN, H7, H8)."""
+    """A copy that lost its data comes back under its old gen (against R-GEN)."""
     sound = Node.replace_disk
 
     def replace_disk(self: Node) -> None:
@@ -215,7 +215,7 @@ def commits_beside_the_elr(patch: Patch) -> None:
 
 
 def commits_without_proposed_members(patch: Patch) -> None:
-    """A leader forgets whom its undecided write may have added (against R-MAX, H13)."""
+    """A leader forgets whom its undecided write may have added (against R-MAX)."""
     patch.setattr(Leader, "maximal", lambda self, record: record.isr)
 
 

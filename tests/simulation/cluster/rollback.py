@@ -90,7 +90,7 @@ class RollbackSimulation(ClusterSimulation):
             has = self.checkers.agreed(self.nodes[best.node], partition)
             if has < history.acked_end:
                 raise Violation(
-                    "R-RESEED", f"{best} agrees up to {has} with what was decided; acknowledged: {history.acked_end}"
+                    "I-ROLLBACK", f"{best} agrees up to {has} with what was decided; acknowledged: {history.acked_end}"
                 )
             self.counts["overtaken" if record.overtaken else f"went_on_{record.status}"] += 1
             if record.overtaken:

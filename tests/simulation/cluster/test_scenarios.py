@@ -132,7 +132,7 @@ def test_the_last_replica_standing_loses_its_disk_and_nothing_is_lost() -> None:
 
 @pytest.mark.parametrize("arrives", [True, False])
 def test_an_expansion_without_an_answer_counts_until_the_version_has_moved(arrives: bool) -> None:
-    """H13, H14, R-MAX: from the moment it is proposed the member must acknowledge every commit, whether the write has
+    """H14, R-MAX: from the moment it is proposed the member must acknowledge every commit, whether the write has
     arrived or not; the same bytes are repeated; in the end it is in sync."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
@@ -165,7 +165,7 @@ def test_an_expansion_without_an_answer_counts_until_the_version_has_moved(arriv
 
 
 def test_a_zombie_leader_acknowledges_nothing_and_serves_no_read() -> None:
-    """H23, H24: cut off, it is replaced; what it still appends is dropped, and a read there is never served."""
+    """H24: cut off, it is replaced; what it still appends is dropped, and a read there is never served."""
     cluster = ScriptedCluster()
     zombie = cluster.leads()
     assert zombie is not None
@@ -230,7 +230,7 @@ def test_after_a_silent_candidate_comes_the_next() -> None:
 
 
 def test_leadership_is_handed_to_the_requested_member() -> None:
-    """R-RESIGN: it drains, resigns, the target is elected, and no acknowledged or appended item is lost."""
+    """The leader drains and resigns, the target is elected, and no acknowledged or appended item is lost."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None
@@ -282,7 +282,7 @@ def test_a_nomination_of_a_session_that_is_over_is_followed_by_another() -> None
 
 
 def test_a_hand_over_that_cannot_happen_is_given_up() -> None:
-    """R-RESIGN: the target is not reached until the deadline; the leader leads on, and takes writes again."""
+    """The target is not reached until the deadline; the leader leads on, and takes writes again."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None

@@ -429,7 +429,7 @@ class MeshSimulation:
         mine = [made for made in self.made if made.key == key]
         for sibling in after.siblings:
             told = sibling.value + bytes([sibling.tombstone])
-            assert self.contents.setdefault(sibling.dot, told) == told, "I-DOT: one dot, two contents"
+            assert self.contents.setdefault(sibling.dot, told) == told, "I-DOT-UNIQUE: one dot, two contents"
             if sibling.tombstone and self.reaps:
                 continue
             for made in mine:

@@ -29,8 +29,8 @@ OWED_SEEDS = (378, 579, 1268, 1531, 1554, 2112)
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_every_topology_converges_under_faults(name: str, seed: int) -> None:
     """I-ALO, I-NO-LOST, I-SIB, I-COMM: once links are mended every queue gets empty, all clusters hold the same bytes,
-    and the siblings are exactly the writes that no later write has seen; I-DOT, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT and
-    I-CLOCK-STABLE hold at every step."""
+    and the siblings are exactly the writes that no later write has seen; I-DOT-UNIQUE, I-IDEMP, I-Q-NOLOOP,
+    I-NO-RESURRECT and I-CLOCK-STABLE hold at every step."""
     converges(name, seed)
 
 
