@@ -148,7 +148,6 @@ class ReleaseTimer:
 
 # ---------------------------------------------------------------- cursor commands
 
-NOW: Final = "now"
 ALL: Final = "0"
 
 REGISTERED: Final = "registered"

@@ -64,8 +64,3 @@ class SinkTypes:
     def lacking_at(self, node: str) -> frozenset[bytes]:
         """Types that a node lacks and other nodes have."""
         return self._lacking.get(node, _NONE) if self._lacking else _NONE
-
-    @property
-    def uneven(self) -> bool:
-        """Whether some node lacks a type that another node has."""
-        return bool(self._lacking)

@@ -219,11 +219,6 @@ def check_own(
         check_expected(f"{name} of {scope.shown}", expected.get(name), own.get(name))
 
 
-async def read_properties(metastore: Metastore) -> PropertySettings:
-    """The settings now. Raises Corruption, and what the metastore raises."""
-    return await PROPERTIES_DOCUMENT.read(metastore)
-
-
 async def change_properties(
     metastore: Metastore,
     scope: PropertyScope,

@@ -66,12 +66,3 @@ def common_prefix(mine: EpochTable, my_leo: int, theirs: EpochTable, their_leo: 
             their_end = theirs[other + 1][1] if other + 1 < len(theirs) else their_leo
             return min(my_end, their_end)
     return 0
-
-
-def table_of(entries: Iterable[Entry]) -> EpochTable:
-    """The table of a log with `entries`, given in offset order."""
-    table: list[tuple[int, int]] = []
-    for entry in entries:
-        if not table or table[-1][0] != entry.epoch:
-            table.append((entry.epoch, entry.offset))
-    return tuple(table)

@@ -95,7 +95,6 @@ class FileLog:
         self._closed = False
         self._grouping = False
         self._group: list[Item] = []
-        self._entries_queued = 0
         self._bytes_queued = 0
 
     @classmethod
@@ -262,7 +261,6 @@ class FileLog:
             runs.append(EncodedRun(partition, epoch, first, until - at, buffers))
             at = until
         end.leo = leo
-        self._entries_queued += len(entries)
         return runs
 
     def append_encoded(self, runs: Sequence[EncodedRun]) -> None:
@@ -277,7 +275,6 @@ class FileLog:
             if epoch != last_epoch(end.table):
                 end.table = extended(end.table, epoch, base)
             end.leo = base + count
-            self._entries_queued += count
             self._queue(Queued(partition, RunKind.ENTRIES, epoch, base, count, size_bytes, buffers, ()))
 
     def _run_ends(self, entries: Sequence[Entry], lengths: list[int], size_bytes: int) -> Sequence[int]:
@@ -415,7 +412,6 @@ class FileLog:
             batches_written=self._writer.batches_written,
             fsync_count=self._tail.fsync_count,
             fsync_seconds=self._tail.fsync_seconds,
-            pending_entries=max(0, self._entries_queued - self._writer.entries_written),
             free_bytes=self._writer.free_bytes,
         )
 

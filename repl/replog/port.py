@@ -65,7 +65,6 @@ class LogStats:
     batches_written: int
     fsync_count: int
     fsync_seconds: float
-    pending_entries: int
     free_bytes: int
     """Free space of the disk, as it was last measured."""
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
+from isthmus.repl.isr.epochs import EpochTable
 from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.entry import Entry, EntryKind, make_entry
@@ -95,3 +97,12 @@ def a_serving_leader(**changes: Any) -> Replica:
 def kinds(effects: list[fx.Effect]) -> list[str]:
     """The names of the effects, in order."""
     return [type(effect).__name__ for effect in effects]
+
+
+def table_of(entries: Iterable[Entry]) -> EpochTable:
+    """The table of a log with `entries`, given in offset order."""
+    table: list[tuple[int, int]] = []
+    for entry in entries:
+        if not table or table[-1][0] != entry.epoch:
+            table.append((entry.epoch, entry.offset))
+    return tuple(table)

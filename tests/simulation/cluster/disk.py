@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 
-from isthmus.repl.isr.epochs import EpochTable, table_of
+from isthmus.repl.isr.epochs import EpochTable
 from isthmus.repl.isr.events import TransferStored
 from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.record import Incarnation
+from tests.support.replica_builders import table_of
 
 KEY_COUNT = 7
 """Keys of a partition: few, so that most rows are written many times."""

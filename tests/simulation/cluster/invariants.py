@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from isthmus.repl.isr.epochs import EpochTable, table_of
+from isthmus.repl.isr.epochs import EpochTable
 from isthmus.repl.isr.membership import guard, maximal_isr, too_few_in_sync
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord
+from tests.support.replica_builders import table_of
 
 
 class Violation(AssertionError):

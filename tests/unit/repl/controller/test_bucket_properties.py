@@ -10,6 +10,7 @@ from isthmus.config.bucket_properties import Value
 from isthmus.repl.controller import bucket_properties
 from isthmus.repl.controller.bucket_properties import (
     DIGESTS_MAX,
+    PROPERTIES_DOCUMENT,
     PROPERTIES_PATH,
     PropertyCache,
     PropertyScope,
@@ -19,7 +20,6 @@ from isthmus.repl.controller.bucket_properties import (
     change_properties,
     decode_properties,
     encode_properties,
-    read_properties,
 )
 from isthmus.repl.controller.expected_settings import ChangedMeanwhile
 from isthmus.repl.metastore import watched_document
@@ -112,7 +112,7 @@ async def test_two_changes_at_the_same_time_are_both_kept() -> None:
         *(change_properties(one, PropertyScope("t"), {"max_siblings": a_setting(n)}) for n in (1,)),
         *(change_properties(two, PropertyScope("t", b"%d" % n), {"allow_mult": a_setting(False)}) for n in range(4)),
     )
-    found = await read_properties(one)
+    found = await PROPERTIES_DOCUMENT.read(one)
     assert len(found.scopes) == 5
 
 
@@ -181,7 +181,7 @@ async def test_clusters_compare_their_property_digests() -> None:
     async def set_(metastore: MemoryMetastore, scope: PropertyScope, **values: Value) -> None:
         await change_properties(metastore, scope, {name: a_setting(value) for name, value in values.items()})
         for book, each in zip(books, (one, two), strict=True):
-            book.learn(await read_properties(each))
+            book.learn(await PROPERTIES_DOCUMENT.read(each))
 
     await set_(one, PropertyScope("t"), max_siblings=3)
     await set_(one, PropertyScope("t", b"b"), warn_siblings=3)

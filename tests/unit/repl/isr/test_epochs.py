@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from isthmus.repl.isr.epochs import common_prefix, last_epoch, table_of, with_epoch
+from isthmus.repl.isr.epochs import common_prefix, last_epoch, with_epoch
 from isthmus.repl.isr.membership import drop_members, guard, maximal_isr, too_few_in_sync
 from isthmus.repl.model.record import Member
-from tests.support.replica_builders import a_record, some_entries
+from tests.support.replica_builders import a_record, some_entries, table_of
 
 A, B, C = Member("a", 1), Member("b", 2), Member("c", 3)
 
