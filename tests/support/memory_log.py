@@ -254,7 +254,6 @@ class MemoryLog:
             batches_written=self._batches_written,
             fsync_count=0,
             fsync_seconds=0.0,
-            pending_entries=self._entries_queued - self._entries_written,
             free_bytes=1 << 40,
         )
 
