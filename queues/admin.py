@@ -335,11 +335,10 @@ class QueueActs:
         """{"queues", "lower"}: the state of a key in every queue, see `queues.explain`; `partition` None: led
         elsewhere, then only bulk references are reported. `change`: the key's row of the change index."""
         found = [self._queues.named(name) for name in self._queues.machines()]
-        now_ms = self._queues.time.now_ms()
-        bulk = [row for queue in found for row in explained_bulk(queue, key, now_ms)]
+        bulk = [row for queue in found for row in explained_bulk(queue, key)]
         if partition is None:
             return {"queues": [], "lower": bulk}
-        told = [explained(queue, partition, key, self._offered(queue, partition, change), now_ms) for queue in found]
+        told = [explained(queue, partition, key, self._offered(queue, partition, change)) for queue in found]
         return {"queues": told, "lower": bulk}
 
     def _offered(self, queue: QueueServer, partition: int, change: Change | None) -> Change | None:

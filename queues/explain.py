@@ -11,7 +11,6 @@ from typing import Any, Final
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.queue_documents import PLACED, REGISTERED
 from isthmus.queues.queue_server import QueueServer, lacking_types
-from isthmus.queues.source_queue import SILENT_MS
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import BULK_PRIORITIES
 from isthmus.repl.model.keys import Key
@@ -35,13 +34,13 @@ NEXT: Final = {
 """State -> the next step."""
 
 
-def explained(queue: QueueServer, partition: int, key: Key, change: Change | None, now_ms: int) -> dict[str, Any]:
+def explained(queue: QueueServer, partition: int, key: Key, change: Change | None) -> dict[str, Any]:
     """State of a key in real time: {"queue", "owner", "state", "reason", "next", "ahead", "rule", "cursor"}. `change`
     is the key's row of the change index in `partition`, which this node leads; None when it has none."""
     machine, owner = queue.machine, queue.stored.owner
     decision = queue.filter.decide(key.bucket_type, key.bucket)
     window = machine.windows.get(partition)
-    state, reason, ahead = _state(queue, window, key, change, now_ms)
+    state, reason, ahead = _state(queue, window, key, change)
     return {
         "queue": queue.settings.name,
         "owner": owner.name if owner is not None and owner.cluster else None,
@@ -51,11 +50,11 @@ def explained(queue: QueueServer, partition: int, key: Key, change: Change | Non
         "state": state,
         "reason": reason,
         "ahead": ahead,
-        "next": _next(queue, state, key, now_ms),
+        "next": _next(queue, state, key),
     }
 
 
-def explained_bulk(queue: QueueServer, key: Key, now_ms: int) -> list[dict[str, Any]]:
+def explained_bulk(queue: QueueServer, key: Key) -> list[dict[str, Any]]:
     """Bulk references of this node that name the key: {"queue", "priority", "state", "ahead", "reason", "next"}; the
     last two are empty where nothing delays them."""
     found = []
@@ -63,15 +62,13 @@ def explained_bulk(queue: QueueServer, key: Key, now_ms: int) -> list[dict[str, 
         state, ahead = bulk.locate(key)
         if state:
             name = BULK_NAMES[bulk.priority]
-            to_do = _to_do(queue, key, now_ms) if state == "waiting" else None
-            why = {"reason": _delay(queue, key, now_ms), "next": to_do or ""}
+            to_do = _to_do(queue, key) if state == "waiting" else None
+            why = {"reason": _delay(queue, key), "next": to_do or ""}
             found.append({"queue": queue.settings.name, "priority": name, "state": state, "ahead": ahead, **why})
     return found
 
 
-def _state(
-    queue: QueueServer, window: Window | None, key: Key, change: Change | None, now_ms: int
-) -> tuple[str, str, int | None]:
+def _state(queue: QueueServer, window: Window | None, key: Key, change: Change | None) -> tuple[str, str, int | None]:
     if change is None:
         return "no-change", "the key was never written here, or was reaped", None
     if window is None:
@@ -79,7 +76,7 @@ def _state(
     offset = change.offset
     where, ahead = window.locate(offset)
     if where in ("waiting", "in-flight"):
-        return where, _delay(queue, key, now_ms), ahead
+        return where, _delay(queue, key), ahead
     decision = queue.filter.decide(key.bucket_type, key.bucket)
     if not decision.included:
         return "filtered", decision.reason(), None
@@ -96,7 +93,7 @@ def _state(
     if where == "acknowledged":
         return where, f"acknowledged below offset {window.cursor}; the change is at {offset}", None
     if where == "not-read":
-        return where, _delay(queue, key, now_ms), None
+        return where, _delay(queue, key), None
     return "not-offered", "no reference stands for it in memory though the window has passed it", None
 
 
@@ -112,7 +109,7 @@ def _start_reason(queue: QueueServer, partition: int, change: Change) -> str:
     return ""
 
 
-def _delay(queue: QueueServer, key: Key, now_ms: int) -> str:
+def _delay(queue: QueueServer, key: Key) -> str:
     """Why waiting references are not served; "" when they are."""
     owner = queue.stored.owner
     if queue.serving_suspension is not None:
@@ -122,32 +119,31 @@ def _delay(queue: QueueServer, key: Key, now_ms: int) -> str:
         return "no sink cluster has fetched from the queue"
     if queue.machine.sink_types.lacks(key.bucket_type):
         return lacking_types([key.bucket_type], queue.stored.owner)
-    return f"no node of {owner.name} asks for changes here" if _is_silent(queue, now_ms) else ""
+    if queue.is_silent:
+        return f"no node of {owner.name} asks for changes here"
+    return f"{owner.name} fetches more slowly than changes come" if queue.is_slow else ""
 
 
-def _is_silent(queue: QueueServer, now_ms: int) -> bool:
-    """Whether no sink fetches from the queue on this node; the same rule as for the reason of its lag."""
-    return not queue.waiters and queue.machine.not_fetched_for(SILENT_MS, now_ms)
-
-
-def _next(queue: QueueServer, state: str, key: Key, now_ms: int) -> str:
+def _next(queue: QueueServer, state: str, key: Key) -> str:
     if state == "no-change":
         return "nothing"
-    to_do = _to_do(queue, key, now_ms) if state in ("waiting", "not-read") else None
+    to_do = _to_do(queue, key) if state in ("waiting", "not-read") else None
     return to_do or NEXT[state]
 
 
-def _to_do(queue: QueueServer, key: Key, now_ms: int) -> str | None:
+def _to_do(queue: QueueServer, key: Key) -> str | None:
     """The action that an operator must take before waiting references are served; None for none."""
     if queue.serving_suspension is not None:
         return f"isthmus queue resume {queue.settings.name}"
     if queue.machine.sink_types.lacks(key.bucket_type) and queue.stored.owner is not None:
         name = key.bucket_type.decode(errors="backslashreplace")
         return f"isthmus bucket-type create {name} at cluster {queue.stored.owner.name}"
-    if _is_silent(queue, now_ms):
-        owner = queue.stored.owner
-        there = f"cluster {owner.name}" if owner is not None and owner.cluster else "the other cluster"
+    owner = queue.stored.owner
+    there = f"cluster {owner.name}" if owner is not None and owner.cluster else "the other cluster"
+    if queue.is_silent:
         return f"a sink must fetch: isthmus sink list at {there} shows why none does"
+    if queue.is_slow:
+        return f"isthmus sink show at {there} shows what limits its sink"
     return None
 
 

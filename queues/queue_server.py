@@ -37,7 +37,7 @@ from isthmus.queues.queue_documents import (
 from isthmus.queues.queue_documents import SERVING as SERVING_ACT
 from isthmus.queues.queue_store import QueueDocuments
 from isthmus.queues.rate_limit import Rates, Throttle
-from isthmus.queues.source_queue import SourceQueue
+from isthmus.queues.source_queue import SILENT_MS, SLOW_MS, SourceQueue
 from isthmus.queues.task_set import TaskSet
 from isthmus.queues.window import Window
 from isthmus.queues.window_rules import BULK_PRIORITIES, REAL_TIME, Budget, Item
@@ -172,6 +172,18 @@ class QueueServer:
             return THROTTLED
         ready = any(window.owner_version == machine.owner_version for window in machine.windows.values())
         return SERVING if ready else STARTING
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no sink fetches from the queue on this node."""
+        return not self.waiters and self.machine.not_fetched_for(SILENT_MS, self._time.now_ms())
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the owner fetches, but changes that this node would serve wait for long."""
+        if self.waiters or self.is_silent or self.throttle.binding(self._time.now_ms()):
+            return False
+        return self.machine.waited_for(SLOW_MS, self._time.wall_ms())
 
     async def next_batch(self, request: FetchRequest, deadline_ms: int, until: Until) -> LeasedBatch | None:
         """The next batch for this request, at the latest at `deadline_ms`; None when there was nothing. Raises

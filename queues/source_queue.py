@@ -57,6 +57,10 @@ SILENT_MS: Final = 20_000
 """After so long without a fetch, and without one that waits here, operators are told that the sink does not fetch:
 longer than a usual poll and the longest delay after errors (5 s and 8 s by default)."""
 
+SLOW_MS: Final = 10_000
+"""A change that has waited for so long, in a cluster whose sink fetches, is a reason: usually one waits for some
+milliseconds, and for a second or two beside a burst of writes."""
+
 
 class SourceQueue:
     """The machine of one queue. `filter_` None offers everything; `batch_prefix`: see `queues.leases.Leases`."""
@@ -574,6 +578,14 @@ class SourceQueue:
     def not_fetched_for(self, duration_ms: int, now_ms: int) -> bool:
         """Whether the owner has begun no fetch for longer than `duration_ms`."""
         return self._last_fetch_ms is None or now_ms - self._last_fetch_ms > duration_ms
+
+    def waited_for(self, duration_ms: int, wall_ms: int) -> bool:
+        """Whether some change that may be served now was made longer ago than `duration_ms`."""
+        ready = self._ready_windows(self.windows.values(), None)
+        return any(
+            oldest_ms is not None and wall_ms - oldest_ms > duration_ms
+            for oldest_ms in (window.oldest_waiting_ms() for window in ready)
+        )
 
     def newest_owner_version(self) -> int:
         """The newest owner version in a partition's CURSOR entry; 0 for none."""

@@ -12,7 +12,6 @@ from isthmus.queues.backlog_count import Backlog
 from isthmus.queues.queue_documents import path_of
 from isthmus.queues.queue_server import QueueServer, lacking_types
 from isthmus.queues.rate_limit import rates_shown
-from isthmus.queues.source_queue import SILENT_MS
 from isthmus.queues.wire import OFF
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.property_digests import differences_shown, types_of
@@ -219,8 +218,10 @@ def reason(queue: QueueServer, now_ms: int) -> str:
         sentences.append(f"released by {owner.by}")
     elif behind := sum(1 for w in machine.windows.values() if w.owner_version != machine.owner_version):
         sentences.append(f"{clause(behind, 'partition', 'waits', 'wait')} for the owner's cursor entry")
-    elif machine.windows and not queue.waiters and machine.not_fetched_for(SILENT_MS, now_ms):
+    elif machine.windows and queue.is_silent:
         sentences.append(f"no node of {owner.name} asks for changes here")
+    elif queue.is_slow:
+        sentences.append(f"{owner.name} fetches more slowly than changes come")
     if binding := queue.throttle.binding(now_ms):
         sentences.append(f"throttled: the limit of {binding} a second binds")
     if held := machine.held_back_since():

@@ -113,6 +113,31 @@ async def test_a_sink_that_stopped_fetching_is_reported_and_a_waiting_one_is_not
         assert await reason() == "no node of west asks for changes here"
 
 
+async def test_a_sink_that_fetches_too_slowly_is_reported_where_changes_wait() -> None:
+    """A change that has waited for ten seconds although the sink fetches is a reason for the queue's lag and for the
+    key, until the sink has fetched it or waits here."""
+
+    async with audited_node() as queue_node:
+
+        async def reasons() -> tuple[str, str, str]:
+            (row,) = await queue_node.queues.listing()
+            assert row["reason"] == (await queue_node.acts.lags())[0]["reason"]
+            found = explained(queue_node, b"late")
+            return str(row["reason"]), found["reason"], found["next"]
+
+        await queue_node.fetch(wait_ms=0)
+        for key in (b"first", b"late"):
+            queue_node.put(key)
+        await settled(queue_node)
+        assert (await reasons())[:2] == ("", "")
+        queue_node.clock.skew_ms += 11_000
+        await queue_node.fetch(wait_ms=0, count=1)
+        slow = "west fetches more slowly than changes come"
+        assert await reasons() == (slow, slow, "isthmus sink show at cluster west shows what limits its sink")
+        await queue_node.fetch(wait_ms=0)
+        assert (await reasons())[:2] == ("", "")
+
+
 async def test_differing_properties_name_the_owner_until_it_is_released() -> None:
     """Types of all its nodes, each once; a queue that was released differs from nobody."""
 
