@@ -103,7 +103,8 @@ def _start_reason(queue: QueueServer, partition: int, change: Change) -> str:
     if command is None or command.what not in (REGISTERED, PLACED):
         return ""
     if change.offset < dict(command.positions).get(partition, 0):
-        return f"older than where the queue was {command.what} by {command.by}: a seed brought what lies below"
+        brought = "" if command.by_time else ": a seed brought what lies below"
+        return f"older than where the queue was {command.what} by {command.by}{brought}"
     if not command.positions and change.time_ms < command.start_ms:
         return f"older than the position from which the queue begins, set by {command.by}"
     return ""

@@ -82,7 +82,8 @@ def next_version(before: int, seen: int, now_ms: int) -> int:
 class QueueOwner(Struct, frozen=True):
     """The cluster that owns a queue, since when (wall clock), and the node whose fetch claimed it (`by`).
 
-    After a release `cluster` is empty, `by` released the queue, and `former` is the cluster that owned it."""
+    After a release `cluster` is empty, `by` released the queue, and `former` is the cluster that owned it. Both are
+    empty in a queue registered by `by` under the name of an earlier one."""
 
     cluster: bytes
     name: str

@@ -196,8 +196,15 @@ class QueueStore:
         # comes from the clock: a metastore restored from an older copy may have lost a queue of this name, and the
         # versions of its commands.
         await self.command(name, REGISTERED, start_ms, act, positions, seen=act.at_ms, by_time=by_time)
-        await self._remove(QueuePaths(name).limits.path)  # of an earlier queue of this name
+        await self._forget_earlier(name, act)
         await self._define(name, Definition(settings, *act), lambda found: name not in self._in_effect(found))
+
+    async def _forget_earlier(self, name: str, act: AuditInfo) -> None:
+        """End what operators and the owner of an earlier queue of this name left; the new one begins without."""
+        paths = QueuePaths(name)
+        for document in (paths.limits, paths.rates, paths.suspensions, paths.lost, paths.held):
+            await self._remove(document.path)
+        await self._change(paths.owner, lambda owner: _disowned(owner, act))
 
     async def delist(self, name: str, act: AuditInfo) -> None:
         """Remove queue `name` on all nodes."""
@@ -482,6 +489,13 @@ class QueueStore:
             log.info("queue.value_kept", path=path)  # changed, so still wanted; a lost answer is found out later
         except Unavailable as error:
             raise NotReady("the metastore cannot be reached") from error
+
+
+def _disowned(owner: QueueOwner | None, act: AuditInfo) -> QueueOwner | None:
+    """The document of a queue that nobody owned yet, under the next version: any cluster may have it at once."""
+    if owner is None or not (owner.cluster or owner.former):
+        return owner
+    return QueueOwner(b"", "", owner.version + 1, act.at_ms, act.by)
 
 
 _EXISTS: Final = (

@@ -210,7 +210,7 @@ def reason(queue: QueueServer, now_ms: int) -> str:
         sentences.append(machine.publishing_suspended.reason)
     if queue.stored.unread:
         sentences.append(f"cannot be read (metastore): {', '.join(queue.stored.unread)}")
-    if owner is None:
+    if owner is None or not (owner.cluster or owner.former):
         sentences += ["no sink cluster has fetched yet"] * (
             path_of(queue.settings.name, "owner") not in queue.stored.unread
         )

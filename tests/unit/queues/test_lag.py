@@ -258,19 +258,24 @@ async def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue()
         await queue_node.acts.register("now", {}, act.at_ms, act)
         await queue_node.acts.register("placed", {}, 0, act, ((P, queue_node.store.changes(P, 0, 1)[0].offset + 1),))
         await queue_node.acts.register("all", {}, 0, act)
+        await queue_node.acts.register("applied", {}, 0, act, now=queue_node.acts.applied())
         await queue_node.eventually(lambda: all(len(q.machine.windows) == len(PARTITIONS) for q in queue_node.served()))
         queue_node.put(b"new")
-        for name in ("now", "placed", "all"):
+        for name in ("now", "placed", "applied", "all"):
             await queue_node.eventually(
                 lambda name=name: queue_node.queues.named(name).machine.windows[P].state.command_version
             )
             await queue_node.drain(queue=name)
-        for name, why in (("now", "begins, set by ann"), ("placed", "registered by ann: a seed brought")):
+        for name, why in (
+            ("now", "older than the position from which the queue begins, set by ann"),
+            ("placed", "older than where the queue was registered by ann: a seed brought what lies below"),
+            ("applied", "older than where the queue was registered by ann"),
+        ):
             found = explained(queue_node, b"old", name)
-            assert (found["state"], why in found["reason"]) == ("before", True)
+            assert (found["state"], found["reason"]) == ("before", why)
             assert "isthmus queue push" in found["next"]
         assert explained(queue_node, b"old", "all")["state"] == "acknowledged"
-        for name in ("now", "placed", "all"):
+        for name in ("now", "placed", "applied", "all"):
             assert explained(queue_node, b"new", name)["state"] == "acknowledged"
 
 

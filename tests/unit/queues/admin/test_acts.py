@@ -405,6 +405,29 @@ async def test_registering_a_queue_that_is_there_moves_nothing() -> None:
         assert await queue_node.drain() == [b"a", b"b"]
 
 
+async def test_a_queue_registered_under_an_earlier_name_begins_anew() -> None:
+    """Suspensions, limits, losses and the owner of a delisted queue are not those of the next one of its name: it takes
+    changes, and another cluster may fetch from it."""
+
+    async with audited_node() as queue_node:
+        act = audit_info(queue_node)
+        await queue_node.acts.register("again", {}, 0, act)
+        await settled(queue_node, "again")
+        await queue_node.fetch(wait_ms=0, queue="again")
+        await queue_node.acts.push("again", keys(b"a"), FULL_SYNC, 0)
+        await queue_node.acts.suspend("again", (SERVING, PUBLISHING), None, act)
+        await queue_node.acts.throttle("again", Rates(objects=1), act)
+        await queue_node.acts.delist("again", act)
+        await queue_node.eventually(lambda: len(queue_node.served()) == 1)
+        await queue_node.acts.register("again", {}, 0, act)
+        await settled(queue_node, "again")
+        stored = queue_node.queues.named("again").stored
+        assert (stored.suspensions, stored.rates, stored.lost, stored.held) == ((), None, (), ())
+        queue_node.put(b"new")
+        reply = await queue_node.fetch(queue="again", cluster=THIRD)
+        assert [item[5] for item in reply.items] == [b"new"]
+
+
 async def test_bulk_references_go_last_and_are_bounded() -> None:
     """Real time comes before full-sync, full-sync before fold, whatever was queued first; a producer of too much waits,
     and gets in as soon as there is room."""
