@@ -92,8 +92,8 @@ def _sentence(response: Response) -> str:
 def not_found(key: Key, context: Context | None) -> NotFound:
     """The error for a key that does not exist; `context` is that of its deletion."""
     deleted = " (it was deleted)" if context else ""
-    message = f"{shown(name_text(key.bucket), name_text(key.key))} does not exist{deleted}"
-    return NotFound(message, context=context)
+    names = name_text(key.bucket_type), name_text(key.bucket), name_text(key.key)
+    return NotFound(f"{shown(*names[1:])} does not exist{deleted}", context=context, names=names)
 
 
 def clock_of(response: Response) -> Context | None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from isthmus.client.batches import Batches, Items
-from isthmus.client.errors import closed
+from isthmus.client.errors import BadRequest, closed
 from isthmus.client.objects import HasContext, Name, Resolver, StoredObject, Written
 from isthmus.client.operations import Updated, operations_of
 from isthmus.client.options import Options, Settings
@@ -20,13 +20,16 @@ from isthmus.client.transport import AsyncTransport
 class AsyncClient:
     """A client of one cluster, for the tasks of one event loop: the methods of `Client`, as coroutines.
 
-    A call that is cancelled ends at once; a write may have taken effect by then. Raises BadRequest for wrong options.
+    A call that is cancelled ends at once; a write may have taken effect by then. Raises BadRequest for wrong options,
+    and from calls in another event loop than that of the first one.
     """
 
     def __init__(self, urls: str | Sequence[str], **options: Unpack[Options]) -> None:
         settings = Settings(urls, options)
         self._transport = AsyncTransport(settings.ssl_context, settings.connections, certified=settings.certified)
         self._closed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the first call, to which locks and connections belong."""
         self._operations = operations_of(settings)
         self._batches = Batches(self._operations)
 
@@ -40,6 +43,7 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close all connections. Calls of other tasks end with an error; further calls raise BadRequest."""
+        self._check_loop()
         self._closed.set()
         await self._transport.close()
 
@@ -262,8 +266,18 @@ class AsyncClient:
             if not continuation:
                 return
 
+    def _check_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        if self._loop is not loop:
+            raise BadRequest(
+                "this AsyncClient was first used in another event loop: make one in each event loop", reason="bad-call"
+            )
+
     async def _run(self, operation: Operation[T]) -> T:
         try:
+            self._check_loop()
             step = next(operation)
             while True:
                 try:

@@ -129,7 +129,7 @@ class Batches:
         if not isinstance(item, Put | Delete):
             raise BadRequest(f"an item is a {type(item).__name__}: it must be a Put or a Delete", reason="bad-call")
         key = self._operations.key(bucket_type, bucket, item.key)
-        context = context_of(item.context)
+        context = context_of(item.context, key)
         clock = None if context is None else context.vclock
         request_id = checked_id(item.request_id)
         if isinstance(item, Delete):

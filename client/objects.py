@@ -182,9 +182,18 @@ class Siblings(ClientError):
 class NotFound(ClientError, LookupError):
     """The key does not exist. `context` is that of its deletion, None if it is not known to have existed."""
 
-    def __init__(self, message: str, *, reason: str = "not-found", context: Context | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "not-found",
+        context: Context | None = None,
+        names: tuple[str, str, str] | None = None,
+    ) -> None:
+        """`names`: bucket type, bucket and key, where they are known."""
         super().__init__(message, reason=reason, status=404)
         self.context = context
+        self.names = names
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +214,25 @@ HasContext: TypeAlias = Context | StoredObject | Written | NotFound | None
 """What a write accepts as context."""
 
 
-def context_of(given: HasContext) -> Context | None:
-    """The context in what a caller passed. Raises BadRequest."""
+def context_of(given: HasContext, key: tuple[bytes, bytes, bytes]) -> Context | None:
+    """The context in what a caller passed for a write of `key` (bucket type, bucket, key).
+
+    Raises BadRequest, also for what is known to be of another key: its context may cover versions of this one that the
+    caller has never read, and they would be replaced."""
     if given is None or isinstance(given, Context):
         return given
-    if isinstance(given, StoredObject | Written | NotFound):
-        return given.context
-    raise BadRequest(
-        f"context is a {type(given).__name__}: pass a Context, or the object, result or NotFound that has one",
-        reason="bad-vclock",
-    )
+    if not isinstance(given, StoredObject | Written | NotFound):
+        raise BadRequest(
+            f"context is a {type(given).__name__}: pass a Context, or the object, result or NotFound that has one",
+            reason="bad-vclock",
+        )
+    names = given.names if isinstance(given, NotFound) else (given.bucket_type, given.bucket, given.key)
+    if names is not None and tuple(name.encode("utf-8", "surrogateescape") for name in names) != key:
+        raise BadRequest(
+            f"context is of another key, {shown(names[1], names[2])} of type {names[0]}: pass that of the key to write",
+            reason="bad-vclock",
+        )
+    return given.context
 
 
 @dataclass(frozen=True, slots=True)

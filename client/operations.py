@@ -138,7 +138,7 @@ class Operations:
     ) -> Operation[Written]:
         """Write a value."""
         body, content_type = encode_value(value, content_type, self.codecs)
-        known = context_of(context)
+        known = context_of(context, key)
         headers = [
             *_content_headers(content_type, Extras(metadata or {}, content_encoding)),
             *_condition(known, if_absent, if_unchanged),
@@ -218,7 +218,7 @@ class Operations:
         timeout_s: float | None,
     ) -> Operation[bool]:
         """Delete a key; False if there was nothing to delete."""
-        known = context_of(context)
+        known = context_of(context, key)
         request_id = checked_id(request_id)
         headers = (*_condition(known, False, if_unchanged), (b"X-Isthmus-Request-Id", request_id.encode()))
         request = Request(b"DELETE", key.path, headers)

@@ -101,6 +101,22 @@ async def test_a_closed_client_refuses_calls(url: str) -> None:
         await client.get("b", "k")
 
 
+def test_a_client_belongs_to_one_event_loop(url: str) -> None:
+    """In another event loop each call and `close` say so, and the first loop goes on with it."""
+
+    async def elsewhere(client: AsyncClient) -> None:
+        for call in (client.get("loops", "k"), client.put("loops", "k", 2), client.close()):
+            with pytest.raises(BadRequest, match="another event loop"):
+                await call
+
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        client = AsyncClient(url)
+        first.run(client.put("loops", "k", 1))
+        second.run(elsewhere(client))
+        assert first.run(client.get("loops", "k")).value == 1
+        first.run(client.close())
+
+
 async def test_a_write_that_is_under_way_when_the_client_is_closed() -> None:
     """It was sent, its answer was lost, and the client is closed in the pause: the outcome is unknown, and the error
     has the id."""

@@ -90,6 +90,8 @@ def test_a_key_that_does_not_exist(client: Any, bucket: str) -> None:
     assert client.delete(bucket, "k") is True
     with pytest.raises(NotFound) as caught:
         client.get(bucket, "k")
+    with pytest.raises(BadRequest, match="of another key"):
+        client.put(bucket, "other", 2, context=caught.value)
     client.put(bucket, "k", 2, context=caught.value)
     assert client.get(bucket, "k").value == 2
 

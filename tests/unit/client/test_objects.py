@@ -12,6 +12,7 @@ from isthmus.client.errors import BadRequest
 from isthmus.client.objects import Context, NotFound, Sibling, Siblings, StoredObject, Written, context_of, newest
 
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
+KEY = (b"default", b"b", b"k")
 
 
 def sibling(body: bytes, days: int = 0, **more: Any) -> Sibling:
@@ -97,10 +98,22 @@ def test_a_context_comes_from_all_that_has_one() -> None:
     """An object, the result of a write, a NotFound; nothing else."""
     context = Context(b"c")
     for given in (context, stored(), Written("default", "b", "k", context, False), NotFound("no", context=context)):
-        assert context_of(given) == context
-    assert context_of(None) is None
+        assert context_of(given, KEY) == context
+    assert context_of(None, KEY) is None
     with pytest.raises(BadRequest, match="context is a str"):
-        context_of("c")  # type: ignore[arg-type]
+        context_of("c", KEY)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", [(b"t", b"b", b"k"), (b"default", b"other", b"k"), (b"default", b"b", b"\xff")])
+def test_a_context_of_another_key_is_refused(key: tuple[bytes, bytes, bytes]) -> None:
+    """What names its key counts for that key alone, in its bucket and type; a bare context names none."""
+    context, names = Context(b"c"), ("default", "b", "k")
+    for given in (stored(), Written(*names, context, False), NotFound("no", context=context, names=names)):
+        with pytest.raises(BadRequest, match="of another key, b/k of type default"):
+            context_of(given, key)
+    assert context_of(context, key) == context
+    theirs = tuple(name.decode("utf-8", "surrogateescape") for name in key)
+    assert context_of(Written(*theirs, context, False), key) == context
 
 
 def test_names_in_messages_are_printable_and_short() -> None:
