@@ -1,4 +1,4 @@
-"""Every `file.py:name` that docs/architecture.md shows is defined in that file."""
+"""Every `file.py:name` that docs/architecture.md shows is defined in that file, and its table has every package."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Final
 CHECKOUT: Final = Path(__file__).parents[2]
 PAGE: Final = CHECKOUT / "docs" / "architecture.md"
 PLACE: Final = re.compile(r"`([\w/]+\.py)(?::([\w.]+))?`")
+CONTENTS: Final = re.compile(r"\| package \| contents \|\n(?:\|.*\n)+")
+DIVIDED: Final = ("aae", "node", "repl")
+"""Packages whose parts have a row each, those of `repl` also where they are single modules."""
 
 
 def defined(file: Path) -> set[str]:
@@ -47,6 +50,16 @@ def test_the_architecture_page_names_what_exists() -> None:
     text = PAGE.read_text()
     assert missing_places(text, CHECKOUT) == []
     assert len(PLACE.findall(text)) > 60
+
+
+def test_the_table_of_packages_has_each_of_them() -> None:
+    """A package of `aae`, `node` and `repl`, and a module beside the packages of `repl`, has a row."""
+    table = CONTENTS.search(PAGE.read_text())
+    assert table is not None
+    rows = {name for row in table[0].splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    packages = {f"{name}/{init.parent.name}" for name in DIVIDED for init in (CHECKOUT / name).glob("*/__init__.py")}
+    modules = {f"repl/{module.name}" for module in (CHECKOUT / "repl").glob("*.py")} - {"repl/__init__.py"}
+    assert sorted((packages | modules) - rows) == []
 
 
 def test_a_place_that_is_gone_is_found(tmp_path: Path) -> None:
