@@ -17,7 +17,10 @@ from typing import Any, Final
 import pytest
 from packaging.requirements import Requirement
 
+import isthmus.spark as spark
 from docs import record_demo
+from docs.generate import PUBLIC
+from tests.support.hidden_packages import run_without
 
 REPOSITORY: Final = Path(__file__).parents[2]
 PROJECT: Final[dict[str, Any]] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -147,3 +150,21 @@ def test_the_picture_in_the_readme_shows_equal_clusters() -> None:
     text = re.sub(r"<[^>]+>", "", (REPOSITORY / "docs" / "images" / "demo.svg").read_text()).replace("&#160;", " ")
     assert "$ isthmus demo" in text
     assert "equal: both clusters hold exactly the content of the history" in text
+
+
+def test_names_for_spark_programs_are_those_of_the_reference() -> None:
+    """Each name of `isthmus.spark` exists, and docs/api.md describes exactly these; another one is an error that lists
+    them."""
+    assert {name: getattr(spark, name).__name__ for name in spark.__all__} == {name: name for name in spark.__all__}
+    assert sorted(PUBLIC["isthmus.spark"]) == sorted(spark.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'sessions'; it has: AdminConnection"):
+        _ = spark.sessions
+
+
+def test_programs_for_spark_are_told_of_the_extra(tmp_path: Path) -> None:
+    """Without PySpark the module can be imported, and the first name says what to install."""
+    done = run_without(
+        ("pyspark",), ["-c", "import isthmus.spark; print('imported'); isthmus.spark.register"], tmp_path
+    )
+    assert done.stdout == "imported\n"
+    assert "pip install 'isthmus[spark]'" in done.stderr
