@@ -1,6 +1,6 @@
 """Answers of a node as results and errors. Pure.
 
-docs/http.md has the forms of answers. Whatever else arrives is a ServerFault.
+docs/http.md has the forms of answers. An answer of any other form is a ServerFault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINK: Final = re.compile(r'</buckets/([^/>]*)/keys/([^/>]*)>; riaktag="([^"]*)"
 
 
 class Verdict(Enum):
-    """What an answer means for the attempt."""
+    """The result of an attempt, by its answer."""
 
     DONE = "done"
     LATER = "later"
@@ -44,7 +44,7 @@ class Verdict(Enum):
 
 
 def judge(response: Response) -> Verdict:
-    """What to do about an answer."""
+    """The verdict on an answer."""
     status = response.status
     if 200 <= status < 300 or status in (300, 304):
         return Verdict.DONE

@@ -60,7 +60,7 @@ class Updated(Written):
     """The result of an update."""
 
     value: Any
-    """What the function returned, as it was written."""
+    """The value that the function returned, as it was written."""
 
 
 class Page(NamedTuple):
@@ -72,7 +72,7 @@ class Page(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What is stored beside a value."""
+    """Data stored with a value."""
 
     metadata: Mapping[str, str]
     content_encoding: str = ""

@@ -579,8 +579,8 @@ class Sink:
         }
 
     def fetched_lags(self) -> list[FetchedLag]:
-        """What was fetched and is not stored yet, by queue, source cluster and bucket type; without the queues of which
-        it is not known what waits."""
+        """Changes that were fetched and are not stored yet, by queue, source cluster and bucket type. Queues with an
+        unknown number of waiting changes are left out."""
         now_ms, scheduler = self._time.wall_ms(), self._pool.scheduler
         links = [
             (link, self._pool.batches(name), listing.is_known(link, scheduler, self.is_suspended(name), now_ms))

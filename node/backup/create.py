@@ -80,7 +80,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class _Cut(NamedTuple):
-    """What the end of one attempt found in the copies."""
+    """The contents of the copies at the end of one attempt."""
 
     floors: Floors
     identity: Mapping[str, Any]

@@ -64,7 +64,7 @@ FIRST_NODE: Final[Values] = {
     "metastore.hosts": "",
     "replication.factor": 1,
 }
-"""What a first node sets."""
+"""The keys that a first node sets."""
 
 
 @config_group.command("check")

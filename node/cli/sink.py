@@ -105,7 +105,7 @@ def retry(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> Exit:
 
 
 def _retried(act: AdminCommand, wanted: Sequence[int]) -> list[dict[str, Any]]:
-    """What became of each letter. Raises CommandFailed, with the letter that failed."""
+    """Retry the letters; the outcome of each. Raises CommandFailed, with the letter that failed."""
     retried: list[dict[str, Any]] = []
     try:
         for number in wanted:

@@ -241,7 +241,7 @@ class Replica:
 
     @property
     def reassigning(self) -> str:
-        """What a change of the partition's replicas waits for, as its leader knows; "" for no change, or no leader."""
+        """Why a change of the partition's replicas waits, as its leader knows; "" for no change, or no leader."""
         return why_reassigning(self._leader, self._state) if self._leader is not None else ""
 
     @property
