@@ -459,14 +459,14 @@ def _document(path: Path, name: str, kind: type[D], limit: int = SMALL_BYTES) ->
         descriptor = os.open(path / name, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise Damaged(f"{where} is no file")
+                raise Damaged(f"{where} is not a regular file")
             data = file.read(limit + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise Damaged(f"{where} cannot be read: {error.strerror or error}") from error
     if len(data) > limit:
-        raise Damaged(f"{where} has more than {limit} bytes, and is no such document")
+        raise Damaged(f"{where} is too large: a document of this kind has at most {limit} bytes")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -109,7 +109,7 @@ def parse_context(text: str | None) -> Context:
     try:
         return Context(b64decode(text.encode("ascii"), validate=True))
     except ValueError as error:
-        raise _not_understood(f"X-Riak-Vclock is no base64: {error}") from error
+        raise _not_understood(f"X-Riak-Vclock is not base64: {error}") from error
 
 
 def parse_written(key: Key, response: Response) -> Written:
@@ -213,7 +213,7 @@ def _batch_sibling(
 ) -> Sibling:
     encoding, metadata, links, indexes = (b"", (), (), ()) if extras is None else extras
     if not isinstance(value, bytes | None):
-        raise ValueError("a value that is no bytes")
+        raise ValueError("a value that is not bytes")
     return Sibling(
         value or b"",
         header_text(content_type),

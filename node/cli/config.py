@@ -255,7 +255,7 @@ def _missing_directories(settings: Settings) -> list[tuple[str, str]]:
     runs = settings.reconcile.runs_dir
     if runs is None or runs.is_dir():
         return []
-    what = "is no directory" if runs.exists() else "does not exist here"
+    what = "is not a directory" if runs.exists() else "does not exist here"
     return [("reconcile.runs_dir", f"{runs} {what}: the node shows runs once it is a directory that it may read")]
 
 
