@@ -92,7 +92,7 @@ def _done(row: Sequence[Any]) -> ChunkResult:
     found = ChunkResult(*row)
     chunk, error, *counts = found
     if type(error) is not str or any(type(one) is not int or one < 0 for one in (chunk, *counts)):
-        raise ValueError(f"{row!r:.200} is no look at a chunk")
+        raise ValueError(f"{row!r:.200} is not the result of a chunk: its number, an error or '', and counts from 0")
     return found
 
 
@@ -146,9 +146,9 @@ class RunDirectory:
         except (OSError, ValueError, RecursionError) as error:
             raise LocalFault(f"{path} cannot be read: {error}") from error
         if len(data) > DOCUMENT_BYTES_MAX:
-            raise LocalFault(f"{path} is no document of a run: it has more than {DOCUMENT_BYTES_MAX} bytes")
+            raise LocalFault(f"{path} is not a valid document of a run: it has more than {DOCUMENT_BYTES_MAX} bytes")
         if not isinstance(found, dict):
-            raise LocalFault(f"{path} is no document of a run")
+            raise LocalFault(f"{path} is not a valid document of a run: it is not a JSON object")
         return found
 
     @contextmanager
@@ -184,7 +184,7 @@ class RunDirectory:
                 done = tuple(_done(row) for row in raw["done"])
                 found.append(Wave(int(raw["number"]), str(raw["look"]), int(raw["at_ms"]), done))
             except (KeyError, TypeError, ValueError) as error:
-                raise LocalFault(f"{path} is no wave of a run: {error!r}") from error
+                raise LocalFault(f"{path} is not a valid wave of a run: {error!r}") from error
         return found
 
     def add_wave(self, wave: Wave) -> None:

@@ -93,7 +93,7 @@ class Options(msgspec.Struct):
 
     bucket_type: str = ""
     bucket: str = ""
-    """Of a comparison in hexadecimal, of an import as text."""
+    """In hexadecimal in a comparison, as text in an import."""
     modified_since_ms: TimeMs = 0
     modified_before_ms: TimeMs = 0
     full: bool = False
@@ -110,7 +110,7 @@ class Options(msgspec.Struct):
     prefix: str = ""
     modified_since: str = ""
     modified_before: str = ""
-    """Of an import, as on its command line."""
+    """Set by an import alone, as on its command line."""
 
 
 class Urls(msgspec.Struct):
@@ -141,7 +141,7 @@ class Side(msgspec.Struct):
 
 
 class AsOf(msgspec.Struct):
-    """What a comparison read was as of; only the names are used."""
+    """The states of the clusters that a comparison read; only the names are used."""
 
     begin: list[Side | None] = []
 
@@ -155,7 +155,7 @@ class Groups(msgspec.Struct):
 
 
 class Coverage(msgspec.Struct):
-    """What a comparison covered."""
+    """How much a comparison covered."""
 
     segments: int
     of: int
@@ -372,7 +372,7 @@ _EMPTY: Final[Mapping[str, Any]] = {
     "clusters": [], "urls": [], "bucket_type": None, "started_ms": None, "ended_ms": None, "seconds": None,
     "outcome": None, "error": "", "counts": None, "progress": None,
 }  # fmt: skip
-"""What is known about a run that cannot be read."""
+"""The values of a run that cannot be read."""
 
 
 def state_of(progress: Progress | None, summary: Summary | None, now_ms: int) -> tuple[RunState, str]:
@@ -459,14 +459,14 @@ def _document(path: Path, name: str, kind: type[D], limit: int = SMALL_BYTES) ->
         descriptor = os.open(path / name, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for its writer
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise Damaged(f"{where} is no file")
+                raise Damaged(f"{where} is not a regular file")
             data = file.read(limit + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise Damaged(f"{where} cannot be read: {error.strerror or error}") from error
     if len(data) > limit:
-        raise Damaged(f"{where} has more than {limit} bytes, and is no such document")
+        raise Damaged(f"{where} is too large: a document of this kind has at most {limit} bytes")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -474,7 +474,7 @@ def _document(path: Path, name: str, kind: type[D], limit: int = SMALL_BYTES) ->
 
 
 class _RunFiles:
-    """The documents of one run. What cannot be read is missing, and its reason is among the `problems`."""
+    """The documents of one run. One that cannot be read is left out, with its reason in `problems`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -563,7 +563,7 @@ def _commands(
 
 
 def _choice(options: Options) -> Iterator[str]:
-    """What a comparison compares, as options: a run id belongs to one comparison."""
+    """The options that choose what a comparison compares: a run id belongs to one comparison."""
     if options.bucket_type not in ("", "default"):
         yield from ("--bucket-type", options.bucket_type)
     if options.bucket:

@@ -46,7 +46,7 @@ CHARTED: Final = [name for name, series in SERIES.items() if series.scope is Sco
 
 
 class Page(NamedTuple):
-    """What a page loads, and how often."""
+    """The paths that a page loads, and how often."""
 
     paths: tuple[str, ...]
     every_s: float

@@ -1,6 +1,6 @@
 """Answers of a node as results and errors. Pure.
 
-docs/http.md has the forms of answers. Whatever else arrives is a ServerFault.
+docs/http.md has the forms of answers. An answer of any other form is a ServerFault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINK: Final = re.compile(r'</buckets/([^/>]*)/keys/([^/>]*)>; riaktag="([^"]*)"
 
 
 class Verdict(Enum):
-    """What an answer means for the attempt."""
+    """The result of an attempt, by its answer."""
 
     DONE = "done"
     LATER = "later"
@@ -44,7 +44,7 @@ class Verdict(Enum):
 
 
 def judge(response: Response) -> Verdict:
-    """What to do about an answer."""
+    """The verdict on an answer."""
     status = response.status
     if 200 <= status < 300 or status in (300, 304):
         return Verdict.DONE
@@ -109,7 +109,7 @@ def parse_context(text: str | None) -> Context:
     try:
         return Context(b64decode(text.encode("ascii"), validate=True))
     except ValueError as error:
-        raise _not_understood(f"X-Riak-Vclock is no base64: {error}") from error
+        raise _not_understood(f"X-Riak-Vclock is not base64: {error}") from error
 
 
 def parse_written(key: Key, response: Response) -> Written:
@@ -213,7 +213,7 @@ def _batch_sibling(
 ) -> Sibling:
     encoding, metadata, links, indexes = (b"", (), (), ()) if extras is None else extras
     if not isinstance(value, bytes | None):
-        raise ValueError("a value that is no bytes")
+        raise ValueError("a value that is not bytes")
     return Sibling(
         value or b"",
         header_text(content_type),

@@ -42,7 +42,7 @@ CHUNK_BYTES: Final = 4_000_000
 """Bytes of values after which a chunk is full; nodes take 64 MB (limits.batch_size). One larger item goes alone."""
 
 Items: TypeAlias = Mapping[str, Any] | Mapping[bytes, Any] | Iterable[Put | Delete]
-"""What `put_many` takes: values by key, or items."""
+"""The argument of `put_many`: values by key, or items."""
 
 _Item = tuple[Any, ...]
 

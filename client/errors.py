@@ -77,7 +77,7 @@ def closed() -> BadRequest:
 
 
 class ServerFault(ClientError):
-    """What answered is not a node of this API, or a node with a fault of its own."""
+    """The answer is not one of this API, or the node has a fault of its own."""
 
 
 class BatchFailed(ClientError):

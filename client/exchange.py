@@ -140,7 +140,7 @@ class Exchange:
         return Send(node, request, min(left_s, attempt_s), min(left_s, attempt_s, limits.connect_timeout_s))
 
     def _judged(self, node: Endpoint, key: Key | None, answer: Response | NoAnswer) -> tuple[Verdict, ClientError]:
-        """What an answer means, and the error for it unless it is DONE."""
+        """The verdict on an answer, and the error for it unless the verdict is DONE."""
         if isinstance(answer, NoAnswer):
             if answer.busy:
                 return Verdict.LATER, Retryable(answer.why, reason="no-connection")

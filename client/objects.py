@@ -107,7 +107,8 @@ def refuse_awaitable(result: object, what: str, instead: str) -> None:
 
 def newest(siblings: Sequence[Sibling]) -> Sibling:
     """A resolver: the version with the latest time; a value before a deletion. The others are lost, as with
-    last_write_wins. Of two of the same time the later one in the list is taken, which is the same for every client."""
+    last_write_wins. Between two with the same time, the later one in the list is taken, which is the same for every
+    client."""
     return max(reversed(siblings), key=lambda sibling: (not sibling.deleted, sibling.last_modified))
 
 
@@ -211,7 +212,7 @@ class Written:
 
 
 HasContext: TypeAlias = Context | StoredObject | Written | NotFound | None
-"""What a write accepts as context."""
+"""The values that a write accepts as context."""
 
 
 def context_of(given: HasContext, key: tuple[bytes, bytes, bytes]) -> Context | None:

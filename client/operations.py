@@ -60,7 +60,7 @@ class Updated(Written):
     """The result of an update."""
 
     value: Any
-    """What the function returned, as it was written."""
+    """The value that the function returned, as it was written."""
 
 
 class Page(NamedTuple):
@@ -72,7 +72,7 @@ class Page(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What is stored beside a value."""
+    """Data stored with a value."""
 
     metadata: Mapping[str, str]
     content_encoding: str = ""
@@ -265,7 +265,7 @@ class Operations:
         try:
             props = json.loads(answer.body)["props"]
             if not isinstance(props, dict):
-                raise ValueError("props is no object")
+                raise ValueError("props is not an object")
             return props
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ServerFault(f"the answer has no properties: {error}", reason="bad-answer") from error
@@ -384,7 +384,7 @@ def check_metadata(metadata: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     for name, value in metadata.items():
         if _TOKEN.fullmatch(name) is None:
             raise BadRequest(
-                f"{name!r} is no name of metadata: it has letters, digits and !#$%&'*+-.^_`|~", reason="bad-header"
+                f"{name!r} is not a name of metadata: use letters, digits and !#$%&'*+-.^_`|~", reason="bad-header"
             )
         found.append((name.lower().encode(), _header_value(value, f"metadata {name}")))
     return found
@@ -438,7 +438,7 @@ def _page(body: bytes, what: str, prefix: bytes) -> Page:
         names = [unquote_to_bytes(name) for name in document[what]]
         continuation = document.get("continuation", "")
         if not isinstance(continuation, str):
-            raise ValueError("continuation is no text")
+            raise ValueError("continuation is not text")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ServerFault(f"the answer is no listing: {error}", reason="bad-answer") from error
+        raise ServerFault(f"the answer is not a listing: {error}", reason="bad-answer") from error
     return Page([name_text(name) for name in names if name.startswith(prefix)], continuation)

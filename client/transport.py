@@ -161,7 +161,7 @@ class _Attempt:
         return joins
 
     def too_long(self) -> NoAnswer:
-        """What is to be said when the time of the attempt is over: how far it came."""
+        """The result of an attempt whose time is over: how far it came."""
         if self.sent:
             return NoAnswer(_SILENT, sent=True)
         if self.connects:

@@ -27,7 +27,7 @@ def changed_settings(base: FullSyncSettings, values: Mapping[str, Any]) -> FullS
     found: dict[str, Any] = {}
     for name, value in values.items():
         if name not in CHANGEABLE:
-            raise ValueError(f"{name!r:.60} is no key that can be set; there are: {', '.join(sorted(CHANGEABLE))}")
+            raise ValueError(f"{name!r:.60} cannot be set; these keys can: {', '.join(sorted(CHANGEABLE))}")
         try:
             found[keys[name].field] = converted(keys[name], value, Path())
         except ValueError as error:

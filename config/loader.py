@@ -79,7 +79,7 @@ def load_file(path: Path) -> Settings:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise _file_fault(path, f"cannot be read: {reason}") from error
     if len(raw) > FILE_BYTES_MAX:
-        raise _file_fault(path, f"is larger than {FILE_BYTES_MAX} bytes; that is no config file")
+        raise _file_fault(path, f"has more than {FILE_BYTES_MAX} bytes, too many for a config file")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -159,7 +159,7 @@ def broken_fullsync(settings: Settings) -> Iterator[RelationViolation]:
 
 
 def _tls_relations(tls: TlsSettings, *, named_metastore: bool) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Relations within [tls] that do not hold, as `config.validation.RelationViolation`. `named_metastore`: it is no
+    """Relations within [tls] that do not hold, as `RelationViolation`. `named_metastore`: the metastore is not the
     embedded one."""
     if tls.certificate is None:
         for key in ("http", "admin", "cluster"):

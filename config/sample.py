@@ -1,6 +1,6 @@
 """A node's config file as text, each key with its meaning.
 
-What is set is in force; all other keys stand in comments with their defaults.
+Keys that are set are in force; all others are commented out, with their defaults.
 The texts are the docstrings of `config.settings`, so that a sample has what the program knows and no more.
 """
 

@@ -434,7 +434,7 @@ class ReplicationSettings:
 
     # Below a second a record that is corrected at once would cost a replica; above a month disk space is wasted.
     removed_copy_grace_ms: Annotated[int, ValueRange(1 * SECOND, 720 * HOUR)] = 600_000
-    """How long a node keeps its copy of a partition after it has read that it is no replica of it any more, before it
+    """How long a node keeps its copy of a partition after it has read that it is no longer a replica of it, before it
     deletes it. A record that names it again within that time finds the copy as it was. That is time for an operator to
     take a move back without copying everything again; the length is a guess."""
 

@@ -208,7 +208,7 @@ def check_filter(value: str) -> str:
             )
         if (nameless := next(filter(None, map(_NAMELESS.fullmatch, wrong)), None)) is not None:
             raise ValueError(f"{shown(nameless.group())}: no name; write {nameless[1]}:NAME")
-        what = "is no rule of a filter" if len(wrong) == 1 else "are no rules of a filter"
+        what = "is not a rule of a filter" if len(wrong) == 1 else "are not rules of a filter"
         raise ValueError(f"{', '.join(map(shown, wrong))} {what}; rules are {FILTER_RULES}")
     for part in parts:
         if _BAD_PERCENT.search(part) is not None:

@@ -37,7 +37,7 @@ def warnings_of(settings: Settings) -> Iterator[ConfigWarning]:
         if queues and entry.queue not in queues:
             yield ConfigWarning(
                 f"fullsync[{number}].queue",
-                f'"{entry.queue}" is no queue of this file; there are: {", ".join(queues)}. It is right if it is '
+                f'"{entry.queue}" is not a queue of this file; there are: {", ".join(queues)}. It is right if it is '
                 "registered while the cluster runs (isthmus queue register); until then every check ends with an error",
             )
         others = [e for e in settings.fullsync[:number] if e.queue == entry.queue and e.cluster and entry.cluster]

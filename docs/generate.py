@@ -402,7 +402,7 @@ def spelling_of(option: click.Option) -> str:
 
 
 def value_of(option: click.Option) -> str:
-    """What an option takes; empty for a flag."""
+    """The values that an option takes; empty for a flag."""
     if option.is_flag:
         return ""
     form = option.type

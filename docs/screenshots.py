@@ -27,7 +27,7 @@ from tests.support.dashboard_browser import ARGUMENTS, BrowserPage
 IMAGES: Final = Path(__file__).parent / "images"
 
 WIDTH: Final = 1120
-"""Of the window: readable where a page of documents shows the picture at two thirds of its size."""
+"""Width of the window: readable where a page of documents shows the picture at two thirds of its size."""
 
 SIZE_BYTES_MAX: Final = 200_000
 """A picture that is larger would make every checkout slower; take less of the page."""

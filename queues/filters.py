@@ -196,7 +196,7 @@ def _rule(part: str, text: str) -> Rule:
         try:
             return Rule(negated, kind, unquote_to_bytes(value))
         except UnicodeEncodeError as error:
-            raise BadConfig(f"queue filter {text!r}: write bytes that are no UTF-8 as %XX") from error
+            raise BadConfig(f"queue filter {text!r}: write bytes that are not UTF-8 as %XX") from error
     if word in (ANY, BLOCK) and not negated:
         return Rule(False, word, b"")
     known = f"{ANY}, {BLOCK}, {TYPE}:T, {NAME}:B, {PREFIX}:P, and ! before one of the last three"

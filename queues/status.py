@@ -183,8 +183,8 @@ def _consumers(queue: QueueServer, time: TimeSource) -> list[dict[str, Any]]:
 
 
 def _changed(queue: QueueServer) -> dict[str, Any]:
-    """What operators have changed of the queue's definition or file: "offer" (filter, cascade) and "limits", each with
-    who, when and why; {} for nothing."""
+    """Operators' changes to the queue's definition or file: "offer" (filter, cascade) and "limits", each with who, when
+    and why; {} for nothing."""
     command, limits = queue.stored.command, queue.stored.limits
     found: dict[str, Any] = {}
     if command is not None and (change := command.change) is not None:

@@ -437,11 +437,11 @@ def _any_request(body: bytes) -> FetchRequest:
     )
     acks, holding = fields.get("acks"), fields.get("holding")
     if type(acks) is not tuple or len(acks) > ACKS_MAX:
-        raise CodecError(f"fetch request: acks is no list of at most {ACKS_MAX}")
+        raise CodecError(f"fetch request: acks is not a list of at most {ACKS_MAX}")
     if holding is not None and (
         type(holding) is not tuple or len(holding) > ACKS_MAX or not all(type(x) is bytes for x in holding)
     ):
-        raise CodecError(f"fetch request: holding is no list of at most {ACKS_MAX} batch ids")
+        raise CodecError(f"fetch request: holding is not a list of at most {ACKS_MAX} batch ids")
     return FetchRequest(
         session,
         _text(fields, "name"),
@@ -619,7 +619,7 @@ def _traces(fields: dict[str, Any]) -> dict[int, str] | None:
     found: dict[int, str] | None = fields.get("traces")
     for index, context in (found or {}).items():
         if type(index) is not int or index < 0 or type(context) is not str or len(context) > TRACEPARENT_BYTES:
-            raise CodecError("fetch answer: traces are no contexts of items")
+            raise CodecError("fetch answer: traces is not a map of item numbers to trace contexts")
     return found
 
 
@@ -657,14 +657,14 @@ def _outcomes(fields: dict[str, Any], count: int) -> tuple[tuple[int, int, int, 
         if one is None:
             continue
         if type(one) is not tuple or len(one) != OUTCOME_FIELDS or not all(type(n) is int and n >= 0 for n in one):
-            raise CodecError("fetch request: outcomes are no four numbers")
+            raise CodecError("fetch request: the outcomes of a batch are not four numbers from 0 up")
     return raw
 
 
 def _properties(fields: dict[str, Any]) -> dict[bytes, bytes]:
     raw = fields.get("properties", {})
     if type(raw) is not dict or len(raw) > TYPES_MAX:
-        raise CodecError(f"fetch: properties are no map of at most {TYPES_MAX} bucket types")
+        raise CodecError(f"fetch: properties is not a map of at most {TYPES_MAX} bucket types")
     for name, digest in raw.items():
         if type(name) is not bytes or len(name) > NAME_MAX or type(digest) is not bytes or len(digest) != DIGEST_BYTES:
             raise CodecError("fetch: properties have a wrong shape")
@@ -689,7 +689,7 @@ def _places(fields: dict[str, Any]) -> ScopeDigests | None:
 
 def _checked_places(raw: Any) -> ScopeDigests:
     if type(raw) is not dict or len(raw) > SCOPES_MAX or not all(type(buckets) is dict for buckets in raw.values()):
-        raise CodecError("fetch: places are no map of maps")
+        raise CodecError("fetch: places is not a map of maps")
     for kind, buckets in raw.items():
         names_and_digests = all(type(bucket) is bytes and _is_scope_digest(one) for bucket, one in buckets.items())
         if type(kind) is not bytes or len(kind) > NAME_MAX or not names_and_digests:
@@ -710,7 +710,7 @@ def _given_up(fields: dict[str, Any], count: int) -> tuple[tuple[int, ...], ...]
         raise CodecError("fetch request: given_up does not fit acks")
     for one in raw:
         if type(one) is not tuple or not all(type(n) is int and n >= 0 for n in one):
-            raise CodecError("fetch request: given_up are no lists of numbers")
+            raise CodecError("fetch request: given_up is not a list of lists of numbers")
     return raw
 
 
@@ -719,7 +719,7 @@ def _types(fields: dict[str, Any]) -> frozenset[bytes] | None:
     if raw is None:
         return None
     if type(raw) is not tuple or len(raw) > TYPES_MAX or not all(type(n) is bytes and len(n) <= NAME_MAX for n in raw):
-        raise CodecError(f"fetch request: types are no list of at most {TYPES_MAX} bucket types")
+        raise CodecError(f"fetch request: types is not a list of at most {TYPES_MAX} bucket types")
     return frozenset(raw)
 
 
@@ -736,7 +736,7 @@ def _share(fields: dict[str, Any]) -> Share | None:
     if raw is None:
         return None
     if type(raw) is not dict or len(raw) > SHARE_TYPES_MAX:
-        raise CodecError(f"fetch request: share is no map of at most {SHARE_TYPES_MAX} bucket types")
+        raise CodecError(f"fetch request: share is not a map of at most {SHARE_TYPES_MAX} bucket types")
     if not all(type(name) is bytes and len(name) <= NAME_MAX for name in raw):
         raise CodecError("fetch request: share has a wrong shape")
     return {name: _type_share(one) for name, one in raw.items()}
@@ -761,7 +761,7 @@ def _held(fields: dict[str, Any]) -> dict[bytes, int] | None:
     if raw is None:
         return None
     if type(raw) is not dict or len(raw) > TYPES_MAX:
-        raise CodecError(f"fetch answer: held is no map of at most {TYPES_MAX} bucket types")
+        raise CodecError(f"fetch answer: held is not a map of at most {TYPES_MAX} bucket types")
     for name, since_ms in raw.items():
         if type(name) is not bytes or len(name) > NAME_MAX or type(since_ms) is not int:
             raise CodecError("fetch answer: held has a wrong shape")
@@ -775,7 +775,7 @@ def _ack(raw: object, outcomes: tuple[int, int, int, int] | None, given_up: tupl
     if type(batch) is not bytes or len(batch) > NAME_MAX or type(version) is not int:
         raise CodecError("fetch request: an acknowledgement has a wrong shape")
     if failed is not None and (type(failed) is not tuple or not all(type(i) is int for i in failed)):
-        raise CodecError("fetch request: failed indexes are no list of numbers")
+        raise CodecError("fetch request: the failed indexes are not a list of numbers")
     return BatchAck(batch, version, failed, outcomes, given_up)
 
 
@@ -789,14 +789,14 @@ def _bytes(fields: dict[str, Any], name: str, length: int) -> bytes:
 def _text(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
     if type(value) is not str or len(value) > NAME_MAX:
-        raise CodecError(f"fetch: {name} is no text of at most {NAME_MAX} characters")
+        raise CodecError(f"fetch: {name} is not text of at most {NAME_MAX} characters")
     return value
 
 
 def _number(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
     if type(value) is not int or value < 0:
-        raise CodecError(f"fetch: {name} is no number from 0 up")
+        raise CodecError(f"fetch: {name} is not a number from 0 up")
     return value
 
 
@@ -858,7 +858,7 @@ def decode_object_reply(body: bytes) -> ObjectReply:
     fields = _fields(body, "answer with an object")
     payload = fields.get("payload")
     if payload is not None and type(payload) is not bytes:
-        raise CodecError("answer with an object: its payload is no bytes")
+        raise CodecError("answer with an object: its payload is not bytes")
     return ObjectReply(*_cluster(fields), payload)
 
 

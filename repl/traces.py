@@ -85,7 +85,7 @@ def parse_traceparent(value: bytes) -> TraceContext | None:
 
 
 class SpanKind(Enum):
-    """What a span is to the one before, in OpenTelemetry's terms."""
+    """The relation of a span to the one before, in OpenTelemetry's terms."""
 
     SERVER = "server"
     INTERNAL = "internal"

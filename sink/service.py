@@ -380,7 +380,7 @@ class Sink:
             listed = ", ".join(sorted(f"{one.queue} {one.peer}" for one in known)) or "none"
             via = self._pool.links.get(name)
             hint = f"; it is fetched from since {via.seed.peer} lists it" if via is not None else ""
-            raise BadInput(f"queue {name.queue} of {name.peer} is no peer that was set{hint}; there are: {listed}")
+            raise BadInput(f"queue {name.queue} of {name.peer} is not a peer that was set{hint}; there are: {listed}")
         entry = PeerEntry(name.queue, name.peer, "", None, True, by, self._time.wall_ms(), reason)
         await self._change_peers(lambda before: peers.with_peer(before, entry, in_file=self._in_file(name)))
         log.info("sink.peer_removed", queue=name.queue, peer=name.peer, by=by, reason=reason)
@@ -579,8 +579,8 @@ class Sink:
         }
 
     def fetched_lags(self) -> list[FetchedLag]:
-        """What was fetched and is not stored yet, by queue, source cluster and bucket type; without the queues of which
-        it is not known what waits."""
+        """Changes that were fetched and are not stored yet, by queue, source cluster and bucket type. Queues with an
+        unknown number of waiting changes are left out."""
         now_ms, scheduler = self._time.wall_ms(), self._pool.scheduler
         links = [
             (link, self._pool.batches(name), listing.is_known(link, scheduler, self.is_suspended(name), now_ms))

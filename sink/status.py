@@ -76,7 +76,7 @@ def state_of(
     if suspended is not None:
         return "suspended", by_whom(suspended)
     if leaving:
-        return "leaving", "it is no peer any more, and its cluster lists it no longer"
+        return "leaving", "it is no longer a peer, and its cluster no longer lists it"
     if errors:
         return "failing", link.last_error or in_a_row(errors)
     silent_ms = link.unanswered_ms(now_ms)

@@ -118,7 +118,7 @@ class Slot:
         self.fetcher = fetcher
         self.pushing = False
         self.items: Sequence[Item] = ()
-        """What is being pushed."""
+        """The changes that are being pushed."""
         self._context = context
 
     async def cycle(self, options: FetchOptions, on_fetched: Callable[[int, int], None]) -> tuple[CycleResult, int]:

@@ -16,7 +16,7 @@ from isthmus.repl.extras import check_packages
 check_packages("a batch job (isthmus.aae.reconcile)", "pyspark", "pyarrow")
 
 PACKAGES = ("msgpack", "numpy", "requests", "structlog", "xxhash", "zstandard")
-"""What driver and workers need beside these, where Isthmus is shipped as one file and nothing was installed with it."""
+"""Further packages that driver and workers need where Isthmus is shipped as one file, without its dependencies."""
 
 
 def register(spark: Any) -> None:

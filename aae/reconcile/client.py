@@ -61,7 +61,7 @@ class Credentials(NamedTuple):
         for name in ("ca_file", "certificate_file", "key_file"):
             path = getattr(self, name)
             if path and not Path(path).is_file():
-                raise BadInput(f"option {name}: {path!r} is no file here; executors need it, too")
+                raise BadInput(f"option {name}: there is no file {path!r} on this machine; executors need it, too")
         if self.ca_file or self.certificate_file:
             authorities = (Path(self.ca_file),) if self.ca_file else ()
             certificate, key = (Path(path) if path else None for path in (self.certificate_file, self.key_file))

@@ -78,7 +78,7 @@ class IsthmusSource(DataSource):  # type: ignore[misc]
         """The view's columns, or those of the option `columns`; those of a table keep its options. Raises BadInput."""
         if self._creates and self._given.get("view") == FINDINGS:
             raise BadInput(
-                "findings of a run are no table of a catalog: use CREATE TEMPORARY VIEW name USING isthmus OPTIONS"
+                "findings of a run cannot be a table of a catalog: use CREATE TEMPORARY VIEW name USING isthmus OPTIONS"
                 " (view 'findings', path '...')"
             )
         options = self._options()

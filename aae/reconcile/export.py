@@ -293,7 +293,7 @@ def _stored_state(store: RunFileSystem, question: Mapping[str, str]) -> dict[str
 
 def _part(path: str, state: dict[str, Any] | None, question: Mapping[str, str]) -> dict[str, Any]:
     if state is None:
-        raise BadInput(f"{path} is there already, and is no export: name a new directory")
+        raise BadInput(f"{path} exists already, and is not an export: name a new directory")
     if state["asked"] != question:
         raise BadInput(f"{path} has an export of something else: {state['asked']}; name a new directory")
     if len(state["done"]) == state["slices"]:

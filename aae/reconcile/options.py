@@ -146,7 +146,7 @@ def _urls(text: str) -> tuple[str, ...]:
         raise ValueError(f"1 to {URLS_MAX} URLs are needed, separated by commas")
     for url in urls:
         if not _of_a_listener(url):
-            raise ValueError(f"{url!r} is no URL of a node's http listener, such as http://node1:8098")
+            raise ValueError(f"{url!r} is not the URL of a node's http listener, such as http://node1:8098")
     return urls
 
 

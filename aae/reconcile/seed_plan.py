@@ -147,9 +147,9 @@ def _object(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise PeerFault(f"the admin listener's answer is no JSON: {error}") from error
+        raise PeerFault(f"the admin listener's answer is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise PeerFault("the admin listener's answer is no object")
+        raise PeerFault("the admin listener's answer is not a JSON object")
     return found
 
 

@@ -65,7 +65,7 @@ class IsthmusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow): 
         self._schema = schema
         self._target: dict[int, int] | None = None
         self._newest: dict[str, Any] | None = None
-        """What replicas had applied when the newest batch was planned."""
+        """The offsets that replicas had applied when the newest batch was planned."""
 
     def prepareForTriggerAvailableNow(self) -> None:
         """End this query at the current offsets, in batches. Raises RangeUnreadable for a partition without a usable

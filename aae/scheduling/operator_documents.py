@@ -151,7 +151,7 @@ def decode_peers(value: bytes) -> Entries:
 def _entry(row: Mapping[str, Any]) -> PeerOverride:
     values = row["values"]
     if not isinstance(values, dict):
-        raise TypeError("values are no object")
+        raise TypeError("values is not an object")
     return PeerOverride(
         values,
         row.get("added") is True,

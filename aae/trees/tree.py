@@ -139,7 +139,7 @@ class HashTree:
         for branch, data in branches.items():
             known = type(branch) is int and 0 <= branch < BRANCH_COUNT
             if not known or type(data) is not bytes or len(data) != 8 * LEAF_COUNT:
-                raise CodecError(f"not a tree: {branch!r:.40} is no branch with {LEAF_COUNT} hashes of 8 bytes")
+                raise CodecError(f"not a tree: {branch!r:.40} is not a branch with {LEAF_COUNT} hashes of 8 bytes")
             leaves = hashes_from_wire(data, LEAF_COUNT)
             start = branch << LEAF_BITS
             low, high = max(start, first), max(start, first, min(start + LEAF_COUNT, end))

@@ -318,7 +318,7 @@ class FullSyncAdmin:
         return await self._followed(name, node, resumed=False)
 
     def _state(self, peer: str | None) -> dict[str, Any]:
-        """What operators set for a full-sync (None: all), as this node knows it, for the audit log."""
+        """Operators' settings of a full-sync (None: of all), as this node knows them, for the audit log."""
         documents = self._services.fullsync.documents
         found = documents.peers.value
         return {
@@ -398,7 +398,7 @@ class FullSyncAdmin:
         return json_reply({**found, "suspensions": suspensions, "suspensions_error": standing.error})
 
     async def _of_nodes(self, part: FullSyncPart) -> dict[str, Any]:
-        """What every node reports, null for one that does not; why; and since when nodes are down."""
+        """Every node's report, null for a node without one, and why; and since when nodes are down."""
         services = self._services
         answers = await services.query.ask(FULLSYNC_STATUS, part, services.membership.live_nodes())
         nodes = with_gone(services.controller.records, answers.by_node)

@@ -13,7 +13,7 @@ from isthmus.node.http.router import Router, decode_segment
 from isthmus.node.services.container import NodeServices
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE, Key
 
-EncodedName = Annotated[Name, right("a name that is not empty, percent-encoded where it is no plain text")]
+EncodedName = Annotated[Name, right("a name that is not empty, percent-encoded where it is not plain text")]
 
 
 class ReapRequest(AuditedRequest, frozen=True, kw_only=True):

@@ -80,7 +80,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class _Cut(NamedTuple):
-    """What the end of one attempt found in the copies."""
+    """The contents of the copies at the end of one attempt."""
 
     floors: Floors
     identity: Mapping[str, Any]
@@ -245,7 +245,7 @@ class _Backup:
     def _identity(self) -> Mapping[str, Any]:
         found: Any = _patiently(lambda: SlotFile(self._source, IDENTITY).read())
         if found is None or not found.get("cluster_uuid"):
-            raise LocalFault(f"{self._source} is no data directory of a node that belongs to a cluster")
+            raise LocalFault(f"{self._source} is not the data directory of a node that belongs to a cluster")
         if self._node is not None and found["node"] != self._node:
             raise LocalFault(f"{self._source} belongs to node {found['node']!r}, not {self._node!r}")
         value: Mapping[str, Any] = found

@@ -93,7 +93,7 @@ def decode(data: bytes, where: Path) -> Manifest:
         body, digest = document["manifest"], document["xxh64"]
         version = body["version"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise Corruption(f"{where} is damaged: it is no manifest ({error})") from error
+        raise Corruption(f"{where} is damaged: it is not a manifest ({error})") from error
     if digest != _hash_of(body):
         raise Corruption(f"{where} is damaged: its content does not have its hash")
     if version != VERSION:
@@ -107,7 +107,7 @@ def decode(data: bytes, where: Path) -> Manifest:
     for file in manifest.files:
         path = PurePosixPath(file.path)
         if path.is_absolute() or not path.parts or ".." in path.parts or str(path) != file.path:
-            raise Corruption(f"{where} is damaged: {file.path!r} is no path below the backup")
+            raise Corruption(f"{where} is damaged: {file.path!r} is not a path below the backup")
     return manifest
 
 
@@ -119,7 +119,7 @@ def load(directory: Path) -> Manifest:
             data = file.read(MANIFEST_BYTES_MAX + 1)
     except (FileNotFoundError, NotADirectoryError):
         why = "it was not completed" if directory.name.endswith(INCOMPLETE) else f"it has no {NAME}"
-        raise BadInput(f"{directory} is no backup: {why}") from None
+        raise BadInput(f"{directory} is not a backup: {why}") from None
     except OSError as error:
         raise LocalFault(f"cannot read {path}: {error.strerror}") from error
     if len(data) > MANIFEST_BYTES_MAX:

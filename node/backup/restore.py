@@ -18,7 +18,7 @@ from isthmus.repl.storage.identity import NAME as IDENTITY
 from isthmus.repl.storage.slot_file import sync_directory
 
 IGNORED: Final = frozenset({"lost+found"})
-"""What a directory may hold and still count as empty: a file system's own."""
+"""Entries of a file system itself: a directory with these alone counts as empty."""
 
 
 class Fault(NamedTuple):

@@ -126,4 +126,4 @@ class StoreCopier:
         try:
             return (self._source / CURRENT).read_bytes()
         except FileNotFoundError:
-            raise LocalFault(f"{self._source} has no {CURRENT}: it is no store, or the node never ran") from None
+            raise LocalFault(f"{self._source} has no {CURRENT}: it is not a store, or the node never ran") from None

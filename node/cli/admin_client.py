@@ -94,7 +94,7 @@ class AdminClient:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict) or (status >= 400 and not isinstance(answer.get("error"), str)):
-            what = f"answers {status} without an answer in JSON; is this a node's admin listener?"
+            what = f"answers {status} without a JSON object of this API; is this a node's admin listener?"
             raise listener.unavailable(what)
         if status < 400:
             return answer

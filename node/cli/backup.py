@@ -78,7 +78,7 @@ def verify_command(backup: Path, output: str) -> int:
     """Read every file of the backup in DIR, and compare it with the manifest.
 
     Code 0 when all are as they were written, 1 when a file differs, is missing or does not belong there, 2 for a
-    directory that is no complete backup, 5 when the manifest is damaged or of another version.
+    directory that is not a complete backup, 5 when the manifest is damaged or of another version.
     """
     with _progress() as progress:
         manifest, faults = restoring.verify(backup, progress)

@@ -43,7 +43,7 @@ LISTINGS: Final[Mapping[str, tuple[str, str, str]]] = {
     "bucket types": ("/admin/bucket-types", "bucket_types", "name"),
     "full-syncs": ("/admin/fullsync?results=0", "peers", "name"),
 }
-"""What is completed -> the request for it, the list in its answer, and the key of a name."""
+"""Completed word -> the request for its values, the list in the answer, and the key of a name."""
 
 FLAGS: Final[Mapping[str, str]] = {
     "--node": "nodes",

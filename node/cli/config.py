@@ -64,7 +64,7 @@ FIRST_NODE: Final[Values] = {
     "metastore.hosts": "",
     "replication.factor": 1,
 }
-"""What a first node sets."""
+"""The keys that a first node sets."""
 
 
 @config_group.command("check")
@@ -255,7 +255,7 @@ def _missing_directories(settings: Settings) -> list[tuple[str, str]]:
     runs = settings.reconcile.runs_dir
     if runs is None or runs.is_dir():
         return []
-    what = "is no directory" if runs.exists() else "does not exist here"
+    what = "is not a directory" if runs.exists() else "does not exist here"
     return [("reconcile.runs_dir", f"{runs} {what}: the node shows runs once it is a directory that it may read")]
 
 

@@ -63,7 +63,7 @@ def _file(option: str, text: str | None) -> str:
         return ""
     path = Path(os.path.abspath(Path(text).expanduser()))
     if not path.is_file():
-        raise BadInput(f"{option}: {path} is no file")
+        raise BadInput(f"{option}: {path} does not exist, or is not a file")
     return str(path)
 
 

@@ -138,7 +138,7 @@ def _parsed(raw: bytes, path: Path) -> ContextFile:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), [syntax_fault(text, str(error))]) from None
     except (ValueError, RecursionError):
-        raise ConfigError(str(path), [Fault("", 0, "is no TOML that a context file has")]) from None
+        raise ConfigError(str(path), [Fault("", 0, "has a number that is too long, or is nested too deep")]) from None
     reader = _Reader(lines)
     found = reader.file(values)
     if reader.faults:
@@ -183,7 +183,7 @@ class _Reader:
         files = {key: self._text(values, where, key) for key in FILES}
         for key, value in files.items():
             if value and not os.path.isabs(value):
-                self._fault((*where, key), f"{shown(value)} is no absolute path")
+                self._fault((*where, key), f"{shown(value)} is not an absolute path")
         if bool(files["cert"]) != bool(files["key"]):
             self._fault((*where, "cert" if files["cert"] else "key"), "cert and key belong together")
         admin = self._addresses(values, where, "admin")
@@ -208,7 +208,7 @@ class _Reader:
 
     def _tables(self, values: Any, where: KeyPath) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(values, dict):
-            self._fault(where, "is no table; write a section")
+            self._fault(where, f"is not a table; write sections [{'.'.join(map(str, where))}.NAME]")
             return
         for name, table in values.items():
             try:
@@ -218,13 +218,13 @@ class _Reader:
             if isinstance(table, dict):
                 yield name, table
             else:
-                self._fault((*where, name), f"is no table; write a section [{'.'.join(map(str, (*where, name)))}]")
+                self._fault((*where, name), f"is not a table; write a section [{'.'.join(map(str, (*where, name)))}]")
 
     def _text(self, values: dict[str, Any], where: KeyPath, key: str) -> str:
         value = values.get(key, "")
         if isinstance(value, str):
             return value
-        self._fault((*where, key), f"{shown(value)} is no text; write it in quotes")
+        self._fault((*where, key), f"{shown(value)} is not text; write it in quotes")
         return ""
 
     def _known(self, values: dict[str, Any], where: KeyPath, keys: tuple[str, ...]) -> None:

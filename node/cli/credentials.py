@@ -6,7 +6,7 @@
     --ca FILE           ISTHMUS_CA: authorities of the nodes' certificates; without it, those of this system
     --cert FILE         ISTHMUS_CERT: a client certificate; --key FILE, ISTHMUS_KEY: its private key
 
-What an option says counts before a variable, and that before the context. The credentials of a context go to its own
+An option takes precedence over a variable, and a variable over the context. The credentials of a context go to its own
 addresses alone. A token is never an argument, since every user of the machine can read arguments.
 """
 
@@ -46,7 +46,7 @@ CHOICES: Final = (
 """Option, name, variable, help."""
 
 HELP_LINE: Final = ("Connection options", "Which cluster, and how: isthmus help connection.")
-"""What stands in a command's help in place of all connection options."""
+"""The line of a command's help that replaces all connection options."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

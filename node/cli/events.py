@@ -57,7 +57,7 @@ def events_command(
     timeout_ms: int | None,
     query: AdminCommand,
 ) -> None:
-    """What happened on all nodes: elections, nodes that come and go, replicas in and out of sync, orders, acts of
+    """The events of all nodes: elections, nodes that come and go, replicas in and out of sync, orders, acts of
     operators, links, checks. The oldest first; -o json with --follow prints a line for each event.
 
     Acts are kept by the audit log, over restarts; of other events each node keeps the newest 2,000 since its start.

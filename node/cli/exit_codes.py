@@ -78,7 +78,7 @@ def failure_of(error: Exception) -> Failure | None:
             return Failure(Exit.UNAVAILABLE, error.reason, [str(error)])
         case UnicodeEncodeError() if error.reason == "surrogates not allowed":  # what Python makes of other bytes
             raw = error.object[max(0, error.start - 20) : error.end + 20].encode("utf-8", "surrogateescape")
-            return Failure(Exit.USAGE, "bad-input", [f"an argument is no UTF-8 text: {raw!r}"])
+            return Failure(Exit.USAGE, "bad-input", [f"an argument is not UTF-8 text: {raw!r}"])
         case ModuleNotFoundError() if missing := missing_package(error):
             return Failure(Exit.LOCAL_FAULT, "missing-part", [missing])
         case BrokenPipeError():

@@ -368,8 +368,8 @@ def schedule(query: AdminCommand) -> None:
 @PEER_OF_ALL
 @admin_act(nodes=True, reason=True)
 def suspend(peer: str | None, act: AdminCommand) -> None:
-    """Let no check be due until resumed, over restarts too, on every node, also on those that are down; one that runs
-    goes on."""
+    """Start no scheduled check until resumed, over restarts too, on every node, also on those that are down. A running
+    check goes on."""
     _echo_by_node(act, act.post("/admin/fullsync/suspend", peer=peer), "suspended")
 
 
@@ -377,7 +377,7 @@ def suspend(peer: str | None, act: AdminCommand) -> None:
 @PEER_OF_ALL
 @admin_act(nodes=True)
 def resume(peer: str | None, act: AdminCommand) -> None:
-    """Let checks be due again, on every node."""
+    """Start scheduled checks again, on every node."""
     _echo_by_node(act, act.post("/admin/fullsync/resume", peer=peer), "due again")
 
 
@@ -499,8 +499,8 @@ def remove(name: str, act: AdminCommand) -> None:
 @PEER
 @admin_act()
 def set_range(since: str, before: str, bucket: str | None, peer: str | None, act: AdminCommand) -> None:
-    """Let the next check of kind range look at changes of [SINCE, BEFORE): times such as 2026-02-03T04:05, which is UTC
-    unless it names a zone."""
+    """Set the range of the next check of kind range: changes of [SINCE, BEFORE), times such as 2026-02-03T04:05, which
+    is UTC unless it names a zone."""
     since_ms, before_ms = time_of(since, "SINCE"), time_of(before, "BEFORE")
     if since_ms >= before_ms:
         raise BadInput(f"{since} does not lie before {before}")

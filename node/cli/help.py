@@ -28,7 +28,7 @@ what the context has. The credentials of a context go to its own addresses alone
 """The first lines of `isthmus help connection`, at most 80 columns wide."""
 
 TOPICS: Final = ("connection", "exit-codes")
-"""What can be asked for and is no command."""
+"""Topics of the help that are not commands."""
 
 
 @click.command("help")

@@ -37,7 +37,7 @@ from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 def reap(where: str, name: str, act: AdminCommand) -> None:
     """Remove the tombstone of KEY, whatever its bucket's delete_mode, if every replica is in sync and every queue has
     its acknowledgement. Otherwise shows what it waits for, and exits with code 4. Names are percent-encoded where
-    they hold a slash or are no plain text."""
+    they hold a slash or are not plain text."""
     kind, bucket = split_bucket(where)
     answer: dict[str, Any] = act.post("/admin/reaps", bucket_type=kind, bucket=bucket, key=name)
     outcome, reason = cell(answer.get("outcome")), cell(answer.get("reason"))

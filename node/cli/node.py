@@ -97,7 +97,7 @@ def init(
 ) -> None:
     """Write FILE, the commented config of a new node, which `isthmus node run FILE` starts. An existing FILE stays.
 
-    What is written is checked as by `isthmus config check`; nothing is written where it has a fault.
+    The config is first checked as by `isthmus config check`; if it has a fault, nothing is written.
     """
     shown = f"[{host}]" if ":" in host else host
     values: dict[str, Any] = {

@@ -60,7 +60,7 @@ class ObjectClient:
             if len(answers) != len(items):
                 raise ValueError(f"{len(answers)} answers to {len(items)} items")
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-            what = "answers what is no batch's answer; is this a node's client listener?"
+            what = "answers a batch in a form that is not this API's; is this a node's client listener?"
             raise self._listener.unavailable(what) from error
         for status, _, reason in answers:
             if status >= 400 and isinstance(reason, str) and reason != "not-found":
@@ -83,7 +83,7 @@ class ObjectClient:
                 if isinstance(document, dict) and "error" in document:
                     raise CommandFailed(Exit.UNAVAILABLE, str(document.get("reason")), str(document["error"]))
                 if not isinstance(document, dict) or not isinstance(document.get(what), list):
-                    raise self._listener.unavailable("answers what is no listing; is this a node's client listener?")
+                    raise self._listener.unavailable("answers without a listing; is this a node's client listener?")
                 yield from map(unquote_to_bytes, document[what])
         if rest:
             raise self._listener.unavailable("broke off in the middle of the listing")

@@ -450,7 +450,7 @@ def moment(value: Any) -> str:
 
 
 def attribution(change: Row) -> str:
-    """Who made a change, when, and why."""
+    """A change's author, time and reason."""
     reason = f": {change['reason']}" if change.get("reason") else ""
     return f"by {change.get('by')}, {moment(change.get('at_ms'))}{reason}"
 

@@ -102,7 +102,7 @@ def time_of(text: str, option_name: str = "") -> int:
     try:
         time_ms = parse_timestamp_ms(text)
     except ValueError:
-        raise BadInput(f"{option}{text!r} is no time; write it as {FORM}") from None
+        raise BadInput(f"{option}{text!r} is not a time; write it as {FORM}") from None
     if time_ms < 0:
         raise BadInput(f"{option}{text!r} lies before 1970")
     return time_ms

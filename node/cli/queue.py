@@ -42,8 +42,8 @@ from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
 POSITIONS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-SERVING = click.option("--serving", is_flag=True, help="Stop giving out changes; they wait (the default).")
-PUBLISHING = click.option("--publishing", is_flag=True, help="Stop making references; new changes become a gap.")
+SERVING = click.option("--serving", is_flag=True, help="Giving out changes, which wait meanwhile (the default).")
+PUBLISHING = click.option("--publishing", is_flag=True, help="Recording new changes, which become a gap meanwhile.")
 LIMITS = with_options(
     click.option("--queue-limit", type=click.IntRange(1), help="References in memory."),
     click.option("--object-limit", type=click.IntRange(0), help="Whole objects in memory."),
@@ -170,7 +170,8 @@ def show(name: str, node: str | None, query: AdminCommand) -> None:
     if not found:
         known = sorted({str(queue["name"]) for queue in rows if "name" in queue})
         if silent and not known:
-            sentence = f"{', '.join(silent)} does not answer: what is known of queue {name} is not known"
+            verb = "does not answer" if len(silent) == 1 else "do not answer"
+            sentence = f"{', '.join(silent)} {verb}: whether queue {name} exists is not known; try again"
             raise CommandFailed(Exit.UNAVAILABLE, "unknown", sentence)
         raise CommandFailed(Exit.REFUSED, "unknown-queue", no_such("queue", name, known))
     if query.json:
@@ -477,8 +478,11 @@ def test_filter(name: str, where: str, object_key: str | None, query: AdminComma
 @PUBLISHING
 @admin_act(nodes=True, asks=True, reason=True)
 def suspend(name: str, serving: bool, publishing: bool, act: AdminCommand) -> None:
-    """Give out no changes of queue NAME (they wait), or with --publishing make no references (what comes is left out),
-    or with both do neither, until it is resumed, over restarts too. --publishing asks for confirmation."""
+    """Stop serving queue NAME: changes wait. With --publishing, stop recording new changes instead: they become a gap,
+    and what waits is still served. With --serving --publishing, stop both.
+
+    Stays in force over restarts until `isthmus queue resume`. --publishing asks for confirmation.
+    """
     sentence = f"{_parts_text(serving, publishing)} suspended"
     asks = publishing or act.dry_run
     _change(act, name, "suspend", sentence, {"what": _parts(serving, publishing)}, asks=asks)
@@ -490,8 +494,8 @@ def suspend(name: str, serving: bool, publishing: bool, act: AdminCommand) -> No
 @PUBLISHING
 @admin_act(nodes=True)
 def resume(name: str, serving: bool, publishing: bool, act: AdminCommand) -> None:
-    """Give out changes of queue NAME again, from its cursor on, or with --publishing make references again, or with
-    both do both."""
+    """Serve queue NAME again, from its cursor on. With --publishing, record new changes again instead; with --serving
+    --publishing, do both."""
     sentence = f"{_parts_text(serving, publishing)} resumed"
     _change(act, name, "resume", sentence, {"what": _parts(serving, publishing)}, asks=False)
 
@@ -595,7 +599,7 @@ def set_queue(
 @click.option("--positions", type=POSITIONS_FILE, required=True, help="A seed's handover.json.")
 @admin_act(reason=True)
 def place(name: str, positions: Path, act: AdminCommand) -> None:
-    """Let queue NAME go on from exact offsets, below which its sink cluster has everything already.
+    """Move the cursors of queue NAME to exact offsets: its sink cluster has everything below them already.
 
     `isthmus reconcile seed` records such offsets.
     """

@@ -227,7 +227,7 @@ def read_places(path: Path) -> Any:
     try:
         document = read_document(text)
         if not isinstance(document, dict) or set(document) != {"partitions"}:
-            raise BadReplicaMap(["the map is no object with the one key partitions"])
+            raise BadReplicaMap(["the map is not an object with the single key partitions"])
     except BadReplicaMap as error:
         raise BadReplicaMap([f"{path}: {fault}" for fault in error.faults]) from None
     return document["partitions"]

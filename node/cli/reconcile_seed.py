@@ -86,8 +86,8 @@ def seed(
     format_: str,
     **given: Any,
 ) -> None:
-    """Copy all objects of a bucket type into another cluster, with their clocks, tombstones too; then let the queue go
-    on from there, and compare. Ctrl-C, or a killed driver, loses nothing: a seed with the same --run-id goes on.
+    """Copy all objects of a bucket type into another cluster, with their clocks, tombstones too; then continue the
+    queue from there, and compare. Ctrl-C, or a killed driver, loses nothing: a seed with the same --run-id goes on.
     --admin is a node of the source, needed with --queue."""
     from isthmus.aae.reconcile.seed_plan import QueueHandOver, SeedOptions, planned
 

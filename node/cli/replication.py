@@ -136,7 +136,7 @@ def explain_command(
     context: click.Context, bucket: str, object_key: str, other: tuple[str, ...], query: AdminCommand
 ) -> None:
     """Where and when a key was accepted, what each queue does with it, what the other side has, and what happens next.
-    Names are percent-encoded where they are no plain text."""
+    Names are percent-encoded where they are not plain text."""
     bucket_type, name = split_bucket(bucket)
     named = "&".join(
         f"{word}={quote(value, safe='')}"
@@ -215,7 +215,7 @@ def _compared(row: dict[str, Any]) -> str:
 
 def _dot(dot: dict[str, Any]) -> str:
     if dot.get("uuid") is None:
-        return printable(f"actor {dot.get('actor')}, which is no partition of a cluster")
+        return printable(f"actor {dot.get('actor')}, which is not a partition of a cluster")
     when = f", {moment(dot['last_modified_ms'])}" if "last_modified_ms" in dot else ""
     cluster = dot.get("cluster") or dot["uuid"]
     return f"cluster {cluster}, partition {dot['partition']}, epoch {dot['epoch']}, offset {dot['offset']}{when}"

@@ -39,7 +39,7 @@ STARTS_MS: Final = 10_000
 """How long live nodes have to report their start: five times what a node may take for one answer."""
 
 END_S: Final = 5.0
-"""What a command that took too long has to end after SIGTERM, before SIGKILL. A guess."""
+"""Time that a command that took too long has to end after SIGTERM, before SIGKILL. A guess."""
 
 STDERR: Final = 2
 """The descriptor of standard error."""
@@ -56,9 +56,10 @@ LIVE: Final = "live"
 @timeout_option
 @admin_query
 def wait_command(goal: str, timeout_ms: int, query: AdminCommand) -> None:
-    """Wait until all partitions are online, or the whole cluster is in sync. What is lacking goes to standard error.
+    """Wait until all partitions are online, or the whole cluster is in sync.
 
-    Code 0 when it is so, 1 when it is not within --timeout, 3 when no node answers then.
+    Standard error shows what is still missing. Code 0 when it is so, 1 when it is not within --timeout, 3 when no node
+    answers then.
     """
     found = wait_for(query.admin, Goal(goal), Waiter(timeout_ms, quiet=query.json))
     query.echo(found, f"cluster {cell(found.get('cluster'))}: {goal}")

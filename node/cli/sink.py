@@ -105,7 +105,7 @@ def retry(ids: tuple[int, ...], everything: bool, act: AdminCommand) -> Exit:
 
 
 def _retried(act: AdminCommand, wanted: Sequence[int]) -> list[dict[str, Any]]:
-    """What became of each letter. Raises CommandFailed, with the letter that failed."""
+    """Retry the letters; the outcome of each. Raises CommandFailed, with the letter that failed."""
     retried: list[dict[str, Any]] = []
     try:
         for number in wanted:
@@ -418,8 +418,8 @@ def remove_peer(queue: str, url: str, act: AdminCommand) -> None:
 @DEFAULT
 @admin_act(nodes=True, reason=True)
 def set_workers(count: int | None, per_peer: int | None, queue: str | None, forget: bool, act: AdminCommand) -> None:
-    """Let COUNT workers fetch at once on each node, from now on and over restarts. A --per-peer above the workers of a
-    node counts as all of them."""
+    """Set how many workers, COUNT, fetch at once on each node, from now on and over restarts. A --per-peer above the
+    workers of a node counts as all of them."""
     if queue is not None:
         if per_peer is not None or (count is None) != forget:
             raise BadInput("--queue: give COUNT, or --default, and no --per-peer")

@@ -112,8 +112,8 @@ def status_command(
 ) -> int:
     """All clusters on one screen: nodes, partitions, lag with its causes, what people hold back, and what is amiss.
 
-    Code 0: all is well; 1: something is amiss; 3: nothing is, and something is not known. What people hold back leaves
-    the code as it is. Limits are the defaults of `isthmus check`, and a tenth of free disk. It has no more lines
+    Code 0: all is well; 1: something is amiss; 3: nothing is, and something is not known. The code does not depend
+    on what people hold back. Limits are the defaults of `isthmus check`, and a tenth of free disk. It has no more lines
     than the terminal; -o wide has all.
     """
     if watch and output == "json":

@@ -315,8 +315,8 @@ def _links_from_elsewhere(
 
 
 def held_in(of: ClusterAnswers) -> list[dict[str, Any]]:
-    """What operators hold back in one cluster: {"cluster", "what", "by", "at_ms", "reason", "next"}, the last one the
-    command that ends it."""
+    """Queues, sinks and others that operators hold back in one cluster: {"cluster", "what", "by", "at_ms", "reason",
+    "next"}, the last one the command that ends it."""
     found = [*_held_queues(of), *_held_sinks(of), *_held_checks(of), *_drained(of), *_options(of)]
     unique = {tuple(row.values()): row for row in found}
     return [{"cluster": of.name, **row} for row in unique.values()]

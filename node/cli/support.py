@@ -47,7 +47,7 @@ def support_command(file: Path, size_limit: str, query: AdminCommand) -> int:
     """Collect status, events, and each node's config, last log lines and metrics in FILE, a .tar.gz, without secrets.
 
     Only you can read FILE, which must not exist. Code 3 when a node does not answer or something is missing: the bundle
-    has the rest, and its manifest says what lacks.
+    has the rest, and its manifest lists what is missing.
     """
     with checking("--size-limit"):
         limit = parse_size(size_limit)

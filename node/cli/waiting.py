@@ -1,7 +1,7 @@
 """Waits for the state of a cluster or the end of an order; each has an end.
 
 A wait asks again each POLL_S; a node that does not answer meanwhile is asked again too, since restarts are what is
-waited for. What is lacking is printed on standard error whenever it changes.
+waited for. Standard error gets a line whenever what is missing changes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Goal(Enum):
 
 
 def lacking(goal: Goal, cluster: Row) -> str:
-    """What keeps a cluster (the answer of /admin/cluster) from a goal, in a sentence; "" for nothing."""
+    """Why a cluster (the answer of /admin/cluster) has not reached a goal, in a sentence; "" if it has."""
     partitions = object_in(cluster, "partitions")
     total, online = partitions.get("total"), partitions.get("online")
     if cluster.get("waiting"):

@@ -31,7 +31,7 @@ by default."""
 
 
 class _Paging(NamedTuple):
-    """What a client asked of an ordered listing. `listing` names it for its tokens."""
+    """A client's request for an ordered listing. `listing` names the listing for its tokens."""
 
     listing: tuple[bytes, ...]
     prefix: bytes

@@ -198,7 +198,7 @@ def parse_index(name: bytes, value: bytes) -> Pairs:
     if name.endswith(b"_int"):
         if not all(_INTEGER.fullmatch(v) for v in values):
             raise RequestRefused(
-                400, "bad-index", f"X-Riak-Index-{name.decode('latin-1')} has a value that is no integer"
+                400, "bad-index", f"X-Riak-Index-{name.decode('latin-1')} has a value that is not an integer"
             )
     elif not name.endswith(b"_bin"):
         raise RequestRefused(

@@ -26,7 +26,7 @@ WAIT_MS: Final = 5_000
 
 NAMES: Final = ("bucket-type", "bucket", "key")
 
-_RIGHT: Final = 'right is {"keys-clocks": [{"bucket-type": "t", "bucket": "b", "key": "k", "clock": "BASE64"}]}'
+_RIGHT: Final = 'the form is {"keys-clocks": [{"bucket-type": "t", "bucket": "b", "key": "k", "clock": "BASE64"}]}'
 
 
 class ReferencePushes(Protocol):
@@ -93,7 +93,7 @@ def _keys(body: Any) -> list[Key]:
     """The keys of a body. One bad element refuses all; the error names its index. Raises RequestRefused (400)."""
     listed = body.get("keys-clocks") if isinstance(body, dict) else None
     if not isinstance(listed, list):
-        raise RequestRefused(400, "bad-json", f"the body names no list of keys: {_RIGHT}")
+        raise RequestRefused(400, "bad-json", f"the body has no list of keys: {_RIGHT}")
     if len(listed) > PUSH_MAX:
         raise RequestRefused(400, "bad-json", f"{len(listed)} keys in one push; {PUSH_MAX} are the most")
     return [_key(at, one) for at, one in enumerate(listed)]
@@ -101,7 +101,7 @@ def _keys(body: Any) -> list[Key]:
 
 def _key(at: int, one: Any) -> Key:
     if not isinstance(one, dict):
-        raise RequestRefused(400, "bad-json", f"keys-clocks[{at}] is no object: {_RIGHT}")
+        raise RequestRefused(400, "bad-json", f"keys-clocks[{at}] is not an object: {_RIGHT}")
     parts = [one.get("bucket-type", DEFAULT_BUCKET_TYPE.decode()), one.get("bucket"), one.get("key")]
     for name, part in zip(NAMES, parts, strict=True):
         if not isinstance(part, str) or not part:

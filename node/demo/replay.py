@@ -1,7 +1,8 @@
 """Replays histories into a cluster over its HTTP API: several connections, each key strictly in order.
 
 Every write carries the causal context that its key was read with, so a replay makes no siblings. Failures of a killed
-or restarting node are retried with back-off at the cluster's next node (`client.ObjectWrite`). Nothing here prints.
+or restarting node are retried with back-off at the cluster's next node (`node.demo.client.ObjectWrite`). Nothing here
+prints.
 """
 
 from __future__ import annotations

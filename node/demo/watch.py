@@ -63,7 +63,7 @@ class ClusterSnapshot(NamedTuple):
     in_flight: int | None = None
     queue_reason: str = ""
     lag_ms: tuple[float, float] | None = None
-    """Of the sink since its nodes began: p50 of the median link and p99 of the worst."""
+    """Lag of the sink since its nodes began: p50 of the median link and p99 of the worst."""
     recent_lag_ms: tuple[float, float] | None = None
     """The same in the last minute."""
     sink_reason: str = ""
@@ -112,7 +112,7 @@ class DemoSnapshot(NamedTuple):
         return _total([cluster.outstanding for cluster in self.clusters])
 
     def why_outstanding(self) -> str:
-        """What is missing and outstanding, with the reasons, in one line."""
+        """Everything missing and outstanding, with the reasons, in one line."""
         parts = list(self.unknown)
         parts += [cluster.text() for cluster in self.clusters if cluster.missing != 0]
         for cluster in self.clusters:

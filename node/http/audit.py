@@ -195,7 +195,7 @@ class AuditTrail:
         return reply
 
     async def forbidden(self, scope: Scope, router: Router[RoutedHandler], error: RequestRefused) -> None:
-        """See RequestAudit. Of 401 and the reasons see the module."""
+        """See RequestAudit. The module explains why requests without a known token (401) are not recorded."""
         method: str = scope["method"]
         if error.status != 403:
             return
@@ -280,7 +280,7 @@ class AuditTrail:
 
 def redacted(value: Any, secret: str = "", depth: int = 0) -> Any:
     """`value` without secrets: values whose name tells that they are one, user and password in URLs, and `secret`
-    itself wherever it stands. What is nested deeper than DEPTH_MAX is left out."""
+    itself wherever it stands. Values nested deeper than DEPTH_MAX are left out."""
     if depth > DEPTH_MAX:
         return None
     match value:
@@ -300,8 +300,8 @@ def redacted(value: Any, secret: str = "", depth: int = 0) -> Any:
 
 
 def bounded(value: Any) -> Any:
-    """`value` as it comes back from JSON, or its beginning when its JSON is longer than VALUE_BYTES_MAX. What JSON does
-    not have is text; keys that it does not have are left out."""
+    """`value` as it comes back from JSON, or its beginning when its JSON is longer than VALUE_BYTES_MAX. Values that
+    JSON cannot express become text; such keys are left out."""
     text = json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
     size = len(text.encode(errors="backslashreplace"))
     return json.loads(text) if size <= VALUE_BYTES_MAX else {"start": text[: VALUE_BYTES_MAX // 4], "bytes": size}

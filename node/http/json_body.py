@@ -79,7 +79,7 @@ def parse_body(value: Any, model: type[B]) -> B:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError) as error:
-        raise _refused(f"the body is not JSON: a text in it is no Unicode: {error}") from None
+        raise _refused(f"the body is not JSON: a text in it is not Unicode: {error}") from None
     known = model.__struct_encode_fields__
     unknown = sorted(f"{key[:64]!r}" for key in value.keys() - set(known))
     if unknown:

@@ -73,7 +73,9 @@ def load_topology(path: Path) -> Topology:
     try:
         raw = path.read_bytes()
         if len(raw) > FILE_BYTES_MAX:
-            raise ConfigError(str(path), [Fault("", 0, f"is larger than {FILE_BYTES_MAX} bytes; that is no topology")])
+            raise ConfigError(
+                str(path), [Fault("", 0, f"has more than {FILE_BYTES_MAX} bytes, too many for a topology")]
+            )
         text = raw.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(str(path), [Fault("", 0, f"cannot be read: {error.strerror}")]) from error

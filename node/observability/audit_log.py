@@ -201,7 +201,7 @@ class AuditLog:
         except OSError as error:
             why = error.strerror or str(error)
         except (TypeError, ValueError) as error:  # a defect: no line may end the writing of others
-            why = f"a line that is no JSON: {error}"
+            why = f"a line cannot be written as JSON: {error}"
         return lines[done:], why, done == 0 or self._fd < 0 or self._sync()
 
     def _write_line(self, line: Line, lost_before: int) -> None:

@@ -1,5 +1,5 @@
-"""Logs: structured events on standard error, one line each, JSON for machines or text for people. What libraries and
-the interpreter write comes as events, too.
+"""Logs: structured events on standard error, one line each, JSON for machines or text for people. The output
+of libraries and the interpreter comes as events, too.
 
 A line that cannot be written, since the disk is full or its reader has ended, is counted and dropped; the caller never
 fails.

@@ -146,7 +146,7 @@ def read_pair(certificate: Path, key: Path) -> Pair:
     except (ValueError, TypeError) as error:
         raise BadConfig(f"{key}: holds no private key in PEM form, without a password") from error
     if not isinstance(secret, ec.EllipticCurvePrivateKey):
-        raise BadConfig(f"{key}: is no key of an elliptic curve, as a test authority of this program has")
+        raise BadConfig(f"{key}: is not a key of an elliptic curve, as a test authority of this program has")
     return Pair(certificates_in(certificate)[0], secret)
 
 

@@ -126,11 +126,11 @@ class LeaveOutAuto(msgspec.Struct, frozen=True, tag="suppress-auto"):
 
 
 CheckOrder = BeginChecks | SetTimes | LeaveOutAuto
-"""What an operator has one node do."""
+"""An operator's order to one node."""
 
 
 class OrderDone(msgspec.Struct, frozen=True):
-    """What a node did: the peers that it concerned, when, and the state before and after, for the audit log."""
+    """A node's answer to an order: the peers concerned, when, and the state before and after, for the audit log."""
 
     peers: list[str]
     at_ms: int

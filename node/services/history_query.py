@@ -55,7 +55,7 @@ class PlacesBody:
                 case [str(column), str(label), bytes(raw)] if len(raw) in lengths:
                     found[column, label] = np.frombuffer(raw, NUMBER).astype(np.float32)
                 case _:
-                    raise CodecError(f"{METHOD}: {row!r:.80} is no column")
+                    raise CodecError(f"{METHOD}: {row!r:.80} is not a column")
         if len({len(values) for values in found.values()}) > 1:
             raise CodecError(f"{METHOD}: columns of several lengths")
         return found
@@ -83,7 +83,7 @@ class NewestBody:
                 case [str(column), str(label), (int() | float()) as value]:
                     found[column, label] = value
                 case _:
-                    raise CodecError(f"{NEWEST_METHOD}: {row!r:.80} is no number of a column")
+                    raise CodecError(f"{NEWEST_METHOD}: {row!r:.80} is not the number of a column")
         return found
 
 

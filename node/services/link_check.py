@@ -90,16 +90,16 @@ def _parsed(body: bytes) -> dict[str, Any]:
     try:
         about = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise CodecError(f"the answer is no link description: {error}") from error
+        raise CodecError(f"the answer is not a link description: {error}") from error
     if not isinstance(about, dict) or any(type(about.get(name)) is not kind for name, kind in _TYPES):
-        raise CodecError("the answer is no link description: fields are missing, or of a wrong type")
+        raise CodecError("the answer is not a link description: fields are missing, or of a wrong type")
     owner, types = about.get("owner"), about["bucket_types"].values()
     if (owner is not None and not isinstance(owner, dict)) or not all(isinstance(one, dict) for one in types):
-        raise CodecError("the answer is no link description: owner or bucket types are of a wrong type")
+        raise CodecError("the answer is not a link description: owner or bucket types are of a wrong type")
     try:
         _places(about)
     except (AttributeError, TypeError, ValueError) as error:
-        raise CodecError(f"the answer is no link description: places of properties ({error})") from error
+        raise CodecError(f"the answer is not a link description: places of properties ({error})") from error
     return about
 
 

@@ -18,7 +18,7 @@ METHOD: Final = "node-health"
 
 
 class NodeHealth(msgspec.Struct, frozen=True):
-    """What a node reports of itself. None: not measured yet."""
+    """A node's report about itself. None: not measured yet."""
 
     version: str
     started_ms: int

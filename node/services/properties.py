@@ -164,7 +164,7 @@ class PropertyService:
         return self.cache.settings.changed(scope, dict.fromkeys(names), alone=not names), self._own_of(scope, names)
 
     def notes(self, scope: PropertyScope, names: Iterable[str]) -> list[str]:
-        """What an operator should know of a change of these properties."""
+        """Notes for an operator on a change of these properties."""
         names = sorted(names)
         found = [f"{name} is stored and shown, and has no effect" for name in names if not PROPERTIES[name].acts]
         if scope.bucket is None:

@@ -82,7 +82,7 @@ def _uncounted(
 
 
 def _depth(parts: Sequence[Listing], why: str) -> dict[str, int | None]:
-    """What waits and what is leased at one priority; None with a reason `why` it is not known."""
+    """The numbers of waiting and leased changes at one priority; None with a reason `why` they are not known."""
     known = sum(part["waiting"] or 0 for part in parts)
     return {
         "waiting": None if why else known,
@@ -120,7 +120,7 @@ def _consumers(rows: Mapping[str, Listing]) -> list[dict[str, Any]]:
 
 
 def _rates(every: Sequence[Listing], why: str) -> dict[str, Any]:
-    """What all nodes together achieve, which limits bind on some of them, and who set the limits."""
+    """The rates of all nodes together, the limits that bind on some of them, and the author of the limits."""
     throttles = [row["throttle"] for row in every]
     return {
         "set": throttles[0]["set"],

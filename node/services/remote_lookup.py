@@ -110,7 +110,7 @@ def other_side(
         return _shown(url, "unknown", None, f"it answers {status}")
     if not said and (status, why) != (404, NOT_FOUND):
         answered = f"it answers {status} {why[:64]}".rstrip()
-        return _shown(url, "unknown", None, f"{answered}, which is no information about the key")
+        return _shown(url, "unknown", None, f"{answered}, which does not show whether it has the key")
     if not said:
         return _shown(url, "absent", None, "it has neither a value nor a tombstone")
     try:

@@ -100,7 +100,7 @@ class ReplicasBody:
         try:
             found: NodeReplicaFacts = self._decoder.decode(body)
         except (ValueError, RecursionError) as error:
-            raise CodecError(f"{METHOD}: the answer is no map of replicas: {error}") from error
+            raise CodecError(f"{METHOD}: the answer is not a map of replicas: {error}") from error
         return found
 
 

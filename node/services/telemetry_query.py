@@ -46,14 +46,14 @@ class TelemetryBody:
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise CodecError(f"{METHOD}: not msgpack ({error})") from error
         if not isinstance(rows, list) or len(rows) > ROWS_MAX:
-            raise CodecError(f"{METHOD}: no list of rows")
+            raise CodecError(f"{METHOD}: not a list of rows")
         found: dict[str, TypeFacts] = {}
         for row in rows:
             if not isinstance(row, list) or len(row) < 4 or not all(isinstance(text, str) for text in row[:4]):
-                raise CodecError(f"{METHOD}: {row!r:.80} is no row")
+                raise CodecError(f"{METHOD}: {row!r:.80} is not a row")
             bucket_type, what, kind, reason, *numbers = row
             if not all(type(number) is int and 0 <= number < NUMBER_MAX for number in numbers):
-                raise CodecError(f"{METHOD}: {row!r:.80} has what is no whole number from 0")
+                raise CodecError(f"{METHOD}: {row!r:.80} has a value that is not a whole number from 0")
             of = found.setdefault(bucket_type, TypeFacts())
             try:
                 if what == "replogs" and kind in PARTS:

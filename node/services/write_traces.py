@@ -55,7 +55,7 @@ HELP: Final[Mapping[str, Family]] = {
 
 
 class Routes(Protocol):
-    """Who leads a key: `repl.coordinator.routing.RoutingTable`."""
+    """The leader of each key: `repl.coordinator.routing.RoutingTable`."""
 
     def partition_of(self, bucket_type: bytes, hash64: int) -> int:
         """The partition of a key. Raises IsthmusError."""
@@ -74,7 +74,7 @@ class RequestLinks(Protocol):
 
 
 class _Note(msgspec.Struct, frozen=True, array_like=True):
-    """What the leader is told: the key, the context, and whether a write follows, or came to nothing."""
+    """Body of the request to the leader: a key, a trace context, and whether a write follows or came to nothing."""
 
     bucket_type: bytes
     bucket: bytes

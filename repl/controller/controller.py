@@ -482,8 +482,8 @@ class Controller:
         return True
 
     def samples(self) -> Iterator[Sample]:
-        """What this node knows of the whole cluster: unreadable documents, partitions that are not online; and its
-        suspicions."""
+        """Samples of the whole cluster as this node knows it: unreadable documents, partitions that are not online, and
+        this node's suspicions."""
         yield from self.unread.samples()
         offline = sum(record.status is not PartitionStatus.ONLINE for record in self.records.values())
         yield "isthmus_partitions_offline", {}, offline

@@ -31,7 +31,7 @@ class KnownSetting(Protocol):
 
     @property
     def by(self) -> str:
-        """Who set it."""
+        """The operator who set it."""
 
 
 def check_expected(name: str, expected: int | str | None, found: KnownSetting | None) -> None:

@@ -265,8 +265,9 @@ ALL: Final[Spot] = ("", "")
 
 class _Joined:
     """The flow of all bucket types: each partition goes to a (bucket type, node), from there to the node, from there to
-    ALL. What is on the first two has a convex cost, that of a bucket type before that of the sum, that before any
-    number of switches. An edge is what one leadership more or less, or in another place, adds to the cost."""
+    ALL. The load of a (bucket type, node) and the load of a node have convex costs. The cost of a bucket type's load
+    outweighs that of the sum, which outweighs any number of switches. An edge costs what one leadership more or less,
+    or in another place, adds."""
 
     def __init__(
         self, found: Mapping[int, LeaderAssignment], leaders: Mapping[int, str], reluctant: frozenset[int]

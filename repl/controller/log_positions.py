@@ -130,7 +130,7 @@ def _unpacked(body: bytes) -> Any:
 def _answered(body: bytes) -> dict[int, Position]:
     found = _unpacked(body)
     if not isinstance(found, dict) or len(found) > PARTITIONS_MAX:
-        raise CodecError(f"{METHOD}: the answer is no map of partitions")
+        raise CodecError(f"{METHOD}: the answer is not a map of partitions")
     for partition, at in found.items():
         if not (_count(partition) and isinstance(at, list) and len(at) == 2 and all(_count(each) for each in at)):
             raise CodecError(f"{METHOD}: the answer on partition {partition!r:.40} is {at!r:.40}, not [epoch, leo]")

@@ -157,10 +157,10 @@ def read_document(text: str | bytes) -> object:
 def checked_replica_map(document: object) -> ReplicaMap:
     """The map in a JSON value. Raises BadReplicaMap with all broken criteria."""
     if not isinstance(document, dict) or set(document) != {"partitions"}:
-        raise BadReplicaMap([f"the map is no object with the one key partitions: the form is {FORM}"])
+        raise BadReplicaMap([f"the map is not an object with the single key partitions: the form is {FORM}"])
     partitions = document["partitions"]
     if not isinstance(partitions, list) or not partitions:
-        raise BadReplicaMap([f"partitions is no list with at least one partition: the form is {FORM}"])
+        raise BadReplicaMap([f"partitions is not a list with at least one partition: the form is {FORM}"])
     if len(partitions) > PARTITIONS_MAX:
         raise BadReplicaMap([f"partitions has {len(partitions)} elements, at most {PARTITIONS_MAX} are right"])
     faults: list[str] = []
@@ -200,7 +200,7 @@ def _replicas(index: int, value: object, faults: list[str]) -> tuple[int, ...]:
     """The replicas of the element at `index`; appends its faults to `faults`."""
     where = f"partitions[{index}]"
     if not isinstance(value, dict) or set(value) != {"id", "replicas"}:
-        faults.append(f'{where} is no object with the keys id and replicas: {{"id": {index}, "replicas": [0, 1]}}')
+        faults.append(f'{where} is not an object with the keys id and replicas: {{"id": {index}, "replicas": [0, 1]}}')
         return ()
     found = value["id"]
     if type(found) is not int or found != index:

@@ -195,7 +195,7 @@ def _order(form: _OrderForm, names: Sequence[str]) -> ReassignmentOrder:
     def replicas(indices: Sequence[int]) -> tuple[str, ...]:
         found = tuple(names[index] for index in indices if index < len(names))
         if not found or len(found) != len(indices) or len(set(found)) != len(found):
-            raise Corruption(f"{ORDERS_PATH} in the metastore: order {form.number}: {indices!r:.80} are no replicas")
+            raise Corruption(f"{ORDERS_PATH} in the metastore: order {form.number}: {indices!r:.80} are not replicas")
         return found
 
     moves = tuple(ReplicaMove(partition, replicas(before), replicas(after)) for partition, before, after in form.moves)

@@ -81,7 +81,7 @@ class Suspect(NamedTuple):
 
 @dataclass(slots=True)
 class _Session:
-    """What is known of a registered node. `reached`: a connection with it stood in this session."""
+    """A registered node. `reached`: this node has had a connection with it in this session."""
 
     session_id: int
     since_ms: int
@@ -91,7 +91,7 @@ class _Session:
 
 
 class Suspicions:
-    """What one node believes about the others. `learn` gets every read of the registrations."""
+    """One node's beliefs about the others. `learn` gets every read of the registrations."""
 
     def __init__(self, node: str, hold_times: HoldTimes = HOLD_TIMES) -> None:
         self._node = node

@@ -142,7 +142,7 @@ def disqualification(registration: Registration | None, partition: int, copy: Re
     if registered != copy.log_id:
         return f"{copy.node} has not registered its copy yet: gen {copy.log_id}, not {registered}"
     if copy.far:
-        return f"the copy of {copy.node} takes rows of a leader and is no whole one: it would not stand"
+        return f"the copy of {copy.node} is in a state transfer, and not complete: it would not become a candidate"
     if copy.failed:
         return f"the copy of {copy.node} takes part in nothing until its process is started again: do that first"
     if copy.applied > copy.leo:

@@ -259,7 +259,7 @@ class _Delivery:
                 each.leader = self._node
         if LATER not in (answers[:1] if self._method == GET else answers):
             return answers
-        return [_unanswered(self._method, f"node {self._node} has answered without an answer")] * count
+        return [_unanswered(self._method, f"node {self._node} sent an answer without a result for each item")] * count
 
     def _failed(self, error: IsthmusError) -> IsthmusError:
         clear_traceback(error)

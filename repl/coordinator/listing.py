@@ -232,8 +232,8 @@ class _OrderedNames:
 
 
 def _read_page(store: Store, ask: ListAsk) -> ListPage:
-    """A page of an ordered listing: at most `limit` names, and then soon after `page_bytes` or BATCH_KEYS rows. Of a
-    bucket, keys are read up to the first live one. Runs in a thread."""
+    """A page of an ordered listing: at most `limit` names, and it ends soon after `page_bytes` or BATCH_KEYS rows. In
+    a listing of buckets, each bucket is read up to its first live key. Runs in a thread."""
     partition, bucket, after, prefix, limit, page_bytes = ask
     names: list[bytes] = []
     rows_read = size = 0

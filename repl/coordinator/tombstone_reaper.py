@@ -408,7 +408,7 @@ class Reaper:
         match msgpack.unpackb(answer):
             case [str(outcome), str(reason)]:
                 return Reaped(outcome, reason)
-        raise CodecError(f"node {refused.leader} answered what is no answer to {METHOD}")
+        raise CodecError(f"node {refused.leader} sent an invalid answer to {METHOD}")
 
     def _reap_here(self, partition: Partition, key: Key) -> Reaped:
         row = self._runtime.store.key_row(partition.id, key_hash(key.bucket, key.key), key.bucket, key.key)

@@ -309,7 +309,7 @@ class WriteBatch:
         if len(payload) > self.limits.entry_bytes:
             raise self.too_long(payload)
         if len(origin) != 16:
-            raise CodecError("a push whose origin is no cluster uuid")
+            raise CodecError("a push whose origin is not a cluster uuid of 16 bytes")
         summary = summarize_encoded(payload)
         if self.partition.actor in summary.clock:
             self._check_pushed_clock(decode_clock(summary.clock))

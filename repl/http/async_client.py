@@ -250,7 +250,7 @@ class _Connection(asyncio.Protocol):
         """The error of an answer that is too large or too slow, or None. `other_bytes`: new bytes outside the body."""
         self._other_bytes = self._other_bytes + other_bytes if other_bytes else 0
         if self._other_bytes > HEAD_BYTES_MAX:
-            return ConnectionError(f"an answer with more than {HEAD_BYTES_MAX} bytes that are no body")
+            return ConnectionError(f"an answer with more than {HEAD_BYTES_MAX} bytes outside its body")
         taken_s = self._received_s - self._since_s
         if taken_s > self._timeout_s and self._size_bytes < taken_s * client.RATE_MIN_BYTES:
             return ConnectionError(f"an answer that trickles: {self._size_bytes} bytes in {taken_s:.0f} s")

@@ -85,7 +85,7 @@ def why_idle(record: PartitionRecord | None, me: Incarnation | None, node: str) 
                     f"this one is {me.session_id}; leadership needs a new epoch (R-INC)"
                 )
             if node not in record.replicas:
-                return f"removed: this node is no replica any more; {record.leader.node} leads in epoch {record.epoch}"
+                return f"removed: this node is no longer a replica; {record.leader.node} leads in epoch {record.epoch}"
             return f"led-elsewhere: {record.leader.node} leads in epoch {record.epoch}"
         case PartitionStatus.CANDIDATE_FOUND:
             assert record.candidate is not None

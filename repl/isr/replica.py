@@ -241,7 +241,7 @@ class Replica:
 
     @property
     def reassigning(self) -> str:
-        """What a change of the partition's replicas waits for, as its leader knows; "" for no change, or no leader."""
+        """Why a change of the partition's replicas waits, as its leader knows; "" for no change, or no leader."""
         return why_reassigning(self._leader, self._state) if self._leader is not None else ""
 
     @property
@@ -900,7 +900,7 @@ class Replica:
             return
         hand_over = leading.request_write(state, effects, now_ms)
         if hand_over is not None:
-            reason = f"hands over to {hand_over.target}: this node is to be no replica any more"
+            reason = f"hands over to {hand_over.target}: this node is to be removed from the replicas"
             self._resign(hand_over.target, now_ms + HAND_OVER_MS, reason, effects, now_ms, {})
 
     def _announce(self, candidate: Candidate, effects: Effects, now_ms: int) -> None:

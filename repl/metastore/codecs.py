@@ -166,13 +166,13 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
         raise CodecError("not a partition record: replicas are none or named twice")
     changing = (*record.adding, *record.removing)
     if len(set(changing)) != len(changing) or not set(changing) <= set(record.replicas) or not record.staying:
-        raise CodecError("not a partition record: adding and removing overlap, leave none, or are no replicas")
+        raise CodecError("not a partition record: adding and removing overlap, leave none, or are not replicas")
     if form.v == 3 and not record.overtaken:
         raise CodecError("not a partition record: overtaken: 0 where at least 1 is needed")
     if form.v == RECORD_FORM_VERSION and not (changing and record.before):
         raise CodecError("not a partition record: before is named without a change under way, or is empty")
     if len(set(record.before)) != len(record.before) or not set(record.before) <= set(record.replicas):
-        raise CodecError("not a partition record: before names a node twice, or one that is no replica")
+        raise CodecError("not a partition record: before names a node twice, or one that is not a replica")
     return record
 
 

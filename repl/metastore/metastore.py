@@ -290,7 +290,7 @@ def _uuid(text: bytes) -> bytes:
 
 def _gen(text: bytes) -> int:
     if not text.strip().isdigit():
-        raise ValueError(f"{text!r:.80} is no whole number: right is one above every gen that was ever given")
+        raise ValueError(f"{text!r:.80} is not a whole number: write one above every gen that was ever allocated")
     return int(text)
 
 

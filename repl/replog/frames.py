@@ -262,7 +262,7 @@ def decode_new_entries(body: bytes, run_count: int) -> list[tuple[int, int, int,
         if kind not in _KINDS or spare or reserved:
             raise Corruption("a run contradicts its frame")
         if kind != _ENTRIES or epoch != previous_epoch:
-            raise Corruption("a run that is no new entries of one epoch")
+            raise Corruption("a run that does not consist of new entries of one epoch")
         run_from, at = at, at + RUN_HEADER_BYTES
         run_to = at + length
         if run_to > end or not 0 < count <= length // _LENGTH_BYTES:

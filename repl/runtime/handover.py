@@ -74,7 +74,7 @@ class LeadershipTransfer:
                 f"partition {partition_id} is still safe only with members outside the ISR: {replica.reason}"
             )
         if target in record.removing:
-            raise NotReady(f"{target} is to be no replica of partition {partition_id} any more")
+            raise NotReady(f"{target} is to be removed from the replicas of partition {partition_id}")
         view = next((each for each in replica.followers() if each.node == target and each.in_sync), None)
         if view is None or not view.linked:
             raise NotReady(f"{target} is not in sync, or not connected")

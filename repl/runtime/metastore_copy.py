@@ -270,7 +270,7 @@ def _gen_above(identity: Mapping[str, Any], copied: bytes | None) -> int:
         try:
             known.append(int(copied))
         except ValueError:
-            raise CodecError(f"{GEN_PATH} of the copy is no number: {copied!r:.80}") from None
+            raise CodecError(f"{GEN_PATH} of the copy is not a number: {copied!r:.80}") from None
     return max(known) + GEN_MARGIN
 
 

@@ -30,7 +30,7 @@ class EventSink(Protocol):
 
 
 class StreamEvents(Protocol):
-    """What the streams need of the runtime; `repl.runtime.runtime.Runtime`. Belongs to the event loop."""
+    """The part of the runtime that the streams use; `repl.runtime.runtime.Runtime`. Belongs to the event loop."""
 
     def dispatch_all(self, event: ev.Event) -> None:
         """Step every replica, carry out the effects, and flush."""

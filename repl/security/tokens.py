@@ -93,15 +93,15 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     except OSError as error:
         raise BadConfig(f"{path}: {(error.strerror or str(error)).lower()}") from error
     if len(raw) > FILE_BYTES_MAX:
-        raise BadConfig(f"{path} is larger than {FILE_BYTES_MAX} bytes: no file of tokens")
+        raise BadConfig(f"{path} is larger than {FILE_BYTES_MAX} bytes, too large for a file of tokens")
     try:
         text = raw.decode("ascii")
     except UnicodeDecodeError:
-        raise BadConfig(f"{path} holds something else than tokens; {FORM}") from None
+        raise BadConfig(f"{path} holds something other than tokens; {FORM}") from None
     if not raw:
         raise BadConfig(f"{path} is empty, perhaps still being written; to allow no token, write a comment line (#)")
     if PEM in raw:
-        raise BadConfig(f"{path} holds a key or a certificate, which is no token and is not shown as one; {FORM}")
+        raise BadConfig(f"{path} holds a key or a certificate, not tokens; {FORM}")
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
         if stripped and not stripped.startswith("#"):

@@ -517,7 +517,7 @@ class LevelStore:
 
 
 class RecoveredRows(NamedTuple):
-    """What the rows of a copied store hold: applied offsets, and the partitions that were in a state transfer."""
+    """State from the rows of a copied store: applied offsets, and the partitions that were in a state transfer."""
 
     applied: Mapping[int, int]
     in_transfer: frozenset[int]

@@ -60,7 +60,7 @@ def _decode(chunk: bytes) -> list[Any]:
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
         raise DamagedChunk(f"a chunk of rows is not msgpack: {error}") from error
     if type(items) is not list:
-        raise DamagedChunk("a chunk of rows is no list")
+        raise DamagedChunk("a chunk of rows is not a list")
     return items
 
 

@@ -167,7 +167,7 @@ class Encoder:
 def decode_item(raw: Any) -> Delivery:
     """Decode one item of a frame. Raises CodecError."""
     if type(raw) is not tuple or len(raw) < 3:
-        raise CodecError("a message that is no list of three or more")
+        raise CodecError("a message that is not a list of at least three fields")
     partition, kind = raw[:2]
     if type(partition) is not int or not 0 <= partition <= PARTITION_MAX:
         raise CodecError("a message without a partition")
@@ -199,7 +199,7 @@ def _check_numbers(what: str, fields: tuple[Any, ...], limits: tuple[int, ...]) 
         raise CodecError(f"{what} of {len(fields)} fields, it has {len(limits)}")
     for value, limit in zip(fields, limits):  # noqa: B905 - of one length
         if type(value) is not int or not 0 <= value <= limit:
-            raise CodecError(f"{what} with a field that is no number within its range")
+            raise CodecError(f"{what} with a field that is not a number within its range")
 
 
 def _follow_request(raw: tuple[Any, ...]) -> FollowRequest:
@@ -231,7 +231,7 @@ def _transfer(partition: int, kind: int, raw: tuple[Any, ...]) -> Delivery:
 
 def _table(raw: Any) -> EpochTable:
     if type(raw) is not bytes or len(raw) % 16:
-        raise CodecError("an epoch table that is no row of pairs")
+        raise CodecError("an epoch table that does not consist of pairs")
     flat = struct_unpack(f"<{len(raw) // 8}Q", raw)
     table = tuple(zip(flat[::2], flat[1::2], strict=True))
     epoch_before, offset_before = 0, -1
@@ -260,12 +260,12 @@ def _append_entries(partition: int, raw: tuple[Any, ...]) -> Delivery:
     numbers = raw[2:9]
     _check_numbers("AppendEntries", numbers, _APPEND_LIMITS)
     if type(isr) is not tuple or not all(type(name) is str and 0 < len(name) <= NAME_LENGTH_MAX for name in isr):
-        raise CodecError("AppendEntries with an ISR that is no list of names")
+        raise CodecError("AppendEntries with an ISR that is not a list of names")
     if type(lengths) is not bytes or len(lengths) % 4 or type(joined) is not bytes or type(cursors) is not dict:
         raise CodecError("AppendEntries with entries or cursors of a wrong type")
     for name, state in cursors.items():
         if type(name) is not bytes or type(state) is not bytes:
-            raise CodecError("AppendEntries with a cursor that is no bytes")
+            raise CodecError("AppendEntries with a cursor that is not bytes")
     epoch, _, start, before = numbers[:4]
     entries = _entries_of(lengths, joined, start, before, epoch) if lengths or joined else ()
     return Delivery(partition, AppendEntries._make((*numbers, isr, entries)), cursors or NO_CURSORS)
@@ -284,7 +284,7 @@ def _stream_group(raw: tuple[Any, ...]) -> StreamGroup:
     try:
         for partition, epoch, start, count, encoded, wires in decode_new_entries(body, run_count):
             if not 0 < epoch <= MAX_EPOCH:
-                raise CodecError("StreamGroup with a run that is no new entries of one epoch")
+                raise CodecError("StreamGroup with an epoch out of range")
             if start + count > MAX_OFFSET:
                 raise CodecError("StreamGroup with an offset out of range")
             runs.append(StreamRun(partition, epoch, start, count, encoded, wires))
@@ -306,7 +306,7 @@ def _partition_bytes(partitions: tuple[int, ...]) -> bytes:
 
 def _partitions(what: str, raw: Any) -> tuple[int, ...]:
     if type(raw) is not bytes or len(raw) % 4:
-        raise CodecError(f"{what} with partitions that are no numbers of 4 bytes each")
+        raise CodecError(f"{what} with partitions that are not numbers of 4 bytes each")
     return struct_unpack(f"<{len(raw) // 4}I", raw)
 
 

@@ -1,9 +1,9 @@
 """One connection with a node of the cluster, dialled or accepted: handshake, reading, writing, health.
 
-Whatever comes over it and is not as we write it closes this connection and touches nothing else. Writing keeps what
-cannot be overtaken small: a batch is handed over when the one before has left for the kernel, and the kernel is asked
-to hold little unsent. Silence is counted in ticks that this process has lived through, so its own pauses count as
-one tick. `links` interprets messages and selects the connection of each.
+Input that does not have our form closes this connection and affects nothing else. Writing keeps what cannot be
+overtaken small: a batch is handed over when the one before has left for the kernel, and the kernel is asked to hold
+little unsent. Silence is counted in ticks that this process has lived through, so its own pauses count as one tick.
+`links` interprets messages and selects the connection of each.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{address!r} is no HOST:PORT")
+        raise ValueError(f"{address!r} is not HOST:PORT, with a port from 1 to 65535")
     return host, int(port)
 
 

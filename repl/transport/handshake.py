@@ -65,19 +65,19 @@ def decode_handshake(body: bytes | memoryview) -> Handshake:
     number is read."""
     raw = unpacked(body)
     if not raw or type(raw[0]) is not int:
-        raise CodecError("an introduction without a version")
+        raise CodecError("a handshake without a version")
     if raw[0] != WIRE_VERSION:
         raise ConnectionRefused(
             HandshakeRefusal.VERSION, f"one end speaks version {raw[0]}, the other version {WIRE_VERSION}"
         )
     if tuple(map(type, raw)) != (int, bytes, str, str, str, int):
-        raise CodecError("an introduction with fields of a wrong type or number")
+        raise CodecError("a handshake with fields of a wrong type or number")
     found = Handshake(*raw[1:])
     if len(found.cluster_uuid) != 16 or not 0 < found.body_limit <= BODY_BYTES_MAX:
-        raise CodecError("an introduction with a field out of range")
+        raise CodecError("a handshake with a field out of range")
     for name in found[1:4]:
         if not 0 < len(name) <= NAME_LENGTH_MAX or not name.isascii() or not name.isprintable():
-            raise CodecError("an introduction with something that is no name")
+            raise CodecError("a handshake with an invalid name")
     return found
 
 

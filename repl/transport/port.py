@@ -21,7 +21,7 @@ NO_CURSORS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
 
 LinkMessage = Message | StreamGroup | StreamAck
-"""What travels between nodes; a stream's messages are of no partition, and name 0."""
+"""A message between nodes; a stream's messages belong to no partition, and name 0."""
 
 
 class Delivery(NamedTuple):

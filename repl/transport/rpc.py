@@ -211,10 +211,10 @@ class RpcClient:
     def answered(self, raw: Any) -> None:
         """Handle one item of an ANSWERS frame; answers to requests that timed out are dropped. Raises CodecError."""
         if type(raw) is not tuple or len(raw) not in (2, 5) or type(raw[0]) is not int:
-            raise CodecError("an answer that is no list of two or five")
+            raise CodecError("an answer that is not a list of two or five fields")
         answer = raw[1] if len(raw) == 2 else _raised(self._node, raw)
         if len(raw) == 2 and type(answer) is not bytes:
-            raise CodecError("an answer whose body is no bytes")
+            raise CodecError("an answer whose body is not bytes")
         if raw[0] == DRAIN_ID and not self._draining:
             self._draining = True
             self._drain_if_answered()

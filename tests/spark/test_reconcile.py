@@ -273,7 +273,7 @@ def test_an_export_to_a_store_goes_on_where_it_was_broken_off(
     assert export.import_objects(spark, url, pair.left) == 2_006
     with pytest.raises(BadInput, match="has this export already"):
         export.export_objects(spark, pair.left, "default", "b", url)
-    with pytest.raises(BadInput, match="is no export"):
+    with pytest.raises(BadInput, match="is not an export"):
         export.export_objects(spark, pair.left, "default", "b", f"file://{tmp_path}/store")
     with pytest.raises(BadInput, match="there is no export"):
         export.import_objects(spark, f"file://{tmp_path}/nowhere", pair.left)

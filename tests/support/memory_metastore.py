@@ -250,7 +250,7 @@ class MemoryMetastore(TreeMetastore):
 
 
 class MemoryTree:
-    """`repl.metastore.tree_port.Tree` on a MemoryEnsemble: one connection and its session."""
+    """`repl.metastore.tree_port.ZnodeClient` on a MemoryEnsemble: one connection and its session."""
 
     def __init__(self, ensemble: MemoryEnsemble, on_change: Callable[[str], None]) -> None:
         self.ensemble = ensemble

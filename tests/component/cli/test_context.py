@@ -148,7 +148,7 @@ def test_a_context_knows_files_by_their_absolute_path_and_no_token(
     assert "s" * 32 not in file.read_text()
     capsys.readouterr()
     assert main([*words, "--ca", "nowhere.pem"]) == Exit.USAGE
-    assert f"--ca: {tmp_path}/nowhere.pem is no file" in capsys.readouterr().err
+    assert f"--ca: {tmp_path}/nowhere.pem does not exist, or is not a file" in capsys.readouterr().err
     assert main([*words, "--cert", "east.token"]) == Exit.USAGE
     assert "--cert and --key belong together" in capsys.readouterr().err
 
@@ -192,15 +192,15 @@ def test_without_any_context_the_default_address_is_asked(file: Path, capsys: py
         ("\n[contexts.a.clusters.b]\ncert = '/x'\n", 2, "contexts.a.clusters.b: admin is missing"),
         ("[contexts.a.clusters.b]\nadmin = ['ftp://x:1']\n", 2, "contexts.a.clusters.b.admin: "),
         ("[contexts.a.clusters.b]\nadmin = ['http://x:1']\ntoken = 'secret'\n", 3, "a token does not belong here"),
-        ("[contexts.a.clusters.b]\nadmin = ['http://x:1']\nca = 'x.pem'\n", 3, "is no absolute path"),
+        ("[contexts.a.clusters.b]\nadmin = ['http://x:1']\nca = 'x.pem'\n", 3, "is not an absolute path"),
         ("[contexts.a.clusters.b]\nadmin = ['http://x:1']\ncert = '/x.pem'\n", 3, "cert and key belong together"),
         ("[contexts.a.clusters.b]\nadmin = 'http://x:1'\n", 2, "write a list of URLs"),
         ("[contexts.a.clusters.b]\nadmin = []\n", 2, "has 0 addresses"),
-        ("contexts = 3\n", 1, "is no table"),
-        ("[contexts.a]\nclusters = {b = 3}\n", 2, "is no table"),
+        ("contexts = 3\n", 1, "is not a table; write sections [contexts.NAME]"),
+        ("[contexts.a]\nclusters = {b = 3}\n", 2, "is not a table"),
         ("[contexts.'a b'.clusters.b]\nadmin = ['http://x:1']\n", 1, "is not a name"),
         ("[contexts.a]\ncluster = 'c'\n[contexts.a.clusters.b]\nadmin = ['http://x:1']\n", 2, "no such cluster"),
-        ("current = 3\n", 1, "is no text"),
+        ("current = 3\n", 1, "is not text"),
         ("[contexts]\nfoo bar\n", 2, "not TOML"),
         ("colour = 1\n", 1, "unknown key; there are current, contexts"),
     ],

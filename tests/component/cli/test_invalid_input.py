@@ -42,7 +42,7 @@ def test_where_a_queue_begins_is_a_time_or_one_of_two_words(
     """The sentence about a wrong time names the two words, too; nothing is sent."""
     assert cli.main(["queue", "release", "q", "--from", "soon", "--yes"]) == Exit.USAGE
     shown = capsys.readouterr().err
-    assert "--from: 'soon' is no time" in shown
+    assert "--from: 'soon' is not a time" in shown
     assert shown.endswith("; or 0, or now\n")
     assert listener.posted == []
 
@@ -224,4 +224,4 @@ def test_only_a_node_that_answers_so_lacks_the_key(reason: str, state: str) -> N
     with answering_404(reason) as url:
         found = other_side(url, Key(b"default", b"b", b"k"), None)
     assert found["state"] == state
-    assert state == "absent" or found["reason"].endswith("which is no information about the key")
+    assert state == "absent" or found["reason"].endswith("which does not show whether it has the key")

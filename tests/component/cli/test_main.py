@@ -144,7 +144,7 @@ def test_config_check_warns_of_a_directory_of_runs_that_is_none(
     assert f"{file}:6: warning: reconcile.runs_dir: {runs} does not exist here" in capsys.readouterr().out
     runs.write_text("")
     assert cli.main(["config", "check", str(file)]) == Exit.OK
-    assert f"{runs} is no directory" in capsys.readouterr().out
+    assert f"{runs} is not a directory" in capsys.readouterr().out
     runs.unlink()
     runs.mkdir()
     assert cli.main(["config", "check", str(file)]) == Exit.OK

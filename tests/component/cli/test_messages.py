@@ -152,7 +152,7 @@ def test_bytes_that_are_no_text_are_a_usage_error(
 ) -> None:
     """They came to the node as half characters, which it could not store, or stored and could not show."""
     assert cli.main(arguments) == Exit.USAGE
-    assert "no UTF-8 text" in capsys.readouterr().err
+    assert "not UTF-8 text" in capsys.readouterr().err
     assert listener.posted == []
 
 

@@ -145,7 +145,7 @@ def test_all_faults_of_a_file_are_reported_a_line_each(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "not JSON"), (b"\xff\x00", "not JSON"), (b" " * (MAP_BYTES_MAX + 1), "at most"), (b"[]", "no object")],
+    [(b"", "not JSON"), (b"\xff\x00", "not JSON"), (b" " * (MAP_BYTES_MAX + 1), "at most"), (b"[]", "not an object")],
 )
 def test_a_file_of_another_kind_is_reported(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, words: str

@@ -59,7 +59,7 @@ def test_an_invalid_time_is_invalid_in_every_command(text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["stats", "--url", "ftp://n1"], "no URL of a node"),
+        (["stats", "--url", "ftp://n1"], "not the URL of a node"),
         (["stats"], "Missing option '--url'"),
         (["stats", *URL, "--segments", "9-3"], "FIRST-END"),
         (["stats", *URL, "--prefix", "p"], "set the option bucket"),
@@ -68,12 +68,12 @@ def test_an_invalid_time_is_invalid_in_every_command(text: str) -> None:
         (["stats", *URL, "--modified-since", "20260203"], "a time such as"),
         (["stats", *URL, "--modified-before", "1970-01-01"], "a time after 1970"),
         (["run", *ENDS, "--modified-before", "1970-01-01"], "a time after 1970"),
-        (["run", *ENDS, "--modified-since", "20260203"], "--modified-since: '20260203' is no time"),
+        (["run", *ENDS, "--modified-since", "20260203"], "--modified-since: '20260203' is not a time"),
         (["stats", *URL, "--rate", "0"], "--rate"),
         (["stats", *URL, "--give-up-after", "long"], "--give-up-after"),
         (["stats", *URL, "--cert", "c.pem"], "--cert and --key belong together"),
         (["export", "copy", *URL, "--consistency", "strong"], "committed"),
-        (["export", "/", *URL], "is no export"),
+        (["export", "/", *URL], "is not an export"),
         (["import", "nowhere", *URL], "there is no export"),
         (["import", "copy", *URL, "--run-id", "one"], "--run-id and --dir belong together"),
         (["import", "copy", *URL, "--origin", "ab"], "32 hexadecimal digits"),

@@ -110,5 +110,5 @@ def test_a_wave_with_counts_that_are_none_is_named(tmp_path: Path, row: list[Any
     """They would be added up, or end the run in a traceback."""
     run = RunDirectory(str(tmp_path), "one")
     run.write("work/00000.json", {"number": 0, "look": "first", "at_ms": 1, "done": [row]})
-    with pytest.raises(LocalFault, match=r"work/00000\.json is no wave of a run"):
+    with pytest.raises(LocalFault, match=r"work/00000\.json is not a valid wave of a run"):
         run.waves()

@@ -293,7 +293,7 @@ def test_a_node_that_has_restarted_is_not_called_one_to_restart(
     [
         (["--command", "systemctl restart isthmus"], "it needs {node} or {host}"),
         (["--command", "ssh {node}", "--node", "east-9"], 'no such node: "east-9"'),
-        (["--command", "ssh {node}", "--since", "soon"], "--since: 'soon' is no time"),
+        (["--command", "ssh {node}", "--since", "soon"], "--since: 'soon' is not a time"),
     ],
 )
 def test_a_restart_that_cannot_be_meant_is_refused(

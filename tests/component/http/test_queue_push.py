@@ -87,7 +87,7 @@ def test_pushed_references_wait_at_the_second_priority_and_lengths_are_returned(
 @pytest.mark.parametrize(
     ("bad", "reason", "words"),
     [
-        (7, "bad-json", "keys-clocks[1] is no object"),
+        (7, "bad-json", "keys-clocks[1] is not an object"),
         ({"key": "k", "clock": ""}, "bad-json", "keys-clocks[1]: bucket must be a text"),
         ({"bucket": "b", "key": "", "clock": ""}, "bad-json", "key must be a text that is not empty"),
         ({"bucket-type": None, "bucket": "b", "key": "k", "clock": ""}, "bad-json", "bucket-type must be"),

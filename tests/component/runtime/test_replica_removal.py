@@ -84,7 +84,7 @@ async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
         await change(t, (newcomer,), (leaver,))
         await changed(t, *({*t.members} - {leaver}))
         await eventually(lambda: left.partition().removed)
-        await eventually(lambda: "removed: this node is no replica any more" in left.partition().reason)
+        await eventually(lambda: "removed: this node is no longer a replica" in left.partition().reason)
         assert left.identity.partitions() == [0]
         await write(t, 10)
         await eventually(lambda: fully_removed(left), 20.0)

@@ -35,7 +35,7 @@ CALM_S: Final = 0.7
 
 WELL_TIMEOUT_S: Final = 100.0
 """How long a cluster may take to be whole again. An election, a restart and a catch-up take some 10 s; but a member
-that was too slow again and again is let back in only after a minute (`repl.isr.leader.REJOIN_MAX_MS`)."""
+that was too slow again and again is let back in only after a minute (`repl.isr.lag_detector.REJOIN_MAX_MS`)."""
 
 READ_TIMEOUT_S: Final = 20.0
 

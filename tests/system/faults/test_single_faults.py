@@ -1,5 +1,5 @@
 """What a cluster of real processes shows while one fault lasts, and not only after it: who leads, who is in sync, what
-clients are told. That nothing is lost meanwhile is `test_cluster_bears_faults.py`'s, with the same faults.
+clients are told. That nothing is lost meanwhile is `test_campaign.py`'s, with the same faults.
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ def test_large_files_pipes_and_folders_are_not_read(tmp_path: Path, monkeypatch:
     os.mkfifo(tmp_path / "run_id=pipe" / "summary.json")
     (tmp_path / "run_id=folder" / "summary.json").mkdir()
     reasons = {row["run"]: row["reason"] for row in list_runs(tmp_path, NOW_MS).runs}
-    assert "more than" in reasons["large"]
-    assert reasons["pipe"] == "run_id=pipe/summary.json is no file"
+    assert "at most 100 bytes" in reasons["large"]
+    assert reasons["pipe"] == "run_id=pipe/summary.json is not a regular file"
     assert "run_id=folder/summary.json" in reasons["folder"]
 
 

@@ -52,7 +52,7 @@ export function nameText(name) {
   return plain ? text : `${text} (percent-encoded)`;
 }
 
-/** A name, and where it is no readable text or could be taken for another, its encoded form. @param {string} name */
+/** A name, and where it is not readable text or could be taken for another, its encoded form. @param {string} name */
 export function shownName(name) {
   const { text, plain } = readable(name);
   return [

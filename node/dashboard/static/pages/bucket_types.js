@@ -411,7 +411,7 @@ function shownProperties(scope, answer, done) {
         actButton("Unset all …", unsetAct(scope, [], own, answer.properties, done), { key: "unset all properties" }),
     ),
     scope.bucket !== null && !readable(scope.bucket).plain &&
-    h("p", { class: "state" }, "The bucket’s name is no text that can be read; it is shown percent-encoded."),
+    h("p", { class: "state" }, "The bucket’s name is not readable text; it is shown percent-encoded."),
     otherNodes(answer),
     shown("Properties with an effect", acting),
     h(

@@ -33,7 +33,7 @@ def row(bucket: bytes, key: bytes, modified_ms: int) -> ComparedRow:
 
 
 class FakeEnd:
-    """A cluster of made rows; `failures` is what its answers to questions about `trouble_at` become."""
+    """A cluster of made rows; `failures` has the error of each step that fails."""
 
     def __init__(self, *rows: ComparedRow) -> None:
         self.rows = list(rows)

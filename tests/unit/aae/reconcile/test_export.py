@@ -45,7 +45,7 @@ def test_an_export_goes_on_with_its_own_parts_alone(tmp_path: Path) -> None:
         export._state(root, ASKED)
     (root / MARK).unlink()
     (root / "other").touch()
-    with pytest.raises(BadInput, match="is no export"):
+    with pytest.raises(BadInput, match="is not an export"):
         export._state(root, ASKED)
 
 

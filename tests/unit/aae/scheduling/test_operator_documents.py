@@ -164,7 +164,7 @@ def test_a_nodes_own_entry_counts_before_that_of_all_and_that_before_the_file() 
     assert ([one.settings for one in wrong.peers], list(wrong.faults)) == ([west], ["west"])
     assert "allowed is 0 to 240" in wrong.faults["west"]
     later = effective_peers("n1", [west], {"west": {"*": PeerOverride({"of_a_later_version": 1})}}, FakeAccess())
-    assert "no key that can be set" in later.faults["west"]
+    assert "cannot be set; these keys can: " in later.faults["west"]
     assert effective_peers("n1", [west], {"west": {"*": PeerOverride({"bidirectional": True})}}, FakeAccess()).faults
 
 
@@ -287,11 +287,11 @@ async def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Pat
     [
         ("set", {"peer": "wset", "values": {"all": 3}}, 404, "there is no full-sync 'wset'"),
         ("set", {"peer": "west", "values": {"all": 500}}, 400, "all: 500 is out of range; allowed is 0 to 240"),
-        ("set", {"peer": "west", "values": {"al": 5}}, 400, "'al' is no key that can be set"),
+        ("set", {"peer": "west", "values": {"al": 5}}, 400, "'al' cannot be set; these keys can: "),
         ("set", {"peer": "west", "values": {"queue": "to-nroth"}}, 404, 'did you mean "to-north"'),
         ("set", {"peer": "west", "values": {"bidirectional": True}}, 400, "set peer_queue"),
         ("set", {"peer": "west", "values": {"urls": "http://evil:1"}}, 400, "can only change there"),
-        ("set", {"peer": "west", "values": {"token_file": "/etc/passwd"}}, 400, "no key that can be set"),
+        ("set", {"peer": "west", "values": {"token_file": "/etc/passwd"}}, 400, "cannot be set; these keys can: "),
         ("set", {"peer": "west", "values": {"all": 3}, "default": True}, 400, "default alone"),
         ("set", {"peer": "west"}, 400, "default alone"),
         ("set", {"peer": "west", "values": [1]}, 400, "values must be an object"),

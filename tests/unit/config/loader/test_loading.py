@@ -116,7 +116,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_lines() -> None:
         '9: sink.peers[0].url: "peer" is not an address; write HOST:PORT, such as "127.0.0.1:8098" or "[::1]:8098"',
         "10: queues[0].name: missing; this key has no default (a name)",
         (
-            '11: queues[0].filter: "bucket:b" is no rule of a filter; rules are any, block_rtq, buckettype:T, '
+            '11: queues[0].filter: "bucket:b" is not a rule of a filter; rules are any, block_rtq, buckettype:T, '
             "bucketname:B, bucketprefix:P, or ! before one of the last three"
         ),
         '12: replicaton: unknown section; did you mean "replication"?',
@@ -246,7 +246,7 @@ def test_a_file_that_cannot_be_read_gives_one_line(tmp_path: Path) -> None:
         tmp_path / "none.toml": ": does not exist",
         tmp_path: ": is a directory; name the config file in it",
         latin: ":2: byte 7 is not UTF-8; save the file as UTF-8",
-        large: f": is larger than {FILE_BYTES_MAX} bytes; that is no config file",
+        large: f": has more than {FILE_BYTES_MAX} bytes, too many for a config file",
         latin / "below.toml": ": cannot be read: Not a directory",
     }
     for path, sentence in expected.items():

@@ -67,7 +67,7 @@ def test_a_queue_that_is_registered_later_may_be_named(tmp_path: Path) -> None:
     settings = load_file(file)
     assert settings.queues
     (doubt,) = (one for one in warnings_of(settings) if one.path == "fullsync[0].queue")
-    assert '"later" is no queue of this file; there are: to-west' in doubt.message
+    assert '"later" is not a queue of this file; there are: to-west' in doubt.message
     file.write_text(BASE)
     assert not [one for one in warnings_of(load_file(file)) if one.path == "fullsync[0].queue"]
 

@@ -193,7 +193,7 @@ def test_directories_that_are_no_data_directories_are_refused(data: Path, tmp_pa
     (tmp_path / "empty").mkdir()
     for source, node, why in (
         (tmp_path / "none", None, "is not there"),
-        (tmp_path / "empty", None, "no data directory of a node"),
+        (tmp_path / "empty", None, "not the data directory of a node"),
         (data, "east-2", "belongs to node 'east-1'"),
     ):
         with pytest.raises(LocalFault, match=why):

@@ -67,7 +67,7 @@ def test_a_manifest_of_another_version_is_refused() -> None:
 def test_a_path_outside_of_the_backup_is_refused(path: str) -> None:
     """A manifest with a right hash cannot make a restoration write elsewhere."""
     data = encode(msgspec.structs.replace(MANIFEST, files=[BackupFile(path, 0, "")]))
-    with pytest.raises(Corruption, match="is no path below the backup"):
+    with pytest.raises(Corruption, match="is not a path below the backup"):
         decode(data, WHERE)
 
 

@@ -40,7 +40,7 @@ def test_a_body_of_known_keys_and_types_is_a_struct() -> None:
     ("body", "words"),
     [
         ([], "the body must be a JSON object"),
-        ({"name": "\ud800"}, "a text in it is no Unicode"),
+        ({"name": "\ud800"}, "a text in it is not Unicode"),
         ({"name": "q", "b": 1, "a": 2}, "'a', 'b' in the body are unknown: by, count, dry_run, from, ids"),
         ({"name": ""}, "name must be a text that is not empty"),
         ({"name": "q", "count": 6}, "count must be a whole number from 1 to 5, or null"),

@@ -100,7 +100,7 @@ async def test_a_queue_registered_at_run_time_begins_at_the_given_position_on_al
     assert await queue_node.drain(queue="all") == [b"old", b"new"]
     with pytest.raises(BadInput, match="there is one already, which stays as it is"):
         await queue_node.acts.register("all", {}, 0, audit_info(queue_node))
-    with pytest.raises(BadInput, match="is no rule of a filter"):
+    with pytest.raises(BadInput, match="is not a rule of a filter"):
         await queue_node.acts.register("odd", {"filter": "bucket:x"}, 0, audit_info(queue_node))
     for name in ("now", "q"):
         await queue_node.acts.delist(name, audit_info(queue_node))
@@ -802,7 +802,7 @@ async def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> Non
         assert (queue.machine.leases.lease_ms, queue.machine.bulk_queues[0].limit) == (9_000, 7)
         await queue_node.acts.change_settings("q", {}, audit_info(queue_node), default=True)
         assert queue.settings == QueueSettings("q")
-        with pytest.raises(BadInput, match="is no rule of a filter"):
+        with pytest.raises(BadInput, match="is not a rule of a filter"):
             await queue_node.acts.change_settings("q", {"filter": "bucket:x"}, audit_info(queue_node))
         with pytest.raises(UnknownQueue):
             await queue_node.acts.change_settings("r", {"filter": "any"}, audit_info(queue_node))

@@ -208,7 +208,7 @@ async def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> 
             await writer.drain()
 
     async with source(respond) as (_, peer):
-        with pytest.raises(PeerFault, match=f"more than {HEAD_BYTES_MAX} bytes that are no body"):
+        with pytest.raises(PeerFault, match=f"more than {HEAD_BYTES_MAX} bytes outside its body"):
             await ask(peer)
     assert sent < 16_000_000  # what sockets hold
 

@@ -75,7 +75,7 @@ def test_a_replaced_replica_leaves_in_one_write_after_all_remaining_members_conf
     assert in_sync(group) == {"n1", "n2", "n4"}
     assert (group.record.adding, group.record.removing, group.record.reason) == ((), (), "n3 removed")
     assert group.replicas["n3"].role is ReplicaRole.IDLE
-    assert group.replicas["n3"].reason.startswith("removed: this node is no replica any more; n1 leads")
+    assert group.replicas["n3"].reason.startswith("removed: this node is no longer a replica; n1 leads")
     assert [view.node for view in leader.followers()] == ["n2", "n4"]
     group.append(1)
     assert (len(group.logs["n3"]), len(group.logs["n4"])) == (11, 12)

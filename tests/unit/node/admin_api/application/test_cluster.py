@@ -251,7 +251,7 @@ async def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> 
         ({"partitions": [], "validate_only": 1}, "bad-json", "validate_only must be true or false"),
         ({"partitions": [], "bucket_type": "a/b"}, "bad-json", "bucket_type: "),
         ({"partitions": [], "bucket_type": 7}, "bad-json", "bucket_type must be a text"),
-        ({}, "bad-replica-map", "partitions is no list"),
+        ({}, "bad-replica-map", "partitions is not a list"),
         ({"partitions": [{"id": 0, "replicas": [0, 0]}]}, "bad-replica-map", "partitions[0].replicas[1]"),
         (b" " * 1_000_001, "too-large", "1000000"),
     ],

@@ -143,7 +143,7 @@ def test_a_quarantined_replica_follows_the_record_until_it_is_removed_from_it() 
     left = replace(moved, version=moved.version + 1, replicas=("n1", "n3"))
     replica.step(ev.RecordSeen(left), 0)
     assert (replica.role, replica.leo, replica.applied) == (ReplicaRole.IDLE, 4, 4)
-    assert replica.reason.startswith("removed: this node is no replica any more")
+    assert replica.reason.startswith("removed: this node is no longer a replica")
     replica.step(ev.RecordSeen(replace(left, version=left.version + 1, replicas=("n1", "n3", "n2"))), 0)
     assert replica.role is ReplicaRole.FOLLOWER
 

@@ -412,7 +412,7 @@ def test_every_idle_state_names_what_it_waits_for() -> None:
     replica.step(ev.RecordSeen(nominated(epoch=4, version=22, candidate=Incarnation("n2", 1))), 0)
     assert replica.reason == "candidate-found: n2 is to lead in epoch 4"
     replica.step(ev.RecordSeen(online(epoch=4, version=23, leader=Incarnation("n2", 1), replicas=("n2",))), 0)
-    assert replica.reason == "removed: this node is no replica any more; n2 leads in epoch 4"
+    assert replica.reason == "removed: this node is no longer a replica; n2 leads in epoch 4"
     elsewhere = online(epoch=4, version=24, leader=Incarnation("n2", 1), replicas=(NODE, "n2"))
     idle = a_replica()
     idle.step(ev.SessionStarted(INC), 0)
