@@ -12,7 +12,8 @@ from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, Writ
 
 
 async def test_a_disconnected_client_is_unavailable_and_keeps_its_session() -> None:
-    """While cut off every call fails without effect; after mending, what was read is hinted once more."""
+    """While disconnected, every call fails without effect; after the reconnection the client gets one hint for each
+    path that it has read."""
 
     client, states, hints = MemoryMetastore(), list[SessionState](), list[str]()
     client.watch(hints.append)
@@ -99,7 +100,7 @@ async def test_an_ensemble_restored_from_a_backup_is_refused() -> None:
 
 
 async def test_a_registration_outlives_writes_without_an_answer() -> None:
-    """Whatever becomes of single writes, registering ends registered once, under the id, with the gens noted."""
+    """However single writes fail, `register` ends with one registration that has the node's id and log ids."""
 
     for fault in WriteFault:
         client = MemoryMetastore()

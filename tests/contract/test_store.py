@@ -1,4 +1,4 @@
-"""What every store must do: one suite on the memory twin and on LevelDB."""
+"""The contract of every store: one suite, run on the memory store and on LevelDB."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ def test_a_listing_resumes_behind_any_key(store: Store) -> None:
 
 
 def test_a_listing_may_be_of_a_prefix_and_skip_a_bucket(store: Store) -> None:
-    """With a prefix, of keys or of buckets, just the names that begin with it are listed, also behind a name; a
-    listing goes on behind a whole bucket, too."""
+    """With a prefix, of keys or of buckets, only names that begin with it are listed, also after a given name; a
+    listing can skip a whole bucket, too."""
     history = History()
     names = sorted((bucket, key) for bucket in AWKWARD for key in AWKWARD)
     for bucket, key in names:
@@ -219,7 +219,8 @@ def test_key_rows_come_in_segment_order_within_the_range(store: Store) -> None:
 
 
 def test_offset_at_takes_nothing_of_before_along(store: Store) -> None:
-    """Of the last hour it finds the first change since, however long before it the last one was made."""
+    """`offset_at` returns the first change at or after the given time, however long before it the previous change was
+    made."""
     history = History()
     for at_s in (0, 0, 0, 33, 33, 3_000):
         history.put(b"b", b"%d" % len(history.entries), b"x", time_ms=START_MS + at_s * 1000 + 500)
@@ -247,7 +248,8 @@ def test_offset_at_finds_everything_since(store: Store) -> None:
 
 
 def test_seconds_around_an_offset_are_those_of_the_marks_beside_it(store: Store) -> None:
-    """A rewritten key's mark stays: the second of an offset is found though nothing stands there any more."""
+    """The time mark of a rewritten key stays, so the second of an offset is found although no change row has that
+    offset any more."""
     assert store.seconds_around(3, 0) == (None, None)
     history = History()
     start_s = START_MS // 1000
@@ -289,7 +291,7 @@ def test_one_partition_may_come_twice_in_a_write(store: Store) -> None:
 
 
 def test_a_checkpoint_moves_the_floor_to_what_is_applied(store: Store) -> None:
-    """The floor stays behind until a checkpoint, then stands at the applied offset."""
+    """The floor stays behind until a checkpoint, which moves it to the applied offset."""
     history = History()
     for n in range(4):
         history.put(b"b", b"%d" % n, b"x")
@@ -390,7 +392,7 @@ def test_read_rows_are_below_the_reach(store: Store) -> None:
 
 
 def test_an_idle_compaction_loses_no_row(store: Store) -> None:
-    """What was written is read as before, and more can be written."""
+    """Rows written before an idle compaction are readable after it, and more can be written."""
     history = History()
     history.put(b"b", b"one", b"1" * 6_000_000)
     store.write([history.step(0)])

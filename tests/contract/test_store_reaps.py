@@ -90,7 +90,7 @@ def test_a_reap_of_what_was_never_here_is_only_remembered(store):
 
 @pytest.mark.parametrize(("give", "take"), [("level", "memory"), ("memory", "level")])
 def test_the_offset_of_the_last_reap_is_part_of_the_transferred_state(give, take, memory_directory):
-    """Whoever leads later knows below which offset a copy may lack a reap."""
+    """A transfer copies the offset of the last reap, below which a replica may lack a reap; a later leader needs it."""
     stores: dict[str, Callable[[str], Store]] = {
         "level": lambda n: level(memory_directory / n),
         "memory": lambda _: MemoryStore(),
@@ -142,7 +142,7 @@ def reaped_keys(*numbers: int, start: int = 0) -> list[Entry]:
 
 
 def clocks_of(entries: list[Entry]) -> dict[tuple[bytes, bytes], bytes]:
-    """What is to be remembered of all these."""
+    """The clocks that the store should remember of the reaped keys of `entries`."""
     return {(e.bucket, e.key): decode_key_row(e.row).clock for e in entries if e.kind is EntryKind.REAP}
 
 
@@ -161,7 +161,7 @@ def test_the_clocks_of_reaped_keys_are_remembered_up_to_a_number(store, monkeypa
 
 
 def test_long_names_and_clocks_are_remembered_up_to_so_many_bytes(monkeypatch):
-    """What is forgotten goes oldest first, whatever reaches its bound first."""
+    """The oldest clocks are dropped first, whichever limit is reached."""
     monkeypatch.setattr(reaped, "REMEMBERED_BYTES_MAX", 100)
     keys = ReapedKeys()
     assert keys.add(1, b"b", b"k" * 39, b"c" * 10) == []
@@ -172,7 +172,7 @@ def test_long_names_and_clocks_are_remembered_up_to_so_many_bytes(monkeypatch):
 
 
 def state_of(store: Store) -> list[tuple[bytes, bytes]]:
-    """What is not rows."""
+    """The rows of the transferred state that are not object rows."""
     snapshot = store.transfers.snapshot(0)
     found = row_codec.decode_state(snapshot.state(b"", 1_000_000).rows)
     snapshot.close()
@@ -181,7 +181,8 @@ def state_of(store: Store) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("boot_id", ["boot", "another"])
 def test_clocks_of_reaped_keys_survive_a_restart(memory_directory, boot_id, monkeypatch):
-    """Of the process, and of the machine, where what is not yet on disk comes again by a replay: to the same rows."""
+    """They survive a restart of the process, and of the machine, where a replay of entries that were not yet on disk
+    gives the same rows."""
     monkeypatch.setattr(reaped, "REMEMBERED_MAX", 3)
     store, entries = level(memory_directory / "store"), reaped_keys(1, 2, 3, 4, 5)
     store.write([PartitionStep(0, entries[:6])])

@@ -1,4 +1,4 @@
-"""Rows of one store in another: what a partition that is far holds, at any moment and after any stop (R-FAR)."""
+"""State transfer between stores: the rows of a receiving partition, at any moment and after any stop (R-FAR)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def transfer_all(giver: Store, taker: Store, limit_bytes: int = 300) -> AppliedP
 
 
 class FaultyDisk(Disk):
-    """Writes no floors any more once it is told so."""
+    """A disk that stops writing floors on request."""
 
     broken = False
 
@@ -252,8 +252,8 @@ def test_a_damaged_chunk_changes_nothing(pair: list[Store]) -> None:
 
 
 def test_a_far_replica_stays_far_after_a_kill_and_is_empty_after_a_power_loss(tmp_path: Path) -> None:
-    """A kill leaves every row up to the position; after another boot nobody knows what is there, so all goes, even when
-    that boot's first process is killed, too."""
+    """A process kill keeps every row up to the transfer's position. After a reboot the rows on disk are uncertain, so
+    all are dropped, even if the first process after the reboot is killed, too."""
     giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
     giver.write([Writer().step(60)])
     taker.transfers.begin(PARTITION, empty=False)
@@ -279,7 +279,7 @@ def test_a_far_replica_stays_far_after_a_kill_and_is_empty_after_a_power_loss(tm
 
 
 def test_a_finished_transfer_to_the_same_offset_sets_a_floor_again(pair: list[Store]) -> None:
-    """Its rows are on disk as before, and the next checkpoint says so though nothing was written meanwhile."""
+    """The rows are on disk as before, and the next checkpoint sets the floor although nothing was written since."""
     store, _ = pair
     store.write([Writer().step(30)])
     store.checkpoint()
