@@ -122,7 +122,7 @@ def environment(tmp_path: Path) -> Environment:
 
 
 def test_importing_the_client_imports_nothing_of_a_node() -> None:
-    """Neither another package of Isthmus nor a package that only nodes need."""
+    """`import isthmus.client` loads no other package of Isthmus, and no package that only nodes need."""
     script = "import isthmus.client, sys; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())

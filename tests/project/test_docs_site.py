@@ -72,7 +72,8 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
 
 
 def test_lists_are_those_of_github() -> None:
-    """A blank line before a list, four columns a level; a number within a sentence is no list; code stays as it is."""
+    """A list has a blank line before it and four columns per level; a number within a sentence is not a list; code is
+    unchanged."""
     assert with_lists("Text:\n- one\n  more\n  - inner\n- two\n") == (
         "Text:\n\n- one\n    more\n    - inner\n- two\n"
     )  # fmt: skip

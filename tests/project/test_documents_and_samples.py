@@ -109,7 +109,8 @@ def test_links_of_documents_lead_somewhere(document: Path) -> None:
 
 
 def test_a_dead_anchor_is_found(tmp_path: Path) -> None:
-    """Of the same file and of another one; headings with code, links and signs have the anchors that GitHub gives."""
+    """Dead anchors are found in the same file and in another one. Headings with code, links and punctuation have
+    GitHub's anchors."""
     (tmp_path / "other.md").write_text("# `[log]` of ZooKeeper's data\n## The same\n## The same\n")
     document = tmp_path / "a.md"
     links = ("#here", "#gone", "other.md#log-of-zookeepers-data", "other.md#x", "no.md")

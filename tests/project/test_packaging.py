@@ -1,4 +1,4 @@
-"""What is shipped: the wheel's metadata, extras and files, its long description, and the picture of the demo."""
+"""The distribution: the wheel's metadata, extras and files, its long description, and the picture of the demo."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def metadata(wheel: Path) -> Message:
 
 
 def test_the_wheel_has_the_package_its_types_and_its_license(wheel: Path) -> None:
-    """The check of a release accepts it: nothing but the package, and a description that stands by itself."""
+    """The release check accepts the wheel: it contains only the package, and its description has no relative links."""
     archive = zipfile.ZipFile(wheel)
     script("release_check").check_wheel(archive)
     assert "isthmus/node/dashboard/static/README.md" in archive.namelist()  # the pages are files of the package
