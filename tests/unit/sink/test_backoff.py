@@ -1,4 +1,4 @@
-"""Delays of a link: what results, empty answers and errors make of them, and how pauses are spread."""
+"""Delays of a link after results, empty answers and errors, and the jitter of pauses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ RESULTS = st.sampled_from(list(CycleResult))
 def test_the_first_success_ends_any_delay_and_errors_cost_more_than_empties(
     delays: Delays, history: list[tuple[CycleResult, int]]
 ) -> None:
-    """Whatever came before: results bring the delay to 0, empties keep it small, errors multiply it up to the bound."""
+    """After any history, results reset the delay to 0, empty answers keep it small, and errors multiply it up to the
+    limit."""
     backoff = Backoff(delays)
     for result, waited_ms in history:
         before, backoff = backoff, backoff.after(result, waited_ms)

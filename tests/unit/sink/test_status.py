@@ -1,4 +1,4 @@
-"""What was fetched and is not stored yet: known where the source answers and serves, left out elsewhere."""
+"""The lag of fetched changes that are not stored yet: shown for sources that answer and serve, omitted for others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def item(age_ms: int, size: int, bucket_type: bytes = b"default") -> Item:
-    """A change that is so old, with an object of so many bytes."""
+    """A change of the given age, with an object of the given size."""
     return (int(ReferenceKind.OBJECT), 3, 0, bucket_type, b"b", b"k", bytes(16), NOW_MS - age_ms, bytes(size))
 
 
@@ -40,7 +40,8 @@ def test_batches_of_all_links_of_a_queue_are_added() -> None:
 
 
 def test_a_queue_with_a_link_that_is_not_known_is_left_out() -> None:
-    """What waits behind that link nobody here knows; other queues, and the same name of another cluster, stay."""
+    """The number of changes behind that link is unknown, so its queue is omitted; other queues, and the queue of the
+    same name of another cluster, stay."""
     links = [
         (link("http://a"), [[item(2_000, 10)]], True),
         (link("http://b"), [], False),
