@@ -1,4 +1,4 @@
-"""The source of load of the benchmarks: what it sends, what it counts, and that it never makes siblings."""
+"""The load generator of the benchmarks: the requests it sends, its counts, and that it never creates siblings."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_overwrites_carry_the_last_context_and_all_is_counted() -> None:
 
 
 async def test_refused_requests_are_not_counted_as_done() -> None:
-    """A node that refuses has done nothing, and the result says what it answered."""
+    """Refused requests are not counted as objects, and the result counts them by status."""
 
     async with running_server() as (server, load):
         server.refuse = True

@@ -1,4 +1,4 @@
-"""What the comparison with other systems makes of its samples, and which systems it runs."""
+"""The comparison with other systems: how it evaluates samples, and which systems it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.node.local.topology import parse_topology
 
 
 def sample(a_s: float, b_s: float | None = None, objects: int = 100_000, seconds: float = 10.0) -> Sample:
-    """A round in which the clusters used so many CPU seconds."""
+    """A round in which the clusters used the given CPU seconds."""
     cpu = {CLUSTER_A: CpuTime(a_s, 0.0), "ZooKeeper": CpuTime(50.0, 0.0), peers.GENERATOR: CpuTime(9.0, 0.0)}
     if b_s is not None:
         cpu[CLUSTER_B] = CpuTime(0.0, b_s)
