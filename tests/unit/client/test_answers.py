@@ -1,4 +1,4 @@
-"""Answers of nodes as objects and errors; whatever else arrives is a typed error."""
+"""Answers of nodes become objects and errors; any other response is a typed error."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_no_answer_to_a_batch_breaks_the_client(items: list[object]) -> None:
 
 
 def test_a_sentence_of_the_server_is_shown_safely() -> None:
-    """On one line, bounded, without control characters; an empty body says at least the status."""
+    """The message is one bounded line without control characters; for an empty body it has at least the status."""
     error = answers.error_of(refusal(400, "bad-key", "one\x1b[31m\ntwo" + "x" * 10_000))
     assert "\x1b" not in error.message
     assert "\n" not in error.message

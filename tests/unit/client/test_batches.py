@@ -73,7 +73,7 @@ def test_puts_and_deletes() -> None:
 
 
 def test_a_wrong_item_does_not_stop_the_others() -> None:
-    """It has an error of its own, without being sent; the results of the others are in the error."""
+    """It has an error of its own and is not sent; the error of the batch carries the results of the others."""
     cluster = ScriptedCluster(each(done))
     with pytest.raises(BatchFailed, match="3 of 4 items failed") as caught:
         put(cluster, [Put("", 1), Put("a", {1}), Put("b", 1), 5])
@@ -189,7 +189,7 @@ def test_after_a_chunk_that_no_node_answers_the_rest_is_not_sent(monkeypatch: py
 
 
 def test_refused_credentials_are_the_result_of_every_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request tells."""
+    """One request is enough: the other chunks are not sent."""
     monkeypatch.setattr(batches, "CHUNK_ITEMS", 2)
     cluster = ScriptedCluster(refusal(403, "forbidden"))
     with pytest.raises(BatchFailed) as caught:
@@ -231,7 +231,7 @@ def test_many_keys_are_read() -> None:
 
 
 def test_a_wrong_key_does_not_stop_the_others() -> None:
-    """It has an error of its own, without being sent; the objects of the others are in the error."""
+    """It has an error of its own and is not sent; the error of the batch carries the objects of the others."""
     cluster = ScriptedCluster(each(lambda _: (200, CLOCK, [sibling(b"1")])))
     with pytest.raises(BatchFailed, match="2 of 4 items failed") as caught:
         get(cluster, ["a", "", 5, "b"])
@@ -255,7 +255,7 @@ def test_objects_without_room_in_an_answer_are_read_by_further_requests() -> Non
 
 
 def test_a_read_that_fails_has_its_error() -> None:
-    """As with writes; a bucket type that does not exist is no missing key."""
+    """The error is per item, as with writes; a bucket type that does not exist is not reported as a missing key."""
     cluster = ScriptedCluster(each(lambda _: (404, None, b"unknown-bucket-type: no such type")))
     with pytest.raises(BatchFailed) as caught:
         get(cluster, ["a"])

@@ -1,4 +1,5 @@
-"""A request is repeated until it has an answer, at other nodes, within its time; and says what came of a write."""
+"""A request is repeated at other nodes until it has an answer or its time is over; an error states the outcome of a
+write."""
 
 from __future__ import annotations
 
@@ -215,7 +216,7 @@ def test_tls_that_fails_everywhere_is_refused() -> None:
 
 
 def test_a_client_without_a_free_connection_blames_no_node() -> None:
-    """The node is not avoided, and the error says which option to raise."""
+    """No node is marked as failed, and the error says which option to raise."""
     busy = NoAnswer("all connections of the client were in use (connections=)", sent=False, busy=True)
     cluster = ScriptedCluster(busy, attempts=3)
     with pytest.raises(Retryable, match="connections="):

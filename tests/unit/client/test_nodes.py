@@ -1,4 +1,5 @@
-"""Which node gets a request: leaders by the routes, nodes that answer, no address that may be somebody else's."""
+"""The choice of a node for a request: the leader by the routes, nodes that answer, and no address that may belong to
+another service."""
 
 from __future__ import annotations
 
@@ -179,7 +180,7 @@ def test_an_answer_that_names_the_leader_corrects_the_routes() -> None:
 
 
 def test_routes_are_read_once_at_a_time_and_not_more_than_once_a_second() -> None:
-    """Whatever the threads of a client find outdated."""
+    """Only one thread of a client reads outdated routes, and at most once a second."""
     made = nodes()
     survey = made.survey(KEY, 0.0)
     assert survey is not None
@@ -251,7 +252,7 @@ def test_the_partition_of_a_key_is_that_of_the_documentation() -> None:
 
 
 def test_an_operation_reads_routes_and_goes_on_without_them() -> None:
-    """A failure to read them is none of the request; a probe costs one request."""
+    """A failure to read routes does not fail the operation; a probe costs one request."""
     cluster = ScriptedCluster(found(b"1"), routing=True)
     cluster.routes = SILENT
     key = cluster.operations.key(None, "users", "bob")

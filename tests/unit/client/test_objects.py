@@ -80,7 +80,7 @@ def test_an_encoded_value_stays_bytes() -> None:
 
 
 def test_a_context_survives_as_text() -> None:
-    """In a form, say; what is no such text is refused."""
+    """A context can be kept as text, in a form for example; any other text is refused."""
     context = Context(b"\x00\xff")
     assert Context.from_text(str(context)) == context
     assert eval_free(repr(context)) == context
@@ -104,7 +104,7 @@ def test_a_context_comes_from_all_that_has_one() -> None:
 
 
 def test_names_in_messages_are_printable_and_short() -> None:
-    """Whatever bytes they have: a log or a terminal takes them."""
+    """Messages that name keys of any bytes are printable and short, so logs and terminals can show them."""
     for key in ("\udcff\n\x1b", "k" * 5_000):
         message = str(Siblings(StoredObject("default", "b", key, Context(b"c"), "", (sibling(b"1"), sibling(b"2")))))
         assert message.isprintable()
@@ -113,5 +113,5 @@ def test_names_in_messages_are_printable_and_short() -> None:
 
 
 def test_a_repr_shows_no_value() -> None:
-    """A value may be large, or nobody's business in a log."""
+    """A value may be large, or confidential."""
     assert "secret" not in repr(stored(sibling(b'"secret"')))

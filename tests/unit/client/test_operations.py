@@ -1,4 +1,4 @@
-"""What operations on a key send, and what they make of the answers."""
+"""The requests that operations on a key send, and how they interpret the answers."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def update(cluster: ScriptedCluster, change: Any, **more: Any) -> Any:
 
 
 def test_siblings_are_read_by_a_batch() -> None:
-    """Which has all of them, with times in milliseconds. A key that was resolved or deleted meanwhile is what it is
-    then; an item that is refused for now is asked for again."""
+    """The batch returns all siblings, with times in milliseconds. A key that was resolved or deleted meanwhile is
+    returned in its new state; an item that is refused for now is requested again."""
     cluster = ScriptedCluster(CONFLICT, SIBLINGS)
     read = cluster.run(cluster.operations.get(KEY, None, None))
     assert [each.value for each in read.siblings] == [1, 2]
@@ -201,7 +201,7 @@ def test_an_update_resolves_siblings() -> None:
 
 
 def test_an_update_keeps_what_is_stored_beside_the_value() -> None:
-    """Content type, metadata, indexes and links, as far as they are not given anew."""
+    """Content type, metadata, indexes and links stay unless the update sets new ones."""
     stored = found(
         b"a,b",
         "text/csv",
@@ -235,7 +235,7 @@ def test_an_update_keeps_a_content_encoding_of_bytes() -> None:
 
 
 def test_a_function_that_returns_nothing_is_a_mistake() -> None:
-    """It changed its argument and forgot to return it: a TypeError says so, and nothing is written."""
+    """A function that changes its argument and forgets to return it raises a TypeError, and nothing is written."""
     cluster = ScriptedCluster(found(b"{}"), written())
     with pytest.raises(TypeError, match="must return the new value"):
         update(cluster, lambda value: value.update(a=1))
@@ -251,7 +251,8 @@ def test_an_error_of_the_function_ends_the_update() -> None:
 
 
 def test_an_update_against_others_ends() -> None:
-    """After `update_attempts`, or its time: a Conflict that says how often it was tried; nothing was written."""
+    """After `update_attempts`, or at its time-out, the update raises a Conflict with the number of attempts; nothing
+    was written."""
 
     def reply(send: Any) -> Any:
         return found(b"1") if send.request.method == b"GET" else refusal(409, "modified")
@@ -349,7 +350,7 @@ def test_a_page_has_a_size_that_nodes_take(page_size: int) -> None:
 
 
 def test_properties() -> None:
-    """Of a bucket, and of a bucket type; the answer must have them."""
+    """`properties` reads those of a bucket or of a bucket type; an answer without them is a ServerFault."""
     cluster = ScriptedCluster(answer(200, b'{"props":{"allow_mult":true}}'))
     assert cluster.run(cluster.operations.properties("t", "b", None)) == {"allow_mult": True}
     assert cluster.asked[-1].request.target == b"/types/t/buckets/b/props"
@@ -381,7 +382,7 @@ def test_a_call_has_a_time_that_is_possible(timeout_s: Any) -> None:
 
 
 def test_a_resolver_of_the_client_serves_reads() -> None:
-    """Where a call has none of its own."""
+    """It is used if a call has no resolver of its own."""
     cluster = ScriptedCluster(CONFLICT, SIBLINGS, CONFLICT, SIBLINGS, resolver=newest)
     assert cluster.run(cluster.operations.get(KEY, None, None)).value == 2
 

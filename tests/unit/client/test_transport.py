@@ -184,8 +184,8 @@ def test_a_name_that_does_not_exist(sender: Senders, monkeypatch: pytest.MonkeyP
 
 
 def test_tls_has_what_is_left_of_the_time_for_connecting(sender: Senders, names: Names) -> None:
-    """A resolver that is slow, and a node that is silent in the handshake, have one time together. Silence is no
-    fault of a certificate."""
+    """A slow resolver and a node that is silent during the handshake share one time-out. Silence is not reported as a
+    certificate error."""
     names["slow.test"] = ("127.0.0.1",)
     server = RawServer(lambda s: server.wait_for_end(s))
     with server:
@@ -329,7 +329,8 @@ def answers_after(release: threading.Event) -> RawServer:
 
 
 def test_connections_are_bounded_for_threads() -> None:
-    """A thread that finds no free connection waits, and is told so; what was sent is not uncertain."""
+    """A thread that finds no free connection waits, then gets an error that says so; its request was not sent, so its
+    outcome is certain."""
     release = threading.Event()
     server = answers_after(release)
     made = Transport(None, 2)
@@ -375,7 +376,7 @@ async def test_connections_are_bounded_for_tasks_and_survive_cancellation() -> N
         answers = await asyncio.gather(*(made.send(to(server, timeout_s=10)) for _ in range(4)))
         assert all(isinstance(answer, Response) for answer in answers)
         release.clear()
-        last = Request(b"GET", b"/last")  # requests of cancelled tasks may arrive late: these are told from them
+        last = Request(b"GET", b"/last")  # requests of cancelled tasks may arrive late; the path tells this one apart
         busy = [asyncio.create_task(made.send(to(server, last, timeout_s=10))) for _ in range(2)]
         while sum(head.startswith(b"GET /last ") for head in server.heads) < 2:
             await asyncio.sleep(0.01)
@@ -388,7 +389,7 @@ async def test_connections_are_bounded_for_tasks_and_survive_cancellation() -> N
 
 
 async def test_an_attempt_that_got_no_connection_has_sent_nothing_however_late_that_is_seen() -> None:
-    """A loop that stands still past the wait for a connection and past the attempt sees both ends at once."""
+    """A loop that is blocked past both the wait for a connection and the attempt sees both time-outs at once."""
     release = threading.Event()
     server = answers_after(release)
     made = AsyncTransport(None, 1)
@@ -398,7 +399,7 @@ async def test_an_attempt_that_got_no_connection_has_sent_nothing_however_late_t
             await asyncio.sleep(0.01)
         waiting = asyncio.create_task(made.send(to(server, PUT, timeout_s=0.3)))
         await asyncio.sleep(0.05)
-        asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # the loop stands still
+        asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # the loop is blocked
         await asyncio.sleep(0)
         refused = await waiting
         assert isinstance(refused, NoAnswer)
