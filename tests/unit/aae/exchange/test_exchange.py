@@ -1,4 +1,5 @@
-"""The exchange of two made clusters: every difference is found, nothing else, and a change on its way is none."""
+"""The exchange between two generated clusters finds every difference and nothing else; a change in transit is not a
+difference."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class FakeSide:
         self.rows |= by_key(rows)
 
     def tree(self) -> HashTree:
-        """Its tree, folded anew."""
+        """The tree, computed from all rows."""
         tree = HashTree()
         tree.change(*self.flaw)
         for r in self.rows.values():
@@ -153,8 +154,8 @@ def test_equal_clusters_are_proven_equal_by_one_look_at_the_roots() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_difference_is_found_and_nothing_else(seed: int) -> None:
-    """Of many keys, some missing, behind, ahead, concurrent or corrupt on a side: the run hands over just those, each
-    once and by its name, and says that all were repaired."""
+    """If some of many keys are missing, behind, ahead, concurrent or corrupt on a side, the run repairs exactly those,
+    each once and by its name, and its verdict is REPAIRED."""
     chance = random.Random(seed)
     source, sink = two_clusters(600)
     expected: dict[bytes, tuple[DifferenceKind, BehindSide]] = {}
@@ -187,8 +188,8 @@ def test_every_difference_is_found_and_nothing_else(seed: int) -> None:
 
 
 def test_a_change_on_its_way_is_transient() -> None:
-    """What arrives during a pause is no difference, at whichever step; a hot key that is always a version behind and
-    always moves is none either."""
+    """A change that arrives during a pause is not a difference, at any step; nor is a key that is always one version
+    behind and keeps changing."""
     source, sink = two_clusters(300)
     source.put(row(1, ((A, 900, 0),)))
     version = [1000]
@@ -206,7 +207,7 @@ def test_a_change_on_its_way_is_transient() -> None:
 
 
 def test_filtered_keys_are_never_a_difference() -> None:
-    """Keys that are not wanted differ and are not handed over."""
+    """Differing keys that the filter excludes are not repaired."""
     source, sink = two_clusters(50)
     del sink.rows[b"b", b"1"], sink.rows[b"b", b"2"]
     run = Run(source, sink)
@@ -260,8 +261,8 @@ def test_filtered_keys_explain_leaves_that_differ_outside_the_range() -> None:
 
 
 def test_a_side_ahead_by_a_change_outside_the_range_is_not_in_sync() -> None:
-    """A key that was changed here within the range, and there as well, later than the range: the sink lacks nothing
-    of what was looked at, and still both differ, so the run is incomplete; and the other way round."""
+    """A key was changed here within the range, and on the other side after it. The sink lacks nothing within the range,
+    but the sides differ, so the run is incomplete; and vice versa."""
     for ahead in (0, 1):
         clusters = two_clusters(50)
         clusters[1 - ahead].put(row(3, ((A, 99, 0),), modified_ms=5_000))
@@ -272,7 +273,7 @@ def test_a_side_ahead_by_a_change_outside_the_range_is_not_in_sync() -> None:
 
 
 def test_a_key_that_is_written_on_and_on_leaves_a_range_in_sync() -> None:
-    """A key that is changed between any two looks, and arrives there each time a look later, is on its way."""
+    """A key that changes between any two looks, and arrives at the sink one look later, is in transit."""
     source, sink = two_clusters(50)
     source.put(row(3, ((A, 99, 0),), modified_ms=5_000))
 
@@ -289,7 +290,8 @@ def test_a_key_that_is_written_on_and_on_leaves_a_range_in_sync() -> None:
 def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Leaves differ at both looks, and when rows are read both sides have the same: that is no old difference."""
+    """Leaves differ at both looks, and both sides have equal rows when these are read: this is not an old
+    difference."""
     source, sink = two_clusters(50)
     source.put(row(7, ((A, 99, 0),), modified_ms=5_000))
     listed = FakeSide.listed
@@ -349,8 +351,8 @@ def test_no_crowd_of_changes_that_arrived_hides_a_tree_that_is_wrong(monkeypatch
 
 
 def test_a_check_compares_no_more_segments_than_its_limit_and_the_next_ones_go_on() -> None:
-    """Each run compares so many at most, queues what differs in them, and says how many are left; with each repaired,
-    the runs come to an end in sync, in as many as it takes."""
+    """Each run compares at most the limit, queues the differences among these segments, and reports how many are left.
+    If all are repaired, the runs end in sync after as many runs as needed."""
     source, sink = two_clusters(400)
     for n in range(400, 1_000):
         source.put(row(n, ((A, n + 1, 0),)))
@@ -411,7 +413,7 @@ def test_answers_that_cover_less_are_asked_for_again() -> None:
 
 
 def test_a_reaped_key_is_no_difference() -> None:
-    """Gone on both sides at the second look: transient."""
+    """A key that is gone on both sides at the second look is transient."""
     source, sink = two_clusters(20)
     del sink.rows[b"b", b"1"]
     passes = [0]

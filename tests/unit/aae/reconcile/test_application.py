@@ -25,7 +25,7 @@ class FakeSession:
 
 
 def test_the_application_takes_the_options_of_the_command() -> None:
-    """Each field of a run has its flag in both, of the same name; the command has three more."""
+    """Each field of a run has a flag of the same name in both; the command has six more."""
     fields = [field for _, field, _, _ in FLAGS]
     assert {*fields, "output", "run_id"} == {*ReconcileOptions._fields}
     assert len(fields) == len(set(fields))
@@ -63,7 +63,8 @@ def test_arguments_become_options(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_failure_is_an_error_and_no_difference(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An exception would end an interpreter with 1, which says that clusters differ: it is 2 here, and is told."""
+    """An exception would end the interpreter with 1, which means that clusters differ; the application ends with 2 and
+    prints the error."""
 
     def run(*_: object) -> dict[str, Any]:
         raise error

@@ -1,4 +1,4 @@
-"""What exports and imports decide without Spark: what lies at a path, and what an unfinished one is good for."""
+"""Decisions of exports and imports without Spark: files at a path, and the use of an unfinished export."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ASKED = {"bucket_type": "default", "bucket": "b"}
 
 
 def state(done: list[int]) -> dict[str, Any]:
-    """Of an export in three slices."""
+    """The state of an export in three slices."""
     return {"asked": ASKED, "slices": 3, "done": done, "cluster": "6565"}
 
 
 def test_an_export_goes_on_with_its_own_parts_alone(tmp_path: Path) -> None:
-    """Nothing, an empty directory, and a part of the same export are begun or gone on with; all else that lies there is
+    """An export begins in a missing or empty directory, and continues a part of the same export; anything else there is
     refused with the remedy."""
     root = tmp_path / "copy"
     assert export._state(root, ASKED) is None
@@ -77,8 +77,8 @@ def test_an_export_that_lost_a_slice_is_not_imported(tmp_path: Path) -> None:
 
 
 def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same words in another working directory mean another export: a run id that has done the one refuses it. So it
-    does for another cluster at the same address, which lacks what is done."""
+    """The same relative path in another working directory is another export, so a run id that has imported the first
+    one refuses it. It also refuses another cluster at the same address, which lacks the imported objects."""
     for name in ("east", "west"):
         (tmp_path / name / "copy").mkdir(parents=True)
     seen: list[str] = []
@@ -206,7 +206,7 @@ def test_trees_are_asked_for_the_branches_of_the_segments(
 
 
 class EmptyTable:
-    """A table without rows, whatever is made of it."""
+    """A table that is empty after any operation."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: iter(()) if name == "toLocalIterator" else self

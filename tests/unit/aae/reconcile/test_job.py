@@ -1,4 +1,5 @@
-"""Which runs of `reconcile` need Spark: none whose trees are equal, or differ in what the driver reads itself."""
+"""Which runs of `reconcile` start Spark: not those with equal trees, or with differences that the driver reads
+itself."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ def clusters(monkeypatch: pytest.MonkeyPatch, rows: int = 10) -> None:
 
 
 def test_a_run_whose_trees_are_equal_starts_no_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its summary is whole, and what is wrong with a run is said without a session, too: other options under its id,
-    another cluster, a cluster that does not answer."""
+    """Its summary is complete. Errors are reported without a session, too: other options under its run id, another
+    cluster, or a cluster that does not answer."""
     clusters(monkeypatch)
     spark = LazySession(no_session)
     options = ReconcileOptions(str(tmp_path), "r")

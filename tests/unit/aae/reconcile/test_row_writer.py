@@ -1,4 +1,5 @@
-"""What `df.write.format("isthmus")` makes of rows and of a node's answers to them, without Java and without nodes."""
+"""`df.write.format("isthmus")`: the requests for rows and the handling of a node's answers, without Java and without
+nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def writer(schema: t.StructType, **options: str) -> IsthmusWriter:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[list[Any]]:
-    """Nodes whose answers to batches are these, one after the other; what they were asked."""
+    """Patches nodes to give these answers to batches, in this order; returns the requests."""
     left = list(answers)
     asked: list[list[Any]] = []
 
@@ -42,7 +43,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[list[Any]]
 
 
 def rows(last: str, *values: bytes | None) -> pa.RecordBatch:
-    """A table of as many keys."""
+    """A table with one key per value."""
     keys = [b"k%d" % at for at in range(len(values))]
     columns = {"bucket": [b"b"] * len(keys), "key": keys, last: list(values)}
     return pa.RecordBatch.from_pydict({name: pa.array(of, pa.binary()) for name, of in columns.items()})
@@ -89,9 +90,9 @@ def test_a_row_without_an_object_is_rejected_like_any_other(monkeypatch: pytest.
 
 
 def test_replaced_rows_are_written_after_the_version_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With on_conflict = replace each row has the clock that its key has now: of one version, of siblings, of a deleted
-    key; none of a key that was never there. A row with a clock keeps it and is not read before. What could not be read
-    is sent again, and what is refused is rejected, while all others are written."""
+    """With on_conflict = replace each row is written with the current clock of its key, be it one version, siblings or
+    a deletion; a key that never existed has none. A row with a clock keeps it and is not read first. Failed reads are
+    repeated and refused rows are rejected, while all others are written."""
     schema = t.StructType([*PUTS.fields, t.StructField("clock", t.BinaryType())])
     batch = rows("value", *[b"v%d" % at for at in range(6)]).append_column(
         "clock", pa.array([None, b"mine", None, None, None, None], pa.binary())
@@ -143,7 +144,7 @@ def test_a_bucket_is_not_emptied_by_writing() -> None:
 
 
 def test_a_row_without_a_name_is_rejected_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A null bucket or key, as of a name that was read as text and is none, writes nothing."""
+    """A row with a null bucket or key, for example from a name that is not text, writes nothing."""
     batch = pa.RecordBatch.from_pydict(
         {"bucket": ["b", None, "b"], "key": [None, "k1", "k2"], "value": ["v", "v", "v"]}
     )
@@ -155,7 +156,7 @@ def test_a_row_without_a_name_is_rejected_like_any_other(monkeypatch: pytest.Mon
 
 
 def test_columns_of_other_types_are_refused_before_anything_is_written() -> None:
-    """Optional columns, too, are text or bytes; the error says which is not."""
+    """Optional columns must be text or bytes, too; the error names the wrong one."""
     for name in ("bucket_type", "content_type", "clock"):
         with pytest.raises(BadInput, match=f"column {name} .*bigint"):
             writer(t.StructType([*PUTS.fields, t.StructField(name, t.LongType())]))
@@ -167,7 +168,7 @@ def test_columns_of_other_types_are_refused_before_anything_is_written() -> None
 
 
 def test_failed_rows_are_resent_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what failed is sent again; what fails for ever ends as an error with the last reason."""
+    """Only failed rows are sent again; a permanent failure ends with an error that has the last reason."""
     monkeypatch.setattr(row_writer, "RETRY_S", 0.001)
     outcomes: Counter[str] = Counter()
     asked: list[list[Any]] = []
@@ -190,8 +191,8 @@ def test_a_pusher_needs_nodes() -> None:
 
 
 def test_a_batch_that_is_too_large_goes_in_parts() -> None:
-    """Of what a node takes only in smaller batches all is written; a row that is too large by itself is rejected, and
-    the others are not lost with it."""
+    """If a node accepts only smaller batches, all rows are written in parts; a row that is too large by itself is
+    rejected without losing the others."""
     outcomes: Counter[str] = Counter()
     reasons: list[str] = []
     taken: list[bytes] = []

@@ -1,5 +1,5 @@
-"""Names and values as strings, against a real node: what is UTF-8 is read as it is written; what is not is an error or
-null, never another text."""
+"""Names and values as strings, against a real node: UTF-8 is read as it was written; other bytes are an error or null,
+never another text."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_rows_replace_what_is_there(url: str) -> None:
 
 
 def test_findings_are_read_as_text(tmp_path: Path) -> None:
-    """Names of findings, too; one that is no text is an error or null."""
+    """Names of findings are read as text, too; a name that is not UTF-8 is an error or null."""
     run = tmp_path / "run_id=may"
     table = [{"bucket": b"b", "key": key, "verdict": "diverged"} for key in (b"k", b"\xff")]
     pq.write_to_dataset(pa.Table.from_pylist(table), run / "findings", partition_cols=["verdict"])
@@ -124,7 +124,7 @@ def test_findings_are_read_as_text(tmp_path: Path) -> None:
 
 
 def test_other_columns_are_bytes() -> None:
-    """Clocks and objects have no text; the message says which type is right."""
+    """Clocks and objects cannot be read as text; the message names the right type."""
     schema = schema_of(RowView.OBJECTS, text=True)
     kinds = {field.name: field.dataType for field in schema.fields}
     assert {name for name in ("bucket", "key", "value", "clock", "object") if kinds[name] == t.StringType()} == {

@@ -1,4 +1,4 @@
-"""What batch jobs make of an object that is larger than any frame they read. Without Java."""
+"""Batch jobs and objects that are larger than any frame they read, without Java."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_an_object_too_large_to_send_is_an_error_row(tmp_path: Path, monkeypatch
 
 
 def test_a_seed_names_the_size_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it cannot copy is damaged to it, with why; an object that is missing is told apart."""
+    """An object that a seed cannot copy is reported as damaged with the reason, which differs from that of a missing
+    object."""
     monkeypatch.setattr(wire, "OBJECT_BYTES_MAX", 100)
     rows = Rows(
         [b"n", b"m"],

@@ -1,4 +1,4 @@
-"""Of what Spark says when a job fails people are shown the sentence that says why."""
+"""The report of a failed Spark job shows only the sentence with the cause."""
 
 from __future__ import annotations
 

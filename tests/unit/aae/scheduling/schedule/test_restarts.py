@@ -18,7 +18,7 @@ NODES = ("n0", "n1", "n2")
 
 
 def offsets(fixture: SchedulerFixture) -> set[int]:
-    """Where in their hour the checks to come are, in minutes."""
+    """The minutes within the hour at which upcoming checks begin."""
     return {at_ms % HOUR_MS // MINUTE_MS for at_ms, _ in fixture.scheduler.upcoming("west")}
 
 
@@ -92,7 +92,8 @@ async def test_nodes_that_come_and_go_move_the_moments_and_no_slot_runs_twice(tm
 
 
 async def test_before_the_other_nodes_are_known_nothing_is_lost(tmp_path: Path) -> None:
-    """A node that does not know yet who lives plans as if alone; what comes by its true rank in the same slot runs."""
+    """A node that does not know the live nodes yet plans as if it were alone; a check that is due by its later rank in
+    the same slot still runs."""
 
     fixture = SchedulerFixture(tmp_path, WEST, live=(), node="n2", start_ms=START + HOUR_MS + 10 * MINUTE_MS)
     fixture.members.live = list(NODES)
@@ -102,8 +103,8 @@ async def test_before_the_other_nodes_are_known_nothing_is_lost(tmp_path: Path) 
 
 
 async def test_the_last_check_of_a_day_may_begin_after_midnight(tmp_path: Path) -> None:
-    """What is due before midnight and waits for a longer check begins after it, within half a slot; what waits longer
-    is named as late; the new day's plan begins at its midnight."""
+    """A check that is due before midnight and waits for a longer one begins after midnight, within half a slot; one
+    that waits longer is reported as late. The new day's plan begins at midnight."""
 
     for ends_at, minutes, late in ((20, [20, 50], 0), (21, [50], 1)):
         east = replace(WEST, name="east")  # of two peers and three nodes: at 50 of each hour

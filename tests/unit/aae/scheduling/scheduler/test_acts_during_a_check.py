@@ -1,4 +1,4 @@
-"""What operators set of full-sync while a check runs is kept."""
+"""Settings of full-sync that operators change while a check runs are kept."""
 
 from __future__ import annotations
 
