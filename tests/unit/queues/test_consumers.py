@@ -1,4 +1,4 @@
-"""Which nodes fetch from a queue, when they last did, and what they were given."""
+"""The nodes that fetch from a queue, with the time of their last fetch and their unacknowledged changes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_the_node_that_was_silent_for_longest_is_forgotten_first() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_listing_names_each_node_that_fetches() -> None:
-    """With the time of its newest fetch, what it was given and has not acknowledged, and whether a fetch waits; a new
-    owner begins without consumers."""
+    """The listing has the time of its newest fetch, its unacknowledged changes, and whether a fetch waits; a new owner
+    begins without consumers."""
 
     async with QueueNode() as queue_node:
         assert (await queue_node.queues.listing())[0]["consumers"] == []
@@ -57,7 +57,7 @@ async def test_a_listing_names_each_node_that_fetches() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_fetch_that_only_acknowledges_is_none() -> None:
-    """A sink that is suspended sends acknowledgements, and is no consumer by that."""
+    """A suspended sink that sends acknowledgements is not a consumer."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(count=0)

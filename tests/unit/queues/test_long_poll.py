@@ -1,4 +1,4 @@
-"""Claims about fetches that wait at a queue: whatever makes something ready for them, they have it at once."""
+"""Long polls at a queue: any event that makes changes ready wakes them at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_an_acknowledgement_wakes_the_fetches_that_wait_for_a_free_lease()
 
 
 async def test_changes_of_an_aborted_fetch_go_to_the_next_one() -> None:
-    """The sink whose fetch was woken has gone before it got anything: who waits behind it is woken instead."""
+    """The sink whose fetch was woken disconnected before its answer: the next waiting fetch is woken instead."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=10)
@@ -87,7 +87,8 @@ async def test_a_change_wakes_the_fetch_in_whose_share_it_is() -> None:
 
 @pytest.mark.parametrize("waits_before", [False, True])
 async def test_a_change_that_its_node_does_not_fetch_wakes_another_fetch_after_the_patience(waits_before: bool) -> None:
-    """By a timer: nothing else happens at the queue. Whether the other fetch waits before the change comes or not."""
+    """A timer wakes the fetch, without another event at the queue, whether that fetch waits before or after the
+    change."""
 
     async with QueueNode() as queue_node:
         loop = asyncio.get_running_loop()
@@ -138,7 +139,7 @@ async def test_a_fetch_without_a_share_takes_changes_of_every_share() -> None:
 
 
 async def test_a_failed_read_of_rows_is_repeated_after_any_error() -> None:
-    """A fault that nobody thought of, in one read of the change index, does not silence a partition for good."""
+    """An unexpected error in one read of the change index does not stop a partition for good."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")

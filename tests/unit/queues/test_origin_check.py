@@ -1,4 +1,4 @@
-"""Claims about which writes of ours a node's queues still owe (R-OWED), and which rows they offer for that."""
+"""Which local writes a node's queues have not replicated yet (R-OWED), and which rows they offer for that."""
 
 from __future__ import annotations
 

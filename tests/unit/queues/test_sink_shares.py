@@ -14,7 +14,7 @@ def share(led: int, total: int = TOTAL) -> dict[bytes, TypeShare]:
 
 
 def positions(shares: SinkShares, node: str, now_ms: int, total: int = TOTAL) -> list[int]:
-    """Which of `total` partitions the node may take from at once."""
+    """The partitions of `total` from which the node may take at once."""
     allowed = shares.allowed(node, now_ms)
     every = range(total)
     return [at for at in every if allowed is None or includes(allowed, TYPE, KeyRange(at, total))]
@@ -43,7 +43,7 @@ def test_a_node_that_sends_no_share_may_take_everything() -> None:
 
 
 def test_a_bucket_type_with_another_number_of_partitions_or_without_a_share_is_open_to_all() -> None:
-    """Which keys lie where cannot be told by partition; nor can it before the window's own range is known."""
+    """Keys cannot be assigned by partition then, nor before the window's own range is known."""
     shares = SinkShares()
     shares.report("w1", share(0b1111), WAIT_MS, 0)
     shares.report("w2", share(0), WAIT_MS, 0)
@@ -57,7 +57,7 @@ def test_a_bucket_type_with_another_number_of_partitions_or_without_a_share_is_o
 
 
 def test_leadership_that_moves_moves_the_share_with_the_next_fetch() -> None:
-    """Of the old leader and of the new one, in either order."""
+    """The old and the new leader may report in either order."""
     shares = SinkShares()
     shares.report("w1", share(0b11), WAIT_MS, 0)
     shares.report("w2", share(0b1100), WAIT_MS, 0)

@@ -1,5 +1,4 @@
-"""Claims about what an operator is told of a queue: every kind of reference, gaps' times, and whether it serves
-again."""
+"""What operators see of a queue: every kind of reference, the times of gaps, and whether it serves again."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_peek_shows_a_tombstone_that_is_about_to_be_reaped() -> None:
-    """It is of a kind of its own, whether it is still in the index alone or in memory, and can be shown."""
+    """It has a kind of its own and can be shown, from the index or from memory."""
 
     async with audited_node() as queue_node:
         entry = queue_node.factory.data(PARTITIONS[0], b"a", delete=True)._replace(kind=EntryKind.LEAVING)
@@ -33,7 +32,7 @@ async def test_peek_shows_a_tombstone_that_is_about_to_be_reaped() -> None:
 
 @pytest.mark.parametrize("kind", ReferenceKind)
 def test_a_reference_of_each_kind_is_shown(kind: ReferenceKind) -> None:
-    """What may wait in a queue, `queue peek` can tell."""
+    """`queue peek` can show every kind of reference."""
     shown = reference_shown((int(kind), 3, 7, b"t", b"b", b"k", b"\xa0", 5, b"xy"))
     assert (shown["kind"], shown["key"], shown["bytes"]) == (kind.name.lower(), "k", 2)
 
@@ -87,7 +86,7 @@ async def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
 
 
 async def test_a_clear_with_nothing_to_give_up_leaves_no_gap() -> None:
-    """Where nothing waits, and only entries of the house lie above the cursor, a clear gives nothing up."""
+    """If nothing waits and only internal entries are above the cursor, a clear gives nothing up."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")

@@ -1,4 +1,4 @@
-"""What filters say of whole bucket types: laws over the answer for one bucket."""
+"""Filters applied to whole bucket types: laws relative to the answer for one bucket."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_types_are_judged_as_all_their_buckets_are(one, other, bucket_type) -> N
 
 
 def test_usual_filters_cover_each_other_as_operators_expect() -> None:
-    """A queue for repairs alone, and one of all, cover each real-time queue; one by bucket covers itself alone; of a
-    type that the other leaves out nothing can be missing."""
+    """A queue for repairs alone, and one for everything, cover each real-time queue; a filter by bucket covers only
+    itself; a type that the other queue excludes cannot be missing."""
     cover = {
         ("block_rtq", "any"): True,
         ("any", "bucketname:x"): True,

@@ -23,7 +23,7 @@ async def key_of(item: Item) -> bytes:
 
 
 async def pop(queue_node: QueueNode) -> bytes | None:
-    """The key of the next change, None when there is none; the first one of an owner waits for its CURSOR entries."""
+    """The key of the next change, or None; the first pop of an owner waits for its CURSOR entries."""
     found = await queue_node.queues.pop("q", key_of)
     if found is None:
         machine = queue_node.queues.named("q").machine
@@ -72,7 +72,8 @@ async def test_a_stop_keeps_what_was_handed_out_away() -> None:
 
 
 async def test_a_change_that_could_not_be_sent_is_served_again() -> None:
-    """A change whose answer there is no room for goes back, and is the next one; nothing is acknowledged."""
+    """A change whose answer could not be encoded for lack of space returns to the queue and is served next; nothing is
+    acknowledged."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b")
@@ -130,7 +131,7 @@ async def test_a_queue_for_a_riak_refuses_sinks_and_a_sinks_queue_refuses_a_riak
 
 
 async def test_a_suspended_queue_answers_like_an_empty_one() -> None:
-    """At once; what waits is handed out after `resume`."""
+    """It answers at once; waiting changes are served after `resume`."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b")

@@ -34,7 +34,7 @@ def keys(reply: Any) -> list[bytes]:
 
 
 async def test_a_new_queue_begins_at_the_beginning_of_every_led_partition() -> None:
-    """Leading a partition in which a queue never stood writes a CURSOR entry with start 0."""
+    """The leader of a partition in which the queue has no position writes a CURSOR entry with start 0."""
 
     async with QueueNode() as queue_node:
         for partition in PARTITIONS:
@@ -79,7 +79,7 @@ async def test_the_first_fetch_makes_its_cluster_the_owner_and_another_is_refuse
 
 
 async def test_one_owner_though_two_clusters_come_at_once_and_writes_are_ambiguous() -> None:
-    """Whatever becomes of the conditional write, exactly one of two clusters owns the queue."""
+    """For any outcome of the conditional write, exactly one of two clusters owns the queue."""
 
     for fault in WriteFault:
         queue_node = QueueNode()
@@ -127,8 +127,8 @@ async def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
 
 
 async def test_long_polls_end_each_at_its_own_time() -> None:
-    """One timer serves all that wait: one that is short ends before a longer one that came first, which stays; and one
-    that goes takes nobody's end along."""
+    """One timer serves all waiting fetches: a short one ends before a longer one that came first, which stays; a
+    cancelled one ends no other."""
 
     async with QueueNode() as queue_node:
         loop = asyncio.get_running_loop()
@@ -286,7 +286,7 @@ async def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() ->
 
 
 async def test_waiting_is_unknown_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where too many rows would have to be read, or a partition was not found out yet, the listing says None."""
+    """If too many rows would have to be read, or a partition is not loaded yet, the listing has None."""
 
     async with QueueNode() as queue_node:
         monkeypatch.setattr(counting_room, "ROWS_MAX", 4_000)
@@ -469,7 +469,7 @@ async def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_
 
 
 async def test_changes_of_a_follower_are_not_offered() -> None:
-    """I-Q-COMMITTED: the leader's apply feeds the queue, nobody else's."""
+    """I-Q-COMMITTED: only the leader's apply feeds the queue."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -491,7 +491,7 @@ async def test_stop_answers_the_fetches_that_wait() -> None:
 
 
 async def test_more_waiting_fetches_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long polls are bounded; one more is told to come back."""
+    """The number of long polls is bounded; one more gets Overloaded."""
 
     async with QueueNode() as queue_node:
         monkeypatch.setattr(polls_room, "WAITING_FETCHES_MAX", 2)
@@ -531,7 +531,7 @@ async def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
 
 
 async def test_without_queues_the_actor_is_there_and_idle() -> None:
-    """An unconfigured source says so and costs nothing."""
+    """An unconfigured source reports it and costs nothing."""
 
     queue_node = QueueNode()
     queue_node.settings = ()

@@ -130,7 +130,7 @@ def test_a_key_that_changes_in_a_stopped_window_is_still_sent_once() -> None:
 
 
 def test_a_key_that_changes_while_it_is_away_comes_again_at_its_new_place() -> None:
-    """What is acknowledged is the version that went; the newer one is offered by itself."""
+    """The acknowledgement covers the version that was sent; the newer one is offered by itself."""
     fixture = QueueFixture()
     fixture.write(b"a")
     batch, items = fixture.take()
@@ -144,7 +144,7 @@ def test_a_key_that_changes_while_it_is_away_comes_again_at_its_new_place() -> N
 
 
 def test_when_the_lease_of_an_overtaken_change_ends_only_the_newer_one_goes() -> None:
-    """An unacknowledged batch comes again, but not a change whose key has a newer one waiting by itself."""
+    """An unacknowledged batch is served again, except a change whose key has a newer one waiting."""
     fixture = QueueFixture()
     fixture.write(b"a")
     fixture.write(b"b")
@@ -230,7 +230,7 @@ def test_large_and_surplus_objects_are_kept_as_references_and_tombstones_whole()
 
 
 def test_tombstones_read_from_the_index_are_marked_so() -> None:
-    """What a reference is read as follows from the object: a tombstone is served as one."""
+    """The kind of a reference read from the index follows from the object: a tombstone is served as one."""
     fixture = QueueFixture()
     fixture.queue.windows[P].reset()
     fixture.write(b"a")
@@ -241,7 +241,7 @@ def test_tombstones_read_from_the_index_are_marked_so() -> None:
 
 
 def test_an_object_that_vanished_is_counted_and_its_place_settled() -> None:
-    """A reference whose object is there no more goes to nobody and holds no cursor back."""
+    """A reference whose object no longer exists is not served and does not block the cursor."""
     fixture = QueueFixture(object_limit=0)
     fixture.write(b"a")
     fixture.write(b"b")
@@ -400,7 +400,7 @@ def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:
 
 
 def test_a_suspended_queue_gives_nothing_and_still_takes_acknowledgements() -> None:
-    """Suspending serving: the cursor waits, what is under lease may still be settled."""
+    """Serving is suspended: the cursor stays, and changes under lease may still be acknowledged."""
     fixture = QueueFixture()
     fixture.write(b"a")
     batch, _ = fixture.take()
@@ -467,8 +467,8 @@ def test_a_burst_after_a_pause_is_not_delayed_like_a_flood() -> None:
 
 
 def test_nothing_gathers_at_a_moderate_rate_while_the_sinks_have_nothing_to_do() -> None:
-    """Up to 1,500 changes a second a change leaves at once while no batch is under lease, gathers while one is, and
-    leaves with its acknowledgement; of a flood it gathers in any case."""
+    """Up to 1,500 changes per second, a change is served at once while no batch is under lease; while one is, changes
+    gather and are served with its acknowledgement. At higher rates they always gather."""
     fixture = QueueFixture()
     for fixture.now in range(1_000, 1_200):
         fixture.write(b"%d" % fixture.now)
@@ -505,7 +505,7 @@ def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> N
 
 
 async def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting reads rows in steps and says "unknown" rather than read on for ever."""
+    """Counting reads rows in steps and returns unknown rather than read without limit."""
     fixture = QueueFixture()
     for number in range(10):
         fixture.write(b"%d" % number, time_ms=100 + number, origin=OURS if number else SINK)
@@ -526,8 +526,8 @@ async def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatc
 
 
 def test_while_changes_come_a_sink_holds_one_small_batch_of_bulk_references() -> None:
-    """So its other fetches wait for what comes in real time. Another node's sink gets its own after a rest; when no
-    change came for a while, batches are as large and as many as asked for."""
+    """Its other fetches then wait for real-time changes. Another node's sink gets its own batch after a pause; after a
+    while without changes, batches are as large and as many as requested."""
     fixture = QueueFixture()
     other = SESSION._replace(node="w2")
     second = SESSION._replace(link=1)
@@ -559,8 +559,8 @@ def test_while_changes_come_a_sink_holds_one_small_batch_of_bulk_references() ->
 
 
 def test_rows_read_before_the_window_was_dropped_are_not_taken_for_newer_ones() -> None:
-    """A read of the change index is still under way when a window that nobody fetches from is let go, and when the sink
-    comes back: what it brings was read before changes that came since, and must not hide them."""
+    """A read of the change index is in progress when an idle window is dropped and the sink returns: its rows were read
+    before later changes, and must not hide them."""
     fixture = QueueFixture()
     fixture.write(b"a")
     fixture.now += IDLE_MS

@@ -57,7 +57,7 @@ class SharedQueue:
 
 
 def test_each_node_takes_the_changes_of_the_partitions_that_it_leads() -> None:
-    """Whichever node comes first, and however many it may take."""
+    """The order of the nodes' fetches, and their sizes, do not matter."""
     queue = SharedQueue()
     queue.write(0, b"a", b"b")
     queue.write(1, b"c")
@@ -168,8 +168,8 @@ def test_bulk_references_go_to_any_node() -> None:
 
 
 def test_each_share_gathers_by_itself() -> None:
-    """At a high rate: what was taken from one share neither ends the gathering of another one nor goes without; and
-    enough changes end only the gathering of their own share."""
+    """At a high rate, changes taken from one share do not end the gathering of another one, which ends in time; enough
+    changes end only the gathering of their own share."""
     queue = SharedQueue()
     for number in range(3_000):
         queue.now += number % 10 == 0

@@ -122,7 +122,7 @@ _odd = st.recursive(
 
 
 def _outcome(decode: Callable[[bytes], object], body: bytes) -> object:
-    """What decoding returns, or its error."""
+    """The result of decoding, or its error."""
     try:
         return decode(body)
     except CodecError as error:
@@ -132,8 +132,8 @@ def _outcome(decode: Callable[[bytes], object], body: bytes) -> object:
 @settings(max_examples=share(300), deadline=None, derandomize=True)
 @given(_requests | _replies, st.data())
 def test_usual_bodies_are_decoded_like_all_others(message: FetchRequest | FetchReply, data: st.DataObject) -> None:
-    """The decoder of usual bodies takes what this version writes, and never differs from the general one, whatever
-    field or byte of the body is another. The encoders write what msgpack writes."""
+    """The fast decoder accepts bodies that this version writes, and never differs from the general one if any field or
+    byte is changed. The encoders write the same bytes as msgpack."""
     if isinstance(message, FetchRequest):
         body, decode = encode_request(message), decode_request
         usual, general = wire._usual_request, wire._any_request
@@ -207,7 +207,7 @@ def test_another_version_is_refused_with_a_reason() -> None:
 
 
 def test_requested_amounts_are_cut_to_the_limits() -> None:
-    """However much a sink wants, a batch and a wait stay bounded."""
+    """Batches and waits stay bounded for any request."""
     wanted = FetchRequest(SESSION, "west", max_count=1 << 60, max_bytes=1 << 60, wait_ms=1 << 60)
     got = decode_request(encode_request(wanted))
     assert (got.max_count, got.max_bytes, got.wait_ms) == (COUNT_MAX, BYTES_MAX, WAIT_MS_MAX)
@@ -220,7 +220,7 @@ def test_a_request_over_the_size_limit_is_not_decoded() -> None:
 
 
 def test_the_longest_request_that_a_sink_makes_is_taken() -> None:
-    """All changes of the largest batch failed, and as many bucket types as are told have the longest names."""
+    """All changes of the largest batch failed, and the maximum number of bucket types have the longest names."""
     acks = (BatchAck(b"b" * NAME_MAX, 1 << 60, tuple(range(COUNT_MAX)), (0, 0, 0, 0)),)
     properties = {b"%0255d" % number: bytes(8) for number in range(DIGESTS_MAX)}
     scopes = {b"t": {b"%069d" % number: bytes(10) for number in range(SCOPES_MAX)}}
@@ -255,7 +255,7 @@ def test_a_request_without_a_share_has_the_bytes_of_the_version_before() -> None
 
 
 def test_a_share_is_one_more_field_which_an_older_source_ignores() -> None:
-    """All other fields stay as they are. Bit i % 8 of byte i // 8 stands for partition number i."""
+    """All other fields are unchanged. Bit i % 8 of byte i // 8 stands for partition number i."""
     plain, shared = FetchRequest(SESSION, "west"), FetchRequest(SESSION, "west", share=SHARE)
     fields = msgpack.unpackb(encode_request(shared))
     assert fields.pop("share") == {b"default": [12, b"\x05\x08"], b"maps": [3, b"\x00"]}
@@ -320,7 +320,7 @@ def test_contexts_of_traced_changes_arrive_where_there_are_any() -> None:
 
 @pytest.mark.parametrize("traces", [7, [0, "x"], {-1: "x"}, {"0": "x"}, {0: b"x"}, {0: "x" * 56}, {0: {}}])
 def test_contexts_of_a_wrong_shape_are_refused(traces: object) -> None:
-    """Whatever stands there instead of a map of indexes and texts."""
+    """Any value other than a map of indexes to texts is refused."""
     with pytest.raises(CodecError):
         decode_reply(_changed(encode_reply(REPLY), traces=traces))
 
@@ -455,7 +455,7 @@ def test_declared_lengths_allocate_nothing(body: bytes) -> None:
 
 
 def test_lists_longer_than_any_batch_are_refused_before_they_are_made() -> None:
-    """An answer, compressed or not, whose list is longer than a batch may be is no answer."""
+    """An answer, compressed or not, with a list longer than the largest batch is refused."""
     many = [ITEM] * (COUNT_MAX + 1)
     body = msgpack.unpackb(encode_reply(REPLY))
     with pytest.raises(CodecError):
@@ -486,7 +486,8 @@ ALLOWED_BYTES = 3_000_000
 
 
 def test_nested_lists_take_no_more_memory_than_was_sent() -> None:
-    """What is declared and not there costs nothing: in a request, an answer, and what an answer has compressed."""
+    """Declared but absent elements allocate nothing: in a request, in an answer, and in a compressed part of an
+    answer."""
     assert _peak(lambda: decode_request(b"\x82\xa1v\x01\xa4acks" + DEEP)) < ALLOWED_BYTES
     for name in (b"\xa5items", b"\xa5batch", b"\xaaproperties", b"\xa6places", b"\xa5later"):
         assert _peak(lambda name=name: decode_reply(b"\x82\xa1v\x01" + name + DEEP)) < ALLOWED_BYTES, name

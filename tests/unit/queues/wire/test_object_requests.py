@@ -46,7 +46,7 @@ def test_a_request_with_a_wrong_field_is_refused(fields: dict[str, object]) -> N
 
 
 def test_another_version_and_noise_are_refused_with_a_reason() -> None:
-    """Both bodies say their version; what is no map, or ends early, is malformed."""
+    """Both bodies have a version; a body that is not a map, or is truncated, is malformed."""
     for decode in (decode_asking, decode_object_reply):
         with pytest.raises(UnknownFetchVersion, match="version 2, this program speaks 1"):
             decode(msgpack.packb(BASE | {"v": 2}))
