@@ -1,4 +1,4 @@
-"""How a node's process is tuned, and what it reports to the service manager."""
+"""The tuning of a node's process, and its reports to the service manager."""
 
 from __future__ import annotations
 

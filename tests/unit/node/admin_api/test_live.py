@@ -1,4 +1,4 @@
-"""One viewer's stream of live events, and the rounds' answer to a state that cannot be told."""
+"""One viewer's stream of live events, and the event for an unavailable state."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_a_state_that_cannot_be_told_is_an_event() -> None:
 
 
 def test_a_node_that_has_no_sample_yet_has_no_numbers() -> None:
-    """What never happened is 0 in a sample, and unknown without one."""
+    """An event that never happened counts 0 in a sample, and is unknown without one."""
     none = newest_series({}, "default")
     assert set(none.values()) == {None}
     some = newest_series(

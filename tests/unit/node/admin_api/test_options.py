@@ -94,7 +94,7 @@ def nodes_of(controller: MemoryController, own: EffectiveOptions) -> ClusterQuer
 
 
 async def answers_to(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int, dict[str, Any]]]:
-    """The answers of one node's admin face to some requests, one after the other."""
+    """The answers of one node's admin API to some requests, one after the other."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda _state: None)
@@ -133,12 +133,12 @@ async def answer(admin: AdminApi, method: str, path: str, body: Any) -> tuple[in
 
 
 def facts(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a row says of its value."""
+    """The fields of a row about its value."""
     return tuple(row[key] for key in ("bucket_type", "set", "effective", "origin", "by"))
 
 
 async def test_every_option_is_listed_with_what_is_in_force() -> None:
-    """A row each for the cluster; of min-ISR one for each bucket type, too; nothing is set at first."""
+    """Each option has a row for the cluster; min-ISR has one for each bucket type, too; nothing is set at first."""
     ((status, answered),) = await answers_to(("GET", "/admin/options", None))
     rows = answered["options"]
     assert status == 200
@@ -241,8 +241,9 @@ async def test_an_invalid_option_is_refused(path: str, body: Any, status: int, r
 
 
 async def test_a_change_of_what_another_operator_changed_is_refused() -> None:
-    """With the value that is expected the change is made, and its reason is kept; with another one nothing is done, and
-    the sentence says what is there and by whom. A dry run is refused alike. Null expects that nothing is set."""
+    """With the expected value the change is made, and its reason is stored. With another one nothing is changed, and
+    the message has the current value and its operator; a dry run is refused in the same way. Null expects that nothing
+    is set."""
     path = f"/admin/options/{LAG}"
     first, late, dry, again, gone, unset = await answers_to(
         ("POST", f"{path}/set", {"value": 2_000, "by": "ann", "expected": None, "reason": "slow disks"}),

@@ -12,7 +12,7 @@ from isthmus.queues.queue_documents import PUBLISHING, SERVING
 
 
 def listed(waiting: int | None) -> dict[str, Any]:
-    """A node's listing of one queue with so many waiting real-time changes."""
+    """A node's listing of one queue with the given number of waiting real-time changes."""
     priority = {"waiting": waiting, "in_flight": 0}
     empty = {"waiting": 0, "in_flight": 0}
     return {

@@ -14,7 +14,7 @@ from tests.support.query_links import QueryLinks
 
 
 class Knowledge:
-    """What one node knows of any key, and which keys it was asked for."""
+    """The answers of one node for any key, and the keys it was asked for."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -28,7 +28,7 @@ class Knowledge:
 
 
 class Cluster:
-    """Nodes n1 to n3, of which n1 is asked and n2 leads; n4 is down."""
+    """Nodes n1 to n3, of which n1 gets the requests and n2 leads; n4 is down."""
 
     def __init__(self) -> None:
         self.links = QueryLinks()

@@ -31,7 +31,7 @@ from tests.support.queue_source import SINK as WEST
 
 
 class AcceptingCluster:
-    """What dead letters are pushed into: it accepts all."""
+    """A cluster that accepts all dead letters pushed to it."""
 
     def __init__(self) -> None:
         self.pushed: list[bytes] = []
@@ -124,7 +124,7 @@ async def test_any_node_lists_the_letters_of_all(tmp_path: Path, send_request: A
 
 
 async def test_letters_come_in_pages(tmp_path: Path, send_request: Any) -> None:
-    """At most so many of each node; those of one node go on behind a number."""
+    """A page has at most the limit of each node; the next page of one node begins after a number."""
     async with Letters(tmp_path, send_request) as letters:
         (here, _, _) = (await letters.get("?limit=2"))[1]["nodes"]
         assert ([one["id"] for one in here["dead_letters"]], here["more"], here["kept"]) == ([1, 2], True, 3)

@@ -1,4 +1,4 @@
-"""Backups of a data directory without its node: what is refused, what is copied, what is left after a failure."""
+"""Backups of a data directory without its node: refusals, copied files, and the state after a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOOT = "one boot"
 
 
 def quiet(_phase: str, _done: int, _total: int) -> None:
-    """Progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
 def open_store(directory: Path) -> LevelStore:
@@ -73,7 +73,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_a_backup_is_restored_with_a_renewed_identity(data: Path, tmp_path: Path) -> None:
-    """Log, audit log and databases come back; what is made again does not; every replica gets a new gen."""
+    """Log, audit log and databases are restored, derived files are not; every replica gets a new log id."""
     manifest = create(data, tmp_path / "backup", node="east-1", cluster="east", progress=quiet)
     assert verify(tmp_path / "backup", quiet) == (manifest, [])
     assert [(one.partition, one.applied, one.floor, one.log_start, one.log_end) for one in manifest.partitions] == [

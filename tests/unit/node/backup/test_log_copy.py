@@ -17,7 +17,7 @@ from tests.support.log_history import CLUSTER, Listener, entries
 
 
 def ignored(_size_bytes: int) -> None:
-    """Progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
 class WrittenLog:
@@ -38,7 +38,7 @@ class WrittenLog:
         self.end = 0
 
     def write(self, count: int) -> None:
-        """Append so many entries of 1 KB, and wait until they are durable."""
+        """Appends `count` entries of 1 KB, and waits until they are durable."""
         for first in range(self.end, self.end + count, 4):
             self.log.append(0, entries(1, first, 4, size=1_000))
             self.end = first + 4

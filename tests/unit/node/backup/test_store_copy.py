@@ -25,7 +25,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def copied(tmp_path: Path) -> dict[str, str]:
-    """What the copy has."""
+    """The files of the copy, with their texts."""
     return {path.name: path.read_text() for path in (tmp_path / "copy").iterdir()}
 
 
@@ -44,7 +44,7 @@ def before_copying(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[],
 
 
 def ignored(_size_bytes: int) -> None:
-    """Progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
 def test_logs_are_copied_in_their_order_and_before_the_manifest(
@@ -134,7 +134,7 @@ def test_too_many_new_tables_spoil_the_attempt(rows: Path, tmp_path: Path) -> No
 
 
 def test_a_directory_without_a_database_is_named(tmp_path: Path) -> None:
-    """An empty directory is no store: the error names it."""
+    """An empty directory is not a store: the error names it."""
     (tmp_path / "rows").mkdir()
     with pytest.raises(LocalFault, match=str(tmp_path / "rows")):
         StoreCopier(tmp_path / "rows", tmp_path / "copy", ignored).cut()

@@ -14,7 +14,7 @@ HERE = "n2.example:8098"
 
 
 def test_pollers_get_the_document_only_when_it_has_changed(client_api: Any) -> None:
-    """200 with a tag; 304 without body while the tag is the one that the client has, whatever the form of the tag."""
+    """The answer is 200 with a tag; it is 304 without body while the client sends the current tag, in any form."""
     document = client_api.routes
     found = client_api.call("GET", "/cluster/routes")
     assert (found.status, found.body, found.headers["content-type"]) == (200, b'{"v":0}', "application/json")

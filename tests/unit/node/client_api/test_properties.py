@@ -21,7 +21,7 @@ from tests.support.query_links import QueryLinks
 
 
 class FixedTime:
-    """A time source that stands still."""
+    """A time source that does not advance."""
 
     def now_ms(self) -> int:
         return 1
@@ -122,7 +122,7 @@ async def test_a_bucket_type_has_properties_that_its_buckets_have(api):
     ],
 )
 async def test_an_invalid_property_is_400_with_a_reason_and_sets_nothing(api, body, text):
-    """The whole request is refused, whatever else it holds."""
+    """The whole request is refused, with any other content."""
 
     async with started(api) as ask:
         status, answer, reason = await ask("PUT", "/buckets/b/props", body)
@@ -147,7 +147,8 @@ async def test_unknown_types_methods_and_full_documents_are_refused(api, monkeyp
 
 
 async def test_operators_see_who_set_what_and_where_it_comes_from(api):
-    """Rows with value, origin, who and when; a dry run judges and changes nothing; names are taken back one by one."""
+    """Rows show value, origin, operator and time; a dry run validates and changes nothing; properties are unset one by
+    one."""
 
     async with started(api) as ask:
         base = "/admin/bucket-types/notes/properties"

@@ -1,4 +1,4 @@
-"""A snapshot joins the answers of a cluster's nodes; what they do not cover is unknown, not nothing."""
+"""A snapshot joins the answers of a cluster's nodes; numbers that they do not cover are unknown, not 0."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
 
 
 def test_the_newest_view_counts() -> None:
-    """Of several nodes the one that read the metastore last is shown, never one that has not read it."""
+    """The view of the node that read the metastore last is shown, never one of a node that has not read it."""
     views = [VIEW | {"read_at_ms": 7, "replicas": {"total": 36, "in_sync": 30}}, VIEW, VIEW | {"read_at_ms": None}]
     assert cluster_snapshot("east", views, [], []).in_sync == 30
 
 
 def test_a_queue_is_known_only_when_its_nodes_cover_every_partition() -> None:
-    """Counts of a cluster's nodes are added up; with a partition that nobody led the sum is unknown, not nothing."""
+    """Counts of a cluster's nodes are added up; if a partition has no leader the sum is unknown, not 0."""
     whole = cluster_snapshot("east", [VIEW], [queue(4, 2), queue(5, 0), queue(3, 7)], [])
     assert (whole.waiting, whole.in_flight, whole.outstanding) == (9, 3, 12)
     partial = cluster_snapshot("east", [VIEW], [queue(4, 0), queue(5, 0)], [])

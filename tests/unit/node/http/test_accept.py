@@ -41,7 +41,7 @@ def test_json_is_for_those_who_name_it(accept: bytes | None, json: bool) -> None
 
 
 def test_the_usual_type_wins_ties_and_wildcards() -> None:
-    """Of two types the usual one, unless the other has more weight by its own name or its family's."""
+    """The usual type is chosen unless the other one has more weight by its own name or its family's."""
     packed, json = b"application/msgpack", b"application/json"
     for accept in (None, b"*/*", b"application/*", b"application/json, application/msgpack", b"application/json;q=0"):
         assert not prefers(accept, json, packed)

@@ -137,7 +137,7 @@ async def test_a_line_names_who_from_where_what_and_how_it_ended() -> None:
 
 
 async def test_requests_that_read_and_dry_runs_are_not_recorded() -> None:
-    """Neither a GET nor an act that only shows its effect; a refused dry run changed nothing, either."""
+    """A GET and a dry run are not recorded; a refused dry run is not, either, since it changed nothing."""
     recorded = Recorded()
     assert await recorded.send(method="GET") == 200
     assert await recorded.send({"dry_run": True}) == 200
@@ -275,7 +275,7 @@ def test_values_that_json_does_not_have_are_text() -> None:
 
 
 async def test_words_of_an_act_are_bounded() -> None:
-    """Thousands of names are no words."""
+    """Thousands of names are truncated."""
     recorded = Recorded()
     await recorded.send({"value": ["k" * 20] * 5_000, "urls": "u" * 1_000}, path="/admin/things/" + "n" * 2_000)
     what = recorded.line["what"]
@@ -306,7 +306,7 @@ def all_routes(client_api: ClientApi) -> dict[str, HttpApplication]:
 
 
 def changing(app: HttpApplication) -> set[tuple[str, str]]:
-    """(method, pattern) of every route that is no GET."""
+    """(method, pattern) of every route except GET."""
     return {(method, pattern) for pattern, method, _ in app.router.routes() if method != "GET"}
 
 
@@ -322,8 +322,8 @@ def test_every_route_that_may_change_something_is_an_act_or_listed_as_none(
 
 
 async def test_every_act_is_recorded(client_api: ClientApiFixture, logged: Any) -> None:
-    """A request to each route of both listeners leaves one line when it is an act, whatever comes of it, and none when
-    it is not."""
+    """A request to each route of both listeners leaves one line if the route is an act, with any outcome, and none
+    otherwise."""
     for listener, app in all_routes(client_api.app).items():
         for method, pattern in sorted(changing(app)):
             kept = MemoryAuditLog()

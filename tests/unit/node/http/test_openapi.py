@@ -1,4 +1,4 @@
-"""/openapi.json against the router: what is routed is described, with statuses that docs/http.md knows."""
+"""/openapi.json against the router: every route is described, with statuses that docs/http.md lists."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]
 
 
 def test_the_description_matches_the_routes(client_api: Any, described: dict[str, Any]) -> None:
-    """Every method of every route stands in the document, objects among them, each in words of its own."""
+    """Every method of every route is in the document, including objects, each with a summary of its own."""
     routed = {(method, pattern) for pattern, method, _ in client_api.app.router.routes()}
     objects = {(method, pattern) for pattern in OBJECT_PATHS for method in METHODS if method != "HEAD"}
     found = operations(described)
@@ -46,7 +46,7 @@ def test_the_description_matches_the_routes(client_api: Any, described: dict[str
 
 
 def test_operations_of_the_admin_api_are_its_routes() -> None:
-    """What is said of one operation there is said of one that is routed, and stands in its description."""
+    """Every operation in ADMIN_OPERATIONS is a route of the admin API and is in its description."""
     api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
     found = operations(describe(api, "operators", "1", objects=False))
     assert ADMIN_OPERATIONS.keys() <= found.keys()

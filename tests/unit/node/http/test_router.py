@@ -120,7 +120,7 @@ def test_a_wrong_method_names_the_right_ones(client_api):
 
 
 def test_an_unknown_bucket_type_and_an_unknown_path_are_404_with_a_reason(client_api):
-    """What is not there is told apart: no such path, no such type."""
+    """The reasons distinguish an unknown path and an unknown bucket type."""
     assert client_api.call("GET", "/buckets/b/keys/a/b").reason == "unknown-path"
     assert b"%2F" in client_api.call("GET", "/buckets/b/keys/a/b").body
     for method in ("GET", "PUT", "DELETE"):
@@ -150,5 +150,5 @@ def test_a_link_header_of_blanks_is_judged_at_once(value):
 
 @pytest.mark.parametrize("value", [b"riaktag=t", b'riaktag="t"', b'riaktag = "t" ', b"riaktag= t "])
 def test_a_link_tag_may_be_quoted_or_bare(value):
-    """Blanks around a tag are none of it."""
+    """Spaces around a tag are ignored."""
     assert parse_links(b"</buckets/b/keys/k>; " + value) == ((b"b", b"k", b"t"),)

@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def logins(clock: Clock) -> LoginSessions:
-    """Of node n of cluster c."""
+    """The sessions of node n of cluster c."""
     return LoginSessions("isthmus-c-n", clock)
 
 
@@ -38,7 +38,7 @@ def cookie(secret: str) -> list[tuple[bytes, bytes]]:
 
 
 def test_a_code_works_once_and_for_minutes(logins: LoginSessions, clock: Clock) -> None:
-    """A code is used up by its use, and by its age; another one is none."""
+    """A code expires with its use and with its age; a wrong one is refused."""
     code = logins.new_code(TOKEN)
     assert logins.use_code("another") is None
     assert logins.use_code(code) == TOKEN

@@ -45,7 +45,7 @@ def files(directory: Path) -> list[Path]:
 
 
 async def test_lines_are_numbered_and_on_the_disk_when_append_returns(tmp_path: Path) -> None:
-    """One JSON object a line, in the order of the calls, readable by others than the node's user by nobody."""
+    """Each line is one JSON object, in the order of the calls, readable only by the node's user."""
     async with opened(tmp_path) as log:
         for at_ms in (5, 6, 7):
             await log.append(line(at_ms))
@@ -56,7 +56,7 @@ async def test_lines_are_numbered_and_on_the_disk_when_append_returns(tmp_path: 
 
 
 async def test_pages_go_from_the_newest_to_the_oldest(tmp_path: Path) -> None:
-    """A page ends at its limit and says so; the next one goes on below an id; lines before `since` are left out."""
+    """A page ends at its limit and sets `more`; the next one begins below an id; lines before `since` are left out."""
     async with opened(tmp_path) as log:
         for at_ms in range(10, 17):
             await log.append(line(at_ms))
@@ -72,8 +72,8 @@ async def test_pages_go_from_the_newest_to_the_oldest(tmp_path: Path) -> None:
 
 
 async def test_a_page_reads_a_bounded_part_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where few lines are wanted, the page ends early and says to where it has read; the next one goes on there. What
-    is older than `since` by more than clocks go astray ends the reading."""
+    """If few lines match, the page ends early and reports how far it has read; the next one begins there. Lines older
+    than `since` by more than the clock tolerance end the reading."""
     monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 250)
     async with opened(tmp_path, file_bytes=400, files=100) as log:
         for at_ms in range(20):
@@ -168,8 +168,8 @@ async def test_a_file_that_is_torn_alone_keeps_its_place_in_the_order(tmp_path: 
 
 
 async def test_on_a_full_disk_lines_are_lost_counted_and_marked(tmp_path: Path) -> None:
-    """append returns all the same. The loss is logged with who did what; the first line that is written again has the
-    number of those before it, and their ids stay free."""
+    """append returns nevertheless. The loss is logged with the operator and the act; the next written line has the
+    number of lost lines before it, and their ids are not used."""
     async with opened(tmp_path) as log:
         await log.append(line(1))
         (file,) = files(tmp_path)
@@ -195,7 +195,7 @@ async def test_on_a_full_disk_lines_are_lost_counted_and_marked(tmp_path: Path) 
 
 
 async def test_a_disk_that_fills_amid_a_line_tears_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a line was written before the disk was full: the next line begins on a line of its own."""
+    """Half a line was written before the disk was full: the next line begins on a new line."""
     write, room = os.write, [200]
 
     def short(fd: int, data: Any) -> int:
@@ -295,7 +295,7 @@ async def test_two_logs_on_one_directory_tear_no_line(tmp_path: Path) -> None:
 
 
 async def test_a_line_that_is_too_long_loses_its_values(tmp_path: Path) -> None:
-    """Who and what stay; the line says that it was cut."""
+    """The operator and the act stay; the line is marked as cut."""
     huge = {**line(1), "before": "x" * 50_000, "after": "y", "what": {"act": "a", "request": {"k": "z" * 50_000}}}
     async with opened(tmp_path) as log:
         await log.append(huge)
@@ -315,7 +315,7 @@ async def test_texts_of_any_kind_come_back(tmp_path: Path) -> None:
 
 
 async def test_a_long_file_is_read_backward_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of a block, lines are whole."""
+    """Lines are complete for any block size."""
     async with opened(tmp_path) as log:
         for at_ms in range(20):
             await log.append(line(at_ms))

@@ -40,7 +40,7 @@ from isthmus.node.observability.redaction import MASK, Redactor
     ],
 )
 def test_secrets_are_removed(text: str, clean: str) -> None:
-    """Known ones wherever they stand, others by their form."""
+    """Known secrets are removed anywhere, others by their form."""
     assert Redactor(["PLANTED-secret", "short"]).clean(text) == clean
 
 

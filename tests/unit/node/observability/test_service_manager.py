@@ -1,4 +1,4 @@
-"""What a node tells the service manager that started it."""
+"""A node's messages to the service manager that started it."""
 
 from __future__ import annotations
 

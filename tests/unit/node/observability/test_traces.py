@@ -67,7 +67,7 @@ def test_spans_are_exported_in_batches_and_what_does_not_fit_is_dropped() -> Non
 
 @pytest.mark.parametrize("raises", [None, RuntimeError("a fault")])
 def test_what_the_collector_does_not_take_is_counted(raises: Exception | None) -> None:
-    """Whether the exporter says so or raises; the thread goes on."""
+    """A failure is counted whether the exporter returns it or raises; the thread continues."""
     exporter = Exporter()
     exporter.result, exporter.raises = None, raises
     queue = SpanQueue(exporter, 1_000, SUCCESS)
@@ -77,7 +77,7 @@ def test_what_the_collector_does_not_take_is_counted(raises: Exception | None) -
 
 
 def test_a_stop_waits_for_a_collector_that_hangs_no_longer_than_it_may() -> None:
-    """What waits is dropped, and so is what comes later."""
+    """Waiting spans are dropped, and so are later ones."""
     exporter = Exporter()
     exporter.held.clear()
     queue = SpanQueue(exporter, 1_000, SUCCESS)

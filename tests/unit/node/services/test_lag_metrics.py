@@ -77,8 +77,8 @@ def values_of(metrics: LagMetrics, side: str = "source") -> dict[str, float]:
 
 
 async def test_what_is_led_here_is_summed_as_the_command_does_it() -> None:
-    """The worst partition's seconds, the sums of objects and bytes. The partitions of other nodes are theirs: that this
-    one does not know them is no gap."""
+    """The metric has the worst partition's seconds, and the sums of objects and bytes. Partitions of other nodes are
+    not counted as unknown."""
     metrics = metrics_of(Reader(queue(part(0, 3.5, 2, 200), part(1, 7.0, 1, 50))), Clock())
     assert list(metrics.samples()) == []
     await metrics.measure()
@@ -132,7 +132,7 @@ async def test_a_scrape_that_is_cancelled_ends_no_other() -> None:
 
 
 async def test_old_numbers_are_not_shown() -> None:
-    """A reading that fails is logged and leaves none, and none stay that nobody has read again."""
+    """A failed reading is logged and removes the numbers; numbers that were not read again expire."""
     clock, reader = Clock(), Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
     metrics = metrics_of(reader, clock)
     await metrics.measure()

@@ -27,7 +27,7 @@ RECORDS = {0: record(0, "a"), 1: record(1, "b"), 2: record(2, "b")}
 
 
 def listed(partitions: int, waiting: int | None = 0, **facts: Any) -> dict[str, Any]:
-    """A node's listing of queue q, whose cursors it knows in so many partitions."""
+    """A node's listing of queue q, whose cursors it knows in the given number of partitions."""
     rates = {"bytes_per_second": 100.5, "objects_per_second": 2.0}
     row = {
         "name": "q", "filter": "any", "cascade": False, "overflow": "replay", "riak_fetch": False,
@@ -92,8 +92,8 @@ def test_nothing_waits_where_every_node_says_so() -> None:
 def test_a_missing_part_makes_the_sum_unknown(
     answers: dict[str, Any], records: dict[int, PartitionRecord], why: str
 ) -> None:
-    """A node that does not answer, is gone, or has no such queue; a partition without leader or cursor; changes that
-    could not be counted. The reason says which, and what is known is the least that there is."""
+    """A node may not answer, be gone, or lack the queue; a partition may have no leader or cursor; changes may not be
+    counted. The reason says which, and the known part is a lower bound."""
     row = joined(answers, records)
     depth = row["priorities"]["real_time"]
     assert why in row["unknown"]
@@ -102,7 +102,7 @@ def test_a_missing_part_makes_the_sum_unknown(
 
 
 def test_a_silent_node_makes_bulk_references_and_rates_unknown_a_missing_leader_does_not() -> None:
-    """Bulk references lie in the memory of any node; what a gone node had is lost, and waits no more."""
+    """Bulk references are in the memory of any node; those of a gone node are lost, so they do not wait any more."""
     row = joined({"a": [listed(1)], "b": None})
     assert row["priorities"]["full_sync"] == {"waiting": None, "in_flight": None, "at_least": 0}
     assert (row["rates"]["achieved"]["bytes_per_second"], row["rates"]["throttled_seconds"]) == (None, None)
@@ -142,8 +142,8 @@ def test_fetches_of_one_node_at_several_are_one_consumer() -> None:
 
 
 def test_what_nodes_have_differently_is_named() -> None:
-    """A state that is not the same everywhere is mixed, and each reason names its nodes; facts that should be the same
-    and are not are listed; of a bucket type that is held back, the oldest time counts."""
+    """A state that differs between nodes is mixed, and each reason names its nodes; other differing facts are listed;
+    for a bucket type that is held back, the oldest time counts."""
     row = joined(
         {
             "a": [listed(1, serving="suspended", reason="serving suspended", held_types={"t": 9})],
@@ -156,6 +156,6 @@ def test_what_nodes_have_differently_is_named() -> None:
 
 
 def test_queues_are_listed_by_name_though_one_node_alone_has_them() -> None:
-    """A queue that only one node has, as its file alone names it, is a row, and the others are named as lacking it."""
+    """A queue that only one node has, from its file, is a row, and the nodes without it are named."""
     rows = queue_rows({"b": [listed(2), listed(2, name="more")], "a": [listed(1)]}, RECORDS)
     assert [(row["name"], row["lacking"]) for row in rows] == [("more", ["a"]), ("q", [])]

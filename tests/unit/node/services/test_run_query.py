@@ -33,7 +33,7 @@ def reader_of(directory: Path | None) -> tuple[RunReader, SetTime]:
 
 
 async def test_a_node_without_a_directory_has_no_runs() -> None:
-    """It says so, and knows none by name."""
+    """It reports that, and finds no run by name."""
     reader, _ = reader_of(None)
     assert await reader.runs() == NodeRuns(None)
     assert await reader.run(RunKind.COMPARISON, "one") is None
@@ -55,7 +55,7 @@ async def test_a_listing_answers_for_a_while(tmp_path: Path) -> None:
 
 
 async def test_viewers_that_wait_for_one_reading_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that waited looks at what was read meanwhile before it begins another reading."""
+    """A request that waited uses the result of the reading that it waited for."""
     reader, _ = reader_of(tmp_path)
     begun = []
 

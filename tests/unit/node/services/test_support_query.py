@@ -18,7 +18,7 @@ PLANTED = "planted-token-0123456789"
 
 
 async def test_a_nodes_part_has_config_log_and_metrics_without_secrets() -> None:
-    """A token that the node shows to others is removed wherever it stands; the part survives its encoding."""
+    """A token that the node sends to others is removed everywhere; the part survives its encoding."""
     lines = LineSink()
     lines.msg(f"asked with {PLANTED}")
     lines.msg('{"event": "isr.ready"}')

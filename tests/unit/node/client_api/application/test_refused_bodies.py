@@ -1,4 +1,4 @@
-"""What was refused is let go at once: the bodies of refused writes do not wait for the collector of garbage."""
+"""The bodies of refused writes are freed at once, without a run of the garbage collector."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TEXT = {"content-type": "text/plain"}
 
 
 class TrackedObject:
-    """What a call holds, a body for instance."""
+    """An object that a call holds, such as a body."""
 
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """The collector is off: what goes, goes by counting."""
+    """The garbage collector is off: objects are freed by reference counting alone."""
     gc.collect()
     gc.disable()
     yield
@@ -81,7 +81,7 @@ async def test_errors_of_items_free_their_tracebacks(client_api: Any, send_reque
 
 @pytest.mark.usefixtures("uncollected")
 async def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: Any) -> None:
-    """A client may take seconds to send what nobody wants; what came before is not held for so long."""
+    """A client may take seconds to send the rest of a refused body; the part received before is not held that long."""
     gone: list[int] = []
     told: list[int] = []
 

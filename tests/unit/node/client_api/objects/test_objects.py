@@ -1,4 +1,4 @@
-"""One object over the client face, at ASGI level: Riak's forms, statuses and refusals."""
+"""One object over the client API, at ASGI level: Riak's forms, statuses and refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_head_is_get_without_the_body(client_api):
 
 
 def test_an_absent_key_is_404_without_clock_or_deletion(client_api):
-    """A key that was never written is told apart from one that was deleted."""
+    """A key that was never written is distinguished from one that was deleted."""
     read = client_api.call("GET", K)
     assert (read.status, read.reason) == (404, "not-found")
     assert "x-riak-vclock" not in read.headers
@@ -126,7 +126,7 @@ def test_the_vtag_of_a_tombstone_is_a_deleted_key_and_an_unknown_one_is_404(clie
 
 
 def test_metadata_links_indexes_and_encoding_are_kept(client_api):
-    """What a writer says of a value beside its bytes comes back to every reader."""
+    """Metadata, links, indexes and encoding that a writer sends with a value are returned to every reader."""
     client_api.call(
         "PUT",
         K,
@@ -150,7 +150,7 @@ def test_metadata_links_indexes_and_encoding_are_kept(client_api):
 
 
 def test_returnbody_gives_what_a_get_would(client_api):
-    """`returnbody=true` answers a write with the object as it stands: 200, or 300 with siblings."""
+    """`returnbody=true` answers a write with the current object: 200, or 300 with siblings."""
     first = client_api.call("PUT", K + "?returnbody=true", b"1", {"content-type": "text/plain"})
     assert (first.status, first.body) == (200, b"1")
     assert first.headers["x-riak-vclock"]
@@ -159,7 +159,7 @@ def test_returnbody_gives_what_a_get_would(client_api):
 
 
 def test_a_post_to_the_listing_makes_a_key(client_api):
-    """POST to .../keys stores under a new key each time and says where in Location."""
+    """POST to .../keys stores under a new key each time, which Location names."""
     places = set()
     for path in ("/buckets/b%2F/keys", "/types/default/buckets/b%2F/keys"):
         made = client_api.call("POST", path, b"v", {"content-type": "text/plain"})
@@ -249,7 +249,8 @@ def test_a_read_passes_its_isolation_or_the_default(client_api):
 
 
 def test_a_request_id_makes_a_repeated_write_harmless(client_api):
-    """The second PUT or DELETE under one id writes nothing, is answered as the first, and says that it is a repeat."""
+    """The second PUT or DELETE with the same id writes nothing, is answered like the first, and is marked as a
+    repeat."""
     first = client_api.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
     assert "x-isthmus-repeated" not in first.headers
     again = client_api.put(K, b"other", X_Isthmus_Request_Id="client-7/1")
@@ -299,7 +300,8 @@ def test_a_written_object_that_did_not_come_back_is_read(client_api):
 
 
 def test_refusals_and_unknown_outcomes_have_different_statuses(client_api):
-    """A definite refusal is 503 with its code and Retry-After; an unknown outcome is 504, says so, and has none."""
+    """A definite refusal is 503 with its code and Retry-After; an unknown outcome is 504 with outcome=unknown, without
+    Retry-After."""
     refusals = NotLeader("x", "n2"), Fenced("x"), TooFewInSync("x"), Overloaded("x"), OutOfStorage("x"), NotReady("x")
     for error in refusals:
         client_api.kv.fail = error
@@ -400,7 +402,7 @@ def test_a_large_value_is_sent_in_pieces_and_counted(client_api):
     ],
 )
 def test_errors_of_the_cluster_become_statuses_with_a_reason(client_api, error, status, reason, headers):
-    """A definite refusal is 503 and may be repeated; an unknown outcome is 504 and says so; a bug is 500."""
+    """A definite refusal is 503 and may be repeated; an unknown outcome is 504 and states it; a bug is 500."""
     client_api.kv.fail = error
     for method in ("PUT", "GET", "DELETE"):
         answer = client_api.call(method, K, b"v" if method == "PUT" else b"", {"content-type": "a/b"})
@@ -412,7 +414,7 @@ def test_errors_of_the_cluster_become_statuses_with_a_reason(client_api, error, 
 
 
 def test_stored_bytes_that_are_no_object_are_corruption_not_a_value(client_api):
-    """Whatever shape broken bytes have, a reader gets a 500 with a reason, never a wrong value."""
+    """For damaged bytes of any form, a reader gets a 500 with a reason, never a wrong value."""
     for broken in (
         b"",
         b"\xc1",
@@ -449,7 +451,7 @@ def test_headers_of_objects_from_elsewhere_cannot_forge_headers(client_api):
 
 
 def test_requests_are_counted_by_route_method_and_status(client_api):
-    """The face's samples say how many answers of which kind were given, with a help line for each name."""
+    """The application's samples count answers by route, method and status, with a help line for each name."""
     from isthmus.node.client_api.application import HELP
 
     client_api.put(K, b"v")
@@ -495,8 +497,8 @@ def test_a_time_beyond_the_http_date_range_is_shown_as_the_last_date(ms: int) ->
 
 
 def test_last_modified_is_never_after_the_date_of_the_answer() -> None:
-    """Another node wrote the object, with a clock that is ahead: each form of the answer says now, and a time that is
-    over stays as it is."""
+    """Another node wrote the object, with a clock that is ahead: each form of the answer has the current time instead,
+    and a past time is unchanged."""
     now_s = 1_700_000_000
     for modified_ms, shown in (
         ((now_s + 5) * 1000, b"Tue, 14 Nov 2023 22:13:20 GMT"),

@@ -1,4 +1,5 @@
-"""Files of tokens, keys and certificates: made whole or not at all, and told of wherever they are named."""
+"""Files of tokens, keys and certificates: written completely or not at all, and reported wherever they are
+configured."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ FULLSYNC = '[[fullsync]]\nname = "w"\nurls = "http://127.0.0.1:1,{0}"\nqueue = "
 
 
 def test_a_token_file_that_is_emptied_before_it_is_written_changes_nothing(tmp_path: Path) -> None:
-    """Whoever writes with `>` empties the file first: the tokens before stay good until there are others. One with a
-    comment alone is meant so, and lets nobody in."""
+    """A shell redirection empties the file first: the previous tokens stay valid until there are others. A file with
+    only a comment is intended, and permits nobody."""
     file = tmp_path / "t"
     file.write_text("old-token-0123456789\n")
     file.chmod(0o600)
@@ -48,7 +49,8 @@ def test_a_token_file_that_is_emptied_before_it_is_written_changes_nothing(tmp_p
 
 
 def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full when a token is made, or a certificate made anew: nothing half, and no scraps of secrets."""
+    """The disk is full when a token is created or a certificate is renewed: no partial file and no temporary file with
+    secrets is left."""
     dev_certificates.make_tokens(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "read.token").unlink()
@@ -81,7 +83,7 @@ def test_no_node_takes_the_place_of_the_authority(
 def test_an_invalid_certificate_name_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
-    """A host that is none, a number of days that is none: a line, no traceback, no certificate."""
+    """An invalid host or number of days gives one line, no traceback and no certificate."""
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a", *more]) == Exit.USAGE
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "a.crt").exists()
@@ -99,8 +101,8 @@ def test_the_token_of_a_full_sync_is_looked_at_as_a_sinks_is(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("line", ['admin = "allow"', 'cluster = "prefer"', 'client_certificates = "required"'])
 def test_unusable_credentials_are_a_fault(tmp_path: Path, line: str) -> None:
-    """Somebody wrote how connections are encrypted, and forgot the certificate: the node would have taken everybody in
-    the clear without a word. The default, written out, is what every file means, and only doubtful."""
+    """If encryption is configured without a certificate, the node would silently accept unencrypted connections.
+    Writing out the default is allowed, with a warning."""
     with pytest.raises(ConfigError) as error:
         load_text(f"{NODE}[tls]\n{line}\n", tmp_path / "node.toml")
     assert [fault.path for fault in error.value.faults] == [f"tls.{line.split()[0]}"]
@@ -111,14 +113,14 @@ def test_unusable_credentials_are_a_fault(tmp_path: Path, line: str) -> None:
 
 
 def test_an_empty_token_file_is_reported_before_a_node_starts(tmp_path: Path) -> None:
-    """It would lock out everybody whom it was to let in."""
+    """With an empty token file, nobody could authenticate."""
     (tmp_path / "t").touch(mode=0o600)
     with pytest.raises(BadConfig, match="is empty"):
         tokens.read_digests(tmp_path / "t")
 
 
 def test_no_certificate_outlives_its_authority(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is shown as its end is when it ends; of an authority that has expired none is made."""
+    """A certificate ends no later than its authority; an expired authority issues none."""
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a", "--days", "2"]) == Exit.OK
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "b", "--days", "30"]) == Exit.OK
     assert certificates.expires_ms(tmp_path / "b.crt") <= certificates.expires_ms(tmp_path / "ca.crt")
