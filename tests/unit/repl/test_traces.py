@@ -1,4 +1,4 @@
-"""Sampled changes on the node that leads them: what ends each span, and what is given up."""
+"""Sampled changes on the node that leads them: the end of each span, and abandoned spans."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def values(traces: ChangeTraces) -> tuple[float, float, float]:
     ],
 )
 def test_contexts_are_read_as_w3c_has_them(text: bytes, context: TraceContext | None) -> None:
-    """A later version is read by its first parts; what is malformed, or has no ids, is no context."""
+    """A later version is read by its first parts; a malformed header, or one without ids, gives no context."""
     assert parse_traceparent(text) == context
 
 
@@ -197,7 +197,7 @@ def test_only_data_of_partitions_led_here_counts() -> None:
 
 
 def test_two_watched_writes_of_a_key_end_in_order() -> None:
-    """Each with an entry of its own."""
+    """Each write has an entry of its own."""
     traces, tracer, _ = made()
     traces.watch(KEY, PARENT)
     traces.watch(KEY, PARENT._replace(span_id=5))
@@ -209,7 +209,7 @@ def test_two_watched_writes_of_a_key_end_in_order() -> None:
 
 
 def test_a_write_that_came_to_nothing_is_no_longer_watched() -> None:
-    """Its span says so, and the next entry of the key is not taken for it."""
+    """Its span is marked as not written, and the next entry of the key is not taken for it."""
     traces, tracer, _ = made()
     traces.watch(KEY, PARENT)
     traces.unwatch(KEY, PARENT._replace(span_id=5))

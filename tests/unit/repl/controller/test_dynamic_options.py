@@ -34,7 +34,7 @@ SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
 
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens, happens because of an event."""
+    """Polling is too slow to matter: every effect follows from an event."""
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
@@ -44,7 +44,7 @@ def a_setting(value: int | str) -> Setting:
 
 
 def min_isrs(cluster: Cluster) -> list[set[int]]:
-    """What each living node reads of the records."""
+    """The values of min-ISR in the records that each living node has read."""
     return [{record.min_isr for record in node.controller.records.values()} for node in cluster.living]
 
 
@@ -82,7 +82,7 @@ async def test_a_bucket_types_own_setting_comes_before_the_clusters() -> None:
 
 
 async def test_the_next_controller_finishes_an_unfinished_change() -> None:
-    """The option is set while nobody decides; whoever takes over brings it into the records."""
+    """The option is set while no controller is active; the next one writes it to the records."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -162,7 +162,7 @@ async def test_lowering_min_isr_leaves_the_elr_to_the_leader() -> None:
 
 
 def test_an_unset_min_isr_follows_the_number_of_replicas() -> None:
-    """What is inferred is inferred anew when the replication factor changes; what is set is clamped anew."""
+    """An inferred value is computed again when the replication factor changes; a set value is clamped again."""
     record = PartitionRecord(0, "default", 0, 1, ("a", "b", "c"), isr=frozenset({Member("a", 1)}))
     wider = replace(record, replicas=(*record.replicas, "d", "e"))
     unset, five = OptionSettings(), OptionSettings(cluster={MIN_ISR: a_setting(5)})
@@ -191,7 +191,7 @@ async def test_the_timers_of_elections_are_those_that_are_set() -> None:
 
 
 async def test_an_option_is_changed_once_although_the_answer_is_lost() -> None:
-    """A lost answer, a lost request and somebody else's change meanwhile are all made up for."""
+    """The change survives a lost answer, a lost request, and a concurrent change."""
 
     ensemble = MemoryEnsemble()
     one, two = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
@@ -220,8 +220,8 @@ async def test_an_option_is_changed_once_although_the_answer_is_lost() -> None:
 
 
 async def test_of_two_operators_who_saw_the_same_the_second_is_refused() -> None:
-    """Also when both write at the same time at two nodes, and when the answer to the first write is lost: its own
-    change is no reason to refuse it."""
+    """This holds if both write at the same time at two nodes, and if the answer to the first write is lost: its own
+    change does not conflict with itself."""
 
     ensemble = MemoryEnsemble()
     one, two = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
@@ -249,7 +249,7 @@ async def test_of_two_operators_who_saw_the_same_the_second_is_refused() -> None
 
 
 async def test_a_document_that_cannot_be_read_stops_no_election() -> None:
-    """What was read before counts on, and leaders are elected."""
+    """The values read before stay in force, and leaders are elected."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

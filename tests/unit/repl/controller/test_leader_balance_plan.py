@@ -1,4 +1,4 @@
-"""Plans for balanced leadership: as even as can be, with fewest moves, and nobody who may not lead."""
+"""Plans for balanced leadership: as even as possible, with the fewest moves, and only eligible leaders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seats = dict[int, LeaderAssignment]
 
 
 def led_after(found: Seats, moves: list[LeaderMove]) -> dict[int, str]:
-    """Who leads what once the moves are made."""
+    """The leaders after the moves."""
     leaders = {partition: seat.leader for partition, seat in found.items()}
     for partition, source, target in moves:
         assert leaders[partition] == source != target
@@ -35,7 +35,7 @@ def led_after(found: Seats, moves: list[LeaderMove]) -> dict[int, str]:
 
 
 def judged(found: Seats, leaders: dict[int, str], reluctant: set[int]) -> tuple[int, int, int]:
-    """What a plan is to make small, the most important first."""
+    """The costs that a plan minimizes, the most important first."""
     moved = [partition for partition, seat in found.items() if leaders[partition] != seat.leader]
     squares = sum(count * count for count in Counter(leaders.values()).values())
     return squares, len(moved), sum(partition in reluctant for partition in moved)
@@ -64,7 +64,7 @@ def test_a_plan_is_what_brute_force_finds() -> None:
 
 
 def judged_by_type(found: Seats, leaders: dict[int, str], reluctant: set[int]) -> tuple[int, int, int, int]:
-    """The same where there are several bucket types: first how even each of them is by itself."""
+    """The costs for several bucket types: first how even each of them is by itself."""
     of_types = Counter((seat.bucket_type, leaders[partition]) for partition, seat in found.items())
     return sum(count * count for count in of_types.values()), *judged(found, leaders, reluctant)
 
@@ -85,8 +85,8 @@ def test_a_plan_is_even_for_each_bucket_type_then_in_all_with_the_fewest_moves()
 
 
 def test_two_bucket_types_that_are_even_only_together_are_made_even_each() -> None:
-    """Four leaderships on each of three nodes, of six partitions of two types: none of the one where many of the other
-    are. After the plan each node leads two of each type, and four in all."""
+    """Each of three nodes leads four of twelve partitions of two types, but unevenly within each type. After the plan
+    each node leads two of each type, and four in all."""
     led = {"d": "bbcccc", "e": "aaaabb"}
     found = {
         6 * number + index: LeaderAssignment(node, frozenset("abc"), kind)
@@ -153,7 +153,7 @@ def test_nothing_is_left_to_do_after_a_plan(seed: int) -> None:
 
 
 def test_one_move_may_need_another() -> None:
-    """Where the busiest cannot give to the idlest, it goes by way of a third: two moves, none in vain."""
+    """If the busiest node cannot give to the idlest, the plan goes through a third one, with two moves."""
     found = {
         0: LeaderAssignment("a", frozenset("ab")),
         1: LeaderAssignment("a", frozenset("ab")),
@@ -224,7 +224,8 @@ def test_loads_count_those_who_lead_nothing() -> None:
 
 
 def test_a_node_that_is_to_lead_nothing_gives_everything() -> None:
-    """Drained, it passes on even what the others then have more of than it; what nobody else may have it keeps."""
+    """A drained node gives its leaderships away even if others then have more than it; it keeps those that no other
+    node may have."""
     found = {p: LeaderAssignment("a", frozenset({"b", "c"})) for p in range(3)}
     found |= {
         3: LeaderAssignment("b", frozenset({"b", "c"})),

@@ -25,7 +25,7 @@ OFF = QUICK._replace(automatic=False)
 
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens, happens because of an event."""
+    """Polling is too slow to matter: every effect follows from an event."""
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
@@ -53,7 +53,7 @@ def sees_imbalance(cluster: Cluster) -> bool:
 
 
 async def in_sync_again(node: FakeNode) -> None:
-    """What leaders do once a follower has caught up: take it into the ISR."""
+    """Acts as leaders after a follower has caught up: takes it into the ISR."""
     async with asyncio.timeout(10):
         for partition in sorted(await node.metastore.records()):
             while True:
@@ -94,8 +94,8 @@ async def test_leaderships_return_to_a_node_that_came_back() -> None:
 
 
 async def test_leaderships_are_balanced_for_each_bucket_type() -> None:
-    """Three partitions of one bucket type are led by two nodes, three of another by others so that all lead two: each
-    type is spread by itself, and the status and the metrics tell both."""
+    """Three partitions of one bucket type are led by two nodes, and three of another so that all nodes lead two: each
+    type is spread by itself, and the status and the metrics show both."""
 
     six = DefaultType(partition_count=3, factor=3, min_isr=2, settle_ms=0)
     async with running(six, 1, 2, 3, balance=OFF) as cluster:
@@ -124,7 +124,7 @@ async def test_leaderships_are_balanced_for_each_bucket_type() -> None:
 
 
 async def test_the_balancer_is_idle_once_leaderships_are_even() -> None:
-    """I-BAL-QUIET: many looks later, without a change of membership, nothing was moved."""
+    """I-BAL-QUIET: without a change of membership, nothing is moved in many passes."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(delay_ms=0)) as cluster:
         await come_back(cluster, 2)
@@ -137,7 +137,7 @@ async def test_the_balancer_is_idle_once_leaderships_are_even() -> None:
 
 
 async def test_leaders_are_even_over_those_that_live() -> None:
-    """With one of three dead for good the other two lead six each, whoever was elected at first."""
+    """With one of three nodes dead for good the other two lead six partitions each, whichever were elected at first."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
         await eventually(cluster.online)
@@ -175,7 +175,8 @@ async def test_few_move_at_a_time_and_none_while_one_is_elected() -> None:
 
 
 async def test_off_means_that_only_operators_move_leaderships() -> None:
-    """`replication.balance = false`: uneven it stays, and says so, until somebody asks; then it is done at once."""
+    """With `replication.balance = false` leaderships stay uneven, with a reason, until an operator starts the
+    balancing, which then runs at once."""
 
     async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
         await come_back(cluster, 3)
@@ -202,7 +203,8 @@ async def test_off_means_that_only_operators_move_leaderships() -> None:
 
 
 async def test_a_partition_with_a_new_leader_stays_for_a_while() -> None:
-    """H46: what was just elected is not moved by itself before its cool-down; what others led before moves at once."""
+    """H46: a newly elected leader is not moved automatically before its cool-down; leaderships that are older are moved
+    at once."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(cool_down_ms=60_000)) as cluster:
         await eventually(lambda: even(cluster, "n1", "n2", "n3"))
@@ -228,7 +230,7 @@ async def test_nothing_moves_by_itself_when_all_have_new_leaders() -> None:
 
 
 async def test_a_refused_move_is_not_tried_again_at_once() -> None:
-    """A leader that refuses costs one try; others are asked instead, and the run says why it fell short."""
+    """A leader that refuses costs one try; others are moved instead, and the run reports why it ended short."""
 
     async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
         await come_back(cluster, 3)
@@ -247,7 +249,7 @@ async def test_a_refused_move_is_not_tried_again_at_once() -> None:
 
 
 async def test_nothing_begins_during_an_election_or_a_leave() -> None:
-    """An operator is told what is in the way; by itself balancing waits until it is over."""
+    """A manual run is refused with the obstacle; automatic balancing waits until it is over."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
         await eventually(cluster.online)

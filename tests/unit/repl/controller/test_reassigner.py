@@ -1,4 +1,4 @@
-"""What the node that decides does while orders cannot be brought further: it neither spins nor says that they were."""
+"""The controller while orders cannot progress: it neither spins nor logs progress."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def test_an_end_whose_write_lost_its_answer_is_logged_and_counted_once() -
 
 
 async def test_other_placements_are_not_sought_at_every_pass_where_there_are_none() -> None:
-    """A second of work for a thousand partitions, in which nobody is elected: again when a node comes, or after a
-    while."""
+    """The search takes a second for a thousand partitions, which delays elections: it is repeated when a node arrives,
+    or after a while."""
     isr = frozenset(Member(node, 1) for node in ("n1", "n2"))
     leader = Incarnation("n2", 1)
     record = PartitionRecord(0, "default", 0, 1, ("n1", "n2"), 1, PartitionStatus.ONLINE, leader, isr=isr)

@@ -52,7 +52,7 @@ def test_orders_round_trip_and_equal_ones_have_equal_bytes(placement: Placement)
 
 
 def test_malformed_bytes_are_reported_with_their_path() -> None:
-    """Whatever stands there, a Corruption names the path; nothing is believed by halves."""
+    """For any malformed value, a Corruption names the path; no part of it is used."""
     good = json.loads(
         encode_placement(
             Placement().with_order(ReassignmentKind.SPREAD, "t", "a", 1, [ReplicaMove(0, ("n1",), ("n2",))])
@@ -91,7 +91,7 @@ def test_the_document_is_bounded() -> None:
 
 
 async def test_changes_at_the_same_time_are_all_made() -> None:
-    """Each is a conditional write that is made anew on what the other left."""
+    """Each is a conditional write that is retried on the other's result."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda _state: None)

@@ -1,4 +1,4 @@
-"""Where replicas go when a placement changes: what every plan keeps to, and how little it copies."""
+"""Plans of replica placements: the rules that every plan keeps, and how little it copies."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_replication_factor_is_reached_with_the_fewest_copies(
 def test_a_drained_node_gives_all_and_the_others_keep_theirs(
     ground: tuple[list[PartitionRecord], dict[str, PlanningNode]], which: int
 ) -> None:
-    """One copy for each replica that it had, of each partition that it held and of no other."""
+    """There is one copy for each of its replicas, of exactly the partitions that it held."""
     found, there = ground
     gone = sorted(there)[which % len(there)]
     board = AssignmentDraft(found, there)
@@ -133,7 +133,7 @@ def test_an_even_spread_is_even_and_lessens_no_partitions_racks(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_an_even_spread_copies_as_little_as_brute_force(seed: int) -> None:
-    """Of all placements that are as even as can be, none has fewer copies."""
+    """No placement that is as even has fewer copies."""
     chance = random.Random(seed)
     names = nodes(chance.randint(3, 4))
     factor = chance.randint(1, 2)
@@ -174,7 +174,8 @@ def test_other_bucket_types_decide_between_equals() -> None:
 
 
 def test_one_node_replaces_another_place_by_place() -> None:
-    """Only the places of the old node change; who holds a partition already or would cost it a rack is refused."""
+    """Only the positions of the old node change; a node that holds a partition already, or would cost it a rack, is
+    refused."""
     found = records(6, 2, nodes(3))
     board = AssignmentDraft(found, sites(nodes(4)))
     board.replace("n1", "n3")

@@ -1,4 +1,4 @@
-"""How far ordered changes of placement are, and which records are written next."""
+"""The progress of ordered changes of placement, and the records that are written next."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_a_move_goes_from_waiting_to_done_by_the_record() -> None:
 
 
 def test_a_cancelled_move_goes_back_by_the_same_rule() -> None:
-    """Newcomers become those who are to go, who was to go stays; what is done stays so, what waits is not begun."""
+    """Newcomers become the leaving replicas, and the leaving ones stay; completed moves stay, and waiting ones are not
+    begun."""
     begun = wanted(online(), SWAP.after, "x")
     order = an_order(SWAP, cancelled_by="bob")
     (back,) = due([order], {0: begun}, HERE, 0)
@@ -130,7 +131,8 @@ def test_no_more_than_so_many_are_under_way_and_the_oldest_order_goes_first() ->
 
 
 def test_nothing_begins_where_or_while_the_cluster_is_not_well() -> None:
-    """Not beside an election, not without a leader or below min-ISR, not towards a node that is away; each says why."""
+    """No move begins during an election, without a leader, below min-ISR, or towards a node that is away; each case has
+    a reason."""
     order = an_order(SWAP)
     short = replace(online(), isr=frozenset({Member("n1", 1)}))
     offline = replace(online(), status=PartitionStatus.OFFLINE, leader=None, reason="waits for n1")
@@ -162,7 +164,8 @@ def test_replicas_changed_by_others_are_left_alone() -> None:
 
 
 def test_replicas_on_an_absent_node_are_planned_again() -> None:
-    """Of a plan of ours another node is chosen, under way or not; what an operator named waits."""
+    """A computed plan chooses another node, for waiting moves and for moves in progress; a plan with nodes named by an
+    operator waits."""
     there = {node: PlanningNode("", node != "n4") for node in HERE}
     here = {node: found for node, found in HERE.items() if node != "n4"}
     records = {0: wanted(online(), SWAP.after, "x"), 1: online(1)}

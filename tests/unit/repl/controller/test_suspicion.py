@@ -1,4 +1,4 @@
-"""Who may be suspected, when, and how often (docs/protocol.md R-SUSPECT)."""
+"""The conditions, times and frequency of suspicions (docs/protocol.md R-SUSPECT)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def registered(owner: int = 7, **sessions: int) -> dict[str, Registration]:
 
 
 def connected(*nodes: str, to: Iterable[str] = ("n2", "n3")) -> Suspicions:
-    """n1's suspicions of a cluster of `nodes`, whose sessions are numbered from 1, after connections with `to`."""
+    """n1's suspicions of a cluster of `nodes`, whose sessions are numbered from 1, after connections to the nodes in
+    `to`."""
     suspicions = Suspicions("n1")
     suspicions.learn(registered(**{node: number for number, node in enumerate(nodes, 1)}), 0)
     for node in to:
@@ -76,7 +77,7 @@ def test_what_was_never_reached_is_not_suspected() -> None:
 
 
 def test_a_young_session_is_not_suspected() -> None:
-    """Below the hold time the session must end by itself; at it, it may be suspected."""
+    """Below the hold time the session must end by itself; from then on, it may be suspected."""
     suspicions = connected("n1", "n2", "n3")
     assert not suspicions.refused("n2", HOLD_MIN_MS - 1)
     assert held(suspicions) == {"young": 1}
@@ -92,7 +93,7 @@ def test_a_node_that_is_stopping_is_not_suspected() -> None:
 
 
 def test_a_node_without_connections_suspects_nobody_where_there_is_a_third() -> None:
-    """It may be its own network that fails; among two nodes nobody else can tell."""
+    """Its own network may have failed; with only two nodes no third one can confirm."""
     suspicions = connected("n1", "n2", "n3")
     suspicions.link_changed("n2", False)
     suspicions.link_changed("n3", False)

@@ -1,4 +1,5 @@
-"""Any node answers for its cluster: what goes where, once, and what each kind of failure means."""
+"""Any node answers for its cluster: requests are routed to their leaders, once, and each kind of failure has its
+meaning."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ async def test_requests_of_one_turn_share_a_message() -> None:
 
 
 async def test_forwarded_writes_and_pushes_take_no_task() -> None:
-    """Neither at the node that forwards nor at the leader, whatever the links themselves do."""
+    """Neither the forwarding node nor the leader creates a task, apart from the links themselves."""
 
     async with cluster() as c:
         made: list[str] = []
@@ -187,7 +188,7 @@ async def test_pushes_are_forwarded_with_an_outcome_each() -> None:
 
 @pytest.mark.parametrize("error", [TooFewInSync("few"), Overloaded("full"), OutOfStorage("no room")])
 async def test_a_definite_refusal_stays_definite_on_the_way(error: IsthmusError) -> None:
-    """What the leader refused comes back as the same class with the same sentence, and is not asked again."""
+    """A leader's refusal is returned as the same class with the same message, and the request is not repeated."""
 
     async with cluster() as c:
         c.runtimes["n2"].refusal = error
@@ -380,8 +381,8 @@ async def test_an_item_that_waits_for_a_leader_is_refused_once_the_replica_is_re
 
 
 async def test_reads_that_do_not_wait_for_a_leader_get_the_rest_at_once() -> None:
-    """A batch of reads of partitions some of which have no leader: what is led comes without a pause, here and
-    elsewhere, and the others are refused as not ready."""
+    """In a batch of reads where some partitions have no leader, the others are answered without a pause, here and
+    elsewhere, and these are refused as not ready."""
 
     async with cluster() as c:
         await c.coordinators["n1"].write_batch([WriteRequest(key_of(n), content(b"v")) for n in range(4)])
@@ -421,8 +422,8 @@ async def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
 
 @pytest.mark.usefixtures("short_leader_wait")
 async def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
-    """Before the first records no key is ready, and without one partition's record none of that partition; none is
-    unknown."""
+    """Before the first records no key is ready; without one partition's record none of that partition is. No key is
+    reported as unknown."""
 
     async with cluster() as c:
         asked = c.coordinators["n1"]

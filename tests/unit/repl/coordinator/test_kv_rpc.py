@@ -1,4 +1,4 @@
-"""What a node decodes of another one's requests and answers: any bytes are a value of ours or CodecError."""
+"""The decoding of other nodes' requests and answers: any bytes are a valid value or a CodecError."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ pushed = st.sampled_from((applied, applied, applied, PushResult(PushOutcome.SUPE
 
 
 def outcome(decode: Callable[[bytes], object], data: bytes) -> object:
-    """What decoding returns, or its error."""
+    """The result of decoding, or its error."""
     try:
         return repr(decode(data))
     except CodecError as error:
@@ -126,8 +126,8 @@ def changed(data: bytes, drawn: st.DataObject) -> bytes:
 def test_usual_bodies_are_decoded_like_all_others(
     requests: list[WriteRequest], items: list[PushItem], data: st.DataObject
 ) -> None:
-    """A body has the bytes that msgpack gives it, and is decoded as by the decoder of single items, or refused in the
-    same words, whatever byte of it is another."""
+    """A body has the bytes that msgpack gives it, and with any changed byte it is decoded as by the decoder of single
+    items, or refused with the same message."""
     body = kv_rpc.encode_body(None, [kv_rpc.encode_write(request) for request in requests])
     assert msgpack.packb(msgpack.unpackb(body)) == body
     assert kv_rpc.decode_writes(body) == requests
@@ -145,7 +145,7 @@ def test_usual_bodies_are_decoded_like_all_others(
 def test_usual_answers_are_coded_like_all_others(
     results: list[object], outcomes: list[object], data: st.DataObject
 ) -> None:
-    """As above, of answers; usual ones are also encoded like all others."""
+    """The same holds for answers; the fast encoder agrees with the general one, too."""
     answer, count = kv_rpc.encode_write_answers(results), len(results)
     assert answer == kv_rpc.encode_answers(results, kv_rpc.written_row) == msgpack.packb(msgpack.unpackb(answer))
     answer = changed(answer, data)

@@ -15,7 +15,7 @@ ROUND_S = 0.01
 
 
 class Taken:
-    """Counts what the gate releases, and lets each group be a round of its own if `rounds` says so."""
+    """Records the releases of the gate; with `rounds`, each group is a round of its own."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -59,7 +59,7 @@ async def test_requests_after_a_round_wait_for_as_many_as_the_last_group_had() -
 
 @pytest.mark.parametrize(("lasted_s", "waits_s"), [(ROUND_S, GATHER_SHARE * ROUND_S), (1.0, GATHER_MOST_S)])
 async def test_requests_wait_for_others_for_a_share_of_the_round_only(lasted_s: float, waits_s: float) -> None:
-    """Who does not come back holds nobody up: the wait is a share of the last round, and bounded."""
+    """A requester that does not return delays no other: the wait is a share of the last round, and bounded."""
     taken = Taken()
     ended_s = await taken.round_of(3, lasted_s)
     taken.arrive(2)
@@ -101,7 +101,8 @@ async def test_without_rounds_requests_are_taken_with_their_turn() -> None:
 
 
 async def test_a_round_that_begins_while_requests_gather_does_not_hold_them_twice() -> None:
-    """Another append (a cursor's) may begin a round: what gathers is taken when its own wait is over."""
+    """Another append, such as a cursor's, may begin a round: gathering requests are released when their own wait is
+    over."""
     taken = Taken()
     ended_s = await taken.round_of(3)
     taken.arrive()

@@ -153,7 +153,8 @@ def test_an_acknowledgement_of_another_stream_has_no_effect() -> None:
 
 
 def test_a_commit_is_announced_by_the_next_group_or_by_one_without_runs() -> None:
-    """What is acknowledged and committed is in the next group's head; an idle leader sends it alone after a while."""
+    """Acknowledged and committed runs are announced in the next group's head; an idle leader sends a group without runs
+    after a while."""
     replicas = {0: FakeLeader()}
     sender = StreamSender("n2", STREAM)
     sent(sender, replicas, 0, (0, 1))
@@ -313,7 +314,8 @@ def test_a_group_out_of_order_ends_the_stream_at_the_receiver() -> None:
 
 
 def test_a_stream_begins_with_its_first_group_only() -> None:
-    """A new stream takes the place of the older one, whose groups count no more; the middle of a stream is refused."""
+    """A new stream replaces the older one, whose groups are ignored from then on; a group from the middle of a stream
+    is refused."""
     replicas = {0: FakeFollower(durable=9)}
     receiver = StreamReceiver("n1")
     assert receiver.receive(a_group(2, a_run(0, 1)), replicas, 0) is None
@@ -395,7 +397,7 @@ def test_a_group_that_claims_its_own_commit_is_no_group() -> None:
 
 
 def test_nothing_is_acknowledged_after_the_connection_broke() -> None:
-    """What was received and not acknowledged is forgotten; the stream is over."""
+    """Runs that were received but not acknowledged are dropped; the stream is over."""
     replicas = {0: FakeFollower(durable=9)}
     receiver = StreamReceiver("n1")
     receiver.receive(a_group(1, a_run(0, 0)), replicas, 0)

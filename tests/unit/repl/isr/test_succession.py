@@ -1,4 +1,4 @@
-"""Who takes over from a node that leaves: evenly, and only who is in sync."""
+"""Successors of a leaving node: evenly spread, and only members in sync."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def led_by(node: str, partition: int, in_sync: tuple[str, ...], removing: tuple[
 
 
 def test_the_leaderships_of_a_leaving_node_are_shared_evenly() -> None:
-    """Of twelve partitions each of the three others leads four in the end; each goes to a member in sync."""
+    """Each of the three others leads four of twelve partitions in the end; each partition goes to a member in sync."""
     records = {p: led_by("n1", p, NODES) for p in range(9)}
     records |= {9: led_by("n2", 9, NODES), 10: led_by("n3", 10, NODES), 11: led_by("n4", 11, NODES)}
     heirs = successors(records, "n1")

@@ -188,7 +188,7 @@ def test_a_registration_survives_its_bytes() -> None:
 
 @pytest.mark.parametrize(("record", "text"), GOLDEN_RECORDS)
 def test_records_keep_the_bytes_of_earlier_versions(record: PartitionRecord, text: str) -> None:
-    """What is written is what earlier versions wrote, and what they wrote is read."""
+    """Records are encoded to the bytes of earlier versions, and those are decoded."""
     assert encode_record(record) == text.encode()
     assert decode_record(text.encode(), 7) == record
 
@@ -204,7 +204,7 @@ def test_the_oldest_format_of_a_record_is_read() -> None:
 
 
 def test_registrations_keep_the_bytes_of_earlier_versions() -> None:
-    """What is written is what earlier versions wrote; form 1, without the later fields, is read."""
+    """Registrations are encoded to the bytes of earlier versions; form 1, without the later fields, is decoded."""
     registration = Registration("n1", 5, True, "http://h:1", "http://h:2", {4: 1, 2: 7}, 50, "h:9", 3, "räck")
     text = (
         '{"v":2,"active":true,"http_url":"http://h:1","admin_url":"http://h:2","cluster_address":"h:9","id":3,'

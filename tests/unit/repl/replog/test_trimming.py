@@ -1,4 +1,5 @@
-"""Trimming: which files go, what is copied forward, and that starts and epochs survive the files they came from."""
+"""Trimming: which files are deleted, which entries are copied forward, and that starts and epochs survive their
+files."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def test_needed_entries_are_copied_forward_again_and_again() -> None:
 
 
 def test_too_much_to_copy_leaves_the_file() -> None:
-    """With more than a quarter of the oldest file still needed it stays, and the log stands above its size."""
+    """If more than a quarter of the oldest file is still needed it stays, and the log exceeds its size limit."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     fill(log, listener, 0, 1, 40)

@@ -199,8 +199,8 @@ def test_a_large_group_is_cut() -> None:
 
 
 def test_a_stream_that_ends_while_a_turn_appends_takes_nothing_of_it_along() -> None:
-    """When the connection drops a group, its stream ends at once; what the same turn appended under the old join is not
-    sent in the new stream, and what joins the new one is."""
+    """If the connection drops a group, its stream ends at once; entries that the same turn appended under the old join
+    are not sent in the new stream, and those of a new join are."""
     node = FakeNode()
     node.open("n2")
     node.append(0, 0, "n2", size_bytes=GROUP_BYTES)
@@ -217,7 +217,7 @@ def test_a_stream_that_ends_while_a_turn_appends_takes_nothing_of_it_along() -> 
 
 
 def test_nothing_is_sent_of_entries_that_the_log_did_not_take() -> None:
-    """When the log fails under an append there are no runs, and the streams take none."""
+    """If the log fails during an append there are no runs, and nothing is sent."""
     node = FakeNode()
     node.open("n2")
     node.streams.add(fx.StreamEntries((("n2", 7),), 1, 0, 1), [])
@@ -226,7 +226,7 @@ def test_nothing_is_sent_of_entries_that_the_log_did_not_take() -> None:
 
 
 def test_acknowledgements_go_to_the_replicas_and_end_the_round() -> None:
-    """Durable runs and partitions that left are passed on, and waiting requests hear when every newest group is
+    """Durable runs and partitions that left are passed on, and waiting requests are released when every newest group is
     acknowledged."""
     node = FakeNode()
     ended: list[int] = []
@@ -273,8 +273,8 @@ def test_a_round_ends_with_its_last_stream() -> None:
 
 
 def test_a_bug_amid_a_group_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that raises while a group is taken leaves others that count runs which no log has: nothing of the
-    group is appended or acknowledged, and the runtime is told to end."""
+    """A replica that raises while a group is received leaves others with runs that the log does not have: nothing of
+    the group is appended or acknowledged, and the runtime is told to end."""
     node = FakeNode()
 
     def bad(*_arguments: object) -> int:
@@ -287,8 +287,8 @@ def test_a_bug_amid_a_group_ends_the_process(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_stream_ends_with_a_gap_its_follower_or_its_time_and_another_begins() -> None:
-    """A missing acknowledgement, the follower's word, and a group that stays unacknowledged each end the stream; a
-    follower that still takes streams gets a new one, with an id of its own."""
+    """A missing acknowledgement, the follower's end message, and a group that stays unacknowledged each end the stream;
+    a follower that still accepts streams gets a new one, with an id of its own."""
     node = FakeNode()
     node.open("n2")
     for end in range(3):

@@ -93,7 +93,7 @@ async def test_an_undamaged_replica_keeps_its_log_id(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["damage", "doubt", "async power loss", "new directory"])
 async def test_a_replica_that_may_have_lost_entries_takes_a_new_log_id(tmp_path: Path, case: str) -> None:
-    """R-GEN: what is damaged, emptied, doubtful after a power loss or new is not the copy that the record means."""
+    """R-GEN: a replica that is damaged, emptied, suspect after a power loss, or new is not the one in the record."""
     ensemble = MemoryEnsemble()
     directory = tmp_path / "data"
     first = await founded(directory, ensemble, durability="async" if case == "async power loss" else "fsync")
@@ -114,7 +114,7 @@ async def test_a_replica_that_may_have_lost_entries_takes_a_new_log_id(tmp_path:
 
 
 async def test_suspected_loss_outlives_an_interrupted_start(tmp_path: Path) -> None:
-    """Opening makes an emptied log anew, so that only the noted doubt can tell the next start of it."""
+    """Opening recreates an emptied log, so only the recorded suspicion informs the next start."""
     ensemble = MemoryEnsemble()
     first = await founded(tmp_path, ensemble)
     identity = NodeIdentity.open(tmp_path)
@@ -151,7 +151,7 @@ def test_data_missing_since_an_earlier_run_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_directory_serves_one_node_of_one_cluster(tmp_path: Path) -> None:
-    """H33: another node's name, another cluster's uuid, and a metastore made anew are refused in one line."""
+    """H33: another node's name, another cluster's uuid, and a recreated metastore are refused in one line."""
     identity = NodeIdentity.open(tmp_path)
     identity.adopt(UUID, "n1", "boot", {0: 1})
     with pytest.raises(LocalFault, match="in use by another process"):
@@ -175,7 +175,7 @@ def test_data_without_an_identity_is_refused(tmp_path: Path) -> None:
 
 
 def test_epochs_seen_outlive_the_process_and_a_torn_slot(tmp_path: Path) -> None:
-    """What was noted is there after a reopening, also when the newest slot was torn by a power loss."""
+    """Recorded epochs are there after a reopening, also if a power loss tore the newest slot."""
     identity = NodeIdentity.open(tmp_path)
     identity.adopt(UUID, "n1", "boot", {0: 1})
     identity.note_epochs({0: (4, None)})

@@ -80,7 +80,7 @@ async def test_a_definite_failure_of_a_batch_replaces_its_refusals() -> None:
 
 
 async def test_an_answer_that_waits_for_an_older_entry_goes_before_newer_ones() -> None:
-    """Batches are answered in the order of their ends, in whatever order they were added."""
+    """Batches are answered in the order of their ends, for any order in which they were added."""
 
     waiters = Waiters()
     newer, older = waiting(waiters, 7), waiting(waiters, 3)

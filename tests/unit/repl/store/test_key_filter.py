@@ -1,4 +1,4 @@
-"""What a store knows of keys that are not there: never wrong, and without a look into LevelDB where it can be."""
+"""The filter of absent keys: never wrong, and without a look-up in LevelDB where possible."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def written(store: LevelStore, count: int) -> History:
 
 
 def absent(count: int) -> Iterator[bytes]:
-    """Keys that nobody writes."""
+    """Keys that are never written."""
     return (b"absent-%d" % n for n in range(count))
 
 
 def test_in_a_new_store_absent_keys_cost_no_lookup(memory_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All keys that were written are found; of those that were not, hardly one is looked up."""
+    """All written keys are found; hardly any absent one is looked up."""
     store = open_store(memory_directory / "store")
     written(store, 50)
     assert all(row_of(store, b"k%d" % n) for n in range(50))
@@ -92,8 +92,8 @@ def test_a_reopened_store_proves_nothing_until_it_has_read_all_names(
 
 @pytest.mark.parametrize("seed", range(10))
 def test_keys_written_during_the_scan_are_found(memory_directory: Path, small_slices: None, seed: int) -> None:
-    """Keys come, are written over, go and come again, on both sides of where the reading of names stands, in a store
-    that is closed now and then: every look-up is what a plain dictionary says."""
+    """Keys are written, overwritten, deleted and written again, on both sides of the position of the scan, in a store
+    that is reopened now and then: every look-up agrees with a plain dictionary."""
     chance = Random(seed)
     store = open_store(memory_directory / "store")
     here: dict[tuple[int, bytes], tuple[int, bytes]] = {}
@@ -141,7 +141,7 @@ def reaped(offset: int, epoch: int, key: bytes, previous: int) -> Entry:
 
 
 def test_rows_of_another_node_are_found_at_once(memory_directory: Path) -> None:
-    """What a far copy takes comes by no entry, and is known all the same: while it comes, and once it is in sync."""
+    """Rows of a state transfer come without entries; they are found during the transfer, and after its end."""
     giver, taker = open_store(memory_directory / "giver"), open_store(memory_directory / "taker")
     history = written(giver, 30)
     snapshot = giver.transfers.snapshot(3)

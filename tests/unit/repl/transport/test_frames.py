@@ -41,7 +41,7 @@ def test_frames_do_not_depend_on_how_the_stream_is_cut(
 
 
 def test_pieces_of_different_lanes_may_alternate() -> None:
-    """A body in pieces is joined whatever other lanes send in between, whole or in pieces."""
+    """A body in pieces is joined even if other lanes send frames in between, whole or in pieces."""
     stream = (
         framed(FrameKind.MESSAGES, b"one ", Lane.CATCH_UP, more=True)
         + framed(FrameKind.MESSAGES, b"live", Lane.LIVE)

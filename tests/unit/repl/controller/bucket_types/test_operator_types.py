@@ -1,4 +1,4 @@
-"""Bucket types that operators make: chained placements, ids that are never used again, what is refused."""
+"""Bucket types created by operators: chained placements, ids that are never reused, and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ids(cluster: Cluster, name: str) -> list[int]:
 
 
 async def make(cluster: Cluster, wanted: BucketTypeSpec, *, dry_run: bool = False) -> str:
-    """At a node that does not decide; what came of it."""
+    """Creates the type at a node that is not the controller; returns the outcome."""
     outcome, _ = await create_bucket_type(cluster.living[-1].metastore, wanted, dry_run=dry_run)
     return outcome
 
@@ -57,7 +57,7 @@ async def test_placements_are_chained_and_ids_go_on() -> None:
 
 
 async def test_min_isr_of_a_new_type_is_its_own_or_the_clusters() -> None:
-    """Given, it is the type's own setting from the beginning; clamped in effect, kept as it was said."""
+    """A given value is the type's own setting from the beginning; its effect is clamped, the stored value is not."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

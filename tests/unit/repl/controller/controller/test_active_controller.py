@@ -1,4 +1,5 @@
-"""Controllers of several nodes: one of them decides, what it asks and hears, how fast it gets a cluster online."""
+"""Controllers of several nodes: one of them is active; its requests and their answers, and how fast a cluster comes
+online."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
 
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens, happens because of an event."""
+    """Polling is too slow to matter: every effect follows from an event."""
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
@@ -45,7 +46,8 @@ async def test_one_of_several_decides_and_all_know_which() -> None:
 
 
 async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends() -> None:
-    """Its ephemeral goes, the others see it, one of them has it; what it led is led by others soon after."""
+    """Its ephemeral node is deleted, the others see it, and one of them claims; its partitions get other leaders soon
+    after."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -56,7 +58,7 @@ async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends(
 
 
 async def test_every_node_counts_the_partitions_without_a_leader() -> None:
-    """Where the only replicas of partitions die, each node that is left counts these in its metrics."""
+    """If the only replicas of partitions die, each remaining node counts these in its metrics."""
 
     async with running(DefaultType(partition_count=4, factor=1, settle_ms=300), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -77,7 +79,7 @@ async def test_every_node_counts_the_partitions_without_a_leader() -> None:
 
 
 async def suspecting(cluster: Cluster, hold_ms: int = 0) -> None:
-    """Connections between all nodes stand; sessions that were known for `hold_ms` may be suspected."""
+    """All nodes are connected; sessions known for at least `hold_ms` may be suspected."""
     await eventually(lambda: all(node.registrations.keys() == cluster.nodes.keys() for node in cluster.living))
     for node in cluster.living:
         suspicions = node.controller.suspicions = Suspicions(node.name, HoldTimes(min_ms=hold_ms, max_ms=hold_ms))
@@ -144,9 +146,8 @@ async def test_a_controller_whose_registration_was_ended_lets_another_decide() -
 
 
 async def test_a_controller_that_reaches_no_other_node_lets_another_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reaches the metastore, so its session and its claim live; candidates could not report to it. While it is cut
-    off it leaves the claim to others; where nobody takes it, it decides again, as a cluster without connections needs
-    no less than one with."""
+    """The controller reaches the metastore, so its session and its claim live, but candidates could not report to it.
+    While it is cut off it leaves the claim to others; if no node takes it, it becomes active again."""
     monkeypatch.setattr(controller, "POLL_MS", 2_000)
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -168,7 +169,7 @@ async def test_a_controller_that_reaches_no_other_node_lets_another_decide(monke
 
 
 async def test_an_unregistered_node_and_one_that_resigns_suspect_nobody() -> None:
-    """Whoever takes no part ends no other node's registration."""
+    """A node that takes no part ends no other node's registration."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -186,7 +187,7 @@ async def test_an_unregistered_node_and_one_that_resigns_suspect_nobody() -> Non
 
 
 async def test_a_controller_whose_session_expired_decides_no_more_and_may_come_again() -> None:
-    """It learns from the claim itself, not from its memory, who decides."""
+    """It learns the active controller from the claim itself, not from memory."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -200,7 +201,8 @@ async def test_a_controller_whose_session_expired_decides_no_more_and_may_come_a
 
 
 async def test_a_node_that_resigns_lets_another_decide_and_still_reads() -> None:
-    """Before it hands over its leaderships: somebody else must elect their successors, and it must see them."""
+    """A node resigns before it hands over its leaderships: another controller must elect their successors, and it must
+    see them."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -307,7 +309,7 @@ async def test_many_partitions_are_online_again_soon_after_a_node_is_lost() -> N
 
 
 async def test_the_smallest_lag_is_asked_for_and_wins() -> None:
-    """The follower with the longer log leads, whatever the ids and the load say."""
+    """The follower with the longest log is elected, for any ids and loads."""
 
     async with running(DefaultType(6, 3, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -319,7 +321,7 @@ async def test_the_smallest_lag_is_asked_for_and_wins() -> None:
 
 
 async def test_each_election_asks_again() -> None:
-    """What was said in the last election does not count in the next one."""
+    """Answers of the last election do not count in the next one."""
 
     async with running(DefaultType(1, 5, settle_ms=0), 1, 2, 3, 4, 5) as cluster:
         await eventually(lambda: cluster.online() and cluster.leads()["n1"])
@@ -368,7 +370,7 @@ async def test_a_candidate_that_stays_silent_is_followed_by_the_next() -> None:
 
 @pytest.mark.parametrize("faults", [[WriteFault.REQUEST_LOST], [WriteFault.ANSWER_LOST] * 3, [WriteFault.LATE] * 2])
 async def test_writes_of_unknown_fate_are_decided_by_what_is_read(faults: list[WriteFault]) -> None:
-    """R-AMBIG: nothing is taken for written or not written; the cluster comes online all the same."""
+    """R-AMBIG: no write is assumed to have succeeded or failed; the cluster still comes online."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -384,7 +386,7 @@ async def test_writes_of_unknown_fate_are_decided_by_what_is_read(faults: list[W
 
 
 async def test_an_outage_of_the_metastore_is_survived() -> None:
-    """While nothing can be read nothing is decided; afterwards the controller goes on by itself."""
+    """While nothing can be read nothing is decided; afterwards the controller continues by itself."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -422,7 +424,7 @@ async def test_a_bug_in_one_pass_does_not_end_the_controller(monkeypatch: pytest
 
 
 async def test_hostile_requests_are_refused() -> None:
-    """Statuses and promotions of another form change nothing and are told what would be right."""
+    """Malformed statuses and promotions change nothing, and are refused with BadInput."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

@@ -1,4 +1,4 @@
-"""The election as Fluvio's page on replica election tells it, step by step, on one replica set of three."""
+"""The election as described on Fluvio's page about replica election, step by step, on one replica set of three."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ElectionRun:
         self.decide()
 
     def promote(self) -> None:
-        """The candidate says that it is promoted."""
+        """The candidate reports its promotion."""
         who = self.record.candidate
         assert who is not None
         self.promoted.add((self.record.epoch, who.node, who.session_id, self.registrations[who.node].log_id_of(0)))
@@ -135,7 +135,7 @@ def test_only_the_live_set_is_asked_and_chosen_from() -> None:
 
 
 def test_all_live_members_are_asked_and_silent_ones_are_awaited_for_a_bounded_time() -> None:
-    """The status stays Election until both have said how far they are, or ASK_MS have passed."""
+    """The status stays Election until both have reported their log positions, or ASK_MS have passed."""
     run = ElectionRun()
     run.expire("s1")
     assert run.statuses == [ELECTION]
@@ -179,7 +179,7 @@ def test_a_failed_promotion_is_silent_and_the_timer_moves_on() -> None:
 
 
 def test_a_late_promotion_of_an_earlier_candidate_does_not_count() -> None:
-    """Once the next one stands, what the silent one says belongs to another epoch."""
+    """After the next nomination, a report of the silent candidate belongs to another epoch."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")
@@ -214,7 +214,8 @@ def test_the_timer_without_further_candidates_takes_the_set_offline() -> None:
 
 
 def test_a_node_that_comes_back_refreshes_the_sets_that_are_offline() -> None:
-    """Offline, Election, CandidateFound, Online: of the members that are eligible, the one with the smallest lag."""
+    """The statuses are Offline, Election, CandidateFound, Online; the eligible member with the smallest lag is
+    elected."""
     run = ElectionRun()
     run.expire("s1", "s2", "s3")
     run.statuses.clear()

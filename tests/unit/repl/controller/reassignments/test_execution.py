@@ -1,4 +1,4 @@
-"""Orders are carried out by the node that decides: a few at a time, to the end, by whoever decides next."""
+"""The controller carries out orders, a few moves at a time, and the next controller completes them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def changing(cluster: Cluster) -> list[PartitionRecord]:
 
 
 async def finish_move(cluster: Cluster, record: PartitionRecord) -> None:
-    """What a leader does once the newcomers, who live, have caught up; one of those who stay leads afterwards."""
+    """Acts as a leader after its live newcomers have caught up; one of the staying replicas leads afterwards."""
     if record.leader is None or not {*record.adding} <= {node.name for node in cluster.living}:
         return
     leads = record.leader.node if record.leader.node in record.staying else record.staying[0]
@@ -66,7 +66,7 @@ async def end_all(cluster: Cluster, most: int = 99) -> int:
 
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens, happens because of an event."""
+    """Polling is too slow to matter: every effect follows from an event."""
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
@@ -108,7 +108,7 @@ async def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
     before: int, after: int, of_cluster: int | None, of_type: int | None, number: int, what: str, *, by_file: bool
 ) -> None:
     """Whether the number of replicas rises or falls, by the factor or by a file, with the option set or not: the note
-    of the plan has the number that the records have once the order is done, and what it means."""
+    of the plan has the min-ISR of the records after the order, and explains it."""
 
     async with running(DefaultType(partition_count=2, factor=before, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -133,7 +133,8 @@ async def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
 
 
 async def test_a_plan_notes_an_unknown_min_isr_only_if_replica_counts_change() -> None:
-    """A damaged document of options is no reason to guess; an order that only moves replicas has no such note."""
+    """The plan does not guess from a damaged document of options; an order that only moves replicas has no such
+    note."""
 
     async with running(DefaultType(partition_count=2, factor=2, settle_ms=100), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -187,8 +188,8 @@ async def test_an_order_outlives_the_node_that_carried_it_out() -> None:
 
 
 async def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_is_cancelled() -> None:
-    """The write that begins it arrives after the order went to the history as cancelled: nobody would know of the
-    change, and it would be made all the same."""
+    """The write that begins the move arrives after its order went to the history as cancelled: otherwise the change
+    would be made without an order."""
 
     async with running(DefaultType(partition_count=1, factor=3, min_isr=2, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -208,7 +209,8 @@ async def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_i
 
 
 async def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None:
-    """What was read before may be old; the document is looked at now and then, and with it the order goes on."""
+    """Values read before may be outdated; the document is read again from time to time, and then the order
+    continues."""
 
     async with running(SIX, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -278,7 +280,7 @@ async def test_a_drained_node_is_led_from_elsewhere_and_gets_no_new_bucket_type(
 
 
 async def test_a_node_that_never_could_read_what_is_drained_moves_no_leadership() -> None:
-    """Once it decides it does not take "cannot be read" for "nobody is drained"."""
+    """As the controller, it does not take an unreadable document for an empty list of drained nodes."""
     balance = BalanceOptions(delay_ms=0, moves=4, cool_down_ms=0, timeout_ms=1_000)
 
     async with running(SIX, 1, 2, 3, balance=balance) as cluster:

@@ -1,4 +1,4 @@
-"""Properties at work: what a leader makes of writes and pushes to a bucket, and the limits of size and siblings."""
+"""Effects of properties: how a leader applies writes and pushes to a bucket, and the limits of size and siblings."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as
 
 
 async def test_a_push_that_dominates_is_kept_as_it_came():
-    """Another cluster's newer object is stored byte for byte whatever the properties say."""
+    """Another cluster's newer object is stored byte for byte under any properties."""
 
     async with cluster() as made:
         under(made, DEFAULTS._replace(allow_mult=False, last_write_wins=True))

@@ -37,14 +37,14 @@ def both(c: Cluster) -> tuple[Coordinator, ...]:
 
 
 async def pending(c: Cluster, count: int = 1) -> None:
-    """Until so many entries wait in KEY's partition."""
+    """Waits until `count` entries are pending in KEY's partition."""
     async with asyncio.timeout(5):
         while len(c.runtimes["n1"].partitions[0].pending) < count:
             await asyncio.sleep(0.001)
 
 
 async def test_an_applied_request_is_known_at_every_node() -> None:
-    """The repeat writes nothing, whatever it contains, and is answered with what the key holds now."""
+    """The repeat writes nothing, whatever its content, and is answered with the key's current state."""
 
     async with cluster() as c:
         first = await c.coordinators["n1"].write(named(b"one"))
@@ -208,7 +208,7 @@ async def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_an_id_has_a_length() -> None:
-    """Longer than 64 bytes is refused for that item alone, at the leader, whoever asks."""
+    """An id longer than 64 bytes is refused for that item alone, at the leader and through forwarding."""
 
     async with cluster() as c:
         for asked in both(c):
@@ -218,8 +218,8 @@ async def test_an_id_has_a_length() -> None:
 
 
 async def test_a_refusal_that_depends_on_a_pending_entry_waits_for_it() -> None:
-    """One sibling too many, judged by entries that are not applied, is told when they are; refused for now if
-    they are dropped (R-WAIT)."""
+    """A refusal for too many siblings that depends on unapplied entries is sent when they are applied; if they are
+    dropped, the write may be retried (R-WAIT)."""
 
     async def scenario(applied: bool) -> IsthmusError:
         async with cluster() as c:

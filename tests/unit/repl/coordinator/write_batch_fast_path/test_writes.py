@@ -1,4 +1,4 @@
-"""Claims on the usual writes: made in one stretch of code, they are what the way of all writes makes of them."""
+"""The fast path for usual writes gives the same results as the general path."""
 
 from __future__ import annotations
 

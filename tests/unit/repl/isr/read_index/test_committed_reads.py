@@ -31,12 +31,12 @@ def check_nonce(effects: list[fx.Effect]) -> int:
 
 
 def effects_of_answer(leader: Replica, nonce: int) -> list[fx.Effect]:
-    """What the leader does when n2 answers a question."""
+    """The leader's effects when n2 answers a leadership check."""
     return leader.step(ev.Received("n2", ms.LeadershipCheckOk(5, TWO.log_id, nonce)), 2)
 
 
 def test_an_eligible_member_outside_the_isr_is_asked() -> None:
-    """It may be elected at any moment: without its word a read could miss what its leadership has committed."""
+    """It may be elected at any moment: without its answer a read could miss entries committed under its leadership."""
     leader = a_leader_of_two()
     nonce = check_nonce(leader.step(ev.ReadRequested(1), 1))
     assert effects_of_answer(leader, nonce) == [fx.ReadReady((1,))]

@@ -1,4 +1,4 @@
-"""The leader's log: what is refused, what is committed, what is applied."""
+"""The leader's log: refused, committed and applied entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TWO = ("n1", "n2")
 
 
 def test_durable_then_committed_then_applied() -> None:
-    """An append asks for durability alone; what follows, follows the events, batch by batch."""
+    """An append only requests durability; the next steps follow from events, batch by batch."""
     replica = a_serving_leader()
     batch = some_entries(5, 21, 4)
     assert replica.step(ev.Append(5, batch), 0) == [fx.Persist(batch)]
@@ -123,7 +123,7 @@ def test_an_eligible_member_outside_the_isr_holds_the_commit_back_until_it_is_cl
 
 
 def test_durability_beyond_the_logs_end_is_a_bug() -> None:
-    """The core asserts what it is told about its own log."""
+    """The core asserts that events about its own log are plausible."""
     replica = a_serving_leader()
     with pytest.raises(AssertionError, match="durable up to 22"):
         replica.step(ev.Persisted(22), 0)
@@ -132,7 +132,7 @@ def test_durability_beyond_the_logs_end_is_a_bug() -> None:
 
 
 def test_same_events_same_effects() -> None:
-    """The core is a value machine: two copies that are told the same do the same."""
+    """The core is deterministic: two replicas with the same events have the same effects."""
     script: list[tuple[ev.Event, int]] = [
         (ev.Append(5, some_entries(5, 21, 3)), 5),
         (ev.Persisted(23), 9),

@@ -80,7 +80,7 @@ def test_a_confirmed_resignation_ends_leadership_with_nothing_unknown() -> None:
 
 
 def test_a_resigned_replica_never_stands_for_election_again() -> None:
-    """Resign is final for the process: nominations are not answered, and it says why."""
+    """A resignation is final for the process: it does not answer nominations, and the reason says why."""
     replica, write = a_resigned()
     replica.step(ev.WriteConfirmed(replace(write.record, version=13)), 5)
     replica.step(ev.RecordSeen(nominated(epoch=6, version=14)), 6)
@@ -94,7 +94,8 @@ def test_a_resigned_replica_never_stands_for_election_again() -> None:
 
 
 def test_an_undecided_write_is_repeated_verbatim_until_the_version_has_moved() -> None:
-    """R-AMBIG: same bytes, same base, at each deadline, whatever else happens; meanwhile nothing is served."""
+    """R-AMBIG: the write has the same bytes and the same base at each deadline, for any other events; meanwhile nothing
+    is served."""
     replica, write = a_resigned()
     assert replica.step(ev.WriteOutcomeUnknown(12), 100) == []
     assert replica.deadline_ms() == 100 + WRITE_REPEAT_MS

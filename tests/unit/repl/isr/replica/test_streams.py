@@ -1,4 +1,4 @@
-"""Replicas whose leader replicates by streams: who joins and leaves, what counts and what does not (R-STREAM)."""
+"""Replicas whose leader replicates by streams: joining, leaving, and acknowledgements that count (R-STREAM)."""
 
 from __future__ import annotations
 
@@ -228,8 +228,8 @@ def test_a_follower_that_left_acknowledges_what_becomes_durable_by_itself() -> N
 
 
 def test_a_follower_that_left_without_missing_anything_acknowledges_by_itself() -> None:
-    """The same when an AppendAck had already told the leader of entries that were not durable yet, so that nothing is
-    sent again."""
+    """This also holds if an AppendAck had already reported entries that were not durable yet, so that nothing is sent
+    again."""
     group = StreamedGroup.joined(TWO)
     began_ms = group.now_ms
     group.slow_disks.add("n2")

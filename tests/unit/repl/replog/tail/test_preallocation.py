@@ -1,4 +1,4 @@
-"""Room ahead of a file's end: when it is made, what it may cost, and what a start makes of zeros in a file."""
+"""Preallocated space at a file's end: when it is allocated, its costs, and zeros in a file at a start."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def opened(disk: MemoryDisk, **options: object) -> tuple[FileLog, Listener]:
 
 
 class KilledLog(NamedTuple):
-    """A log that was killed, and what stood in it."""
+    """A killed log and its contents."""
 
     disk: MemoryDisk
     leos: dict[int, int]
@@ -72,7 +72,7 @@ class KilledLog(NamedTuple):
 
 
 def killed(counts: Sequence[tuple[int, int]], **options: object) -> KilledLog:
-    """A log into which so many entries of these partitions went, killed; all of it is on the platter."""
+    """A killed log with the given numbers of entries of these partitions, all of them on disk."""
     disk = MemoryDisk()
     log, listener = opened(disk, **options)
     for partition, count in counts:
@@ -136,7 +136,7 @@ def test_large_frames_are_not_preallocated() -> None:
 
 
 def test_an_async_log_is_not_preallocated() -> None:
-    """Where no write waits for the disk, room would save nothing."""
+    """Without synchronous writes, preallocation would gain nothing."""
     disk = MemoryDisk()
     log, listener = opened(disk, durability="async")
     append(log, listener, 0, 3)
@@ -160,7 +160,7 @@ def test_preallocated_space_counts_as_used_and_is_released_on_close() -> None:
 
 
 def test_a_failed_release_of_preallocated_space_is_an_error() -> None:
-    """`close` says so; nothing durable is worse for it."""
+    """`close` raises the error; no durable entry is lost."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     append(log, listener, 0)
@@ -174,7 +174,7 @@ def test_a_failed_release_of_preallocated_space_is_an_error() -> None:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EINVAL])
 @pytest.mark.parametrize("partly", [0, 150])
 def test_a_disk_that_refuses_preallocation_still_takes_what_fits(number: int, partly: int) -> None:
-    """A refused wish for room loses no write and is not repeated within the file; what was given of it is used."""
+    """A refused preallocation fails no write and is not repeated within the file; a partly allocated space is used."""
 
     class Refusing(MemoryDisk):
         def allocate(self, fd: int, position: int, length: int) -> None:
@@ -258,8 +258,8 @@ def test_allocated_space_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_unused_preallocated_space_is_the_end_of_a_killed_log() -> None:
-    """Zeros behind the last frame are nobody's loss, whether the store knows all of it or not; they are cut off, and
-    the cut is on the platter."""
+    """Zeros after the last frame are not damage, whether the store knows all entries or not; they are truncated,
+    durably."""
     disk, leos, end = killed([(0, 2), (1, 1)])
     assert len(disk.files[FIRST].cached) > end
     for known in ({}, leos):
@@ -274,7 +274,7 @@ def test_unused_preallocated_space_is_the_end_of_a_killed_log() -> None:
 @pytest.mark.parametrize("kept", [0, 1, 30, 47, 48, 60, 120])
 @pytest.mark.parametrize("torn_at", ["its end", "its beginning"])
 def test_a_torn_frame_in_preallocated_space_is_a_torn_end(kept: int, torn_at: str) -> None:
-    """Of the last frame, which nobody was told of, only a part reached the disk, among zeros: it is cut off."""
+    """Only a part of the last, unreported frame reached the disk, among zeros: it is truncated."""
     disk, _, end = killed([(0, 2), (1, 1)])
     frame = whole_frames(disk, FIRST)[-1]
     if torn_at == "its end":
@@ -286,8 +286,8 @@ def test_a_torn_frame_in_preallocated_space_is_a_torn_end(kept: int, torn_at: st
 
 
 def test_a_durable_frame_that_became_zeros_is_missed_where_its_entries_were_applied() -> None:
-    """When the store knows entries that are zeros now, room is no excuse, and nobody is trusted: the others may have
-    had something there, too."""
+    """If the store knows entries that are zeros now, all partitions are damaged: the others may have had entries there,
+    too."""
     disk, leos, end = killed([(0, 2), (1, 1)])
     frame = whole_frames(disk, FIRST)[-1]
     left = zeroed(disk, FIRST, frame.position, end)
@@ -338,7 +338,7 @@ def two_files() -> tuple[MemoryDisk, dict[int, int]]:
 
 
 def test_a_hole_at_the_end_of_an_old_file_is_found_by_the_next_one() -> None:
-    """Zeros at the end of a file that is not the last hide nothing: the next file says what had stood there."""
+    """Zeros at the end of a file that is not the last hide nothing: the next file records what had been there."""
     disk, leos = two_files()
     assert found_in(disk.clone()) == {p: (leo, False) for p, leo in leos.items()}
     frame = whole_frames(disk, FIRST)[-1]
@@ -353,7 +353,8 @@ def test_a_hole_at_the_end_of_an_old_file_is_found_by_the_next_one() -> None:
 
 
 def test_a_torn_frame_before_the_preallocated_space_of_an_old_file_is_damage() -> None:
-    """What was not cut off when its file was left was durable: zeros behind it make it no torn end."""
+    """Bytes that were not truncated when the next file was begun were durable: zeros after a torn frame do not make it
+    a torn end."""
     disk, leos = two_files()
     frame = whole_frames(disk, FIRST)[-1]
     left = zeroed(disk, FIRST, frame.position + 60, frame.end)

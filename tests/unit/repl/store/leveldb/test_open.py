@@ -1,4 +1,4 @@
-"""What a store refuses to open, and that it says in one sentence what to do."""
+"""Stores that are not opened, with an error of one sentence that includes the remedy."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_file_in_the_place_of_the_directory_is_a_local_fault(memory_directory:
 
 
 def test_a_store_in_use_by_this_process_is_a_local_fault(memory_directory: Path) -> None:
-    """A second open of the same directory says that it is in use."""
+    """A second open of the same directory fails with "in use"."""
     store = open_store(memory_directory / "store")
     with pytest.raises(LocalFault, match="in use") as error:
         open_store(memory_directory / "store")
@@ -158,7 +158,7 @@ def spoil_slots(directory: Path, data: bytes | None) -> None:
 
 @pytest.mark.parametrize("data", [None, b"", b"ISLT" + bytes(60)])
 def test_without_floors_the_store_is_called_damaged(data: bytes | None, memory_directory: Path) -> None:
-    """Both slots damaged or gone is Corruption, with what to do about it, since nobody knows from where to replay."""
+    """If both slots are damaged or missing, the replay position is unknown: Corruption, with the remedy."""
     filled(memory_directory / "store")
     spoil_slots(memory_directory / "store", data)
     with pytest.raises(Corruption, match=r"away \(it alone: the rest of node.data_dir stays\)") as error:
@@ -178,7 +178,7 @@ def test_without_floors_the_store_is_called_damaged(data: bytes | None, memory_d
     ],
 )
 def test_floors_of_a_wrong_shape_are_corruption(value: object, memory_directory: Path) -> None:
-    """A whole slot that says something else than floors is Corruption."""
+    """A valid slot with a value other than floors raises Corruption."""
     filled(memory_directory / "store")
     slots = SlotFile(memory_directory / "store", "floors")
     slots.read()
@@ -262,7 +262,7 @@ def _rows_of_segments(store: LevelStore, segments: list[int]) -> list[bytes]:
 
 
 def test_no_damaged_table_shortens_an_answer(memory_directory: Path) -> None:
-    """Wherever a byte of a table is flipped, each read gives what was written or raises Corruption."""
+    """Whichever byte of a table is flipped, each read returns what was written or raises Corruption."""
     history = History()
     store = open_store(memory_directory / "store")
     for n in range(120):

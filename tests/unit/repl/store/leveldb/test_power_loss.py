@@ -36,7 +36,7 @@ LOSSES = {
 
 
 class Cluster:
-    """Three partitions' logs, what was applied of them, and the twin that nothing happens to."""
+    """Three partitions' logs, the entries applied of them, and a memory store without faults for comparison."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -65,7 +65,7 @@ class Cluster:
         return steps
 
     def replay(self, store: LevelStore, per_step: int = 5, stop_after: int | None = None) -> None:
-        """Write again from the floors what the store says may be missing, then everything behind it."""
+        """Writes again, from the floors, the entries that the store may have lost, then all later ones."""
         written = 0
         for partition, history in self.histories.items():
             at = store.durable_floor(partition) if store.needs_replay() else store.applied(partition).offset
@@ -123,7 +123,7 @@ def recover(cluster: Cluster, directory: Path, boot_id: str) -> bool:
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 def test_a_power_loss_around_every_memtable_switch_loses_nothing(loss: LogLoss, memory_directory: Path) -> None:
-    """Whatever is left of the two logs after a memtable switch, replay from the floors restores every row."""
+    """For any remains of the two logs after a memtable switch, a replay from the floors restores every row."""
     cluster, disk = Cluster(1), LossyDisk()
     store = open_store(memory_directory / "live", disk=disk)
     recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
@@ -208,7 +208,8 @@ def test_a_power_loss_within_a_checkpoint_loses_nothing(
 
 
 def test_a_power_loss_during_replay_is_replayed_again(memory_directory: Path) -> None:
-    """A second loss in the middle of a replay, with or without a checkpoint in it, is no worse than the first."""
+    """A second loss in the middle of a replay, with or without a checkpoint in it, does no more damage than the
+    first."""
     losses = 0
     for seed in range(2):
         for with_checkpoint in (False, True):
@@ -377,7 +378,8 @@ def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(memory_direc
 
 
 def test_a_damaged_key_row_does_not_end_the_sweep(memory_directory: Path) -> None:
-    """Nobody knows which change it points to, so that stays until the row is mended; the node does not end by it."""
+    """The change that it points to is unknown, so that change stays until the row is repaired; the node keeps
+    running."""
     history = History()
     for key in (b"a", b"b"):
         history.put(b"bucket", key, key)

@@ -59,13 +59,13 @@ class FailingDisk(Disk):
     refuses = ""
 
     def sync_file(self, path: Path) -> None:
-        """Fails when told to."""
+        """Fails if `refuses` is "sync"."""
         if self.refuses == "sync":
             raise OSError(5, "Input/output error")
         super().sync_file(path)
 
     def write_slot(self, slots: SlotFile, value: Any) -> None:
-        """Fails when told to."""
+        """Fails if `refuses` is "slot"."""
         if self.refuses == "slot":
             raise LocalFault("cannot write floors")
         super().write_slot(slots, value)

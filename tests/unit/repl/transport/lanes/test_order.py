@@ -68,7 +68,7 @@ lanes = st.sampled_from([Lane.LIVE, Lane.CALLS, Lane.CATCH_UP])
 @settings(max_examples=share(40))
 @given(st.lists(st.tuples(lanes, st.integers(0, 300 * KB)), max_size=15), st.integers(1, 90))
 def test_each_lane_keeps_its_order_and_loses_nothing(items: list[tuple[Lane, int]], share: int) -> None:
-    """Whatever is queued comes out once, in the order of its lane, in pieces that are not too long."""
+    """Every queued message is sent once, in the order of its lane, in pieces within the limit."""
     wire = FakeTransport(share)
     for number, (lane, size) in enumerate(items):
         wire.put(lane, number, size)
@@ -79,7 +79,7 @@ def test_each_lane_keeps_its_order_and_loses_nothing(items: list[tuple[Lane, int
 
 
 def test_small_messages_of_one_turn_make_one_frame() -> None:
-    """What is queued together and is small goes as one frame, up to the longest list that is taken."""
+    """Small messages queued together are sent as one frame, up to the longest list that is accepted."""
     wire = FakeTransport()
     for number in range(LIST_ITEMS_MAX + 1):
         wire.put(Lane.LIVE, number)
@@ -100,7 +100,7 @@ def test_a_live_message_goes_before_what_waits_to_catch_up() -> None:
 
 
 def test_a_batch_never_holds_more_than_one_piece_of_catch_up() -> None:
-    """What is handed over cannot be overtaken, so a batch ends behind a piece of catch-up and is never long."""
+    """Bytes given to the transport cannot be overtaken, so a batch ends after a piece of catch-up and is never long."""
     wire = FakeTransport(share=90)
     for number in range(50):
         wire.put(Lane.CATCH_UP, number, 100 * KB)
@@ -152,7 +152,8 @@ def test_an_idle_catch_up_lane_saves_nothing_up() -> None:
 
 
 def test_the_rate_holds_over_all_connections_that_share_it() -> None:
-    """Two lanes under one cap of 1 MB a second send 1 MB a second together, and the cap says when to come again."""
+    """Two lanes under one cap of 1 MB a second send 1 MB a second together, and the cap returns the time until the next
+    batch."""
     one, other = FakeTransport(rate=1_000_000), FakeTransport()
     other.box = PriorityLanes(calls=FrameKind.ANSWERS, catch_up_share_percent=20, cap=one.cap, sent=one.sent)
     one.put(Lane.CATCH_UP, 0, 10_000_000)

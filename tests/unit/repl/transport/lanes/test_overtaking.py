@@ -1,4 +1,4 @@
-"""Claims about lanes on a real socket: what is urgent arrives before what only waits."""
+"""Lanes on a real socket: urgent messages arrive before waiting ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_live_message_overtakes_what_waits_to_catch_up(loop: str) -> None:
 
 
 def test_a_ping_is_answered_while_large_live_messages_wait(loop: str) -> None:
-    """An answer to a ping stands behind at most one batch of live pieces, not behind all that waits."""
+    """An answer to a ping waits for at most one batch of live pieces, not for all of them."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -110,7 +110,7 @@ def test_acknowledgements_pass_a_large_request(loop: str) -> None:
 
 
 def test_catch_up_ends_beside_busy_live_traffic(loop: str) -> None:
-    """While live messages never cease, what is to be caught up arrives."""
+    """Catch-up completes although live messages never cease."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
