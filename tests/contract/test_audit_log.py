@@ -1,4 +1,4 @@
-"""The audit log: its files, and the double in memory, give the same lines back."""
+"""The audit log: the log of files and the memory log return the same lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def line(at_ms: int) -> dict[str, Any]:
 
 
 async def test_lines_come_back_as_they_were_with_their_ids(opened: Callable[[], Log]) -> None:
-    """From 1 on, in the order of the calls, the newest first."""
+    """Ids begin at 1, in the order of the calls; the newest line comes first."""
     log = opened()
     for at_ms in range(30):
         await log.append(line(at_ms))

@@ -1,4 +1,4 @@
-"""The faults that the memory twin makes on purpose behave as a hurt ensemble does."""
+"""The faults that the memory metastore injects behave like those of a real ensemble."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_disconnected_client_is_unavailable_and_keeps_its_session() -> N
     ],
 )
 async def test_a_spoilt_write_is_ambiguous(fault: WriteFault, now: Versioned | None, later: Versioned | None) -> None:
-    """Each fault raises Ambiguous; whether and when the write happens is the fault's."""
+    """Each fault raises Ambiguous; whether and when the write takes effect depends on the fault."""
 
     client = MemoryMetastore()
     await client.start(lambda _: None)
@@ -51,7 +51,8 @@ async def test_a_spoilt_write_is_ambiguous(fault: WriteFault, now: Versioned | N
 
 
 async def test_a_late_write_that_was_overtaken_does_nothing() -> None:
-    """The copy of an undecided write arrives after its repetition was decided: its version no longer fits."""
+    """The delayed copy of an undecided write arrives after its repetition was decided: its version no longer
+    matches."""
 
     ensemble = MemoryEnsemble()
     client = MemoryMetastore(ensemble)

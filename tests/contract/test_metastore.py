@@ -24,7 +24,7 @@ async def test_the_first_proposed_uuid_is_the_clusters(clients: MetastoreClients
 
 
 async def test_no_log_id_is_allocated_twice(clients: MetastoreClients) -> None:
-    """Gens asked for by two clients at once are all different."""
+    """Two clients that allocate log ids at once get different ones."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         gens = await asyncio.gather(*(client.allocate_gen() for client in (one, two, one, two)))
@@ -81,7 +81,7 @@ async def test_a_write_on_an_overtaken_version_is_a_conflict_and_changes_nothing
 
 
 async def test_small_values_are_written_conditionally(clients: MetastoreClients) -> None:
-    """None means must not exist, a number means must be the version, and anything else is a conflict."""
+    """None requires that the value does not exist, a number requires that version, and anything else is a conflict."""
 
     async with started(clients) as (client, _):
         path = "/queues/to-west/owner"
@@ -115,7 +115,7 @@ async def test_children_are_sorted_names(clients: MetastoreClients) -> None:
 
 
 async def test_a_value_over_the_limit_is_refused_before_it_is_sent(clients: MetastoreClients) -> None:
-    """A value of the limit is kept; one byte more is TooLarge and does not cost the connection."""
+    """A value of exactly the limit is stored; one byte more is TooLarge and does not cost the connection."""
 
     async with started(clients) as (client, events):
         with pytest.raises(TooLarge):
@@ -128,7 +128,7 @@ async def test_a_value_over_the_limit_is_refused_before_it_is_sent(clients: Meta
 
 
 async def test_a_registration_lives_as_long_as_its_session(clients: MetastoreClients) -> None:
-    """A registration is seen by others under its inc and is gone once its client has stopped."""
+    """Other clients see a registration under its session id; it is gone once its client has stopped."""
 
     async with started(clients) as (watcher, _):
         async with started(clients) as (client, _):
@@ -159,7 +159,7 @@ async def test_a_stale_registration_of_an_older_session_is_replaced(clients: Met
 
 
 async def test_hints_come_for_what_was_read(clients: MetastoreClients) -> None:
-    """A change to a record, to the registrations, to a value and to what was absent is hinted after each read."""
+    """After each read, a change to a record, to the registrations, to a value or to a missing path gives a hint."""
 
     async with started(clients) as (reader, events), started(clients) as (writer, _):
         await writer.create_records([a_record()])
@@ -212,7 +212,7 @@ async def test_documents_read_before_a_disconnection_are_hinted_after_it(clients
 
 
 async def test_a_stopped_metastore_is_unavailable(clients: MetastoreClients) -> None:
-    """After stop, calls fail as having had no effect."""
+    """After `stop`, calls fail without effect."""
 
     async with started(clients) as (client, _):
         pass

@@ -26,13 +26,13 @@ from tests.support.metastore_clients import MetastoreClients, a_record, a_regist
 
 
 async def refused(call: Awaitable[object]) -> None:
-    """The call is refused by what is stored."""
+    """The call raises VersionConflict."""
     with pytest.raises(VersionConflict):
         await call
 
 
 def counted(client: Any) -> list[str]:
-    """Paths that the client asks for from now on, in order."""
+    """The paths that the client reads from now on, in order."""
     asked: list[str] = []
     tree = client._tree
 
@@ -49,7 +49,7 @@ def counted(client: Any) -> list[str]:
 
 
 def before_the_commit(client: Any, act: Callable[[], Awaitable[object]]) -> None:
-    """The client's next commit is preceded by `act`, after all that it has read."""
+    """Runs `act` right before the client's next commit, after all its reads."""
     tree, commit = client._tree, client._tree.commit
 
     async def late(what: str, ops: Sequence[Any]) -> Any:
@@ -66,8 +66,8 @@ def before_the_commit(client: Any, act: Callable[[], Awaitable[object]]) -> None
 async def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one_is_removed(
     clients: MetastoreClients,
 ) -> None:
-    """The second node with an id gets WrongIdentity, which names the first, and leaves no trace; so it does while the
-    first is down, which could not start again otherwise. `node remove` frees the id."""
+    """The second node with an id gets WrongIdentity, which names the first, and leaves no trace. This also holds while
+    the first is down; otherwise it could not start again. `node remove` frees the id."""
 
     async with started(clients) as (two, _):
         async with started(clients) as (one, _):
@@ -209,7 +209,7 @@ async def test_an_id_left_by_an_older_session_of_the_node_is_taken_over(clients:
 
 
 async def test_nodes_that_were_given_no_id_meet_at_zero(clients: MetastoreClients) -> None:
-    """0 is an id like any other: the second node of a cluster must be given its own."""
+    """0 is an id like any other: the second node of a cluster must be given another one."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         await one.register(a_registration("n1"))
@@ -218,7 +218,7 @@ async def test_nodes_that_were_given_no_id_meet_at_zero(clients: MetastoreClient
 
 
 async def test_a_registration_comes_back_with_all_its_fields(clients: MetastoreClients) -> None:
-    """Address, id, rack and spare gen come back as they were registered."""
+    """Address, id, rack and spare log id are read back as they were registered."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         wanted = a_registration("n1", spare_log_id=12, cluster_address="h:7001", id=3, rack="r1")
@@ -230,8 +230,8 @@ async def test_a_registration_comes_back_with_all_its_fields(clients: MetastoreC
 
 
 async def test_a_write_that_names_a_member_checks_its_registration_and_log_id(clients: MetastoreClients) -> None:
-    """It succeeds for a registered, active node of that gen, be it noted or spare, and is a Conflict that changes
-    nothing when the node is absent, leaving, or of another gen (H8, H10)."""
+    """It succeeds for a registered, active node with that log id, recorded or spare, and is a Conflict that changes
+    nothing if the node is absent, leaving, or has another log id (H8, H10)."""
 
     async with started(clients) as (leader, _):
         async with started(clients) as (follower, _):
@@ -258,8 +258,8 @@ async def test_a_write_that_names_a_member_checks_its_registration_and_log_id(cl
 async def test_a_change_between_the_checks_and_the_write_refuses_the_write(
     change: str, clients: MetastoreClients
 ) -> None:
-    """The checks hold at the moment of the write: a new gen, a leave, an ended session, a new session that is leaving
-    (whose znode begins at version 0 again), or another writer, all in the last moment, refuse it."""
+    """The checks hold at the moment of the write: a new log id, a leave, an ended session, a new session that is
+    leaving (whose znode begins at version 0 again), or another writer at the last moment refuses it."""
 
     async with started(clients) as (leader, _), started(clients) as (follower, events):
         await follower.register(a_registration("n2", log_ids={3: 9}))
@@ -288,7 +288,7 @@ async def test_a_change_between_the_checks_and_the_write_refuses_the_write(
 
 
 async def test_log_ids_are_noted_before_the_registration_and_outlive_it(clients: MetastoreClients) -> None:
-    """The persistent znode of a node moves its version with its gens, and only then; it outlives the session."""
+    """The version of a node's persistent znode changes only with its log ids; the znode outlives the session."""
 
     async with started(clients) as (watcher, _):
         versions = []
@@ -324,8 +324,8 @@ async def test_a_claim_is_held_by_one_session_until_it_goes(clients: MetastoreCl
 
 
 async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(clients: MetastoreClients) -> None:
-    """The value does not make it ours: an older session that may still act keeps its claim until it ends (H28, H30),
-    and what our own session lost by expiring is not held any more."""
+    """An equal value does not make the claim ours: an older session that may still act keeps its claim until it ends
+    (H28, H30), and a claim that our own session lost by expiring is not held any more."""
 
     async with started(clients) as (new, events):
         async with started(clients) as (old, _):
@@ -345,7 +345,7 @@ async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(clien
 
 
 async def test_records_and_values_are_created_together_or_not_at_all(clients: MetastoreClients) -> None:
-    """A value whose version has moved, or that exists already, keeps the records from being made, and the reverse."""
+    """If a value has another version, or exists already, no record is created, and vice versa."""
 
     async with started(clients) as (client, _):
         version = await client.put("/types/default", b"old", None)

@@ -68,7 +68,7 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path):
 
 
 def test_entries_come_back_as_they_were_appended(subject: Subject) -> None:
-    """Durable entries are read back equal, field by field, in every cut of the range."""
+    """Durable entries are read back equal, field by field, for every part of the range."""
     log = subject.log
     listener = Listener(log)
     appended = entries(3, 0, 9, size=70)
@@ -152,8 +152,8 @@ def test_another_log_takes_the_runs_of_an_append_byte_for_byte(subject: Subject)
 
 
 def test_encoded_runs_are_taken_like_entries(subject: Subject) -> None:
-    """They follow on what the log has, entries and truncations follow on them, and they are read back equal, also after
-    the lengths of several runs."""
+    """They continue the log, entries and truncations can follow them, and they are read back equal, also after the
+    lengths of several runs."""
     donor = MemoryLog(size_limit_bytes=10_000, capacity_bytes=1 << 30)
     Listener(donor)
     first, second, third = entries(1, 0, 3), entries(1, 3, 4, size=200), entries(1, 7, 2)
@@ -186,7 +186,7 @@ def test_encoded_runs_must_follow(subject: Subject) -> None:
 
 
 def test_a_full_disk_refuses_encoded_runs(subject: Subject) -> None:
-    """OutOfStorage, and nothing of any run is taken."""
+    """It raises OutOfStorage and appends nothing of any run."""
     donor = MemoryLog(size_limit_bytes=10_000, capacity_bytes=1 << 30)
     Listener(donor)
     runs = [*donor.append(0, entries(1, 0, 2, size=300)), *donor.append(1, entries(1, 0, 2, size=300))]
@@ -222,7 +222,7 @@ def test_truncation_drops_the_end_and_offsets_are_taken_again(subject: Subject) 
 
 
 def test_truncation_to_the_end_is_reported_too(subject: Subject) -> None:
-    """A truncation that drops nothing is still answered once it is durable."""
+    """A truncation that drops nothing is still reported once it is durable."""
     log = subject.log
     listener = Listener(log)
     log.append(0, entries(1, 0, 2))
@@ -313,8 +313,8 @@ def test_pins_keep_the_log_within_twice_its_size(subject: Subject) -> None:
 
 
 def test_a_dropped_partition_log_keeps_no_file(subject: Subject) -> None:
-    """Its entries go with their files though no floor passes them, its end stays known, and it takes no entry before it
-    was restarted."""
+    """Its entries go with their files although no floor passes them; its end stays known, and it takes no entry before
+    it is restarted."""
     log = subject.log
     listener = Listener(log)
     log.append(1, entries(1, 0, 30, size=60))
@@ -336,7 +336,7 @@ def test_a_dropped_partition_log_keeps_no_file(subject: Subject) -> None:
 
 
 def test_a_log_reports_that_it_is_above_its_limit(subject: Subject) -> None:
-    """Not while it is below; and then again and again, while it grows."""
+    """It reports nothing below the limit, and repeated reports while it grows above it."""
     log = subject.log
     told: list[int] = []
     listener = Listener(log, lambda: told.append(log.stats().size_bytes))
@@ -429,7 +429,8 @@ def test_a_disk_that_others_fill_is_noticed_without_a_write(subject: Subject) ->
 
 
 def test_a_full_disk_refuses_and_recovers(subject: Subject) -> None:
-    """Without room appends raise OutOfStorage and change nothing, reads go on; with room again all is well."""
+    """Without space appends raise OutOfStorage and change nothing, and reads continue; with space again appends
+    succeed."""
     log = subject.log
     listener = Listener(log)
     log.append(0, entries(1, 0, 2))

@@ -62,7 +62,7 @@ def history_of(operations: list[Put | Other]) -> History:
 
 
 def check_fold(store: Store, history: History) -> None:
-    """Every read agrees with the latest entries."""
+    """Checks that every read agrees with the latest entries."""
     p = history.partition
     latest = history.latest
     changes = store.changes(p, 0, 1_000)
@@ -92,7 +92,7 @@ def check_fold(store: Store, history: History) -> None:
 
 
 def check_times(store: Store, history: History) -> None:
-    """`offset_at` never skips a change, and is exact where the leaders' clocks rose."""
+    """Checks that `offset_at` never skips a change, and is exact where the leaders' clocks rose."""
     p = history.partition
     puts = [e for e in history.entries if e.kind == EntryKind.DATA]
     for at_s in range(-1, 22):

@@ -1,4 +1,4 @@
-"""A key's rows written again over damaged ones: only over those that were seen, and only what is the latest here."""
+"""The repair of a key's damaged rows: only rows that were compared are overwritten, and only with the latest ones."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def same(giver: Store, taker: Store) -> bool:
 
 @pytest.mark.parametrize("damaged", [b"\xc1 no row", None, "another offset"])
 def test_a_damaged_row_is_what_it_was(pair: Any, damaged: Any) -> None:
-    """A key row that cannot be read, is gone, or names another key's offset: afterwards all rows are the giver's, and
-    no other key has lost its place among the changes."""
+    """For a key row that cannot be read, is missing, or names another key's offset: after the repair all rows equal
+    those of the other replica, and no other key has lost its change row."""
     (giver, taker), _ = pair
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")
     assert right is not None
@@ -105,7 +105,7 @@ def test_a_row_changed_since_is_not_repaired(pair: Any) -> None:
 
 
 def test_a_far_replica_and_malformed_rows_are_refused(pair: Any) -> None:
-    """Rows come from elsewhere already; and a chunk is of one key."""
+    """A replica in state transfer gets its rows elsewhere, and a chunk must have exactly one key."""
     (giver, taker), _ = pair
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")
     with pytest.raises(Corruption, match="0 rows where one"):

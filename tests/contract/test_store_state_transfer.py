@@ -41,7 +41,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 class Writer:
-    """Makes entries as a leader does: each names the offset of its key's change before."""
+    """Makes entries as a leader does: each has the offset of its key's previous change."""
 
     def __init__(self, seed: int = 1) -> None:
         self.random = Random(seed)
@@ -118,8 +118,8 @@ class FaultyDisk(Disk):
 
 
 def test_a_kill_at_a_round_end_below_the_old_floor_leaves_a_store_that_opens(tmp_path: Path) -> None:
-    """A copy that began with nothing may end where it was never so low: its leader has not applied as much yet. No
-    floor of the rows that are gone may be left then, or the store would be called damaged and the node not start."""
+    """A replica that began empty may end at a lower offset than before, since its leader has applied less. No floor of
+    the deleted rows may be left then, or the store would count as damaged and the node would not start."""
     giver = opened(tmp_path / "a")
     giver.write([Writer().step(20)])
     disk = FaultyDisk()
@@ -151,7 +151,7 @@ def test_a_kill_at_a_round_end_below_the_old_floor_leaves_a_store_that_opens(tmp
 
 def test_a_round_makes_the_receiver_equal_to_the_sender(pair: list[Store]) -> None:
     """After several rounds from other positions all rows are the same, change rows of older changes are gone, and both
-    go on with the same entries."""
+    stores apply the same entries."""
     giver, taker = pair
     writer = Writer()
     first = writer.step(30)
@@ -212,8 +212,8 @@ def test_a_snapshot_shows_what_was_when_it_was_taken(pair: list[Store]) -> None:
 
 
 def test_a_damaged_key_row_does_not_block_a_state_transfer(pair: list[Store]) -> None:
-    """A row of the copy that cannot be read is written over as any other, and its place in the index of changes goes:
-    afterwards both hold the same."""
+    """The receiver overwrites its unreadable row like any other, and its change row is deleted: afterwards both stores
+    hold the same."""
     giver, taker = pair
     writer = Writer()
     first = writer.step(60)

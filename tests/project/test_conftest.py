@@ -130,10 +130,9 @@ def test_stuck():
 
 
 def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest on one module below a copy of the conftest whose grace is short.
-
-    Its temporary files are its own: else it would also clean up those of earlier runs, together with all others that
-    do, and take as long as that takes or end with a warning."""
+    """Runs pytest on one module, with a copy of the conftest that has short time limits. The run has temporary files of
+    its own; otherwise it would also delete those of earlier runs, concurrently with others, which is slow or ends with
+    a warning."""
     (folder / "tests").mkdir()
     shutil.copy(REPOSITORY / "pyproject.toml", folder / "pyproject.toml")
     conftest = (REPOSITORY / "tests" / "conftest.py").read_text()

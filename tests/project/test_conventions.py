@@ -39,7 +39,7 @@ def modules(*tops: str) -> Iterator[tuple[Path, str]]:
 
 
 def test_every_module_has_a_docstring() -> None:
-    """Every module begins with what it is for."""
+    """Every module begins with a docstring about its purpose."""
     begins = re.compile(r'(#.*\n|\s)*"""[^"\s]')
     missing = [str(path) for path, text in modules(*PACKAGES, "bench", "tests") if not begins.match(text)]
     assert not missing
@@ -110,7 +110,7 @@ def folders() -> frozenset[Path]:
 
 
 def test_no_bytes_become_code() -> None:
-    """Nothing unpickles, evaluates or runs what it was sent: no such import or call anywhere."""
+    """No import or call anywhere unpickles, evaluates or executes received data."""
     found = []
     banned = re.compile(rf"\b({'|'.join(BANNED)})\b")
     for path, text in modules(*PACKAGES, "bench", "tests"):
@@ -146,7 +146,7 @@ def test_nothing_is_left_to_do() -> None:
 
 
 def test_scripts_can_be_run() -> None:
-    """Files of .ci are executable and say by what they are run."""
+    """Files of .ci are executable and name their interpreter."""
     scripts = [path for path in checked_in() if path.parts[0] == ".ci"]
     for path in scripts:
         assert (CHECKOUT / path).stat().st_mode & 0o100, path

@@ -1,4 +1,4 @@
-"""Commands that documents show exist, and samples are what they say."""
+"""Commands in documents exist, and samples are valid."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_commands_are_found_in_documents() -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.name)
 def test_samples_load(sample: Path) -> None:
-    """Every sample in config/samples is a right file of its kind: a node's, or a topology of clusters."""
+    """Every sample in config/samples is a valid file of its kind: a node's, or a topology of clusters."""
     if re.search(r"^\[node\]", sample.read_text(), re.MULTILINE):
         assert load_file(sample).node.name
     else:

@@ -113,7 +113,7 @@ def test_an_unusable_python_named_by_the_user_is_reported(checkout: Path) -> Non
 
 
 def of_speed(path: Path, micros: int, version: str = "3.11", *, has_pip: bool = True) -> Path:
-    """Something that speaks as a Python of this speed, and can make no environment."""
+    """A program that behaves like a Python of this speed, and cannot create environments."""
     return program(
         path,
         f"""case "$2" in
@@ -207,7 +207,7 @@ def build_editable(folder, settings=None, metadata=None):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_failed_step_shows_the_end_of_its_log_and_is_tried_again(checkout: Path) -> None:
-    """A package that cannot be had ends the script with pip's own words, and nothing counts as installed."""
+    """If a package cannot be installed the script ends with pip's own message, and nothing counts as installed."""
     shim = checkout / "shims"
     program(shim / "python3.11", "exit 127")
     program(shim / "python3.12", f'exec "{whole_python()}" "$@"')

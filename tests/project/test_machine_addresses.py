@@ -78,7 +78,7 @@ def test_a_change_waits_for_pages_and_pages_for_a_change(locks: tuple[str, str])
 
 
 def test_pages_that_come_later_wait_behind_a_change(locks: tuple[str, str]) -> None:
-    """Pages in turns cannot keep a network out."""
+    """Processes that open pages in turns cannot block a change of addresses for ever."""
     with addresses_stay():
         change = start(locks, "addresses_change")
         while not is_held(locks[1]):

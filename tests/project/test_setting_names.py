@@ -78,7 +78,7 @@ def unknown_names(modules: dict[str, str], documents: dict[str, str]) -> list[st
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    """In messages of all packages and in all documents."""
+    """This covers messages of all packages and all documents."""
     modules = {
         str(p.relative_to(REPOSITORY)): p.read_text() for name in PACKAGES for p in (REPOSITORY / name).rglob("*.py")
     }

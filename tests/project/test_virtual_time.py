@@ -1,4 +1,4 @@
-"""tests/support/virtual_time.py: waiting costs no time, and what would wait for ever fails."""
+"""tests/support/virtual_time.py: waiting takes no real time, and a wait without end fails."""
 
 from __future__ import annotations
 
