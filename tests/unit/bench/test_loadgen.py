@@ -117,7 +117,7 @@ async def test_refused_requests_are_not_counted_as_done() -> None:
 
 @pytest.mark.timing
 async def test_a_paced_load_keeps_its_rate_and_its_time_limit() -> None:
-    """200 a second: no faster, and nothing is begun after the limit."""
+    """At a rate of 200 a second it is not faster, and nothing is begun after the limit."""
 
     async with running_server() as (_, load):
         result = await load.run(Phase("put", 0, 10_000, connections=4, rate=200, limit_s=0.5))

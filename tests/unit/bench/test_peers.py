@@ -156,7 +156,7 @@ def test_versions_are_read_as_servers_print_them(printed: str, version: tuple[in
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_topology_of_our_clusters_is_what_the_figures_name(nodes: int) -> None:
-    """So many nodes a side, all of them replicas, and the partitions that were asked for."""
+    """It has the given number of nodes per side, all of them replicas, and the given number of partitions."""
     topology = parse_topology(Isthmus(nodes, 48).topology(), Path("bench.toml"))
     assert {name: len(cluster.nodes) for name, cluster in topology.clusters.items()} == {"a": nodes, "b": nodes}
     ports = dict.fromkeys((port.purpose for port in topology.ports()), 1)

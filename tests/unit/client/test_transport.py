@@ -151,7 +151,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 
 
 def test_connecting_to_several_addresses_ends_in_its_time(sender: Senders, names: Names) -> None:
-    """All together have the time for connecting, not each of them."""
+    """All addresses together have the time for connecting, not each of them."""
     names["many.test"] = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
     with silent(*names["many.test"]) as port:
         begun = time.monotonic()
@@ -162,7 +162,7 @@ def test_connecting_to_several_addresses_ends_in_its_time(sender: Senders, names
 
 
 def test_a_silent_address_leaves_time_for_the_next(sender: Senders, names: Names) -> None:
-    """And one that refuses leaves all of it."""
+    """An address that refuses leaves all of it."""
     names["some.test"] = ("127.0.0.2", "127.0.0.3", "127.0.0.1")
     server = RawServer(lambda s: server.serve(reply(204))(s))
     with server, silent("127.0.0.2", port=server.port):
@@ -217,7 +217,7 @@ def test_a_connection_that_breaks(sender: Senders, part: bytes) -> None:
 
 @pytest.mark.parametrize("garbage", [b"SSH-2.0-OpenSSH\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x16" * 20 + b"\r\n\r\n"])
 def test_what_is_not_http(sender: Senders, garbage: bytes) -> None:
-    """It is named as such."""
+    """The error says so."""
 
     def script(connection: socket.socket) -> None:
         server.read_request(connection)
@@ -253,7 +253,7 @@ def test_an_answer_that_is_too_large_is_not_held(sender: Senders, monkeypatch: p
 
 @pytest.mark.parametrize("drips", [False, True])
 def test_an_attempt_ends_in_its_time(sender: Senders, drips: bool) -> None:
-    """Also when a byte arrives now and then, which no limit of a single wait would notice."""
+    """This also holds if a byte arrives now and then, which no limit of a single wait would notice."""
 
     def script(connection: socket.socket) -> None:
         server.read_request(connection)
@@ -292,7 +292,7 @@ def test_a_refusal_that_comes_before_the_body_is_read(sender: Senders) -> None:
 
 
 def test_a_request_that_http_does_not_permit(sender: Senders) -> None:
-    """It is the caller's fault, and not sent."""
+    """The error is BadRequest, and nothing is sent."""
     with RawServer(lambda s: None) as server, pytest.raises(BadRequest):
         sender.send(to(server, Request(b"GET", b"/x", ((b"a b", b"c"),))))
 

@@ -53,7 +53,7 @@ def test_the_content_type_decides_on_the_bytes(value: Any, content_type: str | N
 
 
 def test_content_types_of_values_without_one() -> None:
-    """By the type of the value."""
+    """It follows from the type of the value."""
     types = [encode_value(value, None, {})[1] for value in (b"", "", {}, 1, None, True)]
     assert types == ["application/octet-stream", "text/plain; charset=utf-8", *["application/json"] * 4]
 
@@ -71,7 +71,7 @@ def test_content_types_of_values_without_one() -> None:
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(value: Any, content_type: str | None) -> None:
-    """With the type of the value and the content type."""
+    """The error names the type of the value and the content type."""
     with pytest.raises(BadRequest, match=f"{type(value).__name__}.*cannot be stored as") as caught:
         encode_value(value, content_type, CODECS)
     assert caught.value.reason == "bad-value"

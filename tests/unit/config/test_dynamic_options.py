@@ -13,7 +13,7 @@ from isthmus.config.settings import ReplicationSettings
 
 
 def test_an_option_that_a_file_may_set_has_the_files_default_and_range() -> None:
-    """One number must not have two truths."""
+    """Defaults and ranges must not differ between the two places."""
     defaults = {field.name: field.default for field in dataclasses.fields(ReplicationSettings)}
     forms = {key.field: key.form for key in keys_of(ReplicationSettings).values()}
     for option in OPTIONS.values():

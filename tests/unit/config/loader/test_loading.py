@@ -193,7 +193,7 @@ def test_a_fault_in_an_inline_table_has_its_line() -> None:
     ],
 )
 def test_text_that_is_no_toml_gives_one_line(text: str, sentence: str | None) -> None:
-    """Syntax errors have line and column; hostile nesting and numbers are refused, never a traceback."""
+    """Syntax errors have line and column; hostile nesting and numbers are refused without a traceback."""
     found = faults(text)
     if sentence is not None:
         assert found == [sentence]

@@ -136,7 +136,7 @@ def test_a_broken_relation_is_a_fault_at_the_key_that_was_set(text: str, path: s
 
 
 def test_a_relation_is_silent_where_one_value_is_wrong_by_itself() -> None:
-    """Nobody is sent after a second fault that only follows from the first."""
+    """A second fault that only follows from the first is not reported."""
     text = "[[queues]]\nname = ''\n[[queues]]\nname = ''\n[sink]\ndelay_min = '9s'\ndelay_max = 5\n"
     with pytest.raises(ConfigError) as caught:
         load_text(NODE + text, Path("n.toml"))
