@@ -1,4 +1,5 @@
-"""A run's directory, totals and repairs, without Spark: nothing finished is done again, nothing unread is equal."""
+"""A run's directory, totals and repairs, without Spark: finished work is not repeated, and unread keys never count as
+equal."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_omitted_findings_are_reported(tmp_path: Path, counts: dict[str, int], c
 
 
 def test_a_second_look_that_never_came_to_be_counts_nothing(tmp_path: Path) -> None:
-    """A wave that Spark lost leaves no rows, so the keys stay unreachable and the counts close."""
+    """A wave that Spark lost has no rows, so its keys stay unreachable and the counts add up."""
     run = RunDirectory(str(tmp_path), "r")
     differs = Wave(0, FIRST, 5, (chunk_result(0, match=3, candidates=2), chunk_result(1)))
     assert outcome(run, differs, Wave(1, SECOND, 6, (chunk_result(0, "spark: lost"),))) == (
@@ -108,8 +109,8 @@ def test_verdicts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_id_belongs_to_one_comparison(tmp_path: Path) -> None:
-    """The same question goes on, another one is refused by name of what differs; waves come back as they were. The
-    summary has the code's version and a hash that runs of the same question share."""
+    """A run with the same question continues, and another one is refused with the differing option; waves are read back
+    as they were written. The summary has the code's version and a hash that runs of the same question share."""
     run = RunDirectory(str(tmp_path), "r")
     assert not run.open({"left": "a", "full": True})
     assert run.open({"left": "a", "full": True})
@@ -169,8 +170,8 @@ class FakeQueue:
 
 
 def test_a_repair_is_resumed_and_leaves_alone_what_it_must(tmp_path: Path) -> None:
-    """A plan counts what one side can send, never what is corrupt or ahead elsewhere; broken off, it goes on behind the
-    last batch on record, and all keys are queued; done, it queues nothing more."""
+    """A plan counts the keys that one side can send, never corrupt ones or those ahead elsewhere. After an interruption
+    it continues after the last recorded batch, and all keys are queued; when done, it queues nothing more."""
     run = RunDirectory(str(tmp_path), "r")
     seen = ObservedKey(b"\x90", 1, 5, False, 10, 1)
     rows = [

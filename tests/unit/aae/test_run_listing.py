@@ -1,4 +1,4 @@
-"""Runs of a directory as a node lists them: true states, bounded reading, and nothing damaged that hides others."""
+"""The runs of a directory as a node lists them: correct states, bounded reads, and damaged runs that hide no others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def only(root: Path) -> dict[str, Any]:
 
 
 def test_the_state_of_a_run_follows_from_its_progress_and_summary(tmp_path: Path) -> None:
-    """Begun, on its way, silent for long, interrupted, ended; and on its way again after an incomplete end."""
+    """The states are begun, running, silent for long, interrupted, and ended; and running again after an incomplete
+    end."""
     run = comparison(tmp_path)
     assert (only(tmp_path)["state"], only(tmp_path)["counts"]) == ("unknown", None)
     counts = {"match": 4, "waiting": 2}

@@ -61,7 +61,7 @@ class FakeCluster:
         ]
 
     def fill(self, count: int) -> None:
-        """Put keys where they belong, and keep the trees."""
+        """Writes keys to the leaders of their partitions, and updates the trees."""
         for number in range(count):
             name = (b"b%d" % (number % 3), b"key-%d" % number)
             self.names[name] = partition_index(key_hash(*name), COUNT)
@@ -189,8 +189,8 @@ async def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
 async def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Partition 0 moves to a node that has answered already, and the old copy goes before its rows are read: the
-    answers are not taken for all rows; asked again, they are."""
+    """Partition 0 moves to a node that has answered already, and the old replica is removed before its rows are read:
+    the answers are not taken for all rows; a repeated request gets them."""
 
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0)
     segments = tuple(sorted({segment_of(key_hash(*name)) for name in cluster.names}))

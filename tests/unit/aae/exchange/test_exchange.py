@@ -61,7 +61,7 @@ class FakeSide:
         return tree
 
     def listed(self, ask: Clocks, since_ms: int) -> RowPage:
-        """Rows of the segments asked for, never many more than ROWS_MAX."""
+        """Rows of the requested segments, never many more than ROWS_MAX."""
         rows: list[ComparedRow] = []
         for covered, segment in enumerate(ask.segments):
             if len(rows) >= ROWS_MAX:
@@ -76,7 +76,7 @@ class FakeSide:
 
 
 class Run:
-    """Drives a machine; `on_pause` is what happens in the clusters meanwhile."""
+    """Drives a machine; `on_pause` is called during each of its pauses."""
 
     def __init__(self, source: FakeSide, sink: FakeSide, on_pause: Callable[[], None] = lambda: None) -> None:
         self.sides = (source, sink)
@@ -146,7 +146,7 @@ def two_clusters(count: int) -> tuple[FakeSide, FakeSide]:
 
 
 def test_equal_clusters_are_proven_equal_by_one_look_at_the_roots() -> None:
-    """Nothing but the roots is asked for."""
+    """Only the roots are requested."""
     run = Run(*two_clusters(200))
     assert run.verdict() is ExchangeVerdict.IN_SYNC
     assert run.asked == [Roots]
@@ -219,7 +219,8 @@ def test_filtered_keys_are_never_a_difference() -> None:
 
 
 def test_a_run_limited_to_recent_changes_calls_nothing_missing_that_is_old() -> None:
-    """With rows of recent changes alone, a key that the sink has in an older version is behind there, not missing."""
+    """With rows of recent changes alone, a key that the sink has in an older version is reported as behind, not
+    missing."""
     source, sink = two_clusters(50)
     source.put(row(3, ((A, 99, 0),), modified_ms=5_000))
     del sink.rows[b"b", b"4"]
@@ -229,7 +230,7 @@ def test_a_run_limited_to_recent_changes_calls_nothing_missing_that_is_old() -> 
 
 
 def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
-    """Leaves differ and no row of the time range does: the run is incomplete, and with all times it finds the key."""
+    """Leaves differ but no row of the time range does: the run is incomplete; with all times it finds the key."""
     source, sink = two_clusters(50)
     del sink.rows[b"b", b"4"]
     run = Run(source, sink)
@@ -239,8 +240,8 @@ def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
 
 
 def test_filtered_keys_explain_leaves_that_differ_outside_the_range() -> None:
-    """Old keys that a filter leaves out differ for ever: a range's run reads them whole and is in sync, however many
-    they are; one old key that counts makes it incomplete, unless that was only on its way."""
+    """Old keys that a filter excludes differ for ever: a run of a range reads them completely and is in sync, however
+    many they are. One old key that is included makes it incomplete, unless it was only in transit."""
     source, sink = two_clusters(600)
     for n in range(300):
         del sink.rows[b"b", b"%d" % n]
@@ -309,8 +310,8 @@ def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
 @pytest.mark.parametrize("since_ms", [0, 4_000])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_tree_that_is_wrong_proves_nothing(since_ms: int, filtered: bool) -> None:
-    """Leaves that differ for ever over equal rows make a run incomplete, with a filter and of a time range, too; where
-    the leaf changes meanwhile it was a change on its way, and both are in sync."""
+    """Leaves that differ for ever over equal rows make a run incomplete, also with a filter or a time range. If the
+    leaf changes meanwhile the change was in transit, and both are in sync."""
     source, sink = two_clusters(50)
     source.flaw = (key_hash(b"b", b"9") >> 44, 77)
 
@@ -332,8 +333,8 @@ def test_a_tree_that_is_wrong_proves_nothing(since_ms: int, filtered: bool) -> N
 
 
 def test_no_crowd_of_changes_that_arrived_hides_a_tree_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of segments have equal rows by the time that these are read, and one behind them all has a wrong leaf:
-    that one is found."""
+    """Hundreds of segments have equal rows by the time they are read, and one after them has a wrong leaf, which is
+    found."""
     source, sink = two_clusters(50)
     source.put(*(row(n, ((A, 10_000 + n, 0),)) for n in range(600)))
     sink.flaw = ((1 << 20) - 1, 9)
@@ -376,8 +377,8 @@ def test_a_check_compares_no_more_segments_than_its_limit_and_the_next_ones_go_o
 
 
 def test_lasting_differences_in_some_segments_do_not_starve_others() -> None:
-    """Keys that are ahead on the other side differ for ever from here; runs that begin elsewhere find the one that can
-    be repaired."""
+    """Keys that are ahead on the other side differ for ever from here; runs that begin at another segment find the one
+    that can be repaired."""
     source, sink = two_clusters(10)
     for n in range(10, 300):
         sink.put(row(n, ((B, n + 1, 0),)))
@@ -402,7 +403,7 @@ def test_repairs_that_could_not_be_queued_make_the_verdict_differing() -> None:
 
 
 def test_answers_that_cover_less_are_asked_for_again() -> None:
-    """Sides that answer for different numbers of segments, a few at a time: still each difference once."""
+    """If the sides answer for different numbers of segments, a few at a time, each difference is still found once."""
     source, sink = two_clusters(400)
     for n in range(0, 400, 2):
         del sink.rows[b"b", b"%d" % n]
@@ -444,7 +445,7 @@ def test_deleted_keys_and_absent_ones_are_the_same() -> None:
 
 
 def test_the_words_of_a_difference() -> None:
-    """Each pair of rows has one kind and one side, and equal rows have none."""
+    """Each pair of rows has one kind and one side; equal rows have none."""
     old, new = row(1, ((A, 1, 0),)), row(1, ((A, 2, 0),))
     pairs = {
         (new, old): (DifferenceKind.BEHIND, BehindSide.SINK),

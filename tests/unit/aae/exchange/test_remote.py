@@ -13,8 +13,8 @@ from isthmus.repl.http.client import HttpRefused
 
 
 async def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
-    """Keys of any length that config allows, some hundred at once: each question is one that the other cluster reads,
-    each key is in one of them, and what was taken adds up."""
+    """For some hundred keys of any length that config allows, each request is one that the other cluster accepts, each
+    key is in one of them, and the accepted counts add up."""
     peer = PeerTrees(["http://127.0.0.1:9"], own=b"o" * 16, timeout_ms=1_000)
     sizes: list[int] = []
     told: list[tuple[bytes, bytes]] = []

@@ -33,7 +33,7 @@ def row(bucket: bytes, key: bytes, modified_ms: int) -> ComparedRow:
 
 
 class FakeEnd:
-    """A cluster of made rows; `failures` is what its answers to questions about `trouble_at` become."""
+    """A cluster of generated rows; `failures` has the errors of its answers, by request."""
 
     def __init__(self, *rows: ComparedRow) -> None:
         self.rows = list(rows)
@@ -96,7 +96,8 @@ async def outcome(source: FakeEnd, sink: FakeEnd, scope: ExchangeScope) -> tuple
 
 
 async def test_a_range_without_the_differing_keys_is_not_in_sync() -> None:
-    """Leaves that differ by a change outside the times or the bucket of a run make it incomplete; within, a repair."""
+    """Leaves that differ by a change outside the times or the bucket of a run make it incomplete; a difference within
+    is repaired."""
     source, sink = FakeEnd(row(b"b", b"old", 1_000), row(b"b", b"both", 5_000)), FakeEnd(row(b"b", b"both", 5_000))
     times, repaired = await outcome(source, sink, ExchangeScope(b"default", since_ms=2_000, before_ms=9_000))
     assert (times.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
@@ -111,7 +112,7 @@ async def test_a_range_without_the_differing_keys_is_not_in_sync() -> None:
 
 
 async def test_a_difference_masked_by_another_key_of_its_segment_is_not_in_sync() -> None:
-    """In a range's run a segment may have one key that a filter leaves out and one of another time that differs: the
+    """In a run of a range, a segment may have one key that a filter excludes and one of another time that differs: the
     first does not explain the second."""
     segment = key_hash(b"b", b"0") >> (64 - 12)
     names = (b"%d" % n for n in range(1, 100_000))
@@ -256,7 +257,8 @@ async def test_references_queued_before_an_early_end_are_counted() -> None:
 
 
 async def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> None:
-    """Keys with other content under the same clock are found again at every check: no line for each of thousands."""
+    """Keys with different content under the same clock are found again at every check, so there is no log line for each
+    of thousands."""
     rows = [row(b"b", b"%d" % n, 5_000) for n in range(300)]
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     sides = {"source": FakeEnd(*rows), "sink": FakeEnd(*(r._replace(hash64=8) for r in rows))}

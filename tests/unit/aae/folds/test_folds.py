@@ -1,4 +1,4 @@
-"""Folds: every row of a scope once, however small the pages; the right ones named, counted or acted upon."""
+"""Folds: every row of a scope once, with pages of any size; the right keys are named, counted or acted upon."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ async def test_damage_is_named_within_the_scope_alone(fixture: FoldFixture) -> N
 
 
 async def test_pages_are_passed_on_to_the_leader(fixture: FoldFixture) -> None:
-    """A node that does not lead asks the one that does, over the wire; without a leader it is NotReady."""
+    """A node that does not lead forwards the request to the leader, over the wire; without a leader it is NotReady."""
 
     leaders: dict[int, str] = {PARTITION: "n2"}
     n2 = FoldRouter(fixture.folds, node="n2", leaders=Routes(leaders), rpc=FakeRpc())

@@ -1,4 +1,5 @@
-"""The application of spark-submit, without Spark: the options of the command, exit codes that never say too much."""
+"""The application of spark-submit, without Spark: the options of the command, and exit codes that claim no more than
+was found."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def test_a_failure_is_an_error_and_no_difference(
 
 
 def test_the_file_stands_alone() -> None:
-    """Nothing of ours is imported before Spark has put the archive on the path."""
+    """Nothing of the product is imported before Spark has put the archive on the path."""
     text = Path(application.__file__).read_text(encoding="utf-8")
     head = text[: text.index("def _seconds")]
     assert not any(

@@ -107,8 +107,7 @@ def test_names_travel_to_a_queue_as_they_are() -> None:
 
 def test_a_queue_knows_whose_it_is_and_what_it_lost() -> None:
     """An admin listener of another cluster, a missing queue, and one from which a third cluster fetches are refused
-    before a reference is queued. Of the queue's losses only those of the lowest priority count, from the given time
-    on."""
+    before a reference is queued. Only the queue's losses of the lowest priority count, from the given time on."""
     told: dict[str, dict[str, Any]] = {
         "/admin/cluster": {"cluster": "west", "cluster_uuid": "bb"},
         "/admin/queues": {"queues": [{"name": "same", "owner": {"cluster": "north", "uuid": "cc"}}, {"name": "free"}]},

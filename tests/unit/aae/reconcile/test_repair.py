@@ -1,4 +1,4 @@
-"""Plans of repairs, and the run that they are of: which keys are sent, and that none is passed over."""
+"""Plans of repairs and their runs: which keys are sent, and that none is skipped."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
 
 
 def test_a_plan_that_was_cut_off_goes_on_behind_what_the_queue_has_taken(tmp_path: Path) -> None:
-    """As long as the run is the same, every key goes once."""
+    """As long as the run is the same, every key is sent once."""
     directory = RunDirectory(str(tmp_path), "r")
     keys = [b"k-%04d" % number for number in range(1_200)]
     finish_run(directory, keys, 1.0)

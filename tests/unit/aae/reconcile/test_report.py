@@ -34,8 +34,8 @@ def finding(key: str, verdict: str) -> dict[str, Any]:
 
 
 def test_findings_are_those_of_the_looks_that_count(tmp_path: Path) -> None:
-    """Of a chunk that was read twice, the newer findings count; earlier ones are deleted, and a run without findings
-    has an empty directory."""
+    """The newer findings of a chunk that was read twice count; earlier ones are deleted, and a run without findings has
+    an empty directory."""
     run = RunDirectory(str(tmp_path), "r")
     write_wave(run, 1, _SECOND, [
         {"chunk": 1, "candidates": 1, "findings": [finding("old", "unreachable")]},

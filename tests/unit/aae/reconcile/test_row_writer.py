@@ -50,8 +50,8 @@ def rows(last: str, *values: bytes | None) -> pa.RecordBatch:
 
 
 def test_a_row_for_a_bucket_type_that_is_not_there_is_no_written_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delete of what is not there is done, and answered by 404; so is a write into a bucket type that does not exist,
-    which is not done."""
+    """A delete of a missing key is answered by 404 and counts as done; a write into a missing bucket type is answered
+    by 404, too, and does not."""
     unknown = (404, None, "unknown-bucket-type: there is no bucket type b'typo'")
     answering(monkeypatch, [(204, b"clock", None), (404, None, "not-found"), unknown])
     with pytest.raises(RowsRejected, match="1 rows were rejected: b'b'/b'k2': unknown-bucket-type"):
@@ -68,7 +68,7 @@ def test_a_row_for_a_bucket_type_that_is_not_there_is_no_written_row(monkeypatch
 def test_answers_that_are_none_are_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, garbage: list[Any], schema: t.StructType, column: str
 ) -> None:
-    """A batch whose answers mean nothing is sent again, and counted as the answers say that mean something."""
+    """A batch with malformed answers is sent again, and counted by the valid ones."""
     sound: list[Any] = [(204, b"", None)] if column == "value" else [("applied", None)]
     asked = answering(monkeypatch, garbage, sound)
     assert writer(schema).write(iter([rows(column, b"v")])).outcomes == {"applied": 1}
@@ -77,7 +77,7 @@ def test_answers_that_are_none_are_asked_for_again(
 
 
 def test_a_row_without_an_object_is_rejected_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged row of a read has none: it fails the task, or is counted, and all others are written."""
+    """A damaged row of a read has no object: it fails the task, or is counted, and all others are written."""
     answering(monkeypatch, [("applied", None), ("applied", None)])
     with pytest.raises(RowsRejected, match="the row of key b'k1' has no object"):
         writer(PUSHES).write(iter([rows("object", b"o", None, b"o")]))
@@ -116,8 +116,8 @@ def test_replaced_rows_are_written_after_the_version_that_is_there(monkeypatch: 
 
 
 def test_a_replaced_row_that_is_sent_again_has_the_same_request_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock that is read for a row changes when its write took effect unknown to the task; its request id does not,
-    so the cluster does not write it twice."""
+    """The clock that is read for a row changes if its write took effect without the task's knowledge; its request id
+    does not, so the cluster does not write it twice."""
     first = [(503, None, "outcome unknown")]
     asked = answering(monkeypatch, [(200, b"c1", [])], first, [(200, b"c2", [])], [(204, b"c2", "repeated")])
     assert writer(PUTS, on_conflict="replace").write(iter([rows("value", b"v")])).outcomes == {"applied": 1}
@@ -126,7 +126,8 @@ def test_a_replaced_row_that_is_sent_again_has_the_same_request_id(monkeypatch: 
 
 
 def test_rows_of_one_key_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of a task's rows: the second is sent when the first is written, so its clock follows."""
+    """The rows are written in their order within a task: the second is sent after the first is written, so its clock
+    follows."""
     done = [(204, b"new", None)]
     asked = answering(monkeypatch, [(404, None, "not-found")], done, [(200, b"c1", [])], done)
     batch = pa.RecordBatch.from_pydict({"bucket": ["b", "b"], "key": ["k", "k"], "value": ["one", "two"]})
@@ -136,7 +137,7 @@ def test_rows_of_one_key_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_bucket_is_not_emptied_by_writing() -> None:
-    """mode("overwrite") is refused with what replaces values; rows that bring their clocks replace nothing else."""
+    """mode("overwrite") is refused, with the option that replaces values; rows with clocks replace nothing else."""
     with pytest.raises(BadInput, match="on_conflict = replace"):
         IsthmusWriter(parse_options({"urls": "http://n1:1"}), PUTS, True)
     with pytest.raises(BadInput, match="those with object have a clock"):

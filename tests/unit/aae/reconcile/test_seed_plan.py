@@ -69,7 +69,8 @@ def test_a_new_queue_is_registered_below_the_copy_and_suspended_before_reading()
 
 
 def test_a_queue_that_an_operator_has_suspended_stays_so() -> None:
-    """It is held already, and only placed at the end; one that is suspended on one node alone is suspended on all."""
+    """It is suspended already, and only placed at the end; a queue that is suspended on one node alone is suspended on
+    all."""
     whole = {"name": "q", "suspensions": [{"what": "serving", "node": None}]}
     admin = FakeAdmin([whole])
     queue = QueueHandOver(admin, "q", "ann")
@@ -99,14 +100,14 @@ def test_a_queue_suspended_by_a_killed_seed_is_resumed_at_the_end() -> None:
     ],
 )
 def test_a_queue_of_others_is_refused(admin: FakeAdmin, words: str) -> None:
-    """An admin listener of another cluster, and a queue that another cluster owns."""
+    """This covers an admin listener of another cluster, and a queue that another cluster owns."""
     with pytest.raises(BadInput, match=words):
         QueueHandOver(admin, "q", "ann").check(EAST, WEST)
 
 
 def test_queue_status_covers_all_nodes_and_is_unknown_when_one_is_silent() -> None:
-    """Sums, the oldest, and None where a node does not say; one that is gone has nothing to say: others lead its
-    share, or the lag is of partitions that are unknown."""
+    """The status has sums, the oldest time, and None where a node does not answer. A gone node is ignored: others lead
+    its partitions, or its partitions are reported as unknown."""
     row = {"name": "q", "owner": {"uuid": WEST.hex()}, "waiting": 3, "in_flight": 1, "oldest_age_ms": 70}
     admin = FakeAdmin([row])
     assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
@@ -124,7 +125,8 @@ def test_queue_status_covers_all_nodes_and_is_unknown_when_one_is_silent() -> No
 
 
 def test_cursors_go_to_the_lowest_offset_at_which_anything_was_read() -> None:
-    """Over all chunks of a partition and all pieces of a chunk, those of streams that broke too."""
+    """The lowest is taken over all chunks of a partition and all pieces of a chunk, including those of broken
+    streams."""
     done = [
         {"pieces": [[1, 1, 90, 5], [1, 2, 80, 5]]},
         {"pieces": [[1, 2, 85, 0]]},
@@ -167,7 +169,7 @@ def planned_with(monkeypatch: pytest.MonkeyPatch, source: ReplicaDirectory, targ
 def test_the_plan_covers_every_segment_once_and_begins_below_every_copy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Chunks are of one partition each and together all of it; the queue begins at the slowest copy's offset."""
+    """Each chunk is of one partition, and together they cover all; the queue begins at the slowest replica's offset."""
     planned_with(monkeypatch, plan_of_type(EAST, 3 * CHUNK_ROWS * 20, 10, None), plan_of_type(WEST, 0))
     options = SeedOptions(str(tmp_path), "s", rows_per_second=1_000)
     plan = seed_plan.planned("http://s", "http://t", options, None)
@@ -285,8 +287,8 @@ def a_frame() -> Rows:
 
 
 def test_a_task_copies_what_is_sound_and_names_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sound objects are pushed as they are, with the source as origin; damaged ones are counted, named, and not pushed;
-    a broken stream is in the row, with what was read and as of when."""
+    """Sound objects are pushed unchanged, with the source as origin; damaged ones are counted, named, and not pushed; a
+    broken stream is in the row, with the rows read and their offset."""
     sent: list[list[Any]] = []
     origins: set[bytes] = set()
 

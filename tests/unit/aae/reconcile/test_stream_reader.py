@@ -76,7 +76,7 @@ def test_a_beginning_and_an_end_are_of_all_partitions(monkeypatch: pytest.Monkey
 
 
 def test_an_end_that_was_set_is_reached_though_a_node_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of availableNow that finds nothing new, since a node does not answer, would end the query as if all had
+    """If a batch of availableNow found nothing new because a node does not answer, the query would end as if all had
     been read."""
     stream = reader(monkeypatch, plan(10, 30), plan(10, None))
     stream.prepareForTriggerAvailableNow()
@@ -84,7 +84,7 @@ def test_an_end_that_was_set_is_reached_though_a_node_is_away(monkeypatch: pytes
 
 
 def test_a_rate_holds_for_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shared among the partitions of a batch, as it is in a read."""
+    """It is shared among the partitions of a batch, as in a read."""
     stream = reader(monkeypatch, plan(20, 20), rows_per_second="100")
     parts = stream.partitions(START, END)
     paces: list[float] = []

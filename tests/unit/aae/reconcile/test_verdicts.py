@@ -1,4 +1,4 @@
-"""Laws of the verdicts: one for each key, the words of full-sync, and nothing is lost that only travels."""
+"""Laws of the verdicts: one for each key, in the terms of full-sync, and no key in transit counts as lost."""
 
 from __future__ import annotations
 

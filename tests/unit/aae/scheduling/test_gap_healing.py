@@ -1,4 +1,4 @@
-"""Gaps of queues, and repairs that were queued, open checks by themselves, and only a proof ends that."""
+"""Gaps of queues, and queued repairs, start checks automatically, until a proof ends them."""
 
 from __future__ import annotations
 
@@ -169,8 +169,9 @@ def scheduler_of(
 
 @pytest.mark.parametrize("explained", [True, False])
 async def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) -> None:
-    """A gap opens a check of its times, after repairs another one a while later, or one of everything when its times
-    did not explain what differs; once in sync it is closed; one that grows stays, and a suspended peer."""
+    """A gap starts a check of its times; after repairs, another one follows a while later, or one of everything if its
+    times do not explain the differences. Once in sync the gap is closed; a growing gap and a suspended peer are left
+    alone."""
 
     clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
     checker = FakeChecker(
@@ -203,8 +204,8 @@ async def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bo
 
 
 async def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_of_everything(tmp_path: Path) -> None:
-    """A check of a gap's times that queues what it finds, and knows of segments that differ by other changes, does not
-    explain what differs: were there always something new in that range, those others would never be looked at."""
+    """A check of a gap's times that queues repairs, and has segments that differ by other changes, does not explain all
+    differences: if that range always had something new, the others would never be compared."""
 
     clock, checker = Clock(), FakeChecker([ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC])
     checker.queues, checker.unexplained = 1, 1
@@ -218,8 +219,8 @@ async def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_o
 
 
 async def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) -> None:
-    """After a manual check in sync, no unproven gaps remain; one that proved nothing closes nothing. Neither begins
-    another check."""
+    """After a manual check in sync, no unproven gaps remain; one that proved nothing closes nothing. No other check is
+    started in either case."""
 
     clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
     checker = FakeChecker([ExchangeVerdict.INCOMPLETE, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC])

@@ -182,7 +182,7 @@ def test_a_token_goes_where_a_file_sends_it_and_nowhere_else() -> None:
 
 
 def test_a_removed_peer_is_gone_on_its_nodes_and_may_be_added_on_one() -> None:
-    """Removed on all, also where a file has it; a node that adds it again has it."""
+    """A removal holds on all nodes, also if a file has the peer; a node that adds it again has it."""
     gone = PeerOverride(removed=True, by="ann")
     for entries, names in (
         ({"*": gone}, [[], []]),
@@ -206,8 +206,8 @@ def test_unreadable_documents_are_reported() -> None:
 
 
 async def test_schedule_queue_and_types_are_changed_on_all_running_nodes(tmp_path: Path) -> None:
-    """In force at once on live nodes and, once it is back, on one that is down; shown with who, when and why; the day's
-    plan goes on from now; --default brings the file back everywhere."""
+    """Changes take effect at once on live nodes and on a node that is down once it is back, with operator, time and
+    reason; the day's plan continues from now; --default restores the file everywhere."""
 
     cluster = Cluster(tmp_path)
     one, two = await cluster.start("n1", "n2")
@@ -239,8 +239,8 @@ async def test_schedule_queue_and_types_are_changed_on_all_running_nodes(tmp_pat
 
 
 async def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
-    """Also on nodes whose files have none; its checks run; removed, it is gone with what was history of it, and a
-    check that runs ends first; added again under its name, nothing of before counts."""
+    """It is added on nodes without it in their files, too, and its checks run. After its removal its history is gone,
+    and a running check ends first; a peer that is added again under its name begins without history."""
 
     cluster = Cluster(tmp_path)
     one, two = await cluster.start("n1", "n2", settings=())
@@ -320,8 +320,8 @@ async def test_wrong_values_are_refused_with_a_remedy(
 
 
 async def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp_path: Path) -> None:
-    """It is suspended when it is back, over further restarts, also while the metastore is not read yet; resumed while
-    it is down again, it is due when it is back."""
+    """It is suspended when it is back, over further restarts, also before the metastore is read; if it is resumed while
+    the node is down again, its checks are due when it is back."""
 
     cluster = Cluster(tmp_path)
     (one,) = await cluster.start("n1")
@@ -344,8 +344,8 @@ async def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp
 
 
 async def test_a_remaining_suspension_is_reported(tmp_path: Path) -> None:
-    """A node is not resumed alone while all are suspended; resuming all ends every one; so does it what an earlier
-    version suspended on a node alone."""
+    """A node cannot be resumed alone while all are suspended; resuming all ends every suspension, including one that an
+    earlier version set on one node alone."""
 
     cluster = Cluster(tmp_path)
     one, two = await cluster.start("n1", "n2")
@@ -364,8 +364,8 @@ async def test_a_remaining_suspension_is_reported(tmp_path: Path) -> None:
 
 
 async def test_an_unreadable_suspension_counts_as_one(tmp_path: Path) -> None:
-    """A damaged document suspends a node that never read it, and leaves one that did as it was; resume with nothing
-    named ends it. A damaged list of peers leaves what counted before."""
+    """A damaged document suspends a node that never read it, and leaves the state of one that did; a resume without a
+    name ends it. A damaged list of peers leaves the last values in force."""
 
     cluster = Cluster(tmp_path)
     (one,) = await cluster.start("n1")

@@ -1,4 +1,5 @@
-"""Leader and follower compared at one offset: equal trees agree, a row that differs is an alarm, silence neither."""
+"""Leader and follower compared at one offset: equal trees agree, a differing row is an alarm, and no answer is
+neither."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ PARTITION = 3
 
 
 class Replica:
-    """One copy and its tree."""
+    """One replica and its tree."""
 
     def __init__(self, directory: Path) -> None:
         self.store = MemoryStore()

@@ -1,4 +1,4 @@
-"""Key rows that were damaged under a right tree are found: by the rounds, and where an exchange reads."""
+"""Key rows damaged under a correct tree are found by the rounds, and when an exchange reads them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def row_name(key: bytes) -> bytes:
 
 
 def damage(fixture: TreeFixture, key: bytes, change: Callable[[bytes], bytes]) -> int:
-    """Change a key row behind everybody's back; its segment."""
+    """Changes a key row in the database directly; returns its segment."""
     driver: Any = fixture.store._db  # type: ignore[attr-defined]
     data = driver.get(row_name(key))
     assert data is not None
@@ -50,7 +50,7 @@ def other_hash(data: bytes) -> bytes:
 
 
 async def prepared(fixture: TreeFixture, count: int) -> Scrubber:
-    """A copy of some keys with a ready tree, and its audit."""
+    """A replica of some keys with a ready tree, and its audit."""
     made = [fixture.history.put(b"b", b"%d" % n, b"x") for n in range(count)]
     fixture.trees.start()
     await eventually(lambda: PARTITION in fixture.trees.cached)

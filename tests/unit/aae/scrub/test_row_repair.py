@@ -1,4 +1,4 @@
-"""Damaged rows are fetched again from a replica that can prove them, or made from their object; others are left."""
+"""Damaged rows are fetched from a replica that can prove them, or made from their object; unproven ones are left."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Replica:
         return await self.other.mending.request_handlers()[method](node, body)
 
     def damage(self, prefix: bytes, change: Callable[[bytes], bytes] | None) -> None:
-        """Change the row of the key 7 behind everybody's back; None: take it away."""
+        """Changes the row of the key 7 in the database directly; None deletes it."""
         (name,) = [n for n, _ in self.driver.iterator(prefix=prefix) if n.endswith(rows.bucket_head(b"b") + b"7")]
         data = self.driver.get(name)
         self.driver.delete(name) if change is None else self.driver.put(name, change(data))
@@ -138,7 +138,7 @@ KEY_ROWS, OBJECTS = rows.prefixes(PARTITION).key, rows.prefixes(PARTITION).objec
 async def test_an_inconsistent_row_is_taken_from_the_other_replica(
     pair: tuple[Replica, Replica], prefix: bytes, change: Any
 ) -> None:
-    """Without any tree: afterwards every row of the store is the other replica's, and the key is named."""
+    """Without any tree, every row of the store equals the other replica's afterwards, and the key is reported."""
     mine, other = pair
     mine.damage(prefix, change)
     assert mine.all_rows() != other.all_rows()
@@ -300,7 +300,8 @@ async def test_segments_read_by_an_exchange_are_repaired_up_to_a_limit(
 async def test_the_scan_for_unreadable_rows_yields_between_pages(
     pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All rows of a copy are decoded, in a thread: between pages clients have their turn, as long as a page took."""
+    """All rows of a replica are decoded in a thread: between pages it pauses as long as a page took, so that clients
+    have their turn."""
     mine, _ = pair
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
     rests: list[float] = []
@@ -331,7 +332,7 @@ CHANGES = rows.prefixes(PARTITION).change
 
 
 async def mended_unreadable(replica: Replica) -> list[int]:
-    """Mend what a whole reading of the copy finds; the segments."""
+    """Repairs the segments that a scan of the replica finds; returns them."""
 
     found = await replica.mending.unreadable_segments(PARTITION, 100)
     for segment in found:

@@ -1,4 +1,4 @@
-"""Laws of the trees: order, parts and folds make no difference, and a difference is found where it is."""
+"""Laws of the trees: order, parts and folds do not matter, and a difference is found in its segment."""
 
 from __future__ import annotations
 

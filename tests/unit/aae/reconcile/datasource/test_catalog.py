@@ -17,8 +17,7 @@ OURS = {"urls": "http://n1:1", "bucket": "users", "text": "true", "token_file": 
 
 
 def created(**options: str) -> t.StructType:
-    """The columns of a table made with these options, as Spark passes them for CREATE TABLE: each twice, with what it
-    knows of the table."""
+    """The columns of a table made with these options, as Spark passes them for CREATE TABLE."""
     named = {f"option.{name}": text for name, text in options.items()}
     found = IsthmusSource({"provider": "isthmus", "owner": "me", "comment": "x", **options, **named}).schema()
     assert isinstance(found, t.StructType)

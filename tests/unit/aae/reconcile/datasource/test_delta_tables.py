@@ -1,4 +1,4 @@
-"""Delta tables of what was read, by the package deltalake: they bring back objects as they were."""
+"""Delta tables of rows that were read, by the package deltalake: objects can be restored from them unchanged."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ async def test_columns_match_the_store(store: LevelStore) -> None:
     ],
 )
 async def test_a_node_sends_only_what_was_asked_for(store: LevelStore, other: dict[str, Any], wanted: Any) -> None:
-    """Bucket, prefix, times and segments each leave exactly the rows that they mean."""
+    """Bucket, prefix, times and segments each select exactly the matching rows."""
 
     streams = streams_of(store)
     head, frames, _ = await taken(streams, asked(**other))
@@ -229,7 +229,7 @@ async def test_a_stream_without_matches_reports_its_position(
 
 
 async def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
-    """One more than the limit is refused, and a stream that is left makes room, also before its end."""
+    """One stream more than the limit is refused; closing a stream frees its slot, also before its end."""
 
     streams = streams_of(store)
     opened = [await streams.rows(asked()) for _ in range(STREAMS_MAX)]
@@ -286,7 +286,7 @@ async def test_an_estimate_is_cached_for_a_moment_only(store: LevelStore, monkey
 
 
 async def test_a_replica_that_may_not_answer_refuses_with_a_reason(store: LevelStore) -> None:
-    """No copy, one that is being filled, a follower asked for committed rows, other segments: each has its refusal."""
+    """No replica, one in state transfer, a follower asked for committed rows, and wrong segments each have a reason."""
 
     with pytest.raises(NotReady, match="no replica"):
         await streams_of(store).rows(asked(partition=4))
@@ -299,7 +299,7 @@ async def test_a_replica_that_may_not_answer_refuses_with_a_reason(store: LevelS
 
 
 async def test_changes_come_once_in_the_range_where_they_now_are(store: LevelStore) -> None:
-    """A key that changed again is in the later range alone; ranges together have every key once."""
+    """A key that changed again is only in the later range; all ranges together have every key once."""
 
     streams = streams_of(store)
     write(store, [5], COUNT, previous=5)
@@ -346,7 +346,7 @@ async def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monke
     real = store.transfers.snapshot
 
     class DamagedSnapshot:
-        """A moment of the store in which one key row is damaged."""
+        """A snapshot of the store in which one key row is damaged."""
 
         def __init__(self, partition: int) -> None:
             self._snapshot = real(partition)

@@ -73,7 +73,7 @@ def test_text_is_read_as_it_was_written(url: str) -> None:
 
 
 def test_what_is_no_text_is_an_error_that_names_its_key(url: str) -> None:
-    """The first that is met, with what would be right; columns that are text are read, and so are bytes."""
+    """The error is for the first such value, and says what to do; text columns are read, and so are bytes."""
     with pytest.raises(BadInput, match="column key of bucket 0x6d69786564, key 0xff00 is not UTF-8: read it as binary"):
         read(url, bucket="mixed", text="true", columns="key")
     with pytest.raises(BadInput, match=r"column value of bucket 0x6d69786564, key 0x76616c7565 .* not_utf8 = null"):
@@ -82,7 +82,7 @@ def test_what_is_no_text_is_an_error_that_names_its_key(url: str) -> None:
 
 
 def test_with_null_what_is_no_text_is_null_with_a_fault(url: str) -> None:
-    """All rows come; the fault has the bytes."""
+    """All rows are returned; the fault has the bytes."""
     rows = read(url, bucket="mixed", text="true", not_utf8="null", columns="key,value,fault")
     assert rows == [
         {"key": None, "value": "text", "fault": "key is not UTF-8: 0xff00"},

@@ -76,8 +76,8 @@ def test_another_replica_continues_a_broken_stream(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that a node has passed over are not looked at again by the next one, and to have passed some is progress: a
-    range of which only that comes is not given up. No row came of it, so with `resume` off the range does not fail."""
+    """The next node does not read again the rows that the first one has skipped, and skipping counts as progress: a
+    range with only that is not given up. No row came of it, so with `resume` off the range does not fail."""
     monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     now = [0.0]
     monkeypatch.setattr(row_reader, "monotonic", lambda: now[0])
@@ -116,7 +116,7 @@ def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.Monkey
 
 
 def test_a_range_without_any_replica_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no copy that answers the error names partition and segments; another cluster's answer is refused at once."""
+    """If no replica answers, the error names partition and segments; another cluster's answer is refused at once."""
     monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     told = [HEAD._replace(cluster=b"\x09" * 16)]
 
@@ -163,8 +163,8 @@ def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.
 
 
 def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Spark packs the reader before it plans, so a task has from its range what share of the rate is its own, and where
-    the manifest of its read is; a later plan is another read."""
+    """Spark serializes the reader before it plans, so a task gets its share of the rate, and the manifest of its read,
+    from its range; a later plan is another read."""
     held = (ReplicaEndpoint("n1", "http://n1", False, True, 1, COUNT),)
     plan = ReplicaDirectory(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
     monkeypatch.setattr(row_reader, "fetch_plan", lambda *_: plan)
@@ -282,8 +282,8 @@ def test_a_plan_with_a_hole_is_refused() -> None:
 
 
 def test_replicas_are_read_with_tls_if_the_plan_was() -> None:
-    """Nodes with `tls.http = "allow"` list themselves with http://: a job that came with TLS, and its token, does not
-    go on in plain text; one that came without it does."""
+    """Nodes with `tls.http = "allow"` list themselves with http://: a job that connected with TLS, and its token, does
+    not continue in plain text; one that connected without it does."""
     plan = json.dumps(
         {
             "cluster": "e",
@@ -312,7 +312,7 @@ def test_replicas_are_read_with_tls_if_the_plan_was() -> None:
 
 
 def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that never make a frame hold a task no longer than a frame may take."""
+    """Bytes that never complete a frame hold a task no longer than a frame may take."""
     now = [0.0]
 
     def take() -> bytes:

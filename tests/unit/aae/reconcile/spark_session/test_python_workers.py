@@ -59,8 +59,8 @@ def test_workers_without_isthmus_are_reported_before_the_first_action(tmp_path: 
 
 
 def test_workers_that_can_do_it_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's own interpreter is not started; another one that has Isthmus will do; workers elsewhere, and those
-    that are sent their files, are not judged, nor is one that is slow."""
+    """The driver's own interpreter is not started; another one that has Isthmus is accepted. Workers elsewhere, those
+    that get their files from the driver, and a slow one are not checked."""
     sent = Session("nowhere")
     sent._sc._python_includes.append("isthmus.zip")
     monkeypatch.setattr(spark_session, "IMPORT_S", 0.2)

@@ -1,4 +1,5 @@
-"""When checks begin on nodes that start at different times, restart, come and go: the day's slots are everybody's."""
+"""The moments of checks on nodes that start at different times, restart, arrive and leave; all share the day's
+slots."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def began(fixture: SchedulerFixture, name: str = "west") -> list[int]:
 
 
 async def test_nodes_that_start_at_different_times_stay_apart(tmp_path: Path) -> None:
-    """Three nodes that start at odd moments, one of which starts again at the worst one, keep a third of a slot between
+    """Three nodes that start at odd moments, one of which restarts at the worst one, keep a third of a slot between
     their checks all day."""
 
     starts = {"n0": 13 * MINUTE_MS + 7, "n1": 34 * MINUTE_MS + 901, "n2": 59 * MINUTE_MS}
@@ -47,7 +48,8 @@ async def test_nodes_that_start_at_different_times_stay_apart(tmp_path: Path) ->
 
 @pytest.mark.parametrize("minute", [1, 19, 20, 21, 45])
 async def test_a_restart_within_a_slot_repeats_nothing_and_skips_what_has_gone_by(tmp_path: Path, minute: int) -> None:
-    """A check whose moment is to come runs; one whose moment was before the start does not, and is not called late."""
+    """A check whose moment is still ahead runs; one whose moment was before the start does not, and is not called
+    late."""
 
     fixture = SchedulerFixture(tmp_path, WEST, live=NODES, start_ms=START + 5 * HOUR_MS + minute * MINUTE_MS)
     await fixture.pass_until(START + 7 * HOUR_MS)

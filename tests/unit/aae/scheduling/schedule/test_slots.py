@@ -184,7 +184,8 @@ def test_each_kind_of_check_covers_its_times() -> None:
 
 
 def test_many_repairs_teach_a_range() -> None:
-    """More than half of what a check may repair: their times a second wider, and their bucket if it is one."""
+    """After more than half of the repairs that a check may make, their times, a second wider, become the learned range,
+    and their bucket if there is only one."""
     assert learned_range([5_000, 9_000], {b"b"}, 4) is None
     assert learned_range([5_000, 9_000, 500], {b"b"}, 4) == TimeRange(0, 10_000, b"b")
     assert learned_range([5_000, 9_000, 7_000], {b"b", b"c"}, 4) == TimeRange(4_000, 10_000, None)

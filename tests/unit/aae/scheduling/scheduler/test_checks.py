@@ -249,7 +249,7 @@ async def test_without_configured_checks_the_scheduler_is_idle(tmp_path: Path) -
 
 
 async def test_nodes_of_a_cluster_check_at_different_moments(tmp_path: Path) -> None:
-    """The rank among the live nodes moves the moment, and a node that goes moves it back."""
+    """The rank among the live nodes determines the moment; a node that leaves moves it back."""
 
     fixture = SchedulerFixture(tmp_path, WEST, live=["n0", "n1", "n2"])
     assert fixture.alarm.at_ms == START + HOUR_MS // 3
@@ -376,7 +376,8 @@ async def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
 
 
 async def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
-    """In sync: since then. Differences: a day, or everything in its hours. A set range comes first, and once."""
+    """After a check in sync it compares changes since then; after differences a day, or everything in its hours. A
+    range that was set comes first, and once."""
 
     fixture = SchedulerFixture(tmp_path, replace(WEST, hour_count=0, auto_count=24, all_window="never"))
     checker = fixture.checkers["west"]
@@ -422,7 +423,7 @@ def test_windows_of_the_settings() -> None:
 
 
 def test_repairs_pause_while_the_loop_is_late() -> None:
-    """A loop that is on time costs nothing, a late one a rest that grows with it, up to a bound."""
+    """A loop that is on time causes no pause, a late one a pause that grows with the delay, up to a limit."""
     assert rest_s(-0.001) == rest_s(0.0) == rest_s(0.019) == 0.0
     assert rest_s(0.05) == pytest.approx(0.5)
     assert rest_s(60.0) == 2.0

@@ -23,7 +23,8 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several acts beside the end of a check: no two write at once, and what is on disk at the end is the newest."""
+    """Several commands arrive beside the end of a check: saves never overlap, and the saved state at the end is the
+    newest."""
     writing: list[int] = []
     most: list[int] = []
     write = SlotFile.write

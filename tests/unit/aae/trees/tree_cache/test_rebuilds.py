@@ -44,8 +44,8 @@ def test_first_moments_are_spread_over_the_interval() -> None:
 
 @pytest.mark.parametrize(("busy", "low", "high"), [(0, 0.1, 0.1), (0.3, 3.5, 4.4), (1, 13, 16), (2, 16, 16)])
 def test_a_build_pauses_longer_in_a_busier_process(busy: float, low: float, high: float) -> None:
-    """While the other threads take a share of a core, slices and rests come to a steady share of rest: a tenth of the
-    work at least, and never more than a bound."""
+    """While other threads take a share of a core, slices and pauses settle at a steady ratio: at least a tenth of the
+    work, and never more than a limit."""
     pace, now_s, others_s = TreeThrottle(), 5.0, 77.0
     for turn in range(200):
         now_s, others_s = now_s + 0.001, others_s + 0.001 * busy

@@ -29,7 +29,7 @@ PARTITION = 3
 
 
 class TreeFixture:
-    """A store, a history that is applied to it, and the keeper of its tree."""
+    """A store, a history that is applied to it, and its tree cache."""
 
     def __init__(self, directory: Path, store: LevelStore) -> None:
         self.directory = directory
@@ -41,7 +41,7 @@ class TreeFixture:
         self.trees = self.new_cache()
 
     def new_cache(self) -> TreeCache:
-        """A keeper as a new process would have it."""
+        """A tree cache as in a new process."""
         return TreeCache(self.store, directory=self.directory, replicas=FakeReplicas(self.snapshots), time=LoopTime())
 
     def snapshots(self) -> list[ReplicaSnapshot]:
@@ -126,7 +126,8 @@ async def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Pa
 
 
 async def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: Path) -> None:
-    """A snapshot that is ahead of the reports makes no tree before these have come, and none counts twice."""
+    """A tree from a snapshot that is ahead of the reports is not used before these have arrived, and no change counts
+    twice."""
 
     async with opened(tmp_path) as fixture:
         chance = random.Random(1)
@@ -143,7 +144,7 @@ async def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: 
 
 
 async def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None:
-    """Entries that do not follow on the last ones mean that rows came otherwise; no wrong tree is ever served."""
+    """Entries that do not follow the last ones mean that rows arrived by other means; a wrong tree is never served."""
 
     async with opened(tmp_path) as fixture:
         chance = random.Random(2)
@@ -200,7 +201,7 @@ async def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path
 
 
 async def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> None:
-    """A build that differs from the kept tree names the segment, and takes its place."""
+    """A rebuild that differs from the cached tree reports the segment, and replaces it."""
 
     async with opened(tmp_path) as fixture:
         fixture.trees.start()
