@@ -35,7 +35,7 @@ async def counted(queue_node: QueueNode) -> int | None:
 
 
 async def owned(queue_node: QueueNode) -> None:
-    """A sink has the queue, and the CURSOR entries say so."""
+    """Waits until a sink owns the queue and the CURSOR entries say so."""
     await queue_node.fetch(wait_ms=0)
     machine = queue_node.served()[0].machine
     await queue_node.eventually(lambda: all(w.owner_version == machine.owner_version for w in machine.windows.values()))
@@ -86,8 +86,8 @@ async def test_overwritten_changes_in_memory_are_counted_once(monkeypatch: pytes
 async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are read slowly while keys are written over, pushed from elsewhere, fetched and acknowledged; the number,
-    less what was taken since it was true, is what goes."""
+    """Rows are read slowly while keys are overwritten, pushed by other clusters, fetched and acknowledged; the number,
+    less those served since its moment, is the number served afterwards."""
     monkeypatch.setattr(backlog_count, "STEP_ROWS", 10)
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 
@@ -107,7 +107,7 @@ async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     truths: list[int] = []
 
     def at_the_moment() -> int | None:
-        """Looks, where the count takes its moment, at the whole change index."""
+        """Reads the whole change index at the moment of the count."""
         truths.append(sum(len(waiting_rows(w, plain(w.partition, 0, 10_000))) for w in machine.windows.values()))
         return plain_oldest()
 

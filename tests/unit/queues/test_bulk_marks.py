@@ -1,4 +1,5 @@
-"""Marks of the bulk references that a node holds: written before it is there, so that a crash leaves a gap."""
+"""Marks of the bulk references that a node holds, written before the references are accepted, so that a crash leaves a
+gap."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def gaps_of_bulk(queue_node: QueueNode) -> list[dict[str, Any]]:
 
 
 async def ticked(queue_node: QueueNode, later_ms: int = 0) -> None:
-    """Time goes on, and what a tick begins is done."""
+    """Advances the time, and waits until the tick's work is done."""
     queue_node.clock.skew_ms += later_ms
     queue_node.queues.tick()
     await queue_node.eventually(lambda: all(not m.lock.locked() for m in queue_node.queues.bulk_marks._of.values()))
@@ -61,8 +62,8 @@ async def ticked(queue_node: QueueNode, later_ms: int = 0) -> None:
 
 
 async def test_references_lost_in_a_crash_are_a_gap_with_bounds_and_times() -> None:
-    """A node that dies with references and begins again puts on record how many there were at most, at which priority
-    and since when; once, and the mark is gone. The next crash with nothing held leaves nothing."""
+    """A node that dies with references records at its restart their maximal number, their priority and the begin; once,
+    and the mark is deleted. The next crash without references records nothing."""
 
     async with QueueNode() as queue_node:
         began = queue_node.clock.wall_ms()
@@ -176,8 +177,8 @@ async def test_a_stop_and_a_mark_are_one_record() -> None:
 
 
 async def test_references_lost_with_an_absent_node_are_recorded_by_another() -> None:
-    """The first of the live nodes does it, after a while and not for one that lives; a node that was taken for dead and
-    still holds its references marks them again."""
+    """The first of the live nodes records them, after a while and not for a live node; a node that was taken for dead
+    and still holds its references marks them again."""
 
     ensemble = MemoryEnsemble()
     homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2", "e3")]
@@ -216,8 +217,8 @@ async def left(queue_node: QueueNode, what: str = "held", name: str = "q") -> st
 
 
 async def test_marks_of_a_delisted_queue_are_deleted() -> None:
-    """Its marks, though the node that made them was down when it was delisted, and its records of losses; and when a
-    queue of that name is registered again, it keeps what it then holds."""
+    """Its marks are deleted even if their node was down when it was delisted, and so are its records of losses; a queue
+    that is registered again under that name keeps its later marks."""
 
     ensemble = MemoryEnsemble()
     one, two = homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2")]
@@ -390,8 +391,8 @@ def test_malformed_marks_are_refused(value: bytes) -> None:
 
 
 async def test_marks_and_records_of_losses_are_bounded() -> None:
-    """More marks than there can be are refused; records beyond their number are made one, bounds added up; records of
-    before there were bounds are read."""
+    """More marks than the limit are refused; records beyond the limit are merged, with their bounds added up; records
+    without bounds, of earlier versions, can be read."""
 
     metastore = MemoryMetastore()
     await metastore.start(lambda state: None)

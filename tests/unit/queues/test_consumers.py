@@ -13,8 +13,7 @@ from tests.support.queue_source import THIRD
 
 
 def test_the_node_that_was_silent_for_longest_is_forgotten_first() -> None:
-    """No more nodes are kept than the limit, and those are the ones that fetched last; a node that is not known was
-    given nothing."""
+    """At most the limit of nodes is kept, those that fetched last; an unknown node has no unacknowledged changes."""
     consumers = Consumers()
     for number in range(CONSUMERS_MAX + 5):
         consumers.fetched(f"w{number}", number)

@@ -22,7 +22,7 @@ from tests.unit.queues.source_queue.test_rules import P, QueueFixture
 
 
 def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:
-    """R-SOFT: a soft state made under another CURSOR entry is nothing; an older one moves nothing back."""
+    """R-SOFT: a soft state made under another CURSOR entry is ignored; an older one moves nothing back."""
     entry = encode_state(CursorState(10, 2, SINK))
     assert position_of(Cursor(-1, None, encode_soft(5, 99, 0)), 0) is None
     for lineage in (0, 3):

@@ -1,4 +1,4 @@
-"""Claims about what a queue knows of how far it is behind, and of single keys."""
+"""A queue's knowledge of its lag, and of single keys."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pyte
 
 
 async def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
-    """Rewritten every second, with or without a sink that holds it, the lag is that of its first change."""
+    """For a key that is rewritten every second, with or without a sink that holds it, the lag is that of its first
+    change."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"old")
@@ -132,7 +133,8 @@ async def test_differing_properties_name_the_owner_until_it_is_released() -> Non
 
 
 async def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits: 0 seconds, objects and bytes; too many to count: unknown, but for the seconds."""
+    """If nothing waits there are 0 seconds, objects and bytes; if too many changes wait to be counted only the seconds
+    are known."""
 
     async with audited_node() as queue_node:
         assert (await lag(queue_node))["seconds"] == 0

@@ -66,7 +66,7 @@ async def test_changes_of_an_aborted_fetch_go_to_the_next_one() -> None:
 
 
 async def test_a_change_wakes_the_fetch_in_whose_share_it_is() -> None:
-    """Not the one that waits for longer; and changes of two shares in one turn wake both fetches."""
+    """A fetch that has waited longer is not woken; changes of two shares in one turn wake both fetches."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=10)
@@ -109,7 +109,7 @@ async def test_a_change_that_its_node_does_not_fetch_wakes_another_fetch_after_t
 
 
 async def test_a_node_whose_fetch_is_cut_off_leaves_its_share_at_once() -> None:
-    """Its connection closed, as when its process dies: other fetches wait no patience for it."""
+    """If its connection closes, as when its process dies, other fetches need not wait."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=10)
@@ -123,7 +123,7 @@ async def test_a_node_whose_fetch_is_cut_off_leaves_its_share_at_once() -> None:
 
 
 async def test_a_fetch_without_a_share_takes_changes_of_every_share() -> None:
-    """A node of the version before beside others with shares: first come, first served, as between old nodes."""
+    """A node of the previous version beside others with shares is served first come, first served."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=10)
@@ -156,7 +156,7 @@ async def test_a_failed_read_of_rows_is_repeated_after_any_error() -> None:
 
 @pytest.mark.timing
 async def test_a_large_partly_failed_batch_does_not_block_the_loop() -> None:
-    """Sorting out what failed of a batch takes time in proportion to the batch: the loop has other work, too."""
+    """The time to sort out the failed items is proportional to the batch, and the loop is free for other work."""
     few_s, many_s = [min([await _sorting_s(count) for _ in range(2)]) for count in (1_000, 10_000)]
     assert many_s < 50 * few_s, "ten times the keys: ten times the work, give or take; 100 times if it were quadratic"
 

@@ -1,4 +1,4 @@
-"""The bytes that Riak's fetch is answered with: compared with bytes worked out by hand, and with a decoder."""
+"""The bytes of answers to Riak's fetch, compared with bytes worked out by hand, and decoded again."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_metadata_has_the_types_in_which_riak_keeps_it() -> None:
 
 
 def test_a_content_type_with_other_parameters_stays_whole() -> None:
-    """Only a charset alone is taken apart."""
+    """Only a charset that is the sole parameter is separated."""
     whole = b'multipart/mixed; boundary="x"; charset=utf-8'
     sibling = Sibling(
         (ACTOR, 3), 3_000, tombstone=False, value=b"v", content_type=whole, metadata=((b"n", b"y" * 70_000),)

@@ -1,4 +1,4 @@
-"""Claims about shares of a queue: which windows a node of the sink's cluster may take from at once."""
+"""Shares of a queue: the windows from which a node of the sink's cluster may take at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_node_may_take_its_share_and_what_no_other_node_has_in_its_share() -> 
 
 
 def test_a_node_that_sends_no_share_may_take_everything() -> None:
-    """As a node of the version before does, also after one with a share (a downgrade)."""
+    """This holds for a node of the previous version, also after one with a share (a downgrade)."""
     shares = SinkShares()
     shares.report("w1", share(0b1111), WAIT_MS, 0)
     assert positions(shares, "w2", 0) == [0, 1, 2, 3]
@@ -69,8 +69,8 @@ def test_leadership_that_moves_moves_the_share_with_the_next_fetch() -> None:
 
 
 def test_the_share_of_a_node_that_stops_fetching_is_open_to_others() -> None:
-    """After its fetch should have ended, and a patience; at once when its fetch is cut off; and it counts again from
-    the node's next fetch on, even if nothing else has changed."""
+    """It is open once its fetch should have ended, plus a tolerance, and at once if its fetch is cut off; it counts
+    again from the node's next fetch on, even if nothing else has changed."""
     shares = SinkShares()
     shares.report("w1", share(0b0011), WAIT_MS, 0)
     shares.report("w2", share(0b1100), 100_000, 0)
@@ -95,7 +95,7 @@ def test_a_fetch_that_follows_another_renews_its_share() -> None:
 
 
 def test_no_more_shares_are_kept_than_there_may_be_nodes() -> None:
-    """The oldest goes; its node may take everything until its next fetch."""
+    """The oldest is dropped; its node may take everything until its next fetch."""
     shares = SinkShares()
     for number in range(NODES_MAX + 1):
         shares.report(f"w{number}", share(0), WAIT_MS, number)

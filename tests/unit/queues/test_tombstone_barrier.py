@@ -55,12 +55,12 @@ def test_a_queue_waits_until_its_cursor_has_passed() -> None:
 
 
 def test_acknowledgements_before_a_forced_election_do_not_count() -> None:
-    """A soft cursor of another lineage than the partition's speaks of other entries (R-SOFT)."""
+    """A soft cursor of another lineage than the partition's refers to other entries (R-SOFT)."""
     assert wait_reason(CursorState(0), soft=11, lineage=1).startswith("queue to-west: acknowledged below offset 0")
 
 
 def test_other_buckets_wait_for_nothing() -> None:
-    """A queue that does not offer the bucket is not asked."""
+    """A queue that does not include the bucket does not count."""
     assert wait_reason(None, bucket=b"c") == ""
 
 

@@ -34,7 +34,8 @@ async def until_equal(conflicts: Conflicts, numbers: list[int]) -> None:
 async def test_the_newest_are_kept_over_restarts_and_what_goes_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Newest first, at most the limit, with what is not written yet; a new process has those of the one before."""
+    """The newest come first, at most the limit, including those not written yet; a new process has those of the
+    previous one."""
     monkeypatch.setattr(room, "WRITE_INTERVAL_S", 0.01)
 
     conflicts = Conflicts(tmp_path / "c.sqlite", 3)
@@ -66,7 +67,7 @@ async def test_a_limit_of_0_keeps_none_and_makes_no_file(tmp_path: Path) -> None
 
 
 async def test_a_damaged_file_is_replaced_and_a_refusing_disk_is_reported(tmp_path: Path) -> None:
-    """Nothing depends on the list, so neither stops anything; the rows that went are counted."""
+    """Nothing depends on the list, so neither stops anything; the lost rows are counted."""
 
     file = tmp_path / "c.sqlite"
     file.write_bytes(b"no database" * 100)

@@ -36,8 +36,8 @@ def test_links_follow_the_nodes_listed_by_peers() -> None:
 
 
 def test_an_implausible_node_list_is_ignored() -> None:
-    """Loopback addresses of a far peer, other schemes, and another cluster behind a known address change nothing; a
-    balancer is replaced by the nodes that it leads to."""
+    """Loopback addresses of a remote peer, other schemes, and another cluster behind a known address change nothing; a
+    balancer is replaced by the nodes behind it."""
     seed = LinkName("q", E1)
     for urls in (("http://127.0.0.1:8098",), ("http://0.0.0.0:8098", "http://localhost:1"), ("https://10.0.0.1:8098",)):
         assert wanted([seed], {}, {E1: PeerNodes(EAST, "east", urls)}) == {seed: LinkTarget(None, seed)}
@@ -91,7 +91,7 @@ def test_a_seed_with_tls_never_leads_to_an_address_in_plain_text() -> None:
 
 
 def test_seeds_of_both_schemes_lead_to_each_node_once() -> None:
-    """While peers go over to TLS one by one, a node has one link: as the config names it, else with TLS."""
+    """While peers move to TLS one by one, a node has one link: by the address in the config, otherwise with TLS."""
     seeds = [LinkName("q", E1), LinkName("q", S2)]
     told: dict[str, PeerNodes | None] = {s.peer: PeerNodes(EAST, "east", (E1, E2, E3), "allow") for s in seeds}
     assert {name.peer for name in wanted(seeds, {}, told)} == {E1, S2, S3}
@@ -138,7 +138,7 @@ def test_a_malformed_node_list_is_reported(body: bytes) -> None:
 
 
 def test_a_list_of_another_version_is_refused_by_name() -> None:
-    """A list without a version is of the first one, as nodes of before wrote it."""
+    """A list without a version counts as the first version, since earlier nodes sent none."""
     fields = {"cluster": "east", "cluster_uuid": EAST.hex(), "nodes": [{"http": E1}]}
     assert parse(json.dumps(fields).encode()) == parse(json.dumps({"v": 1, **fields}).encode())
     with pytest.raises(UnknownFetchVersion, match="version 2, this program speaks 1"):

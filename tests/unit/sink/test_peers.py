@@ -1,4 +1,4 @@
-"""Peers and workers of queues that are set while a sink runs: over restarts, on all nodes, and what cannot be read."""
+"""Peers and workers of queues that are set while a sink runs: restarts, other nodes, and unreadable documents."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ async def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> Non
 
 
 async def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_without_it() -> None:
-    """The node that is asked refuses it before anything is written; another node names it among those that it cannot
-    use, and fetches from the others."""
+    """The node that receives the command refuses it before anything is written; another node lists the peer among those
+    it cannot use, and fetches from the others."""
 
     async with SinkPair() as pair:
         sink = await pair.sink("q")
@@ -133,8 +133,8 @@ async def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
 
 
 def test_workers_of_a_queue_are_counted_over_all_its_peers() -> None:
-    """With a limit of 2 and busy links at three peers, two turns are given, neither may wait at its source for long,
-    and a third one only once one of them ended; another queue is not held up."""
+    """With a limit of 2 and busy links at three peers, two turns are given, neither of which may wait at its source for
+    long, and a third one only after one of them ended; another queue is not delayed."""
     scheduler = FetchScheduler(2, Delays(), Random(1), workers=8)
     for peer in ("a", "b", "c"):
         scheduler.add(LinkName("q", peer))

@@ -90,7 +90,7 @@ def test_the_scheduler_keeps_its_invariants_under_any_order_of_results(seed: int
 
 
 def test_a_busy_link_does_not_starve_the_others() -> None:
-    """One worker serves links in turn, however eager one of them is."""
+    """One worker serves links in turn, even if one of them always has changes."""
     scheduler = scheduler_of(A, B, workers=1)
     order = []
     for _ in range(8):
@@ -223,7 +223,7 @@ def test_a_slot_without_a_turn_acknowledges_and_rests_again() -> None:
 
 
 def test_more_slots_work_while_answers_are_full_and_no_longer() -> None:
-    """Small full batches come by more slots; once an answer is not full, the usual two go on."""
+    """Small full batches are fetched by more slots; once an answer is not full, only the usual two continue."""
     scheduler = FetchScheduler(2, Delays(10, 1_000), Random(1), workers=8, extra=3)
     scheduler.add(A)
     slots = []

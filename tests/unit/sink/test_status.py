@@ -27,7 +27,8 @@ def link(peer: str, queue: str = "q", cluster: str = "east", held: dict[bytes, i
 
 
 def test_batches_of_all_links_of_a_queue_are_added() -> None:
-    """By bucket type: the oldest one's age, how many, and their bytes; a type without any has zeros."""
+    """For each bucket type it has the age of the oldest change, the number, and the bytes; a type without changes has
+    zeros."""
     links = [
         (link("http://a"), [[item(2_000, 10), item(500, 20)], [item(100, 5, b"other")]], True),
         (link("http://b"), [[item(3_000, 1)]], True),
@@ -55,12 +56,12 @@ def test_a_queue_with_a_link_that_is_not_known_is_left_out() -> None:
 
 
 def test_a_link_that_was_never_answered_makes_all_of_its_queue_not_known() -> None:
-    """Its cluster has no name yet: it may be any."""
+    """The name of its cluster is unknown, so it may be any cluster."""
     links = [(link("http://a"), [], True), (link("http://b", cluster=""), [], False)]
     assert fetched_lags(links, (b"default",), NOW_MS) == []
 
 
 def test_a_bucket_type_that_the_source_holds_back_is_left_out() -> None:
-    """Its changes wait at the source, which knows how many."""
+    """Its changes wait at the source, which counts them."""
     found = fetched_lags([(link("http://a", held={b"lacking": 1}), [], True)], (b"default", b"lacking"), NOW_MS)
     assert [one.bucket_type for one in found] == [b"default"]

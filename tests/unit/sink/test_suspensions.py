@@ -51,7 +51,7 @@ def test_a_resume_that_is_not_refused_frees_what_it_covers(
 
 
 def test_suspensions_are_bounded() -> None:
-    """Beyond the limit one more is refused; replacing one is not one more."""
+    """One more suspension than the limit is refused; replacing one does not count as one more."""
     held: tuple[SinkSuspension, ...] = ()
     for n in range(SUSPENSIONS_MAX):
         held = added(held, SinkSuspension(f"q{n}", None, "ann", 0, ""))

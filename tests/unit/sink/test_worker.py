@@ -1,4 +1,4 @@
-"""Claims about batches that are older than their lease: they are not pushed."""
+"""Batches that are older than their lease are not pushed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class SlowFetcher:
 
 
 class AcceptingCluster:
-    """A cluster that takes all."""
+    """A cluster that accepts all pushes."""
 
     def __init__(self) -> None:
         self.pushed: list[PushItem] = []

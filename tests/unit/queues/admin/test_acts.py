@@ -28,7 +28,7 @@ ACT = AuditInfo("ann", 1_000, "because")
 
 
 def audit_info(queue_node: QueueNode) -> AuditInfo:
-    """An act of now."""
+    """The audit info of a command that is issued now."""
     return AuditInfo("ann", queue_node.clock.wall_ms(), "because")
 
 
@@ -37,7 +37,7 @@ def keys(*names: bytes) -> list[Key]:
 
 
 async def settled(queue_node: QueueNode, name: str = "q") -> None:
-    """All CURSOR entries that are due have been applied."""
+    """Waits until all due CURSOR entries are applied."""
 
     def done() -> bool:
         (queue,) = [q for q in queue_node.served() if q.settings.name == name]
@@ -55,12 +55,13 @@ async def settled(queue_node: QueueNode, name: str = "q") -> None:
 
 
 async def caught_up(queue_node: QueueNode) -> None:
-    """The windows know all that waits."""
+    """Waits until the windows have read all waiting changes."""
     await queue_node.eventually(lambda: not queue_node.served()[0].machine.incomplete_windows())
 
 
 async def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
-    """Only changes of buckets that the filter offers arrive, applied before the first fetch or after it."""
+    """Only changes of buckets that the filter includes are served, whether they were applied before the first fetch or
+    after it."""
 
     async with audited_node(QueueSettings("q"), QueueSettings("not", filter="!bucketname:bucket")) as queue_node:
         queue_node.put(b"a", b"b")
@@ -74,8 +75,8 @@ async def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
 
 
 async def test_a_queue_registered_at_run_time_begins_at_the_given_position_on_all_nodes() -> None:
-    """Registered from now it gives later changes only, from 0 everything; it is there after a restart and on another
-    node, and delisted it is nowhere."""
+    """A queue registered from now has later changes only, from 0 all of them; it exists after a restart and on another
+    node; after it is delisted it exists nowhere."""
 
     ensemble = MemoryEnsemble()
     queue_node, other = QueueNode(ensemble=ensemble), QueueNode(ensemble=ensemble)
@@ -222,7 +223,7 @@ async def test_from_now_is_an_offset_and_not_a_time(off_ms: int) -> None:
 
 
 async def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
-    """Both are suspended, and both go on again, each by one write."""
+    """Both are suspended, and both resumed, each by one write."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -239,8 +240,8 @@ async def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
 
 @pytest.mark.parametrize("wrong", ["bucketname:%zz", "bucketname: sp", "buckettype:a, bucketname:50%"])
 async def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong: str) -> None:
-    """A percent sign that encodes nothing and a space behind the colon are slips: they are refused where a queue is
-    registered; a queue that was registered so by an older program is served on."""
+    """A percent sign that encodes nothing and a space after the colon are mistakes: they are refused at the
+    registration of a queue; a queue that an older version registered so is still served."""
 
     async with audited_node() as queue_node:
         with pytest.raises(BadInput):
@@ -251,7 +252,7 @@ async def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong:
 
 
 async def test_a_clear_drops_the_backlog_and_records_a_gap() -> None:
-    """After a clear nothing of before goes, a gap covers it, and what comes later goes."""
+    """After a clear no earlier change is served, a gap covers them, and later ones are served."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -288,7 +289,7 @@ async def test_a_clear_of_an_unstarted_queue_covers_its_whole_backlog() -> None:
 
 
 async def test_a_released_queue_goes_to_another_cluster_from_the_given_position() -> None:
-    """The old owner cannot take it back at once nor acknowledge any more; the new one begins at 0."""
+    """The old owner cannot fetch at once or acknowledge any more; the new one begins at 0."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
@@ -309,7 +310,7 @@ async def test_a_released_queue_goes_to_another_cluster_from_the_given_position(
 @pytest.mark.parametrize("then", ["placed", "cleared"])
 async def test_a_partition_that_missed_a_release_applies_it_before_the_next_command(then: str) -> None:
     """R-DECREE: while a partition has no leader its queue is released, then placed elsewhere or cleared. The next owner
-    has nothing of what the old one got: it is given out again, or in the gap."""
+    has none of the old owner's changes: they are served again, or are in the gap."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
@@ -329,7 +330,8 @@ async def test_a_partition_that_missed_a_release_applies_it_before_the_next_comm
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
 async def test_the_former_owner_waits_a_minute_whatever_the_wall_clock(off_ms: int) -> None:
-    """The node that released the queue may be an hour ahead or behind: the minute is counted where the queue is."""
+    """The clock of the node that released the queue may be an hour ahead or behind: the minute is counted by the node
+    of the queue."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
@@ -440,7 +442,7 @@ async def test_bulk_references_go_last_and_are_bounded() -> None:
 
 
 async def test_references_lost_in_a_stop_are_counted_and_recorded() -> None:
-    """Bulk references that wait when a node stops are on record when it is back."""
+    """Bulk references that wait when a node stops are recorded as lost when it is back."""
 
     queue_node = QueueNode()
     await queue_node.start()
@@ -491,8 +493,8 @@ async def test_the_default_at_the_limit_is_to_wait_and_lose_nothing() -> None:
 
 
 async def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
-    """At ten changes a second a batch has ten at most and the next one waits; the limit is live, shown with what binds,
-    and kept over a restart."""
+    """At ten changes a second a batch has at most ten and the next one waits; the limit can be changed at run time, is
+    shown with the limit in effect, and survives a restart."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -536,7 +538,7 @@ async def test_a_disabled_source_creates_no_reference_and_reports_it() -> None:
 
 
 async def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
-    """The references of real time come first, also those that are only in the index, then bulk references."""
+    """Real-time references come first, also those that are only in the index, then bulk references."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
@@ -604,7 +606,8 @@ A_KEY = Key(b"default", b"bucket", b"a")
 
 
 async def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
-    """A push may replace a write of ours as the pusher's when only a queue for repairs has not passed it (R-OWED)."""
+    """If only a queue for repairs has not passed a local write, a push may replace it under the pusher's clock
+    (R-OWED)."""
 
     async with audited_node(QueueSettings("q", filter="block_rtq")) as queue_node:
         queue_node.put(b"a")
@@ -616,7 +619,7 @@ async def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
 
 
 async def test_filtered_changes_do_not_count_as_unreplicated() -> None:
-    """A push over a write of ours stays the pusher's when no queue would ever have offered that write (R-OWED)."""
+    """If no queue would have offered a local write, a push over it keeps the pusher's clock (R-OWED)."""
 
     async with audited_node(QueueSettings("q", filter="buckettype:default,!bucketname:bucket")) as queue_node:
         queue_node.put(b"a")
@@ -626,8 +629,8 @@ async def test_filtered_changes_do_not_count_as_unreplicated() -> None:
 
 
 async def test_a_dangling_reference_does_not_block_those_behind_it() -> None:
-    """A pushed key of a bucket type that does not exist can never be read: it goes as vanished, and the next ones go
-    out; one that cannot be read now waits."""
+    """A pushed key of a missing bucket type can never be read: it is counted as vanished, and the next ones are served;
+    a key that cannot be read now waits."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
@@ -711,7 +714,7 @@ async def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
 
 
 async def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() -> None:
-    """Instead of a gap the queue begins again."""
+    """The queue begins again, so there is no gap."""
 
     async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         queue_node.put(b"a")

@@ -1,4 +1,4 @@
-"""Acts on queues that meet each other, or what cannot be had at the moment: nothing is lost, made twice, or held up."""
+"""Commands on queues that run concurrently, or meet something unavailable: nothing is lost, done twice, or blocked."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ async def test_a_clear_while_publishing_is_suspended_keeps_the_gap(waits: bool) 
 
 
 async def test_a_clear_applied_late_records_the_end_time_of_its_gap() -> None:
-    """It takes all of its second, also what was changed after the act: the gap's time covers that, or a full-sync that
-    began between the two would close it."""
+    """It covers its whole second, including changes made after the command: the gap's time must include them, or a
+    full-sync that began in between would close it."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -207,8 +207,8 @@ async def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
 
 
 async def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
-    """A later version registers a queue with a rule that is not known here: it is not here, and all else is, also when
-    the node begins again."""
+    """A later version registers a queue with a rule that this version does not know: that queue is missing here, and
+    all others work, also after a restart of the node."""
 
     async with audited_node() as queue_node:
         rows = {name: {"filter": rule} for name, rule in (("later", "key_begins:a"), ("plain", "any"))}
@@ -227,7 +227,7 @@ async def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
 
     async with audited_node() as queue_node:
         await settled(queue_node)
-        # Nobody fetches: the cursor stays where the first clear ended, and the second joins it.
+        # Without a fetch the cursor stays at the end of the first clear, and the second gap joins the first.
         for partition in PARTITIONS:
             queue_node.put(b"a", partition=partition)
         await queue_node.acts.clear("q", audit_info(queue_node))

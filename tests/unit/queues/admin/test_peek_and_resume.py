@@ -38,7 +38,7 @@ def test_a_reference_of_each_kind_is_shown(kind: ReferenceKind) -> None:
 
 
 def test_names_that_look_alike_are_told_apart() -> None:
-    """The byte FF and the text that escapes it are shown alike for people; percent-encoded they differ."""
+    """The byte FF and the text that escapes it look alike to people; percent-encoded they differ."""
     byte, text = (reference_shown((0, 3, 7, b"t", name, name, b"\xa0", 5, b"")) for name in (b"\xff", rb"\xff"))
     assert (byte["key"], byte["bucket"]) == (text["key"], text["bucket"])
     assert (byte["key_encoded"], byte["bucket_encoded"]) == ("%FF", "%FF")
@@ -47,8 +47,8 @@ def test_names_that_look_alike_are_told_apart() -> None:
 
 @pytest.mark.parametrize("what", [SERVING, PUBLISHING])
 async def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> None:
-    """Resuming a node alone under a suspension of all is refused, with who made it, and changes nothing; resuming all
-    ends both."""
+    """Resuming a single node while all are suspended is refused, with the operator of that suspension, and changes
+    nothing; resuming all ends both."""
 
     async with audited_node() as queue_node:
         await queue_node.acts.suspend("q", what, None, audit_info(queue_node))
@@ -67,8 +67,8 @@ async def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str)
 
 
 async def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
-    """From the first change that waited, not from the beginning of time, to the second of the act; a second clear
-    begins where the first one ended."""
+    """The gap's time begins with the first waiting change, not at time 0, and ends with the second of the command; a
+    second clear begins where the first one ended."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)

@@ -42,7 +42,8 @@ def test_only_known_filters_are_taken() -> None:
 def test_a_filter_reports_what_it_offers_and_by_which_rule(
     text: str, bucket_type: bytes, bucket: bytes, offered: bool, rule: str | None
 ) -> None:
-    """A negation that fits decides first, then any rule that fits; with negations alone, all others are offered."""
+    """A matching negation decides first, then any matching rule; with negations alone, all other buckets are
+    included."""
     decision = parse_filter(text).decide(bucket_type, bucket)
     assert decision.included is offered
     assert (None if decision.rule is None else str(decision.rule)) == rule

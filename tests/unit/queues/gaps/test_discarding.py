@@ -22,7 +22,7 @@ LIMIT = 10
 
 
 def test_changes_dropped_while_an_entry_is_pending_are_counted_once() -> None:
-    """Changes are given up between the claim of a gap and the CURSOR entry that records it: the next entry adds only
+    """Changes are dropped between the claim of a gap and the CURSOR entry that records it: the next entry adds only
     those, and both together are one gap that counts each change once."""
     fixture = QueueFixture(reference_limit=LIMIT)
     fixture.budget.discard = True
@@ -42,8 +42,8 @@ def test_changes_dropped_while_an_entry_is_pending_are_counted_once() -> None:
 
 
 async def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> None:
-    """A full-sync closes an old gap while the CURSOR entry of a new one is being written: both entries say all of the
-    queue's state, and the one that comes last must not forget the new gap, whichever it is."""
+    """A full-sync closes an old gap while the CURSOR entry of a new one is being written: both entries have the whole
+    state of the queue, and the later one must keep the new gap, whichever it is."""
 
     queue_node = QueueNode(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
     await queue_node.start()

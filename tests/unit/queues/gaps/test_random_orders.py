@@ -24,7 +24,7 @@ from tests.unit.queues.source_queue.test_state_machine import NAME, PARTITIONS, 
 
 
 class OperatedSchedule(Schedule):
-    """A queue that operators steer; half of them discard at their limit."""
+    """A queue with operators' commands; half of the queues discard at their limit."""
 
     def __init__(self, seed: int, cascade: bool) -> None:
         self.publishing_suspended: PublishingSuspended | None = None
@@ -116,7 +116,7 @@ class OperatedSchedule(Schedule):
             self.seen["unknown"] += 1
 
     def close_gaps(self) -> None:
-        """As `CursorKeeper.close_gaps` does it: a full-sync has brought what lies in them."""
+        """Same as `CursorKeeper.close_gaps`: a full-sync has copied the changes in the gaps."""
         partition = self.rng.choice(PARTITIONS)
         window = self.queue.windows[partition]
         chosen = [gap for gap in window.state.gaps if not gap.is_open and self.rng.getrandbits(1)]
@@ -156,7 +156,7 @@ class OperatedSchedule(Schedule):
         return old or bool(self.claims or self.queue.wanted_cursors(self.now))
 
     def drain(self) -> None:
-        """All that was decided is executed, and what is given up meanwhile comes on record."""
+        """All pending commands are executed, and changes dropped meanwhile are recorded."""
         self.queue.publishing_suspended = self.publishing_suspended = None
         super().drain()
         self.seen["gaps"] += sum(len(window.state.gaps) for window in self.queue.windows.values())

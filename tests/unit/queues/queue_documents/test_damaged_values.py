@@ -114,7 +114,7 @@ async def test_a_limit_that_cannot_be_read_is_not_taken_for_none(value: bytes) -
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", "a b"])
 async def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) -> None:
-    """A name becomes a part of paths: a queue with another one, written by hand, is not here; all others are."""
+    """A name becomes part of paths: a queue with an invalid name, written by hand, is ignored; all others work."""
 
     ensemble = MemoryEnsemble()
     queue_node = QueueNode(ensemble=ensemble)

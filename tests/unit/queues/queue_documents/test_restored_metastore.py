@@ -47,7 +47,8 @@ async def assert_positions(queue_node: QueueNode, cluster: bytes) -> None:
 
 
 async def test_a_command_after_a_restore_is_applied_although_its_number_was_used() -> None:
-    """Acts that were forgotten were obeyed; the next one is another, and every partition obeys it."""
+    """Commands that the metastore lost were executed; the next one is a new command, and every partition executes
+    it."""
 
     async with restorable_node() as (queue_node, restore):
         queue_node.put(b"a")
@@ -85,7 +86,7 @@ async def test_a_queue_whose_owner_was_restored_serves_it() -> None:
 
 
 async def test_a_lost_and_reregistered_queue_begins_at_the_given_position() -> None:
-    """Its partitions have obeyed later decrees than the restored metastore knows of."""
+    """Its partitions have executed later commands than the restored metastore has."""
 
     async with restorable_node() as (queue_node, _):
         queue_node.put(b"a")

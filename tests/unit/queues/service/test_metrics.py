@@ -33,7 +33,7 @@ async def test_the_age_of_the_last_fetch_grows_though_the_queue_leaves_memory() 
 
 
 async def test_a_fetch_that_waits_has_no_age() -> None:
-    """A long poll without changes is a fetch under way."""
+    """A long poll without changes is a fetch in progress."""
     async with QueueNode() as queue_node:
         waiting = asyncio.create_task(queue_node.fetch(wait_ms=20_000))
         await asyncio.sleep(15)

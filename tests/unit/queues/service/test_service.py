@@ -1,4 +1,4 @@
-"""Claims about the source actor: cursors, owners, long polls, suspensions, restarts."""
+"""The source actor: cursors, owners, long polls, suspensions, restarts."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_unknown_queues_and_a_fetch_by_the_own_cluster_are_refused() -> No
 
 
 async def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
-    """The long poll ends when a change is applied, not when its time is over."""
+    """The long poll ends when a change is applied, not at its time-out."""
 
     async with QueueNode() as queue_node:
         assert keys(await queue_node.fetch(wait_ms=0)) == []
@@ -148,7 +148,7 @@ async def test_long_polls_end_each_at_its_own_time() -> None:
 
 
 async def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a high rate a waiting fetch leaves with many changes, and nothing waits for ever."""
+    """At a high rate a waiting fetch returns many changes, and none waits for ever."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -167,7 +167,7 @@ async def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_acknowledged_change_never_comes_again_and_an_unacknowledged_one_does() -> None:
-    """The durable cursor: after a crash everything above what was saved comes, nothing below it."""
+    """The cursor is durable: after a crash all changes above the saved one are served again, and none below it."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b")
@@ -215,7 +215,7 @@ async def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> N
 
 
 async def test_a_batch_is_served_again_when_its_lease_is_over() -> None:
-    """A sink that takes a batch and goes away holds nothing up for longer than the lease."""
+    """A sink that takes a batch and disappears delays its changes no longer than the lease."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -241,7 +241,7 @@ async def test_several_fetches_at_once_get_distinct_changes() -> None:
 
 
 async def test_a_fetch_that_is_given_up_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelling a long poll, or one that reads its objects beside the loop, leaves every change to the next fetch."""
+    """Cancelling a long poll, or a fetch that reads its objects in a thread, leaves every change to the next fetch."""
     monkeypatch.setattr(serving_room, "READ_HERE_COUNT", 0)
 
     async with QueueNode() as queue_node:
@@ -334,7 +334,7 @@ async def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resume
 
 
 async def test_an_owner_made_at_another_node_is_learned_from_the_metastore() -> None:
-    """Any node of the owner may fetch at any node of the source; a stranger is refused at all of them."""
+    """Any node of the owner may fetch at any node of the source; another cluster is refused at all of them."""
 
     ensemble = MemoryEnsemble()
     queue_node, other = QueueNode(ensemble=ensemble), QueueNode(ensemble=ensemble)
@@ -402,7 +402,7 @@ async def test_a_queue_taken_over_during_each_read_keeps_its_newest_owner(monkey
 
 
 async def test_refused_cursor_entries_are_tried_again() -> None:
-    """A write path that is not ready, or does not know, delays a queue and loses nothing."""
+    """A write path that is not ready, or whose outcome is unknown, delays a queue and loses nothing."""
 
     queue_node = QueueNode()
     queue_node.refusals = [NotReady("election"), OutcomeUnknown("lost"), NotReady("election")]
@@ -455,7 +455,8 @@ async def test_changes_of_an_outage_are_read_after_it() -> None:
 
 
 async def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_it_stood() -> None:
-    """Losing leadership saves the cursor and drops the window; on return nothing acknowledged comes again."""
+    """Losing leadership saves the cursor and drops the window; after its return no acknowledged change is served
+    again."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -479,7 +480,7 @@ async def test_changes_of_a_follower_are_not_offered() -> None:
 
 
 async def test_stop_answers_the_fetches_that_wait() -> None:
-    """A stopping node lets no sink hang: waiting fetches get an answer, later ones a refusal."""
+    """A stopping node does not block sinks: waiting fetches get an answer, later ones a refusal."""
 
     async with QueueNode() as queue_node:
         poll = asyncio.ensure_future(queue_node.fetch(wait_ms=30_000))

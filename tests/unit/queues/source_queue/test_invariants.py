@@ -32,8 +32,8 @@ def named(start: bytes, numbers: range) -> list[Key]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> None:
-    """I-Q-PRIO: over random writes, pushes, fetches and lost batches a batch is of one priority, the highest that has
-    something; and what is pushed below neither takes a place of real time nor delays it."""
+    """I-Q-PRIO: over random writes, pushes, fetches and lost batches, a batch has one priority, the highest with
+    waiting references; and bulk pushes neither take places of real time nor delay it."""
     rng, fixture = Random(seed), QueueFixture(reference_limit=40)
     machine = fixture.queue
     by_priority = {bulk.priority: bulk for bulk in machine.bulk_queues}
@@ -178,8 +178,8 @@ def test_a_partition_that_may_not_give_yet_holds_up_no_lower_priority() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("discard", [False, True])
 def test_at_the_bound_of_references_replay_keeps_all_and_discard_names_the_rest(discard: bool) -> None:
-    """At 300,000 references: with `replay` the window stops there, all arrive in order, and nothing is given up; with
-    `discard` what comes then is given up, counted, and is exactly the range of one gap."""
+    """At 300,000 references, with `replay`, the window stops there, all changes are served in order, and none is
+    dropped; with `discard` later changes are dropped, counted, and are exactly the range of one gap."""
     limit, more = DEFAULTS.queue_limit_count, 1_000
     fixture = QueueFixture(reference_limit=limit, object_limit=DEFAULTS.object_limit_count)
     fixture.budget.discard = discard

@@ -1,4 +1,4 @@
-"""Claims about single rules of a source queue: places, limits, fairness, leases, owners, gathering."""
+"""Single rules of a source queue: places, limits, fairness, leases, owners, gathering."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def keys(items: list[Item]) -> list[bytes]:
 
 
 def test_a_hot_key_keeps_its_place_and_goes_once_with_its_newest_object() -> None:
-    """A key that changes again while it waits is served in its old place, current, and its newer rows are passed
-    over."""
+    """A key that changes again while it waits is served in its old place, with the current object, and its newer rows
+    are skipped."""
     fixture = QueueFixture()
     fixture.write(b"hot", time_ms=1)
     fixture.write(b"cold")
@@ -93,7 +93,7 @@ def test_a_hot_key_keeps_its_place_and_goes_once_with_its_newest_object() -> Non
 
 
 def test_a_hot_key_is_not_starved_by_its_own_changes() -> None:
-    """However fast a key changes, it is in the next batch after the keys that waited before it."""
+    """However often a key changes, it is in the next batch after the keys that waited before it."""
     fixture = QueueFixture()
     for round_number in range(20):
         fixture.write(b"k%d" % round_number)
@@ -108,8 +108,8 @@ def test_a_hot_key_is_not_starved_by_its_own_changes() -> None:
 
 
 def test_a_key_that_changes_in_a_stopped_window_is_still_sent_once() -> None:
-    """The newer row of a reference that waited in a full window is passed over when the window reads on, waiting or
-    done."""
+    """The newer row of a reference that waited in a full window is skipped when the window reads on, whether the
+    reference waits or is done."""
     fixture = QueueFixture(reference_limit=2)
     fixture.write(b"a")
     fixture.write(b"b")
@@ -161,7 +161,8 @@ def test_when_the_lease_of_an_overtaken_change_ends_only_the_newer_one_goes() ->
 
 @pytest.mark.parametrize("away", [False, True])
 def test_our_change_that_a_third_cluster_replaced_before_it_went_still_goes(away: bool) -> None:
-    """A push from elsewhere over a change of ours that has not gone out must not make the sink miss ours (R-OWED)."""
+    """A push of another cluster over a local change that was not sent must not make the sink miss the local one
+    (R-OWED)."""
     fixture = QueueFixture()
     fixture.write(b"a")
     if away:
@@ -177,7 +178,7 @@ def test_our_change_that_a_third_cluster_replaced_before_it_went_still_goes(away
 
 @pytest.mark.parametrize("away", [False, True])
 def test_a_change_that_the_owner_itself_replaced_needs_no_sending(away: bool) -> None:
-    """A push of the owner over a waiting change of ours settles it: the owner has what it pushed."""
+    """A push of the owner over a waiting local change settles it: the owner has the pushed object."""
     fixture = QueueFixture()
     fixture.write(b"a")
     if away:
@@ -193,7 +194,7 @@ def test_a_change_that_the_owner_itself_replaced_needs_no_sending(away: bool) ->
 def test_rows_of_other_clusters_are_offered_only_when_cascading_and_never_to_their_origin(
     cascade: bool, expected: list[bytes]
 ) -> None:
-    """I-Q-NOLOOP: the cluster that a row came from is never offered it, neither from memory nor from the index."""
+    """I-Q-NOLOOP: a row is never offered to the cluster it came from, neither from memory nor from the index."""
     for through_index in (False, True):
         fixture = QueueFixture(cascade=cascade)
         if through_index:
@@ -211,7 +212,8 @@ def test_rows_of_other_clusters_are_offered_only_when_cascading_and_never_to_the
 
 
 def test_large_and_surplus_objects_are_kept_as_references_and_tombstones_whole() -> None:
-    """Above the size limit or the object limit an object is read when it is served; a tombstone is whole always."""
+    """Above the size limit or the object limit an object is read when it is served; a tombstone is always kept
+    whole."""
     fixture = QueueFixture(size_limit=200, object_limit=2)
     fixture.write(b"large", size=500)
     for name in (b"1", b"2", b"3"):
@@ -254,7 +256,7 @@ def test_an_object_that_vanished_is_counted_and_its_place_settled() -> None:
 
 
 def test_references_that_did_not_fit_when_read_wait_again_in_order() -> None:
-    """The byte limit holds for objects whose size was not known when they were taken, and order is kept."""
+    """The byte limit also holds for objects whose size was not known when they were selected, and order is kept."""
     fixture = QueueFixture(object_limit=0)
     for name in (b"1", b"2", b"3", b"4"):
         fixture.write(name, size=1_000)
@@ -270,7 +272,7 @@ def test_references_that_did_not_fit_when_read_wait_again_in_order() -> None:
 
 
 def test_order_is_kept_and_what_came_back_goes_first() -> None:
-    """I-Q-FIFO: changes of a partition go in the order of their places, repeats before what never went."""
+    """I-Q-FIFO: changes of a partition are served in the order of their places, repeated ones before new ones."""
     fixture = QueueFixture()
     for number in range(9):
         fixture.write(b"%d" % number)
@@ -381,7 +383,7 @@ def test_another_cluster_or_owner_version_acknowledges_nothing() -> None:
 
 
 def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:
-    """R-OWNER: the metastore's word alone opens no window; the partition's CURSOR entry does."""
+    """R-OWNER: an owner in the metastore alone opens no window; the partition's CURSOR entry does."""
     fixture = QueueFixture()
     fixture.write(b"a")
     fixture.queue.set_owner(THIRD, 2)
@@ -415,7 +417,7 @@ def test_a_suspended_queue_gives_nothing_and_still_takes_acknowledgements() -> N
 
 
 def test_a_sink_that_is_away_costs_no_memory() -> None:
-    """After a quiet minute the window holds nothing, and the next fetch finds everything in the index."""
+    """After a minute without a fetch the window is empty, and the next fetch finds everything in the index."""
     fixture = QueueFixture()
     for number in range(10):
         fixture.write(b"%d" % number)
@@ -432,8 +434,8 @@ def test_a_sink_that_is_away_costs_no_memory() -> None:
 
 
 def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
-    """A lone change leaves at once; a flood gathers, for a few milliseconds at most or until enough wait; and what
-    comes alone after the flood leaves at once again."""
+    """A single change is served at once; a flood gathers, for a few milliseconds at most or until enough changes wait;
+    a single change after the flood is served at once again."""
     fixture = QueueFixture()
     fixture.now = 1_000
     fixture.write(b"lone")
@@ -456,7 +458,8 @@ def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
 
 
 def test_a_burst_after_a_pause_is_not_delayed_like_a_flood() -> None:
-    """At 1,000 changes a second, forty that come together behind a pause of the source leave no later than others."""
+    """At 1,000 changes a second, forty that come together after a pause of the source are served no later than
+    others."""
     pace = BatchPacing()
     for now in range(1_000, 1_300):
         pace.arrived(1, now)
@@ -489,8 +492,8 @@ def test_nothing_gathers_at_a_moderate_rate_while_the_sinks_have_nothing_to_do()
 
 
 def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> None:
-    """Below 300 changes a second nothing waits; up to 1,500, where lag counts, it waits 2 ms; from 2,000 on, where the
-    cost of a round counts, 10 ms; in between the wait never falls as the rate rises."""
+    """Below 300 changes a second nothing waits. Up to 1,500, where lag counts, a fetch waits 2 ms; from 2,000 on, where
+    the cost of a round counts, 10 ms; in between the wait never falls as the rate rises."""
     assert [gather_ms(rate) for rate in (0.0, 0.29, 0.3, 1.0, 1.5)] == [0, 0, GATHER_MS, GATHER_MS, GATHER_MS]
     assert [gather_ms(rate) for rate in (2.0, 5.0, 1_000.0)] == [GATHER_MOST_MS] * 3
     waits = [gather_ms(rate / 100) for rate in range(400)]

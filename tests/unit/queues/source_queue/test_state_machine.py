@@ -53,7 +53,7 @@ class Sent(NamedTuple):
 
 
 class Schedule:
-    """The world and one random order of events."""
+    """The environment and one random order of events."""
 
     def __init__(self, seed: int, cascade: bool, *, drops_notifications: bool = False) -> None:
         """`drops_notifications`: the queue is not notified of some entries, so its ledger cannot count them."""

@@ -28,9 +28,9 @@ def two_types(queue_node: QueueNode) -> None:
 
 @pytest.mark.parametrize("overflow", ["replay", "discard"])
 async def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) -> None:
-    """More changes of it than the queue may hold take no place from the others: they wait in the store, nothing is
-    given up, few are in memory, and the answer names the type and since when. Once the sink has it all arrives, also
-    after a restart of the source."""
+    """If it has more changes than the queue may hold, the others lose no place: its changes wait in the store, none is
+    dropped, few are in memory, and the answer names the type and the time since which it waits. Once the sink has the
+    type all are served, also after a restart of the source."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=2 * HELD_BACK_ROWS, overflow=overflow)) as queue_node:
         two_types(queue_node)
@@ -87,8 +87,8 @@ async def test_references_of_a_missing_type_leave_the_memory_once_the_sink_repor
 
 
 async def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself_alone() -> None:
-    """Two nodes of the sink's cluster disagree: the one that knows the type is given its changes, the other waits for
-    what it can store, without a busy loop and without a batch."""
+    """Two nodes of the sink's cluster differ: the one that knows the type gets its changes, and the other waits for
+    changes that it can store, without a busy loop and without a batch."""
 
     async with audited_node() as queue_node:
         two_types(queue_node)
@@ -102,8 +102,8 @@ async def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself
 
 
 async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
-    """Bulk references that wait are put aside when their turn comes, take no room, and come back once the
-    type is there; new ones are refused with a reason until then."""
+    """Waiting bulk references are set aside when their turn comes, take no room, and return once the type exists; until
+    then new ones are refused with a reason."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=3)) as queue_node:
         two_types(queue_node)

@@ -1,4 +1,4 @@
-"""Claims about the bodies of a request for one object: round trips, versions, hostile bytes."""
+"""The bodies of a request for one object: round trips, versions, hostile bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASE = {"v": 1, "cluster": b"c" * 16, "name": "west", "bucket_type": b"t", "buck
 
 
 def test_requests_and_answers_come_back_as_they_went() -> None:
-    """Keys and objects are opaque bytes; a field that is not known is passed over."""
+    """Keys and objects are opaque bytes; an unknown field is skipped."""
     assert decode_asking(encode_asking(ASKED)) == ASKED
     for payload in (None, b"", b"\x00" * 1_000):
         reply = ObjectReply(b"e" * 16, "east", payload)
