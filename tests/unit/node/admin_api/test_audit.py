@@ -109,7 +109,8 @@ async def test_the_log_of_the_asked_node_may_be_the_unknown_one(tmp_path: Path) 
 
 
 async def test_pages_go_on_over_all_nodes(tmp_path: Path) -> None:
-    """Each act once; acts that come meanwhile are not on later pages; a node that was away stays away from them."""
+    """Each act is shown once; acts recorded meanwhile are not on later pages; a node that was unreachable is left out
+    of them."""
     async with cluster_of(tmp_path) as cluster:
         for at_ms in range(12):
             await cluster.act(f"n{at_ms % 3 + 1}", at_ms)

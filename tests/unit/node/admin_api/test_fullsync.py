@@ -1,4 +1,4 @@
-"""Full-sync's admin paths: mistyped values are refused, and nothing is kept; any node answers for all."""
+"""Full-sync's admin paths: mistyped values are refused, and nothing is stored; any node answers for all."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ async def test_a_range_and_left_out_checks_are_set_on_the_node_that_is_named(
 
 
 async def test_a_check_of_nothing_is_refused_by_the_node_that_would_begin_it(tmp_path: Path) -> None:
-    """Kind none crosses the wire, and begins nothing."""
+    """The kind "none" is sent to the other node, and begins nothing."""
     manager = manager_in(tmp_path)
     manager.start()
     query = services_of("n1", manager, {}).query

@@ -158,7 +158,7 @@ async def test_notes_say_what_has_no_effect_and_which_buckets_keep_their_own() -
 
 
 async def test_nodes_that_have_read_older_properties_are_named() -> None:
-    """As soon as one has read newer ones; a node that is down is unknown."""
+    """They are named as soon as one node has read newer ones; a node that is down is unknown."""
     async with a_node() as node:
         assert ((await node.ask(TYPE))[1]["behind"], (await node.ask(TYPE))[1]["unknown"]) == ([], {"n3": "not alive"})
         await node.ask(f"{TYPE}/set", {"props": {"allow_mult": False}})

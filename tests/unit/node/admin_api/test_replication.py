@@ -1,4 +1,4 @@
-"""GET /admin/explain of a cluster: nodes that do not answer or are down are named, and what they know is missing."""
+"""GET /admin/explain of a cluster: nodes that do not answer or are down are named, and their facts are missing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Cluster:
 
 
 async def test_nodes_without_an_answer_are_named() -> None:
-    """The state is known as long as the leader answers; without it, it is unknown and the reason is there."""
+    """The state is known as long as the leader answers; otherwise it is unknown, with the reason."""
     cluster = Cluster()
     cluster.links.cut.add("n3")
     answer = await cluster.get("bucket=b&key=k")

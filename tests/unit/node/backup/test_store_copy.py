@@ -62,7 +62,8 @@ def test_logs_are_copied_in_their_order_and_before_the_manifest(
 def test_a_log_that_is_flushed_meanwhile_is_replaced_by_its_table(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A log vanishes before it is copied, since its table is there: the copy has the table, and the newer MANIFEST."""
+    """A log disappears before it is copied, since it was flushed to a table: the copy has the table, and the newer
+    MANIFEST."""
 
     def flush() -> None:
         (rows / "000011.ldb").write_text("seven")
@@ -105,7 +106,7 @@ def test_a_table_that_was_copied_while_it_grew_is_copied_again(rows: Path, tmp_p
 def test_a_node_that_starts_meanwhile_spoils_the_attempt(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another CURRENT at the end means files of two runs; the next attempt has those of one, and nothing of before."""
+    """Another CURRENT at the end means files of two runs; the next attempt has those of one, and none of the first."""
 
     def start() -> None:
         (rows / "MANIFEST-000013").write_text("new")

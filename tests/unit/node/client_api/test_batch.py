@@ -59,7 +59,7 @@ def test_the_context_of_an_item_replaces_and_nil_deletes(client_api):
 
 
 def test_extras_travel_with_a_value(client_api):
-    """Encoding, metadata, links and indexes of an item are what the object then has, also as headers."""
+    """Encoding, metadata, links and indexes of an item are stored with the object, and are also returned as headers."""
     extras = ["gzip", [["colour", "red"]], [["b", "k2", "next"]], [["age_int", "3"]]]
     batch(client_api, "put", [[T, "b", "k", b"v", "a/b", None, extras]])
     headers = client_api.call("GET", "/buckets/b/keys/k").headers

@@ -30,7 +30,7 @@ def batch(client_api, verb, items):
 
 
 def test_a_batch_put_is_read_by_a_batch_get(client_api):
-    """Values in each form are what a GET sends, with the type of their form, and come back in the form of the type."""
+    """Values in each form are returned by GET with the type of their form, and by a batch in the form of the type."""
     put = batch(
         client_api,
         "put",

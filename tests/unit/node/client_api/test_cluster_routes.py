@@ -59,7 +59,7 @@ def test_answers_to_forwarded_requests_name_the_leader(client_api: Any) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 def test_refusals_by_another_leader_name_it(client_api: Any, method: str) -> None:
-    """A refusal that the leader decided teaches a client as well as an answer does."""
+    """A client learns the leader from its refusal as well as from its answer."""
     client_api.kv.fail = ConditionFailed("another version")
     assert "x-isthmus-leader" not in client_api.call(method, K, b"v", {"content-type": "a/b"}).headers
     client_api.kv.fail.leader = "n2"

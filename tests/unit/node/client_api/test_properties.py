@@ -78,7 +78,8 @@ async def started(api: PropertyApi) -> AsyncIterator[Any]:
 
 
 async def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
-    """GET, PUT of one, GET again, PUT of all that was read, DELETE: as Riak's clients do it, by all three forms."""
+    """GET, PUT of one, GET again, PUT of all that was read, DELETE: the sequence of Riak's clients, in all three
+    forms."""
 
     async with started(api) as ask:
         status, before, _ = await ask("GET", "/buckets/b/props")
@@ -99,7 +100,7 @@ async def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
 
 
 async def test_a_bucket_type_has_properties_that_its_buckets_have(api):
-    """Set for the type they count for its buckets, but for those with their own; n_val is the type's factor."""
+    """A property set for the type applies to its buckets, except those with their own; n_val is the type's factor."""
 
     async with started(api) as ask:
         assert (await ask("PUT", "/types/notes/props", {"props": {"last_write_wins": True, "n_val": 3}}))[0] == 204
@@ -132,7 +133,7 @@ async def test_an_invalid_property_is_400_with_a_reason_and_sets_nothing(api, bo
 
 
 async def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
-    """404 with the types that there are, 405 with what is answered, 422 at the bound."""
+    """The answers are 404 with the existing types, 405 with the allowed methods, and 422 at the limit."""
     monkeypatch.setattr(properties_room, "OWN_BUCKETS_MAX", 1)
 
     async with started(api) as ask:

@@ -112,7 +112,7 @@ async def test_every_file_is_served_with_its_headers(node: Node, path: str) -> N
 
 
 def test_the_policy_allows_nothing_inline_and_nothing_elsewhere() -> None:
-    """No directive has a way around: no inline, no eval, no other origin, no frames."""
+    """No directive allows inline code, eval, another origin, or frames."""
     policy = dict(each.split(b" ", 1) for each in CONTENT_SECURITY_POLICY.split(b"; "))
     assert policy.pop(b"img-src") == b"'self' data:"
     assert policy.pop(b"require-trusted-types-for") == b"'script'"
@@ -225,7 +225,7 @@ async def test_a_page_without_its_cookie_provokes_no_password_dialog(
 
 
 async def test_a_session_ends_with_its_token(folder: CertificateFolder, tmp_path: Any) -> None:
-    """A token that is taken out of its file takes its sessions with it."""
+    """Removing a token from its file ends its sessions."""
     file = tmp_path / "read.token"
     file.write_text("a-token-of-some-length-0123456789\n")
     file.chmod(0o600)
@@ -249,7 +249,7 @@ async def test_the_cookie_is_secure_under_tls(node: Node, folder: CertificateFol
 
 
 async def test_a_session_changes_nothing_for_other_pages(node: Node, folder: CertificateFolder) -> None:
-    """A change under a session needs the browser's word that the page is this node's; a token needs none."""
+    """A change in a session requires the browser's header that the page is this node's; a token needs none."""
     browser = await node.log_in(folder.token(TokenRole.OPERATE))
     path = "/admin/leaders/balance"
     for header, status in (

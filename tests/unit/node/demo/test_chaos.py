@@ -86,7 +86,7 @@ def test_partitions_that_do_not_move_are_reported_and_the_node_is_started_all_th
 
 @pytest.mark.parametrize("looks", range(5))
 def test_at_the_end_what_is_down_is_started_and_nothing_more_is_killed(looks: int) -> None:
-    """Whatever step the chaos is at when the replay ends: a node that is down is started, and nothing else happens."""
+    """At any step of the chaos, a node that is down at the end of the replay is started, and nothing else happens."""
     fixture = Fixture()
     moved = {"east-1": 7, "east-2": 0, "east-3": 5}
     snapshots: list[dict[str, Any]] = [

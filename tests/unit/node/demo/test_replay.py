@@ -210,7 +210,7 @@ def test_a_definite_refusal_ends_the_replay_with_the_key_named() -> None:
 
 
 def test_a_node_that_stays_away_is_given_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the patience is over the replay ends with the last failure named instead of hanging."""
+    """When the time for retries is over the replay ends with the last failure instead of hanging."""
     monkeypatch.setattr(demo_client, "RETRY_LIMIT_S", 0.3)
     with running(0.0) as node:
         url = node.url

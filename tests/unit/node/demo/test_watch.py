@@ -31,7 +31,8 @@ def seen(**changed: Any) -> ClusterSnapshot:
 
 
 def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
-    """One partition without a leader, one replica out of sync, one node away: not whole; and the line shows it."""
+    """With one partition without a leader, one replica out of sync, or one node away it is not whole, and the line
+    shows it."""
     assert seen().missing == 0
     assert seen().text() == "east: leaders a 0, b 12; 36 of 36 replicas in sync"
     offline = seen(partitions={"total": 12, "online": 11})
@@ -63,7 +64,7 @@ def test_a_queue_is_known_only_when_its_nodes_cover_every_partition() -> None:
 
 
 def test_links_of_one_queue_have_the_worst_lag() -> None:
-    """p50 of the middle link, p99 of the worst, and the first trouble."""
+    """It has the p50 of the middle link, the p99 of the worst, and the first problem."""
     links = [link(1.0, 9.0), link(None, None, "refused"), link(2.0, 4.0), link(7.0, 5.0)]
     found = cluster_snapshot("west", [VIEW], [], links)
     assert found.lag_ms == found.recent_lag_ms == (2.0, 9.0)

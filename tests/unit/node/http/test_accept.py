@@ -36,7 +36,8 @@ EXAMPLES = settings(max_examples=share(150), deadline=None, derandomize=True)
     ],
 )
 def test_json_is_for_those_who_name_it(accept: bytes | None, json: bool) -> None:
-    """With the weight of text at least; Riak's clients, which name it beside multipart, get what they know."""
+    """JSON is chosen if it has at least the weight of text; Riak's clients, which name it beside multipart, get the
+    forms that they know."""
     assert asks_for_json(accept) is json
 
 

@@ -185,8 +185,8 @@ def test_tokens_are_reloaded_while_the_node_runs(tmp_path: Path) -> None:
 
 
 def test_the_permissions_of_a_token_end_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that was let in before may no more than the files say now: in another file it has that role, in none it
-    is unknown; the others keep theirs."""
+    """A token that was accepted before has only the role of the current files: in another file it has that role, in
+    none it is unknown; the others are unchanged."""
     monkeypatch.setattr("isthmus.repl.security.watched_files.RECHECK_S", 0.0)
     files = {role: tmp_path / f"{role.value}.token" for role in (R, W)}
 

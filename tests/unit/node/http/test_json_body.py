@@ -29,7 +29,7 @@ class SampleRequest(AuditedRequest, frozen=True, kw_only=True):
 
 
 def test_a_body_of_known_keys_and_types_is_a_struct() -> None:
-    """Keys that are left out have their defaults; a key may have another name than its field; null body: empty."""
+    """Omitted keys have their defaults; a key may have another name than its field; a null body is an empty one."""
     found = parse_body({"name": "q", "from": 7, "count": None, "by": "ann"}, SampleRequest)
     assert found == SampleRequest(name="q", start=7, by="ann")
     with pytest.raises(RequestRefused, match="name is needed: a text that is not empty"):

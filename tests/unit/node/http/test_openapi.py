@@ -54,7 +54,7 @@ def test_operations_of_the_admin_api_are_its_routes() -> None:
 
 
 def test_object_paths_are_distinguished_from_routes(client_api: Any) -> None:
-    """Each object path is answered by the object room for each of its methods: never 405, never an unknown path."""
+    """Each object path is answered by the object handlers for each of its methods: never 405, never an unknown path."""
     for pattern in OBJECT_PATHS:
         path = pattern.replace("{type}", "default").replace("{bucket}", "b").replace("{key}", "k")
         for method in METHODS:
@@ -76,7 +76,7 @@ def test_every_status_is_one_that_the_documents_know(described: dict[str, Any]) 
 
 
 def test_parameters_are_those_that_are_checked(client_api: Any, described: dict[str, Any]) -> None:
-    """Every value that the description allows is taken, and one beside it is refused, by example."""
+    """Every value that the description allows is accepted, and one outside is refused, by examples."""
     found = operations(described)["GET", "/buckets/{bucket}/keys/{key}"]
     client_api.put("/buckets/b/keys/k", b"v")
     for parameter in found["parameters"]:

@@ -101,7 +101,7 @@ def test_the_router_finds_handlers_by_segments_and_method():
     ),
 )
 def test_every_path_of_known_words_is_matched_or_refused(client_api_with, method, words):
-    """No combination of the words that routes are made of does anything but match or be refused with 400, 404, 405."""
+    """Every combination of the routes' words is matched, or refused with 400, 404 or 405."""
     router = client_api_with().app.router
     assert status_of(lambda: router.match(method, b"/" + b"/".join(words))) in (200, 400, 404, 405)
 
@@ -141,7 +141,7 @@ def test_header_parsers_give_a_value_or_a_400(value):
 @pytest.mark.timing
 @pytest.mark.parametrize("value", [b'<x>; rel=%b"x"y', b'<x>; riaktag="%b"y', b"<x>; rel=a%by", b'<x>%b;"', b"%b<x"])
 def test_a_link_header_of_blanks_is_judged_at_once(value):
-    """No header keeps the node busy: the whole of its room in blanks is refused within a moment."""
+    """A header full of spaces, up to the limit, is refused quickly."""
     began_s = thread_time()
     with pytest.raises(RequestRefused):
         parse_links(value % (b" " * 60_000))

@@ -1,4 +1,4 @@
-"""Claims about logins of browsers: codes work once and for minutes, sessions end, and their number has a limit."""
+"""Logins of browsers: codes work once and for minutes, sessions end, and their number is limited."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_code_works_once_and_for_minutes(logins: LoginSessions, clock: Clock) 
 
 
 def test_a_session_stands_for_its_token_until_it_ends(logins: LoginSessions, clock: Clock) -> None:
-    """The cookie finds the token's digest, until the logout or the session's age; a foreign cookie finds none."""
+    """The cookie gives the token's digest, until the logout or the end of the session; another cookie gives none."""
     ended, kept = logins.open(TOKEN), logins.open(b"e" * 32)
     assert logins.token_of(cookie(ended)) == TOKEN
     logins.end(cookie(ended))

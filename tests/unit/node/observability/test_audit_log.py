@@ -20,7 +20,7 @@ from isthmus.node.observability.audit_log import AuditLog, AuditPage
 
 
 def line(at_ms: int, act: str = "set option x") -> dict[str, Any]:
-    """A line as `node.http.audit` makes it, without what does not matter here."""
+    """A line as `node.http.audit` makes it, reduced to the fields of these tests."""
     return {"at_ms": at_ms, "who": {"by": "ann"}, "what": {"act": act, "request": None}}
 
 
@@ -217,7 +217,7 @@ async def test_a_disk_that_fills_amid_a_line_tears_no_other(tmp_path: Path, monk
 
 
 async def test_a_failed_sync_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line is there and may not survive a power failure."""
+    """The line is written and may not survive a power failure."""
 
     def failing(_fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -233,8 +233,8 @@ async def test_a_failed_sync_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_a_disk_that_hangs_bounds_the_wait_and_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """append gives up waiting after WAIT_S; beyond QUEUE_MAX lines new ones are lost; those that wait are written when
-    the disk goes on."""
+    """append stops waiting after WAIT_S; beyond QUEUE_MAX lines new ones are lost; waiting ones are written when the
+    disk recovers."""
     monkeypatch.setattr(audit_log, "WAIT_S", 0.05)
     monkeypatch.setattr(audit_log, "QUEUE_MAX", 3)
     goes_on, sync = threading.Event(), os.fsync

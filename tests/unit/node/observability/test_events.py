@@ -36,7 +36,7 @@ def test_acts_noise_and_requests_are_left_out() -> None:
 
 
 def test_events_of_a_kind_are_chosen_before_the_limit() -> None:
-    """However many others are newer."""
+    """This holds however many newer events of other kinds there are."""
     events = kept(("storage.full", {}), *((f"node.event_{number}", {}) for number in range(9)))
     assert [each.event for each in events.since(0, 2, "disk")] == ["storage.full"]
 

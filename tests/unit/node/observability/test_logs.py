@@ -201,7 +201,8 @@ def test_lines_that_repeat_are_held_back_and_counted():
 
 
 def test_an_event_of_many_subjects_has_a_limit_of_its_own():
-    """A thousand lines in ten seconds: subjects without end do not fill the disk."""
+    """Only a thousand lines are written in ten seconds, so that an endless number of subjects does not fill the
+    disk."""
     limit = logs.RepeatLimit(logs.LineSink(), lambda: 0.0)
     passed = 0
     for number in range(logs.BURST_EVENT + 50):
@@ -212,7 +213,7 @@ def test_an_event_of_many_subjects_has_a_limit_of_its_own():
 
 
 def test_a_limit_forgets_subjects_instead_of_growing():
-    """Those whose interval is over first; a subject that is forgotten is written again."""
+    """Subjects whose interval is over are dropped first; a dropped subject is logged again."""
     now_s = [0.0]
     limit = LogLimit(lambda: now_s[0])
     assert [limit.due(number) for number in range(KEYS_MAX)] == [0] * KEYS_MAX
@@ -238,7 +239,7 @@ OTHER_WORDS = ("node", "follower", "holder", "member", "suspect", "with_node", "
 
 
 def test_no_event_overwrites_the_node_that_writes_it():
-    """No module passes `node=` to a logger: the processor sets it, and another node is `peer`, in no other word."""
+    """No module passes `node=` to a logger: the processor sets it, and another node is always named `peer`."""
     calls = []
     may_be_wrong = re.compile(rf"\blog\.\w.*\b({'|'.join(OTHER_WORDS)})\s*=", re.DOTALL)
     for package in ("aae", "config", "node", "queues", "repl", "sink"):

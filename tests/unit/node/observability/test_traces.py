@@ -1,4 +1,4 @@
-"""The export of spans: in batches, bounded, and never waited for; and what turns it on."""
+"""The export of spans: in batches, bounded, without blocking; and the settings that enable it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_without_an_endpoint_there_is_no_tracer() -> None:
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When traces are on; when they are off nothing is asked for."""
+    """It is raised when traces are on; when they are off the extra is not needed."""
     monkeypatch.setattr("isthmus.repl.extras.is_installed", lambda _: False)
     traces.check_traces(TracesSettings())
     with pytest.raises(MissingExtra, match=r"traces\.endpoint needs .*opentelemetry.*pip install 'isthmus\[traces\]'"):

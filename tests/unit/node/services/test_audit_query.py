@@ -112,7 +112,7 @@ ACT = {
     ],
 )
 def test_acts_are_wanted_by_what_who_object_outcome_and_time(wanted: WantedActs, *, included: bool) -> None:
-    """Each part that is given must be found, in any case of letters; null has no text."""
+    """Each given part must match, case-insensitively; null matches no text."""
     assert wanted.include(ACT) is included
 
 
@@ -125,7 +125,7 @@ def test_a_line_that_lacks_parts_is_no_fault() -> None:
 
 
 def test_acts_of_a_node_that_does_not_filter_are_filtered_here() -> None:
-    """One of an earlier version sends all of its lines, and nothing of how far it has read."""
+    """A node of an earlier version sends all of its lines, without its reading position."""
     answer = NodeAudit([{**ACT, "id": 9}, {**ACT, "id": 8, "who": {}}], True, 0, 0).only(WantedActs(who="ann"))
     assert ([act["id"] for act in answer.acts], answer.read_to) == ([9], (8, 50))
     assert merged({"n1": answer}, 10)[1] == {"n1": 8}

@@ -82,7 +82,7 @@ def test_a_partition_shows_its_leaders_offsets_and_the_lag_of_the_last() -> None
 
 
 def test_a_silent_node_is_unknown_and_so_is_everything_that_depends_on_it() -> None:
-    """A silent follower: the lag is unknown. A silent leader: all offsets are. Nothing is filled in."""
+    """With a silent follower the lag is unknown; with a silent leader all offsets are. No number is estimated."""
     found = row(record(), {**SAID, "c": None})
     assert (found["leo"], found["lag"]) == (12, None)
     silent = found["replica_states"][2]
@@ -139,7 +139,7 @@ def test_nodes_are_live_leaving_or_gone() -> None:
 
 
 def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
-    """Every way to be amiss has its sentence, and there are not more than fit on a screen."""
+    """Every problem has its sentence, and there are not more than fit on a screen."""
     whole = {0: record(), 1: record(1)}
     assert cluster_status.problems(whole, ALL, "") == []
     assert cluster_status.partition_counts(whole) == {
@@ -188,7 +188,7 @@ def test_an_out_of_sync_replica_is_named_with_the_reason_from_its_node() -> None
 
 
 def test_a_live_but_silent_node_is_reported_although_all_are_in_sync() -> None:
-    """A process that is frozen, or a link that is cut, shows in no record before others have waited long enough."""
+    """A frozen process, or a broken link, shows in no record before others have waited long enough."""
     said = {**SAID, "c": None}
     assert cluster_status.problems({0: record()}, ALL, "", (), said) == []
     (warning,) = cluster_status.silent(said)

@@ -51,7 +51,7 @@ async def test_every_letter_is_on_one_page(limit: int) -> None:
 
 
 async def test_large_letters_make_short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page ends behind the letter that exceeds its size, so that one letter of any size still comes."""
+    """A page ends after the letter that exceeds its size, so that a letter of any size is still sent."""
     monkeypatch.setattr(dead_letter_query, "PAGE_BYTES_MAX", 1_000)
     assert [len(page.dead_letters) for page in await pages(ManyLetters(5, size=600), 100)] == [2, 2, 1]
     assert [len(page.dead_letters) for page in await pages(ManyLetters(2, size=5_000), 100)] == [1, 1]

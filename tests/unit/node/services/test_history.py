@@ -1,4 +1,4 @@
-"""The rings of a node's history: places, rates, gaps, the day, clocks that are set, and the bound of its memory."""
+"""The rings of a node's history: slots, rates, gaps, the day, clock changes, and the limit of its memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_places_without_a_sample_are_unknown() -> None:
 
 
 def test_a_pause_longer_than_the_ring_leaves_nothing_old() -> None:
-    """After two hours asleep the hour has one place."""
+    """After two hours without samples the hour has only the new one."""
     history = History()
     for at_ms in range(0, 200_000, 2_000):
         sample(history, at_ms, (RSS, "", 1))
@@ -156,8 +156,8 @@ def test_a_counter_that_begins_again_is_unknown_once() -> None:
 
 
 def test_columns_that_are_not_measured_for_a_day_are_given_back() -> None:
-    """Names that come and go do not fill the memory: after a day without a sample of them their place is another's, and
-    nothing old is in it."""
+    """Names that come and go do not fill the memory: after a day without samples their space is reused, with nothing
+    old in it."""
     history = History(limit_bytes=3 * COLUMN_BYTES)
     waiting = COLUMNS["queue.waiting"]
     for n in range(3):

@@ -70,8 +70,8 @@ class FakeSource:
 
 
 def test_what_is_picked_is_measured() -> None:
-    """Each metric that a column is made of exists and has the labels that the column's scope needs; counters become
-    rates, and gauges do not."""
+    """Each metric of a column exists and has the labels that the column's scope needs; counters become rates, and
+    gauges do not."""
     needed = {Scope.LINK: {"queue", "peer"}, Scope.QUEUE: {"queue"}, Scope.REQUEST: {"kind"}, Scope.NODE: set[str]()}
     for metric, picks in PICKS.items():
         for pick in picks:
@@ -144,7 +144,7 @@ async def test_the_loop_runs_between_queues() -> None:
 
 
 async def test_a_source_that_fails_is_left_out_and_logged_once() -> None:
-    """The others' numbers are kept; it counts again as soon as it works."""
+    """The others' numbers are kept; the source is used again as soon as it works."""
     time, history = FakeTime(), History()
     rss = COLUMNS["process.rss_bytes"]
     broken = FakeSource(None)
@@ -225,8 +225,7 @@ def history_of_one() -> History:
 
 
 async def test_places_travel_between_nodes() -> None:
-    """The places of the columns that a node has arrive as they are; columns that no version knows are left out, and too
-    many are refused."""
+    """The places of a node's columns arrive unchanged; unknown columns are skipped, and too many are refused."""
     responder, codec = PlacesResponder(history_of_one()), PlacesBody()
     first = WALL_MS // HOUR.step_ms
     keys = [("process.rss_bytes", ""), ("disk.free_bytes", ""), ("of.the.future", "")]

@@ -51,8 +51,9 @@ def joined(answers: dict[str, Any], records: dict[int, PartitionRecord] = RECORD
 
 
 def test_numbers_of_all_nodes_are_added() -> None:
-    """Depth by priority, achieved rates and the time that limits held back; the oldest change is the oldest of any
-    node, and a node without changes has none. A node that leads nothing counts too: bulk references lie anywhere."""
+    """It has depth by priority, achieved rates and the time that limits delayed fetches; the oldest change is the
+    oldest of any node, and a node without changes has none. A node that leads nothing counts too, since bulk references
+    may be on any node."""
     bulk = {"real_time": EMPTY, "full_sync": {"waiting": 4, "in_flight": 1}, "fold": {"waiting": 2, "in_flight": 0}}
     row = joined({"a": [listed(1, 3)], "b": [listed(2, 0)], "c": [listed(0, priorities=bulk, oldest_age_ms=None)]})
     assert row["priorities"] == {
@@ -67,7 +68,7 @@ def test_numbers_of_all_nodes_are_added() -> None:
 
 
 def test_nothing_waits_where_every_node_says_so() -> None:
-    """Then the oldest change has no age, and that is known."""
+    """The oldest change has no age then, and that is known."""
     row = joined({"a": [listed(1)], "b": [listed(2)]})
     assert (row["priorities"]["real_time"]["waiting"], row["oldest_age_ms"], row["unknown"]) == (0, 0, "")
 
@@ -112,8 +113,8 @@ def test_a_silent_node_makes_bulk_references_and_rates_unknown_a_missing_leader_
 
 
 def test_fetches_of_one_node_at_several_are_one_consumer() -> None:
-    """With its newest fetch and where that was, the nodes at which it waits, and the sums; the newest fetch comes
-    first. A node of an earlier version, which names no consumers, breaks nothing."""
+    """The consumer has its newest fetch and that node, the nodes at which it waits, and the sums; the newest fetch
+    comes first. A node of an earlier version, which names no consumers, is tolerated."""
 
     def fetched(node: str, fetch_ms: int, given_ms: int | None, given: int, *, waits: bool) -> dict[str, Any]:
         return {"node": node, "waits": waits, "last_fetch_ms": fetch_ms, "last_given_ms": given_ms, "given": given,

@@ -81,7 +81,7 @@ async def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 async def test_a_disk_that_hangs_holds_one_thread_and_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests end with the name of the directory; none begins a second thread; when the disk goes on, they are
+    """Requests end with the name of the directory; none starts a second thread; when the disk recovers, they are
     answered."""
     go_on, begun = threading.Event(), []
 
@@ -107,8 +107,8 @@ async def test_a_disk_that_hangs_holds_one_thread_and_no_request(
 
 
 def test_a_shared_run_is_listed_once() -> None:
-    """With the nodes that see it; runs of one name in two directories are two, since they began at two moments. The
-    newest comes first, and what cannot be read last."""
+    """It has the nodes that see it; runs of one name in two directories are two, since they began at different times.
+    The newest comes first, and unreadable ones last."""
 
     def row(name: str, started_ms: int | None) -> dict[str, Any]:
         return {"kind": "comparison", "run": name, "started_ms": started_ms}

@@ -60,7 +60,7 @@ async def test_the_event_loop_runs_meanwhile() -> None:
 
 
 def test_the_last_lines_are_bounded() -> None:
-    """No more than LAST_BYTES_MAX characters, the newest, and of a long line its begin."""
+    """At most LAST_BYTES_MAX characters are kept, the newest, and the begin of a long line."""
     lines = LineSink()
     for number in range(100):
         lines.msg(f"{number:03}" + "x" * (LINE_KEPT_MAX + 5))

@@ -108,7 +108,7 @@ def test_a_malformed_answer_is_refused(body: bytes) -> None:
 
 
 async def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
-    """The node's own numbers come without a request, a refusal or nonsense of another counts as no answer."""
+    """The node's own numbers need no request; a refusal or a malformed answer of another node counts as no answer."""
     answers: dict[str, Any] = {"b": BODY.encode({"default": TWO}), "c": NotReady("no connection"), "d": b"\xc1"}
 
     async def request(node: str, method: str, _body: bytes, _timeout_ms: int) -> bytes:
@@ -128,7 +128,8 @@ async def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
 
 
 def test_the_command_shows_levels_and_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`-o json` prints the answer unchanged; the tables have a line a level, and say who is not counted."""
+    """`-o json` prints the answer unchanged; the tables have a line per level, and name the nodes that are not
+    counted."""
     document = telemetry_document(RECORDS, {"a": {"default": ONE}, "b": {"default": TWO}, "c": None})
     monkeypatch.setattr(AdminClient, "get", lambda _client, path: {"/admin/telemetry": document}[path])
     plain = CliRunner().invoke(telemetry, ["-o", "json"])

@@ -45,7 +45,7 @@ class Span:
 
 
 class Parts:
-    """Everything beside the component: tracer, changes, routes and links."""
+    """The collaborators of the component: tracer, changes, routes and links."""
 
     def __init__(self, leader: str | None = "n1") -> None:
         self.spans: list[Span] = []
@@ -117,7 +117,7 @@ def test_the_client_decides_or_else_chance(settings: TracesSettings, headers: An
 
 
 def test_chance_takes_about_as_many_as_it_should() -> None:
-    """A tenth."""
+    """About a tenth of the writes is traced."""
     parts = Parts()
     traces = parts.traces(TracesSettings(sample_per_million=100_000))
     for _ in range(2_000):
@@ -171,6 +171,6 @@ def test_without_a_leader_nothing_is_told(fails: IsthmusError | None) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xc0", b"\x95\xc4\x01t\xc4\x01b\xc4\x01k\xa1x\xc3", b"\x91\xc4\x01t"])
 async def test_a_malformed_note_is_refused(body: bytes) -> None:
-    """As any body of another node."""
+    """It is refused like any malformed body of another node."""
     with pytest.raises(CodecError, match=METHOD):
         await Parts().leader_watch.request_handlers()[METHOD]("n2", body)

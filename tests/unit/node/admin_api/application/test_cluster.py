@@ -129,7 +129,7 @@ async def call(admin: AdminApi, method: str, path: str, body: Any = None) -> tup
 
 
 async def test_the_cluster_is_shown_with_what_is_amiss() -> None:
-    """Names that other programs read (partitions.online, partitions.total), nodes that are gone, problems."""
+    """It has the names that other programs read (partitions.online, partitions.total), gone nodes, and problems."""
     status, answer = await call(an_admin(FakeController()), "GET", "/admin/cluster")
     assert status == 200
     assert (answer["partitions"]["online"], answer["partitions"]["total"]) == (1, 1)
@@ -188,7 +188,7 @@ async def test_leaderships_are_shown_and_moved_when_asked() -> None:
 
 
 async def test_possibly_stale_answers_are_marked() -> None:
-    """Without a session, or before anything was read, a cluster is never called whole."""
+    """Without a session, or before the first read, a cluster is never reported as healthy."""
     controller = FakeController()
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
     controller.records[0] = replace(controller.records[0], isr=frozenset({Member("n1", 1), Member("n2", 2)}))
@@ -206,7 +206,7 @@ async def test_possibly_stale_answers_are_marked() -> None:
 
 
 async def test_an_unreadable_record_is_reported() -> None:
-    """As what is amiss, and as the reason of its partition, with its path."""
+    """It is reported as a problem, and as the reason of its partition, with its path."""
     controller = FakeController()
     controller.unread.learn({"/p/0": "/isthmus/p/0 in the metastore: not a partition record"}, controller.records)
     admin = an_admin(controller)
@@ -235,7 +235,7 @@ async def test_partitions_are_listed_by_bucket_type() -> None:
 
 @pytest.mark.parametrize(("validate_only", "outcome"), [(False, "created"), (True, "valid"), (False, "exists")])
 async def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> None:
-    """The map, whole and checked, and what came of it."""
+    """The complete map is validated and passed on, and the outcome is returned."""
     controller = FakeController()
     controller.outcome = outcome
     body = {**replica_map_document(((0, 1), (1, 0))), "bucket_type": "t", "validate_only": validate_only}

@@ -32,7 +32,8 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.parametrize("query", ["", "?timeout=5000", "?timeout=20"])
 @pytest.mark.usefixtures("uncollected")
 async def test_an_answered_error_frees_its_traceback(client_api: Any, send_request: Any, query: str) -> None:
-    """Calls that keep in a variable what they raise are freed with the answer; behind a timeout once they are over."""
+    """Frames that keep the raised exception in a variable are freed with the answer; those behind a time-out once they
+    end."""
     seen: list[ref[TrackedObject]] = []
     gate = asyncio.Event()
 
@@ -58,7 +59,7 @@ async def test_an_answered_error_frees_its_traceback(client_api: Any, send_reque
 
 @pytest.mark.usefixtures("uncollected")
 async def test_errors_of_items_free_their_tracebacks(client_api: Any, send_request: Any) -> None:
-    """As of one write, so of those of a batch."""
+    """This holds for a single write and for those of a batch."""
     seen: list[ref[TrackedObject]] = []
 
     async def refusing(requests: Any) -> list[Any]:

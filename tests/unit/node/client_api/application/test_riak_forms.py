@@ -51,7 +51,7 @@ def write(client_api, headers, method="PUT", target=K):
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
 def test_a_write_whose_condition_fails_is_412_and_writes_nothing(client_api, method):
-    """Each condition refuses what it must, and the key stays as it was."""
+    """Each condition refuses the write, and the key is unchanged."""
     tag = client_api.put(K, b"old") and client_api.call("GET", K).headers["etag"]
     for bad in (
         {"if-none-match": "*"},
@@ -69,7 +69,7 @@ def test_a_write_whose_condition_fails_is_412_and_writes_nothing(client_api, met
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
 def test_a_write_whose_condition_holds_is_carried_out(client_api, method):
-    """Each condition lets through what it must."""
+    """Each condition permits the write."""
     for good in (
         {"if-match": "*"},
         {"if-match": '"other", {tag}'},
@@ -97,7 +97,7 @@ def test_if_none_match_makes_a_key_once(client_api):
 
 
 def test_if_not_modified_names_the_clock_and_conflicts_are_409(client_api):
-    """X-Riak-If-Not-Modified is compare-and-set by clock: 409 for another, and for a key that is not there."""
+    """X-Riak-If-Not-Modified is compare-and-set by clock: another clock, or a missing key, is 409."""
     first = client_api.put(K, b"1").headers["x-riak-vclock"]
     second = write(client_api, {"x-riak-if-not-modified": first, "x-riak-vclock": first})
     assert second.status == 204
@@ -120,7 +120,7 @@ def test_a_condition_that_is_none_refuses_a_write_and_not_a_read(client_api):
 
 
 def test_reads_are_304_or_412_by_their_conditions(client_api):
-    """A client that has the version is spared the body; 304 names the version, has no type, and HEAD is the same."""
+    """A client that has the version gets no body; 304 names the version and has no type, and HEAD is the same."""
     client_api.put(K, b"v")
     got = client_api.call("GET", K)
     tag = got.headers["etag"]
@@ -206,13 +206,13 @@ def test_quorums_are_taken_and_wrong_ones_refused(client_api):
 @EXAMPLES
 @given(st.binary(max_size=80))
 def test_object_queries_are_parsed_or_refused(query):
-    """Any query string has a meaning or is 400."""
+    """Any query string is parsed or is 400."""
     assert refused_status(lambda: parse_object_query(query)) in (None, 400)
 
 
 @pytest.mark.timing
 async def test_a_timeout_of_the_client_is_kept(client_api, send_request):
-    """A write that takes longer is unknown and goes on; a read is refused; both within the time that was given."""
+    """A write that takes longer has an unknown outcome and continues; a read is refused; both within the given time."""
 
     client_api.kv.gate = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -258,7 +258,7 @@ async def test_writes_that_continue_after_a_timeout_still_count_against_the_limi
 
 
 def test_a_listing_that_takes_longer_than_its_timeout_is_cut(client_api, send_request):
-    """Before the first names it is refused, and the listing behind it is closed."""
+    """Before the first names it is refused, and the underlying listing is closed."""
     client_api.put(K, b"v")
 
     async def slow(*_):
@@ -399,7 +399,7 @@ def test_a_failing_listing_releases_its_slot(client_api):
 
 
 def test_accept_prefers_by_weight():
-    """Named with the higher weight wins; ties and wildcards are the usual type's."""
+    """The type with the higher weight wins; ties and wildcards go to the usual type."""
     for accept, wanted in (
         (b"application/json", True),
         (b"application/*;q=0.5, text/html;q=0.4", True),

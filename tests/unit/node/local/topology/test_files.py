@@ -236,7 +236,7 @@ queue = "q"
 
 
 def test_one_queue_for_two_clusters_is_refused() -> None:
-    """Two sink clusters on one queue would each get half, so the second taker is named as a fault."""
+    """Each of two sink clusters on one queue would get only a part, so the second one is a fault."""
     text = '[[clusters.a.nodes]]\nname="a-1"\n[[clusters.a.queues]]\nname="q"\n' + "".join(
         f'[[clusters.{name}.nodes]]\nname="{name}-1"\n[[clusters.{name}.sink.peers]]\ncluster="a"\nqueue="q"\n'
         for name in "bc"

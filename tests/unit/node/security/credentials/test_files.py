@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch:
 def test_no_node_takes_the_place_of_the_authority(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """A node of that name would overwrite what all other certificates are signed with."""
+    """A node of that name would overwrite the key that signs all other certificates."""
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a"]) == Exit.OK
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", name]) == Exit.USAGE
@@ -91,7 +91,8 @@ def test_an_invalid_certificate_name_is_a_usage_error(
 
 
 def test_the_token_of_a_full_sync_is_looked_at_as_a_sinks_is(tmp_path: Path) -> None:
-    """Not there: a fault, before a node starts. In the clear, or a cluster that nothing proves: doubts."""
+    """A missing token file is a fault before a node starts. A token in plain text, or for a cluster without proof of
+    identity, gives warnings."""
     settings = load_text(NODE + FULLSYNC.format("http://10.0.0.2:1") + 'cluster = "west"\n', tmp_path / "node.toml")
     assert [fault.path for fault in file_faults(settings)] == ["fullsync[0].token_file"]
     assert [doubt.path for doubt in warnings_of(settings)] == ["fullsync[0].urls", "fullsync[0].cluster"]
@@ -133,7 +134,8 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("read", [tokens.read_token, tokens.read_digests])
 def test_a_huge_token_file_is_reported_and_not_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
-    """A log or a disk image named by mistake costs its first bytes: it is looked at again each second."""
+    """If a log or a disk image is configured by mistake only its first bytes are read, although the file is checked
+    each second."""
     file = tmp_path / "t"
     file.write_text("a-token-0123456789\n")
     file.chmod(0o600)
@@ -144,7 +146,7 @@ def test_a_huge_token_file_is_reported_and_not_read(tmp_path: Path, read: Callab
 
 @pytest.mark.parametrize("named", ["a.crt", "a.key", "ca.crt"])
 def test_a_huge_certificate_or_key_file_is_reported_and_not_read(tmp_path: Path, named: str) -> None:
-    """The same of what TLS is made of: OpenSSL would read it to its end, on the event loop."""
+    """The same holds for files of TLS: OpenSSL would read them completely, on the event loop."""
     made = filled(tmp_path)
     (tmp_path / named).write_text("x")
     os.truncate(tmp_path / named, 1 << 40)

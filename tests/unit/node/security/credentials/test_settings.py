@@ -135,7 +135,8 @@ def test_settings_that_do_not_go_together_are_faults(tmp_path: Path, more: str, 
     ],
 )
 def test_open_listeners_are_warned_about(tmp_path: Path, more: str, keys: list[str]) -> None:
-    """An admin listener for others without both locks, tokens in the clear, nodes that may come without TLS."""
+    """Covered are an admin listener for others without TLS and tokens, tokens in plain text, and nodes that may connect
+    without TLS."""
     assert [doubt.path for doubt in warnings_of(loaded(tmp_path, more))] == keys
 
 

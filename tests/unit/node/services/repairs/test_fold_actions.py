@@ -15,7 +15,7 @@ from isthmus.repl.model.keys import Key
 
 
 class FakeReaper:
-    """A reaper on the node that leads: it answers at once. `full` keys find no room."""
+    """A reaper on the leader that answers at once. The keys in `full` find no room."""
 
     def __init__(self, full: Sequence[bytes] = ()) -> None:
         self.full = full
