@@ -49,7 +49,7 @@ def between(
 
 
 def test_a_buckets_property_that_differs_is_named_with_its_bucket() -> None:
-    """One side has set it and the other nothing, or something else: bucket and property, and no other property."""
+    """One side has set it and the other nothing, or something else: the bucket and only that property are named."""
     off: dict[str, Value] = {"allow_mult": False}
     assert between({ORDERS: off}, {}) == ((b"default", b"orders", "allow_mult"),)
     assert between({ORDERS: off}, {ORDERS: {**off, "delete_mode": "immediate"}}) == (
@@ -78,7 +78,7 @@ def test_a_bucket_types_property_is_named_once_and_not_for_the_buckets_that_have
 
 
 def test_a_side_that_sent_no_scopes_has_only_its_bucket_types_named() -> None:
-    """Either side may be of an older version: a bucket type that differs is named alone, and none that agrees."""
+    """Either side may be of an older version: differing bucket types are named, without details, and no others."""
     ours, theirs = (
         settings_of({ORDERS: {"allow_mult": False}, PropertyScope("maps"): {"repl_reap": True}}),
         settings_of({PropertyScope("maps"): {"repl_reap": True}}),

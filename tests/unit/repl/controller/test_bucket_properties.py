@@ -71,7 +71,7 @@ def test_the_document_gives_back_what_went_in() -> None:
 
 
 def test_a_buckets_own_setting_comes_before_its_types() -> None:
-    """Bucket, bucket type, default, in this order; other types and buckets are untouched."""
+    """The order is bucket, bucket type, default; other types and buckets are not affected."""
     settings = PropertySettings()
     settings = settings.changed(PropertyScope("notes"), {"allow_mult": a_setting(False), "warn_siblings": a_setting(9)})
     settings = settings.changed(ODD, {"allow_mult": a_setting(True)})
@@ -84,8 +84,8 @@ def test_a_buckets_own_setting_comes_before_its_types() -> None:
 
 
 async def test_every_node_goes_by_a_change_at_once() -> None:
-    """One conditional write at one node; books of all nodes have it by their watch, and lose it when it is taken
-    back."""
+    """One conditional write at one node: the property caches of all nodes get it by their watch, and drop it when it is
+    unset."""
 
     metastores = await nodes(3)
     books = [PropertyCache(metastore) for metastore in metastores]
@@ -105,7 +105,7 @@ async def test_every_node_goes_by_a_change_at_once() -> None:
 
 
 async def test_two_changes_at_the_same_time_are_both_kept() -> None:
-    """Each is made on what the other left."""
+    """Each is made on the other's result."""
 
     one, two = await nodes(2)
     await asyncio.gather(
@@ -117,8 +117,8 @@ async def test_two_changes_at_the_same_time_are_both_kept() -> None:
 
 
 async def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the bound one more bucket is refused and nothing is written, while those that are there may change; so with
-    a document that is full."""
+    """At the limit one more bucket is refused and nothing is written, while existing ones may change; the same holds
+    for a full document."""
     monkeypatch.setattr(bucket_properties, "OWN_BUCKETS_MAX", 2)
 
     (metastore,) = await nodes(1)
@@ -198,8 +198,8 @@ async def test_clusters_compare_their_property_digests() -> None:
 
 
 def test_no_more_digests_are_sent_than_a_fetch_may_carry() -> None:
-    """Of too many bucket types with properties of their own, the first by name are sent, so all clusters send the same
-    ones."""
+    """If there are too many bucket types with properties of their own, the first by name are sent, so all clusters send
+    the same ones."""
     scopes = {
         PropertyScope(f"t{number:05}"): {"delete_mode": a_setting("immediate")} for number in range(DIGESTS_MAX + 50)
     }

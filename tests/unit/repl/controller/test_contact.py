@@ -1,4 +1,4 @@
-"""When a node that decides lets another one decide (R-CONTACT)."""
+"""A controller without contact leaves the claim to other nodes (R-CONTACT)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic options in the metastore, and what controllers make of them: min-ISR in the records, timers of elections."""
+"""Dynamic options in the metastore and their effect on controllers: min-ISR in the records, timers of elections."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ def min_isrs(cluster: Cluster) -> list[set[int]]:
 
 
 async def change(cluster: Cluster, name: str, value: int | str | None, kind: str | None = None) -> None:
-    """As a node that does not decide would."""
+    """Changes an option as a node that is not the controller would."""
     metastore = cluster.living[-1].metastore
     await change_option(metastore, name, kind, None if value is None else a_setting(value))
 
 
 async def test_min_isr_reaches_every_record_as_it_is_set_and_falls_back_to_one_less_than_the_factor() -> None:
-    """Set, set beyond the range, unset: all records follow, by the one that decides; effective values stay in range."""
+    """A value is set, set beyond the range, and unset: the controller updates all records, with effective values in
+    range."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -69,7 +70,7 @@ async def test_min_isr_reaches_every_record_as_it_is_set_and_falls_back_to_one_l
 
 
 async def test_a_bucket_types_own_setting_comes_before_the_clusters() -> None:
-    """And when it is unset, the cluster's counts again."""
+    """When it is unset, the cluster's setting applies again."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -95,8 +96,8 @@ async def test_the_next_controller_finishes_an_unfinished_change() -> None:
 
 
 async def test_a_node_that_never_could_read_what_is_set_leaves_the_records_as_they_are() -> None:
-    """It does not take "cannot be read" for "nothing is set" once it decides; elections go on, and so does min-ISR as
-    soon as it can read it."""
+    """As the controller, it does not take an unreadable document for an empty one; elections continue, and min-ISR is
+    updated as soon as the document can be read."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -171,7 +172,7 @@ def test_an_unset_min_isr_follows_the_number_of_replicas() -> None:
 
 
 async def test_the_timers_of_elections_are_those_that_are_set() -> None:
-    """A candidate that stays silent is given up after the time that is set, cluster-wide and without a restart."""
+    """A silent candidate is given up after the configured time, in the whole cluster and without a restart."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

@@ -42,7 +42,7 @@ def judged(found: Seats, leaders: dict[int, str], reluctant: set[int]) -> tuple[
 
 
 def drawn(seed: int) -> tuple[Seats, set[int]]:
-    """A small cluster, its leaders spread by chance or crowded on one side."""
+    """A small cluster, its leaders spread randomly or crowded on one side."""
     random = Random(seed)
     nodes = [f"n{number}" for number in range(random.randint(2, 4))]
     found = {}
@@ -53,8 +53,8 @@ def drawn(seed: int) -> tuple[Seats, set[int]]:
 
 
 def test_a_plan_is_what_brute_force_finds() -> None:
-    """I-BAL-OPT: over 500 small clusters no assignment at all is more even, or as even with fewer moves, or the same
-    with fewer of the partitions that had better stay."""
+    """I-BAL-OPT: over 500 small clusters no assignment is more even, or equally even with fewer moves, or with the same
+    moves fewer of the partitions that should stay."""
     for seed in range(500):
         found, reluctant = drawn(seed)
         planned = led_after(found, plan(found, reluctant))
@@ -70,8 +70,8 @@ def judged_by_type(found: Seats, leaders: dict[int, str], reluctant: set[int]) -
 
 
 def test_a_plan_is_even_for_each_bucket_type_then_in_all_with_the_fewest_moves() -> None:
-    """I-BAL-OPT: over 500 small clusters with two or three bucket types no assignment is more even for each type, or as
-    even and more so in the sum, or the same with fewer moves; and what was planned needs no further plan."""
+    """I-BAL-OPT: over 500 small clusters with two or three bucket types no assignment is more even for each type, or
+    equally and more even in the sum, or the same with fewer moves; a second plan is empty."""
     for seed in range(500):
         random = Random(seed)
         found, reluctant = drawn(seed)
@@ -103,8 +103,8 @@ def test_two_bucket_types_that_are_even_only_together_are_made_even_each() -> No
 
 @pytest.mark.timing
 def test_a_plan_for_many_bucket_types_is_quick_and_even() -> None:
-    """600 partitions of six bucket types on 30 nodes, six of which lead nothing: planned within 4 s; each type is as
-    even as it is when planned alone, and all of them together are, too."""
+    """600 partitions of six bucket types on 30 nodes, six of which lead nothing, are planned within 4 s; each type is
+    as even as if planned alone, and so is the sum."""
     random = Random(5)
     names = [f"n{number}" for number in range(30)]
     found = {}
@@ -125,7 +125,7 @@ def test_a_plan_for_many_bucket_types_is_quick_and_even() -> None:
 
 @pytest.mark.timing
 def test_a_plan_for_a_large_cluster_is_quick_and_level() -> None:
-    """1,000 partitions on 50 nodes, ten of which lead nothing: planned within 2 s, and then all lead 20."""
+    """1,000 partitions on 50 nodes, ten of which lead nothing, are planned within 2 s, and then all nodes lead 20."""
     random = Random(5)
     names = [f"n{number}" for number in range(50)]
     found = {}
@@ -143,7 +143,7 @@ def test_a_plan_for_a_large_cluster_is_quick_and_level() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_left_to_do_after_a_plan(seed: int) -> None:
-    """I-BAL-QUIET: the plan for what a plan has made is empty, so moves end by themselves."""
+    """I-BAL-QUIET: the plan after a plan is empty, so moves end by themselves."""
     found, _ = drawn(1000 + seed)
     leaders = led_after(found, plan(found))
     assert (
@@ -191,7 +191,8 @@ def assignment_of(
 
 
 def test_only_members_in_sync_that_live_may_lead() -> None:
-    """The confirmed ISR, without who is gone, leaving, has another log, or has refused."""
+    """The eligible members are the confirmed ISR, without those that are gone, leaving, have another log id, or have
+    refused."""
     a, b, c = registered("a"), registered("b"), registered("c")
     assert assignment_of(RECORD, a, b, c) == LeaderAssignment("a", frozenset("abc"), "default")
     assert assignment_of(RECORD, a, b) == LeaderAssignment("a", frozenset("ab"), "default")
@@ -205,7 +206,7 @@ def test_only_members_in_sync_that_live_may_lead() -> None:
 
 
 def test_no_leadership_moves_while_others_than_the_isr_may_be_elected() -> None:
-    """I-BAL-SAFE: with a confirmed ELR, or too few in sync, the leader keeps its place; none is made up."""
+    """I-BAL-SAFE: with a confirmed ELR, or too few in sync, the leader stays."""
     there = (registered("a"), registered("b"), registered("c"))
     lone = frozenset({Member("a", 1), Member("b", 1)})
     keeps = LeaderAssignment("a", frozenset("a"), "default")
@@ -215,7 +216,7 @@ def test_no_leadership_moves_while_others_than_the_isr_may_be_elected() -> None:
 
 
 def test_loads_count_those_who_lead_nothing() -> None:
-    """A node that may lead and leads nothing has 0; one that may lead nothing is not asked."""
+    """A node that may lead and leads nothing has 0; one that may lead nothing is not counted."""
     found = {0: LeaderAssignment("a", frozenset("ab")), 1: LeaderAssignment("a", frozenset("a"))}
     assert loads(found) == {"a": 2, "b": 0}
     assert imbalance(loads(found)) == 2

@@ -1,4 +1,4 @@
-"""Leaderships are spread evenly by the node that decides: when, how many at once, and when it lets be."""
+"""The controller spreads leaderships evenly: when it starts, how many it moves at once, and when it stops."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def balancing_of(cluster: Cluster) -> LeaderBalancer:
-    """That of the node that decides."""
+    """The balancer of the controller."""
     (name,) = cluster.decides()
     found = cluster.nodes[name].controller.balancing
     assert found is not None
@@ -42,13 +42,13 @@ def now_ms(cluster: Cluster) -> int:
 
 
 def even(cluster: Cluster, *nodes: str) -> bool:
-    """True when all is online and these nodes lead as much as each other, but for one."""
+    """True if all partitions are online and these nodes lead equally many, with a difference of at most one."""
     counts = [cluster.leads()[node] for node in nodes]
     return cluster.online() and sum(counts) == 12 and max(counts) - min(counts) <= 1
 
 
 def sees_imbalance(cluster: Cluster) -> bool:
-    """True when all is online and the node that decides has seen all that there is to move."""
+    """True if all partitions are online and the controller has seen the imbalance."""
     return cluster.online() and len(balancing_of(cluster).status(now_ms(cluster))["plan"]) == 4
 
 
@@ -67,7 +67,7 @@ async def in_sync_again(node: FakeNode) -> None:
 
 
 async def come_back(cluster: Cluster, number: int) -> FakeNode:
-    """Kill a node, wait until others lead, start it again, in sync."""
+    """Kills a node, waits until others lead, and starts it again, in sync."""
     await eventually(cluster.online)
     await cluster.nodes[f"n{number}"].die()
     await eventually(lambda: cluster.online() and not cluster.leads()[f"n{number}"])
@@ -77,7 +77,8 @@ async def come_back(cluster: Cluster, number: int) -> FakeNode:
 
 
 async def test_leaderships_return_to_a_node_that_came_back() -> None:
-    """4/4/4, then 6/6 without the third, and 4/4/4 again: in two moves to it from each, no move more."""
+    """The numbers are 4/4/4, then 6/6 without the third node, and 4/4/4 again, with two moves from each of the others
+    and no further move."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
         await eventually(lambda: even(cluster, "n1", "n2", "n3"))
@@ -153,7 +154,7 @@ async def test_leaders_are_even_over_those_that_live() -> None:
 
 
 async def test_few_move_at_a_time_and_none_while_one_is_elected() -> None:
-    """I-BAL-SAFE: never more than `moves` hand-overs under way, and none begins beside an election."""
+    """I-BAL-SAFE: never more than `moves` hand-overs are in progress, and none begins during an election."""
 
     most = Counter[str]()
     async with running(TWELVE, 1, 2, 3, balance=OFF._replace(moves=2)) as cluster:
@@ -261,7 +262,7 @@ async def test_nothing_begins_during_an_election_or_a_leave() -> None:
 
 
 async def test_a_new_controller_plans_again() -> None:
-    """The node that decided dies amid the moves: another one sees what is uneven and ends it."""
+    """The controller dies amid the moves: another one detects the imbalance and completes it."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(moves=1)) as cluster:
         await come_back(cluster, 3)

@@ -93,7 +93,7 @@ async def test_while_a_node_is_asked_it_is_not_asked_again() -> None:
 
 
 async def test_an_answer_to_an_election_that_is_over_is_dropped() -> None:
-    """Forgotten while it was on its way: it must not rank candidates of a later election."""
+    """The answer arrives after its election: it must not rank candidates of a later one."""
 
     links = FakeLinks({1: [3, 7]})
     links.gate.clear()
@@ -110,7 +110,7 @@ async def test_an_answer_to_an_election_that_is_over_is_dropped() -> None:
 
 @pytest.mark.parametrize("answer", [b"\xc1", 7, {"x": [1, 2]}, {1: [1]}, {1: [1, -2]}, {1: 5}, {-1: [1, 2]}])
 async def test_an_answer_of_another_form_counts_as_none(answer: Any) -> None:
-    """It is asked again, not half believed."""
+    """The node is asked again, and no part of the answer is used."""
 
     links = FakeLinks(answer)
     answered: list[int] = []
@@ -128,7 +128,8 @@ def promotions(links: FakeLinks, heard: list[int] | None = None) -> Promotions:
 
 
 async def test_promotions_are_sent_together_and_until_the_controller_has_them() -> None:
-    """No controller known: kept. Not reached: once more, with what came meanwhile, the newest of each partition."""
+    """Without a known controller they are kept. If it is not reached they are sent again, with later ones, the newest
+    of each partition."""
 
     links = FakeLinks(failures=2)
     found = promotions(links)
@@ -176,7 +177,7 @@ async def test_the_controller_gets_promotions_of_its_own_node() -> None:
 
 
 async def test_only_the_newest_promotion_of_partitions_that_exist_is_kept() -> None:
-    """Late ones of older epochs change nothing, unknown partitions take no memory, gone ones are forgotten."""
+    """Late ones of older epochs change nothing, unknown partitions take no memory, and removed ones are dropped."""
 
     found = promotions(FakeLinks())
     found.learn("a", {1, 2})

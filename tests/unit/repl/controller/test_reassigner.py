@@ -18,7 +18,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_an_end_that_cannot_be_written_is_retried_and_not_logged() -> None:
-    """The document cannot be read any more: the controller does not spin, and the log does not say that it is over."""
+    """The document is unreadable: the controller does not spin, and does not log that the order is over."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda _state: None)
@@ -35,7 +35,7 @@ async def test_an_end_that_cannot_be_written_is_retried_and_not_logged() -> None
 
 
 async def test_an_end_whose_write_lost_its_answer_is_logged_and_counted_once() -> None:
-    """The next round finds it there."""
+    """The next round finds it written."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda _state: None)

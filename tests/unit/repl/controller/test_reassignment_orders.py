@@ -1,4 +1,4 @@
-"""The document of orders: its bytes, its bounds, and how it changes."""
+"""The document of orders: its encoding, its limits, and its changes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_malformed_bytes_are_reported_with_their_path() -> None:
 
 
 def test_the_document_is_bounded() -> None:
-    """One order too many is refused, the oldest history goes, texts are cut; a thousand moves take few bytes."""
+    """One order above the limit is refused, the oldest history is dropped, texts are cut; a thousand moves take few
+    bytes."""
     placement = Placement()
     for _ in range(ORDERS_MAX):
         placement = placement.with_order(ReassignmentKind.SPREAD, "t" * 999, "a" * 999, 1, [])

@@ -39,7 +39,7 @@ WRITE = kv_rpc.encode_write(
 
 
 def decoded(data: bytes) -> None:
-    """Take `data` for everything that one node sends another."""
+    """Decodes `data` as every kind of message between nodes."""
     for decode in (
         lambda: kv_rpc.decode_body(data, kv_rpc.decode_write),
         lambda: kv_rpc.decode_body(data, kv_rpc.decode_push),
@@ -53,7 +53,7 @@ def decoded(data: bytes) -> None:
 
 
 def test_requests_for_pages_cross_the_wire_and_unordered_ones_as_ever() -> None:
-    """Each request and page is decoded as it was; one without a limit has the three fields that older nodes know."""
+    """Each request and page decodes to the same one; one without a limit has the three fields that older nodes know."""
     plain = kv_rpc.ListAsk(3, b"b", (b"b", b"k"))
     assert kv_rpc.encode_list_ask(plain) == msgpack.packb([kv_rpc.VERSION, 3, b"b", [b"b", b"k"]])
     for ask in (plain, kv_rpc.ListAsk(3, None, None), kv_rpc.ListAsk(3, None, (b"b", None), b"\xff", 9, 100)):
@@ -75,7 +75,7 @@ def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
 @EXAMPLES
 @given(st.integers(0, len(WRITE) - 1), st.integers(0, 255))
 def test_a_write_with_one_changed_byte_is_another_write_or_none(place: int, byte: int) -> None:
-    """Each byte of a forwarded write may be any other: it is decoded strictly, or refused."""
+    """With any byte changed, a forwarded write is strictly decoded or refused."""
     changed = bytearray(WRITE)
     changed[place] = byte
     decoded(kv_rpc.encode_body(None, [bytes(changed)]))
@@ -115,7 +115,7 @@ def outcome(decode: Callable[[bytes], object], data: bytes) -> object:
 
 
 def changed(data: bytes, drawn: st.DataObject) -> bytes:
-    """`data`, or with one other byte, or shorter, or longer."""
+    """`data` unchanged, or with one byte changed, shortened, or extended."""
     at = drawn.draw(st.integers(0, len(data) - 1))
     byte = bytes([drawn.draw(st.integers(0, 255))])
     return drawn.draw(st.sampled_from((data, data[:at] + byte + data[at + 1 :], data[:at], data + byte)))

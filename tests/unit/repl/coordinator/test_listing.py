@@ -35,8 +35,8 @@ DELETED = ListedKey(b"b", b"z", row(2, TOMBSTONE))
 
 
 def test_a_listing_with_a_damaged_row_names_it() -> None:
-    """Whether the key has a value is unknown, so the listing would be wrong with it and without it. The refusal names
-    the key and the command that repairs it."""
+    """It is unknown whether the key has a value, so the listing would be wrong with it and without it. The refusal
+    names the key and the command that repairs it."""
     assert listing._page([SOUND, DELETED], b"b", None).names == [b"a"]
     with pytest.raises(Corruption, match=r"key row of b'b'/b'k' cannot be read.*repair-keys --mend"):
         listing._page([SOUND, DAMAGED, DELETED], b"b", None)
@@ -78,7 +78,7 @@ async def pages(coordinator: Coordinator, bucket: bytes | None, prefix: bytes, l
 
 
 def older(handlers: dict[str, Any]) -> None:
-    """Make a node serve as one of the version before ordered listings."""
+    """Makes a node behave like the version before ordered listings."""
     page = handlers[kv_rpc.LIST]
 
     async def serve(node: str, body: bytes) -> bytes:
@@ -184,8 +184,8 @@ async def test_a_page_is_not_kept_waiting_for_names_behind_it(monkeypatch: pytes
 
 @pytest.mark.virtual_time
 async def test_an_ordered_listing_is_stable_under_writes_and_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that exist all the time are listed exactly once, in order, while others come and go before and behind the
-    place that the listing has reached, and leadership moves between pages."""
+    """Names that exist all the time are listed exactly once, in order, while others are added and deleted on both sides
+    of the listing's position, and leadership moves between pages."""
     monkeypatch.setattr(listing, "BATCH_KEYS", 5)
     async with cluster(("n1", "n2", "n3", "n1"), nodes=("n1", "n2", "n3")) as c:
         stays = [Key(b"default", b"b", b"k%03d" % n) for n in range(0, 200, 2)]

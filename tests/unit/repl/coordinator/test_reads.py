@@ -130,7 +130,7 @@ async def test_a_read_that_need_not_wait_is_answered_at_once() -> None:
 
 
 async def test_a_batch_is_confirmed_once_a_partition() -> None:
-    """However many keys a batch has, each partition's leader is asked to confirm once; all at the same time."""
+    """For any number of keys, each partition's leader confirms once, all concurrently."""
 
     async with cluster() as c:
         keys = [key for p in range(4) for key in keys_of(p, 30)]
@@ -166,7 +166,8 @@ async def test_a_refused_confirmation_is_retried_or_returned() -> None:
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
 async def test_an_answer_holds_what_fits(node: str) -> None:
-    """Objects beyond the room are refused as overloaded, one always comes, and asking again for the rest ends."""
+    """Objects beyond the limit are refused as overloaded, one is always returned, and requesting the rest repeatedly
+    ends."""
 
     async with cluster(("n1",) * 4) as c:
         keys = keys_of(1, 6)
@@ -184,7 +185,7 @@ async def test_an_answer_holds_what_fits(node: str) -> None:
 
 
 async def test_more_than_one_message_holds_comes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer to another node is cut to its limit, and the asker asks on until it has all."""
+    """An answer to another node is cut to its limit, and the caller requests the rest."""
     monkeypatch.setattr("isthmus.repl.coordinator.reads.ANSWER_BYTES", 3_000)
 
     async with cluster() as c:
@@ -205,7 +206,8 @@ async def test_more_than_one_message_holds_comes_in_several(monkeypatch: pytest.
 
 
 async def test_listings_cross_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and buckets of all partitions, each once, tombstones left out; other nodes' come in bounded pages."""
+    """Keys and buckets of all partitions are listed once, without tombstones; other nodes' names come in bounded
+    pages."""
     monkeypatch.setattr("isthmus.repl.coordinator.listing.BATCH_KEYS", 10)
     monkeypatch.setattr("isthmus.repl.coordinator.listing.PAGE_BYTES", 30)
 
@@ -226,7 +228,7 @@ async def test_listings_cross_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_listing_goes_on_with_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When leadership moves between two pages, to another node or to this one, no key is lost and none comes twice."""
+    """If leadership moves between two pages, to another node or to this one, no key is lost or repeated."""
     monkeypatch.setattr("isthmus.repl.coordinator.listing.BATCH_KEYS", 5)
 
     async with cluster(("n2",) * 4, nodes=("n1", "n2", "n3")) as c:

@@ -1,4 +1,4 @@
-"""When requests that arrived are taken: at once, at a round's end, or with those of the clients just answered."""
+"""The gate releases requests at once, at a round's end, or with those of the clients that were just answered."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Taken:
 
 
 async def test_requests_after_a_round_wait_for_as_many_as_the_last_group_had() -> None:
-    """The clients that were answered send again one after the other: all their requests make one group, at once."""
+    """The answered clients send again one after the other: all their requests make one group, without a further
+    wait."""
     taken = Taken()
     await taken.round_of(3)
     for _ in range(3):
@@ -70,7 +71,7 @@ async def test_requests_wait_for_others_for_a_share_of_the_round_only(lasted_s: 
 
 
 async def test_a_request_long_after_a_round_is_taken_at_once() -> None:
-    """Those who were answered would have come by now."""
+    """The answered clients would have sent by now."""
     taken = Taken()
     await taken.round_of(3)
     await asyncio.sleep(GATHER_SHARE * ROUND_S)
@@ -81,7 +82,7 @@ async def test_a_request_long_after_a_round_is_taken_at_once() -> None:
 
 
 async def test_a_client_alone_waits_for_nobody() -> None:
-    """Its own request made the last group."""
+    """Its own request was the last group."""
     taken = Taken()
     ended_s = await taken.round_of(1)
     taken.arrive()

@@ -1,4 +1,4 @@
-"""Claims about the event loop's own HTTP client: kept connections that end under a request, and answers of bad will."""
+"""The event loop's own HTTP client: kept connections that end during a request, and malicious answers."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ async def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", CHUNKED + b"2\r\nok\r\n2;x="])
 async def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> None:
-    """Bytes that come one by one do not hold a slot for ever, be they of the body or not."""
+    """Bytes that arrive one by one do not hold a slot for ever, in the body or elsewhere."""
 
     async def respond(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         writer.write(begin)
@@ -230,7 +230,7 @@ async def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> N
 
 
 async def test_an_answer_that_begins_late_has_its_time_to_come() -> None:
-    """The wait for the first byte is not held against the speed of what follows."""
+    """The wait for the first byte does not count for the minimal speed of the rest."""
 
     async def respond(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         await asyncio.sleep(0.5)

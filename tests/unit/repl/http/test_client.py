@@ -89,12 +89,12 @@ class PathHandler(BaseHTTPRequestHandler):
 
 class QuietServer(ThreadingHTTPServer):
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
-        """Tells of each connection that it is closed by now."""
+        """Records that a connection is closed."""
         super().shutdown_request(request)
         PathHandler.closed.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is what these tests are about."""
+        """Ignores clients that disconnect, which these tests provoke."""
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_an_answer_comes_back_and_its_connection_is_kept(dial: Dial, url: str) -
 
 
 def test_a_connection_that_was_closed_while_it_rested_is_not_used_again(dial: Dial, url: str) -> None:
-    """The other end may close what it keeps at any time: the next request gets a new connection, and no error."""
+    """The server may close a kept connection at any time: the next request gets a new connection, and no error."""
     peer = dial(url, 1)
     for _ in range(3):
         assert post(peer, "bye") == b"bye"
@@ -210,7 +210,7 @@ def test_the_message_of_a_refusal_is_extracted_from_any_form(body: str, words: s
 @pytest.mark.timing
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 503 No\r\ncontent-length: 1900\r\n\r\n"])
 def test_a_trickling_head_or_error_answer_is_abandoned(dial: Dial, begin: bytes) -> None:
-    """Bytes that come one by one hold no thread for ever, be they of a head or of a refusal."""
+    """Bytes that arrive one by one hold no thread for ever, in a head or in a refusal."""
     over = threading.Event()
 
     def respond(server: socket.socket) -> None:
@@ -293,7 +293,7 @@ def test_each_request_on_a_kept_connection_has_its_own_timeout(dial: Dial, url: 
 
 @pytest.mark.timing
 def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
-    """`cut` from another thread ends what waits, and everything after fails without a connection."""
+    """`cut` from another thread ends waiting requests, and later ones fail without a connection."""
     peer = dial(url, 2)
     ended: list[Exception] = []
 

@@ -32,7 +32,7 @@ def document(**changes: Any) -> bytes:
 
 
 def test_the_documented_example_is_that_of_the_program() -> None:
-    """docs/http.md shows each step from bucket and key to the index, and what this program computes."""
+    """docs/http.md shows each step from bucket and key to the index, with the values that this program computes."""
     page = HTTP_PAGE.read_text()
     rows = dict(
         re.findall(r"^\| (bucket, key|joined|hash|segment|index of 12 partitions) \| (.*) \|$", page, re.MULTILINE)

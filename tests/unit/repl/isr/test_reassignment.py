@@ -1,4 +1,5 @@
-"""R-RF: newcomers join, those who are to go leave, by the leader alone and after everybody who stays was asked."""
+"""R-RF: newcomers join and leaving replicas are removed, by the leader alone and after all remaining members have
+confirmed."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def test_a_replica_that_was_removed_and_added_again_unseen_asks_to_follow() -> N
 
 
 def test_a_replaced_replica_leaves_in_one_write_after_all_remaining_members_confirmed() -> None:
-    """The write takes it out of replicas and ISR, checks the gens of all who stay, and follows their answers."""
+    """The write removes it from replicas and ISR, checks the log ids of all remaining members, and follows their
+    answers."""
     group = five_nodes()
     leader = group.replicas["n1"]
     change(group, adding=("n4",), removing=("n3",))
@@ -82,7 +84,7 @@ def test_a_replaced_replica_leaves_in_one_write_after_all_remaining_members_conf
 
 
 def test_the_removal_checks_the_log_ids_of_all_remaining_members() -> None:
-    """A stayer that the metastore does not find refuses the removal; it is tried again after a pause."""
+    """A remaining member that the metastore does not have refuses the removal; it is tried again after a pause."""
     group = five_nodes()
     group.unregistered = {"n2"}
     change(group, removing=("n3",))
@@ -174,7 +176,7 @@ def test_no_replica_is_removed_while_the_elr_is_not_empty() -> None:
 
 
 def test_a_leader_that_is_to_go_hands_over_to_a_member_that_stays() -> None:
-    """Once the newcomer is in sync it drains and has itself taken out, with a member that stays as preferred."""
+    """Once the newcomer is in sync the leader drains and removes itself, with a remaining member as preferred."""
     group = five_nodes()
     change(group, adding=("n4",), removing=("n1",))
     group.advance_time(2_000)
@@ -207,7 +209,7 @@ def test_a_hand_over_that_does_not_drain_is_tried_again_after_a_pause() -> None:
 
 
 def test_a_cancelled_change_removes_the_newcomers_by_the_same_rule() -> None:
-    """With those who were to join now to go, the replicas are what they were."""
+    """The former newcomers are the ones to remove, so the replicas are the original ones."""
     group = five_nodes()
     group.isolated = {"n5"}
     change(group, adding=("n4", "n5"), removing=("n3",))
@@ -222,7 +224,7 @@ def test_a_cancelled_change_removes_the_newcomers_by_the_same_rule() -> None:
 
 
 def test_the_reason_names_how_far_a_newcomer_is_behind() -> None:
-    """The reason names who is late and by how many entries, while the newcomer catches up."""
+    """While the newcomer catches up, the reason has its name and the number of missing entries."""
     group = five_nodes()
     group.append(500)
     group.slow_disks = {"n4"}
@@ -235,7 +237,7 @@ def test_the_reason_names_how_far_a_newcomer_is_behind() -> None:
 
 
 def test_growth_to_more_than_are_in_sync_waits_until_min_isr_holds_afterwards() -> None:
-    """A change never leaves a partition that must not be written since too few are in sync."""
+    """A change never leaves a partition that refuses writes because too few members are in sync."""
     group = ReplicaGroup(3, ReplicaOptions(max_time_lag_ms=1_000), FIVE, ("n1", "n2"))
     group.elect("n1")
     group.isolated = {"n2"}
@@ -249,7 +251,7 @@ def test_growth_to_more_than_are_in_sync_waits_until_min_isr_holds_afterwards() 
 
 
 def test_pauses_double_while_a_member_fails_and_are_halved_in_sync() -> None:
-    """Thrown out again and again a member waits longer, up to a minute; each minute in sync halves that."""
+    """A member that is removed again and again waits longer, up to a minute; each minute in sync halves the wait."""
     pauses = RejoinBackoff()
     assert pauses.why_out("n2", 0) == ""
     now_ms, waited = 0, []

@@ -1,4 +1,4 @@
-"""Laws of the records' bytes: canonical, and refused when they are anything else."""
+"""Laws of the records' encoding: canonical, and all other bytes are refused."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_a_record_survives_its_bytes(record: PartitionRecord) -> None:
 
 
 def test_a_record_is_written_in_the_oldest_format_that_holds_all_its_fields() -> None:
-    """Programs of the version before read what this one writes, until the metastore has gone back behind a record; that
-    they refuse, instead of electing by it."""
+    """Programs of the previous version can read records of this one, until the metastore has gone back behind a record;
+    they refuse such a record instead of electing by it."""
     assert b'"v":2,' in encode_record(GOOD)
     assert b'"v":3,' in encode_record(replace(GOOD, overtaken=4))
     changing = replace(GOOD, replicas=("n1", "n2", "n3"), adding=("n3",), removing=("n2",), before=("n1",))
@@ -179,7 +179,7 @@ def test_a_missing_field_is_named() -> None:
 
 
 def test_a_registration_survives_its_bytes() -> None:
-    """Node and inc come from outside the bytes, all else from them."""
+    """The node's name and the session id come from outside the bytes, all else from them."""
     registration = Registration("n1", 9, False, "http://h:1", "", {4: 1, 2: 7})
     assert decode_registration(encode_registration(registration), "n1", 9) == registration
     with pytest.raises(CodecError, match="gens"):

@@ -23,7 +23,7 @@ def entries(first: int, count: int, size: int = 100) -> list[Entry]:
 
 
 class ApplierFixture:
-    """An applier over memory twins, and what it wrote, in order."""
+    """An applier over memory logs and stores that records its writes in order."""
 
     def __init__(self) -> None:
         self.log = MemoryLog()
@@ -47,7 +47,7 @@ class ApplierFixture:
 
 
 async def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
-    """A partition that reads 40 MB back from the log gives way after each part to one whose entries are at hand."""
+    """A partition that reads 40 MB back from the log gives way after each part to one whose entries are in memory."""
 
     fixture = ApplierFixture()
     fixture.log.append(0, entries(0, 40, 1_000_000))

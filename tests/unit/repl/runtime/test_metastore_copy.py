@@ -65,7 +65,7 @@ async def started_metastore() -> AsyncIterator[MemoryMetastore]:
 
 
 async def filled(metastore: MemoryMetastore) -> None:
-    """Two partitions, an option, a queue's state, a counter, and what nodes register."""
+    """Two partitions, an option, a queue's state, a counter, and the nodes' registrations."""
     await metastore.cluster_uuid(UUID)
     await metastore.create_records([record(0), record(1)])
     await metastore.put("/options", b'{"v":1}', None)
@@ -132,8 +132,8 @@ async def copied() -> MetastoreCopy:
 
 @pytest.mark.parametrize("planted", [None, OTHER], ids=["empty", "a uuid of a node that was refused"])
 async def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted: bytes | None) -> None:
-    """All documents are there again and the uuid is the directory's. Records name no leader and wait for `reseed`; the
-    next gen is above all that were given."""
+    """All documents are restored and the uuid is the directory's. Records have no leader and wait for `reseed`; the
+    next log id is above all earlier ones."""
 
     async with started_metastore() as metastore:
         if planted is not None:
@@ -184,7 +184,7 @@ async def test_a_metastore_in_use_is_not_adopted() -> None:
 
 
 async def test_without_a_copy_the_losses_are_reported() -> None:
-    """A directory of a release before: the uuid and the counter are written, and all that is lost is named."""
+    """In a directory of an earlier release the uuid and the counter are written, and all losses are named."""
 
     async with started_metastore() as metastore:
         adoption = await plan_adoption(metastore, IDENTITY, None, node="n1", by="ann")
@@ -199,7 +199,7 @@ async def test_without_a_copy_the_losses_are_reported() -> None:
 
 
 def test_a_directory_with_copies_is_never_advised_to_be_emptied(tmp_path: Path) -> None:
-    """Before an empty metastore, or one of another uuid, the way out that is named is adoption."""
+    """With an empty metastore, or one of another uuid, the message recommends adoption."""
     identity = NodeIdentity.open(tmp_path)
     try:
         identity.check_metastore("east", empty=True)  # a new directory accepts any metastore

@@ -1,4 +1,4 @@
-"""The ends of a node's replication streams, with links, log and replicas that a test leads."""
+"""The ends of a node's replication streams, with fake links, log and replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST = 40
 
 
 class FakeReplica:
-    """Leads and follows, under nonce 5 unless it refuses."""
+    """A replica that leads and follows, under nonce 5 unless it refuses."""
 
     def __init__(self) -> None:
         self.nonce = 5
@@ -129,7 +129,7 @@ class FakeNode:
         self.timed.clear()
 
     def run(self) -> None:
-        """The turn of the loop is over."""
+        """Ends the turn of the loop."""
         calls, self.calls = self.calls, []
         for call in calls:
             call()
@@ -142,7 +142,7 @@ class FakeNode:
             call()
 
     def open(self, node: str) -> None:
-        """`node` takes a stream."""
+        """Opens a stream to `node`."""
         self.takers.add(node)
         self.streams.wanted(node)
 
@@ -246,7 +246,7 @@ def test_acknowledgements_go_to_the_replicas_and_end_the_round() -> None:
 
 
 def test_a_leader_that_may_have_to_write_its_record_is_asked_after_the_commit() -> None:
-    """An acknowledgement can be what its write waits for: it follows the commit, and only in such partitions."""
+    """Its write may wait for the acknowledgement: the check follows the commit, and only in such partitions."""
     node = FakeNode()
     node.open("n2")
     node.append(0, 0, "n2")
@@ -262,7 +262,7 @@ def test_a_leader_that_may_have_to_write_its_record_is_asked_after_the_commit() 
 
 
 def test_a_round_ends_with_its_last_stream() -> None:
-    """No round stays open for a follower whose connection is gone: requests that wait for its end go on."""
+    """No round stays open for a follower whose connection is gone: waiting requests continue."""
     node = FakeNode()
     node.open("n2")
     node.append(0, 0, "n2")
@@ -309,7 +309,7 @@ def test_a_stream_ends_with_a_gap_its_follower_or_its_time_and_another_begins() 
 
 
 def test_a_lost_connection_ends_both_directions() -> None:
-    """The stream to the node is over, and so is what came from it; without a connection no other stream begins."""
+    """The stream to the node ends, and so does the one from it; without a connection no other stream begins."""
     node = FakeNode()
     node.open("n2")
     node.streams.received("n2", a_group(1, a_run(0, 0)))
@@ -345,8 +345,8 @@ def test_a_group_is_appended_and_acknowledged_once_durable() -> None:
 
 
 def test_a_group_of_which_nothing_is_appended_is_acknowledged_at_once() -> None:
-    """Refused runs make nothing durable, so no report of the log would ever lead to their acknowledgement: a replica
-    that does not follow, is not here, or whose disk is full."""
+    """Refused runs make nothing durable, so no report of the log would lead to their acknowledgement. This covers a
+    replica that does not follow, is missing, or has a full disk."""
     node = FakeNode()
     node.partitions[0].replica.nonce = 0
     node.full.add(1)

@@ -70,7 +70,7 @@ def test_entries_are_handed_over_in_log_order(submitted: int, more: int, acts: l
 
 
 def test_entries_that_the_store_has_already_are_not_kept() -> None:
-    """A log that ends below what is applied is filled up again without a second apply."""
+    """A log that ends below the applied offset receives those entries again without a second apply."""
     unapplied = UnappliedBuffer(5, 2, MemoryWindow(1_000))
     unapplied.append([entry(2), entry(3)])
     unapplied.append([entry(4), entry(5), entry(6)])
@@ -82,8 +82,8 @@ def test_entries_that_the_store_has_already_are_not_kept() -> None:
 
 
 def test_soft_cursors_are_sent_once_a_second_and_at_once_on_request() -> None:
-    """The newest of each queue goes to each follower, no more than once a second but at a hand-over, not again without
-    news, and again when it may have been lost."""
+    """The newest cursor of each queue is sent to each follower, at most once a second except at a hand-over, not
+    without changes, and again if it may have been lost."""
     soft = CursorGossip()
     assert soft.due("n2", 0, at_once=True) == {}
     soft.update(b"q", b"1")

@@ -24,7 +24,7 @@ REAPED_AT = 2
     [
         (0, True),  # an empty replica has no tombstone that it would have to remove
         (1, False),
-        (REAPED_AT, False),  # it has all below the reap, and not the reap
+        (REAPED_AT, False),  # it has everything below the reap, but not the reap
         (REAPED_AT + 1, True),
     ],
 )

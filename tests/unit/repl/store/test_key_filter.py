@@ -20,12 +20,12 @@ from tests.support.entry_histories import CLUSTER, History, chunks, open_store
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven names are read at once when a store is opened, and behind a checkpoint."""
+    """Reads seven names at a time when a store is opened, and after a checkpoint."""
     monkeypatch.setattr(key_filter, "LEARN_ROWS", 7)
 
 
 class CountingDatabase:
-    """Counts what is asked of LevelDB."""
+    """Counts look-ups in LevelDB."""
 
     def __init__(self, store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -71,7 +71,7 @@ def test_in_a_new_store_absent_keys_cost_no_lookup(memory_directory: Path, monke
 def test_a_reopened_store_proves_nothing_until_it_has_read_all_names(
     memory_directory: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
 ) -> None:
-    """Before that every key is looked up, and found; afterwards absent ones are not."""
+    """Before, every key is looked up, and found; afterwards absent ones are not looked up."""
     store = open_store(memory_directory / "store")
     history = written(store, 50)
     store.close()
@@ -125,7 +125,7 @@ def test_keys_written_during_the_scan_are_found(memory_directory: Path, small_sl
 
 
 def reaped(offset: int, epoch: int, key: bytes, previous: int) -> Entry:
-    """The entry by which a key goes."""
+    """The entry that reaps a key."""
     return make_entry(
         EntryKind.REAP,
         epoch,
@@ -157,7 +157,7 @@ def test_rows_of_another_node_are_found_at_once(memory_directory: Path) -> None:
 
 
 def test_a_repaired_row_is_found(memory_directory: Path) -> None:
-    """A key row that was lost when the names were read is there again once it came from another replica."""
+    """A key row that was missing when the names were read is found once another replica has restored it."""
     giver, taker = open_store(memory_directory / "giver"), open_store(memory_directory / "taker")
     for store in (giver, taker):
         history = written(store, 30)
@@ -174,7 +174,7 @@ def test_a_repaired_row_is_found(memory_directory: Path) -> None:
 def test_a_store_of_too_many_keys_is_not_read_through(
     memory_directory: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
 ) -> None:
-    """Beyond the limit the names stay unread, and every key is looked up and found as if there were nothing else."""
+    """Beyond the limit the names are not read, and every key is looked up and found."""
     monkeypatch.setattr(key_filter, "LEARNED_MAX", 20)
     store = open_store(memory_directory / "store")
     history = written(store, 50)
@@ -192,7 +192,7 @@ def test_a_store_of_too_many_keys_is_not_read_through(
 def test_names_that_cannot_be_read_end_nothing(
     memory_directory: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
 ) -> None:
-    """A damaged table is met by who reads it: a checkpoint is not, and nothing is taken for absent."""
+    """A damaged table is reported to its readers: a checkpoint does not fail, and nothing is taken for absent."""
     store = open_store(memory_directory / "store")
     history = written(store, 10)
     store.close()

@@ -1,4 +1,4 @@
-"""When the event loop may write a small batch itself, and what becomes of it."""
+"""The conditions under which the event loop writes a small batch itself, and the result."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_after_a_slow_write_the_thread_writes_for_a_hundred_times_as_long(took_s
 
 
 def test_a_large_batch_is_not_for_the_loop() -> None:
-    """Above its bytes a batch is never taken at once."""
+    """A batch above the byte limit is never written by the loop."""
     assert Database().at_once.takes(BATCH_BYTES_MAX)
     assert not Database().at_once.takes(BATCH_BYTES_MAX + 1)
 
 
 def test_the_stall_predictor_reads_the_state_of_leveldb(tmp_path: Path) -> None:
-    """A fresh store takes a few entries at once, a large batch not, and after a slow write none."""
+    """A new store accepts a few entries at once, but not a large batch, and after a slow write none."""
     store = LevelStore.open(
         tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"
     )
@@ -101,7 +101,7 @@ def test_the_stall_predictor_reads_the_state_of_leveldb(tmp_path: Path) -> None:
 
 
 class ThreadRecordingStore(MemoryStore):
-    """Notes which thread writes."""
+    """Records which thread writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ COMMITTED_MS = 7
 
 
 class ApplierFixture:
-    """An applier whose store notes which thread writes."""
+    """An applier whose store records which thread writes."""
 
     def __init__(self, store: Store | None = None) -> None:
         self.store = ThreadRecordingStore()

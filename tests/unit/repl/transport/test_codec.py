@@ -261,7 +261,7 @@ HOSTILE_STREAMS: list[tuple[str, list[Any]]] = [
 
 
 def test_the_group_that_hostile_ones_are_made_of_is_sound() -> None:
-    """Each refusal below is for the field that was changed."""
+    """Each refusal below is therefore caused by the changed field."""
     delivery = decoded(msgpack.packb(group_fields(a_run(), a_run(partition=9))))
     assert delivery.message == StreamGroup(7, 4, 2, (3,), (a_run(), a_run(partition=9)))
     last = a_run(start=MAX_OFFSET - 3)
@@ -277,7 +277,7 @@ def test_a_malformed_message_of_a_stream_is_refused(why: str, hostile: list[Any]
 
 
 def test_more_partitions_than_a_list_may_have_are_held_or_left() -> None:
-    """A pair of nodes may share more partitions than a list of a frame has items, and all of them may leave at once."""
+    """Two nodes may share more partitions than a list of a frame has items, and all of them may leave at once."""
     many = tuple(range(4 * LIST_ITEMS_MAX))
     for message in (StreamAck(1, 1, 1, many), StreamGroup(1, 2, 1, many, ())):
         assert decoded(bytes_of(0, message)).message == message

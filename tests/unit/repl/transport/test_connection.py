@@ -1,4 +1,4 @@
-"""Claims about bytes that no node sends, over real connections: one connection is closed and nothing else happens."""
+"""Bytes that no node sends, over real connections: one connection is closed and nothing else happens."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_hostile_bytes_cost_one_connection(loop: str, when: str) -> None:
 
 
 def test_random_bytes_cost_one_connection() -> None:
-    """Noise of any length, at any time, closes the connection or is waited for."""
+    """Noise of any length, at any time, closes the connection or waits for more bytes."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:

@@ -126,8 +126,8 @@ def test_a_node_takes_a_stream_over_each_connection_that_it_dialled(loop: str) -
 
 
 def test_a_node_of_an_older_version_goes_on_without_streams(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers that it does not know the request: nothing breaks, messages flow, and it is sent no stream; nor is a
-    node that never asks."""
+    """It answers that it does not know the request: the connection stays, messages flow, and it is sent no stream; nor
+    is a node that never asks."""
     monkeypatch.setattr("isthmus.repl.transport.rpc.WANT_STREAM", "of a later version")
 
     async def scenario() -> None:
@@ -246,8 +246,8 @@ class Observed:
 
 
 def test_a_dial_that_is_refused_is_reported_at_once(loop: str) -> None:
-    """A process that ends closes its sockets: its peer notices and dials again within a fraction of the longest
-    pause, and reports each refusal, also for a name with several addresses."""
+    """A process that ends closes its sockets: its peer notices and dials again within a fraction of the longest pause,
+    and reports each refusal, also for a name with several addresses."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -289,7 +289,7 @@ def test_a_dial_without_an_answer_is_not_refused(loop: str) -> None:
 
 
 def test_a_node_whose_own_connection_stands_is_not_reported_as_refusing(loop: str) -> None:
-    """It lives: only its address is wrong, or closed to this node."""
+    """The node lives: only its address is wrong, or closed to this node."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -456,7 +456,7 @@ def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch
 
 
 def test_a_reader_that_does_not_read_loses_the_connection(loop: str) -> None:
-    """Above `live_limit` what waits is dropped and the connection closed, so memory stays bounded."""
+    """Above `live_limit` waiting messages are dropped and the connection closed, so memory stays bounded."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -478,7 +478,7 @@ def test_a_reader_that_does_not_read_loses_the_connection(loop: str) -> None:
 
 
 def test_pending_handshakes_do_not_block_nodes(loop: str) -> None:
-    """Many connections that say nothing are bounded, the oldest goes first, and a node still gets in at once."""
+    """Many silent connections are bounded, the oldest is dropped first, and a node can still connect at once."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:

@@ -1,4 +1,4 @@
-"""Claims about requests between nodes: answers, errors by class, limits, and what is known when one fails."""
+"""Requests between nodes: answers, errors by class, limits, and the certainty of failed requests."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_draining_node_loses_no_answer(loop: str) -> None:
 
 @pytest.mark.timing
 def test_a_drain_does_not_wait_for_silent_peers(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node whose connection goes, or that is silent, holds up no stop for longer than the limit."""
+    """A node whose connection is lost, or that is silent, delays a stop no longer than the limit."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -300,8 +300,8 @@ def test_a_drain_does_not_wait_for_silent_peers(loop: str, monkeypatch: pytest.M
 
 
 def test_many_large_answers_at_once_do_not_cost_the_connection(loop: str) -> None:
-    """Answers that are ready at the same time are more than may wait for a node that reads: those that find no room
-    wait for it, and what else goes over the connection goes on."""
+    """More answers are ready at the same time than may wait for a reading node: those without room wait for it, and
+    other messages of the connection continue."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -373,7 +373,7 @@ def test_answers_that_wait_for_buffer_space_are_bounded_and_end_with_their_reque
 
 
 class FakeConnection:
-    """Keeps what is put; full while `full`."""
+    """A connection that keeps the messages put into it; full while `full`."""
 
     def __init__(self, put: list[Parts]) -> None:
         self.put = put
@@ -418,7 +418,8 @@ def test_requests_without_a_task_end_by_one_timer_each_at_its_own_time(loop: str
 
 
 def test_a_request_makes_room_when_it_ends_in_any_way(loop: str) -> None:
-    """Answered, overdue, cancelled or broken: its bytes count no more, and what was refused for them is accepted."""
+    """Whether it is answered, overdue, cancelled or broken, its bytes do not count any more, and a request refused
+    because of them is accepted."""
 
     async def scenario() -> None:
         sent: list[Parts] = []

@@ -1,4 +1,4 @@
-"""Creation of bucket types: when, on which nodes, and that nothing is made twice."""
+"""Creation of bucket types: its time, its nodes, and that nothing is created twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILE = DefaultType(partition_count=4, factor=3, from_file=True)
 
 
 def registered(*numbers: int, **changes: object) -> dict[str, Registration]:
-    """Registrations of nodes that could hold something."""
+    """Registrations of nodes that could hold replicas."""
     made = (Registration(f"n{n}", 100 + n, True, spare_log_id=50 + n, id=n) for n in numbers)
     return {r.node: r for r in made} | {}
 
@@ -70,7 +70,8 @@ async def test_the_default_bucket_type_waits_for_as_many_nodes_as_it_has_replica
 
 
 async def test_nodes_that_start_together_all_get_their_share() -> None:
-    """The placing waits until no other node has come for a while: the first three of five do not hold it all."""
+    """The placement waits until no further node has arrived for a while: the first three of five do not hold all
+    replicas."""
 
     async with running(DefaultType(partition_count=10, factor=3, settle_ms=1_500), 1, 2, 3) as cluster:
         await eventually(lambda: "more nodes: 3 are here" in cluster.nodes["n1"].controller.waiting)
@@ -83,7 +84,7 @@ async def test_nodes_that_start_together_all_get_their_share() -> None:
 
 
 def test_settling_has_an_end() -> None:
-    """A node that comes and goes cannot put the placing off for ever."""
+    """A node that keeps leaving and returning cannot delay the placement for ever."""
     founding = DefaultTypeCreation(DefaultType(4, 1, settle_ms=100), "n1")
     now_ms = 0
     while founding.look(registered(1, *([2] if now_ms % 100 else [])), now_ms):
@@ -145,7 +146,7 @@ async def test_a_node_drained_just_before_the_first_bucket_type_is_written_gets_
 
 
 async def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:
-    """Until the last node has its rack, or racks are ignored."""
+    """It waits until the last node has its rack, or racks are ignored."""
 
     async with running(DefaultType(partition_count=4, factor=2, settle_ms=0)) as cluster:
         for number, rack in ((0, "a"), (1, "")):
@@ -157,7 +158,7 @@ async def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None
 
 
 async def test_racks_are_placed_by() -> None:
-    """Registrations bring ids and racks; the placement is the rack-aware one."""
+    """Registrations have ids and racks; the placement is the rack-aware one."""
 
     async with running(DefaultType(partition_count=6, factor=3, settle_ms=300)) as cluster:
         racks = {0: "a", 1: "b", 2: "b", 3: "c", 4: "c", 5: "c"}
@@ -241,7 +242,8 @@ async def test_two_who_create_at_once_do_not_make_the_same_partitions() -> None:
 
 
 async def test_an_assignment_without_the_metastore_is_refused_or_unknown() -> None:
-    """Not reached: nothing was created. No answer to the write: unknown, and once more is safe."""
+    """If the metastore is not reached, nothing was created. If the write has no answer the outcome is unknown, and a
+    repetition is safe."""
 
     async with running(FILE, 0, 1, 2) as cluster:
         node = cluster.nodes["n1"]

@@ -36,7 +36,7 @@ def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_one_of_several_decides_and_all_know_which() -> None:
-    """The claim is one node's; each node hands on its readings and names the controller."""
+    """One node holds the claim; each node passes its readings on and shows the controller's name."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -90,7 +90,7 @@ async def suspecting(cluster: Cluster, hold_ms: int = 0) -> None:
 
 
 async def kill(node: FakeNode) -> None:
-    """The process is gone, its session goes on; the others' dials are refused."""
+    """The process is gone while its session lives; dials of the other nodes are refused."""
     node.deaf = True
     assert node.controller._task is not None
     node.controller._task.cancel()
@@ -101,8 +101,8 @@ async def kill(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("victim", ["n1", "n2"])
 async def test_a_killed_node_is_replaced_though_its_session_lives(victim: str) -> None:
-    """Also the node that decides: another one has the claim, and all that the dead one led is led by others, while the
-    metastore still holds the dead one's session. The log has one line of it."""
+    """This includes the controller: another node gets the claim, and all partitions of the dead node get other leaders,
+    while the metastore still has its session. The log has one line about it."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(lambda: cluster.online() and cluster.leads()[victim])
@@ -133,7 +133,8 @@ async def test_a_session_that_must_not_be_suspected_is_left_to_its_end() -> None
 
 
 async def test_a_controller_whose_registration_was_ended_lets_another_decide() -> None:
-    """Its session and its claim live, but no candidate could report to it; registered again, it may decide again."""
+    """Its session and its claim live, but no candidate could report to it; after it registers again, it may become
+    active again."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -216,7 +217,7 @@ async def test_a_node_that_resigns_lets_another_decide_and_still_reads() -> None
 
 
 async def test_records_are_read_before_registrations() -> None:
-    """H29: a registration that is missing was missing when the record was read, or later; never the other way."""
+    """H29: a registration that is missing was missing when the record was read, or later; never only before."""
 
     class RecordingNode(FakeNode):
         def __init__(self, cluster: Cluster, number: int) -> None:
@@ -287,7 +288,8 @@ async def test_a_promotion_is_decided_upon_without_another_read() -> None:
 
 
 async def test_many_partitions_are_online_again_soon_after_a_node_is_lost() -> None:
-    """64 partitions, a third of them without a leader at once: no step waits for a poll, one request asks a node."""
+    """64 partitions, a third of them without a leader at once: no step waits for a poll, and each node gets one
+    request."""
 
     async with running(DefaultType(64, 3, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -337,7 +339,7 @@ async def test_each_election_asks_again() -> None:
 
 
 async def test_a_silent_member_is_awaited_for_the_query_time_only() -> None:
-    """A node that is registered but cut off from the controller: its rival is nominated after half a second."""
+    """A node is registered but cut off from the controller: the other member is nominated after half a second."""
 
     async with running(DefaultType(3, 3, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -355,7 +357,7 @@ async def test_a_silent_member_is_awaited_for_the_query_time_only() -> None:
 
 
 async def test_a_candidate_that_stays_silent_is_followed_by_the_next() -> None:
-    """Wait-for-response fires in the running controller: the next one leads."""
+    """The response timer fires in the running controller, and the next candidate leads."""
 
     cluster = Cluster(DefaultType(1, 3, settle_ms=0))
     for number in (1, 2, 3):
@@ -400,7 +402,7 @@ async def test_an_outage_of_the_metastore_is_survived() -> None:
 
 
 async def test_a_bug_in_one_pass_does_not_end_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that holds the claim and decides no more would leave its cluster without elections."""
+    """A node that holds the claim without acting would leave its cluster without elections."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

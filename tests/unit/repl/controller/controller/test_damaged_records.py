@@ -1,4 +1,4 @@
-"""A record or registration that cannot be read stops what it is about, and nothing else."""
+"""An unreadable record or registration affects only its own partition or node."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ async def test_a_registration_that_cannot_be_read_is_no_live_node() -> None:
 
 
 async def test_nothing_is_planned_while_a_partition_is_not_known() -> None:
-    """A process that never read a record neither makes a bucket type a second time nor plans without that partition;
-    one that has read it knows what it was."""
+    """A process that never read a record neither creates a bucket type a second time nor plans without that partition;
+    one that has read it uses the last value."""
 
     ensemble = MemoryEnsemble()
     knows, new = MemoryMetastore(ensemble), MemoryMetastore(ensemble)

@@ -80,13 +80,13 @@ def without(*nodes: str) -> dict[str, Registration]:
 
 
 def written(decision: Decision) -> PartitionRecord:
-    """The record that is to be written."""
+    """The record to be written."""
     assert isinstance(decision, ProposeRecord), decision
     return decision.record
 
 
 def test_a_live_leader_is_left_alone() -> None:
-    """Online with its session there: nothing."""
+    """If it is online and its session lives, nothing is done."""
     assert elect(three(), ALL, 0, None, ()) == NoAction("a leads")
 
 
@@ -101,7 +101,7 @@ def test_a_leader_whose_session_is_over_is_replaced(registrations: dict[str, Reg
 
 
 def test_members_whose_session_is_gone_leave_the_isr_and_stay_eligible_below_min_isr() -> None:
-    """Dropping keeps min-ISR members in the guard: with two left none is eligible, with one left both are."""
+    """Removals keep min-ISR members in the guard: with two left none is in the ELR, with one left both are."""
     one_gone = written(elect(three(), without("b"), 0, None, ()))
     assert (one_gone.isr, one_gone.elr) == ({A, C}, frozenset())
     both_gone = written(elect(three(), without("b", "c"), 0, None, ()))
@@ -112,7 +112,7 @@ def test_members_whose_session_is_gone_leave_the_isr_and_stay_eligible_below_min
 
 
 def test_the_smallest_lag_is_nominated_in_a_new_epoch() -> None:
-    """Largest (last epoch, LEO): a longer log of an older epoch loses (H12)."""
+    """The largest (last epoch, LEO) wins: a longer log of an older epoch loses (H12)."""
     reported = {"a": (5, 900), "b": (6, 40), "c": (6, 39)}
     record = written(elect(in_election(), ALL, 0, 0, (), reported=reported))
     assert (record.status, record.epoch) == (PartitionStatus.CANDIDATE_FOUND, 7)
@@ -162,14 +162,14 @@ def test_a_new_leader_does_not_wait_for_members_that_leave() -> None:
 
 
 def test_lost_members_are_removed_before_leaving_ones() -> None:
-    """One gone and one leaving, min-ISR 2: the one that leaves must stay."""
+    """With one gone, one leaving, and min-ISR 2, the leaving one must stay."""
     registrations = {"a": ALL["a"], "b": replace(ALL["b"], active=False)}
     record = written(elect(three(), registrations, 0, None, ()))
     assert (record.isr, record.reason) == ({A, B}, "out of sync: c gone")
 
 
 def test_a_leader_with_a_new_log_id_leads_no_more() -> None:
-    """Its process lives on under the same session, but the log of the record is lost (R-GEN)."""
+    """Its process lives under the same session, but the log of the record is lost (R-GEN)."""
     record = written(elect(three(), ALL | {"a": registered("a", 101, 11)}, 0, None, ()))
     assert (record.status, record.isr) == (PartitionStatus.ELECTION, {A, B, C})
     assert record.reason == "a has another log than the one that was in sync"
@@ -179,7 +179,8 @@ def test_a_leader_with_a_new_log_id_leads_no_more() -> None:
 
 
 def test_a_replica_not_yet_created_is_known_by_the_spare_log_id() -> None:
-    """A node that has just been given a replica may be elected, promoted and kept in sync before it lists the copy."""
+    """A node that has just been given a replica may be elected, promoted and kept in sync before it reports the
+    replica."""
     spare = {name: replace(found, log_ids={}, spare_log_id=found.log_ids[3]) for name, found in ALL.items()}
     assert elect(three(), spare, 0, None, ()) == NoAction("a leads")
     record = written(elect(in_election(preferred="b", epoch=0), spare, 0, 0, ()))
@@ -242,7 +243,7 @@ def test_without_an_eligible_member_the_partition_is_offline_and_names_the_guard
 
 
 def test_offline_ends_as_soon_as_an_eligible_member_is_back() -> None:
-    """Offline -> Election -> CandidateFound."""
+    """The statuses are Offline, Election, CandidateFound."""
     offline = in_election(status=PartitionStatus.OFFLINE, isr=frozenset({A}), elr=frozenset({B}), reason="x")
     record = written(elect(offline, {"b": ALL["b"]}, 0, None, ()))
     assert (record.status, record.reason) == (PartitionStatus.ELECTION, "b is back")
@@ -250,7 +251,7 @@ def test_offline_ends_as_soon_as_an_eligible_member_is_back() -> None:
 
 
 def test_a_promotion_of_exactly_this_epoch_session_and_log_brings_the_partition_online() -> None:
-    """Fence: an older epoch, another session, another gen do not count."""
+    """A promotion of an older epoch, another session, or another log id does not count."""
     for wrong in ((6, "b", 102, 2), (7, "b", 101, 2), (7, "b", 102, 22), (7, "a", 102, 2)):
         assert isinstance(elect(found("b", 102), ALL, 10, 0, {wrong}), WaitUntil)
     record = written(elect(found("b", 102), ALL, 10, 0, {(7, "b", 102, 2)}))
@@ -260,7 +261,7 @@ def test_a_promotion_of_exactly_this_epoch_session_and_log_brings_the_partition_
 
 
 def test_online_keeps_lost_members_eligible_while_too_few_are_in_sync() -> None:
-    """ISR' is who is here with the same log; below min-ISR the rest of the guard becomes the ELR."""
+    """The new ISR has the live members with the same log; below min-ISR the rest of the guard becomes the ELR."""
     heard = {(7, "b", 102, 2)}
     two = written(elect(found("b", 102), without("a"), 10, 0, heard))
     assert (two.isr, two.elr) == ({B, C}, frozenset())
@@ -272,7 +273,8 @@ def test_online_keeps_lost_members_eligible_while_too_few_are_in_sync() -> None:
 
 
 def test_a_silent_candidate_is_followed_by_the_next_one() -> None:
-    """The wait-for-response timer, then the next untried in a new epoch; a candidate that is gone at once."""
+    """The response timer fires, then the next untried member is nominated in a new epoch; for a candidate that is gone,
+    at once."""
     waiting = elect(found("b", 102), ALL, 1_999, 0, ())
     assert waiting == WaitUntil(RESPONSE_MIN_MS, found("b", 102).reason)
     record = written(elect(found("b", 102), ALL, RESPONSE_MIN_MS, 0, (), reported={"c": (6, 9)}))
@@ -314,7 +316,8 @@ def test_epochs_are_not_used_beyond_the_last() -> None:
 
 
 def test_timers_grow_up_to_their_limits() -> None:
-    """Response 2 s times 1.5 up to 10 s; back-off 1 s doubling up to 30 s, none before the first failure."""
+    """The response timer is 2 s times 1.5 up to 10 s; the back-off is 1 s doubling up to 30 s, with none before the
+    first failure."""
     assert [election.response_timeout_ms(n) for n in (0, 1, 2, 3, 4, 50)] == [
         2_000,
         3_000,
@@ -468,7 +471,7 @@ def test_a_leader_that_gave_way_is_nominated_last() -> None:
 
 
 def test_a_candidate_with_a_log_that_the_record_does_not_mean_is_not_brought_online() -> None:
-    """R-GEN: it promoted itself in the right epoch and session, under a gen that is not in the guard."""
+    """R-GEN: it promoted itself in the right epoch and session, with a log id that is not in the guard."""
     record = a_record(
         epoch=5, status=PartitionStatus.CANDIDATE_FOUND, candidate=Incarnation(NODE, 100), tried=frozenset({NODE})
     )

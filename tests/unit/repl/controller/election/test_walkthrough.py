@@ -114,7 +114,8 @@ class ElectionRun:
 
 
 def test_a_node_that_goes_offline_triggers_an_election_of_the_smallest_lag() -> None:
-    """Election, then CandidateFound with the follower of the live set that is least behind, then the response."""
+    """The statuses are Election, then CandidateFound with the follower of the live set that lags least, then the
+    response."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")
@@ -149,7 +150,8 @@ def test_all_live_members_are_asked_and_silent_ones_are_awaited_for_a_bounded_ti
 
 
 def test_without_an_eligible_candidate_the_set_is_offline() -> None:
-    """The whole live set gone: Election, then Offline, and the reason names who could bring it back."""
+    """After the whole live set is gone the statuses are Election, then Offline, and the reason names the members that
+    could bring it back."""
     run = ElectionRun()
     run.expire("s1", "s2", "s3")
     assert run.statuses == [ELECTION, OFFLINE]
@@ -166,7 +168,7 @@ def test_a_follower_that_is_lost_leaves_the_live_set_without_an_election() -> No
 
 
 def test_a_failed_promotion_is_silent_and_the_timer_moves_on() -> None:
-    """Wait-for-response fires: the next candidate of the live set by lag, in a new epoch; the process repeats."""
+    """The response timer fires: the next candidate of the live set by lag is nominated in a new epoch, and so on."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")
@@ -191,7 +193,8 @@ def test_a_late_promotion_of_an_earlier_candidate_does_not_count() -> None:
 
 
 def test_when_all_stayed_silent_there_is_a_pause_and_all_are_tried_again() -> None:
-    """Nobody is left to try, but they live: back to Election, then after the back-off a new nomination."""
+    """No untried member is left, but they live: the status returns to Election, with a new nomination after the
+    back-off."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")
@@ -205,7 +208,7 @@ def test_when_all_stayed_silent_there_is_a_pause_and_all_are_tried_again() -> No
 
 
 def test_the_timer_without_further_candidates_takes_the_set_offline() -> None:
-    """The last candidate's node goes before it answers and no other is eligible: Offline."""
+    """The last candidate's node goes before it answers and no other member is eligible: Offline."""
     run = ElectionRun()
     run.expire("s1", "s2")
     assert run.candidate_node == "s3"
@@ -240,7 +243,7 @@ def test_a_set_that_is_offline_stays_so_for_a_node_that_is_no_member_any_more() 
 
 
 def test_a_leader_that_returns_does_not_lead_again() -> None:
-    """It finds the new leader in the record, in a higher epoch and in sync without it: it has to follow."""
+    """It finds a new leader in the record, in a higher epoch, and is not in sync: it has to follow."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")

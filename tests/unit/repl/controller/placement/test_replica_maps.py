@@ -24,7 +24,7 @@ from tests.support.samples import share
 
 
 def a_map(*sets: Any) -> dict[str, Any]:
-    """The document of these sets, ids in sequence."""
+    """The document of these replica sets, with sequential ids."""
     return {"partitions": [{"id": index, "replicas": each} for index, each in enumerate(sets)]}
 
 
@@ -149,7 +149,7 @@ def test_a_malformed_map_is_refused(text: str | bytes, fault: str) -> None:
 
 
 def test_nodes_that_do_not_live_are_refused() -> None:
-    """Each place that names one, and which there are."""
+    """Each position that names one is reported, with the live nodes."""
     check_nodes(((0, 1), (1, 0)), {0, 1, 2})
     with pytest.raises(BadReplicaMap) as refused:
         check_nodes(((0, 7), (8, 0)), {2, 0, 1})

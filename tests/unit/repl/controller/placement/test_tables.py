@@ -26,12 +26,12 @@ TABLE = "012 123 234 340 401 023 134 240 301 412 034 140 201 312 423 012"
 
 
 def test_the_published_table_is_reproduced() -> None:
-    """Five nodes, three replicas, sixteen partitions: gaps 0, 1, 2 and round again."""
+    """Five nodes, three replicas, sixteen partitions: gaps 0, 1, 2, repeated."""
     assert " ".join("".join(nodes) for nodes in computed(16, 3, "01234")) == TABLE
 
 
 def test_a_run_continues_where_the_last_one_ended() -> None:
-    """From index 9 on partition 0 gets what index 9 gets in one long run."""
+    """From index 9 on, partition 0 gets the replicas of index 9 in one long run."""
     assert computed(7, 3, "01234", 9) == computed(16, 3, "01234")[9:]
 
 
@@ -94,7 +94,7 @@ def test_unequal_racks_are_read_by_size() -> None:
 
 
 def test_a_run_over_racks_continues_where_the_last_one_ended() -> None:
-    """The chain holds for both ways."""
+    """The chain continues for both kinds of placement."""
     assert placed(7, 4, FOUR_RACKS, start_index=5) == placed(12, 4, FOUR_RACKS)[5:]
 
 
@@ -109,7 +109,7 @@ def test_racks_on_some_nodes_only_are_refused() -> None:
 
 
 def test_more_replicas_than_nodes_are_refused_over_racks_too() -> None:
-    """One is allowed, seven of six are not."""
+    """One replica is allowed, seven on six nodes are not."""
     assert placed(2, 1, THREE_RACKS) == ((3,), (2,))
     for factor in (0, 7):
         with pytest.raises(BadInput, match=f"a replication factor of {factor} needs"):

@@ -95,7 +95,7 @@ async def two_operators(*live: str) -> AsyncIterator[tuple[RacingMetastore, Memo
 
 
 def finished_first_order(placement: Placement, outcome: str) -> Placement:
-    """As the controller puts the first order into the history."""
+    """Moves the first order to the history, as the controller does."""
     o = placement.orders[0]
     return placement.with_ended(
         FinishedOrder(o.number, o.kind, o.title, o.by, o.at_ms, 9, outcome, 0, len(o.moves)),
@@ -124,8 +124,8 @@ async def test_undraining_is_done_though_its_answer_is_lost() -> None:
 
 @pytest.mark.parametrize("fault", [None, WriteFault.ANSWER_LOST])
 async def test_undraining_one_node_leaves_the_drain_of_another_as_it_is(fault: WriteFault | None) -> None:
-    """Drained together, the moves of the one go back, and those of the other go on: it would else stay drained, with
-    replicas that nothing moves."""
+    """They were drained together: the moves of the one are reverted, and those of the other continue; otherwise it
+    would stay drained, with replicas that no order moves."""
 
     async with two_operators() as (mine, others):
         moves = [
@@ -147,7 +147,7 @@ async def test_undraining_one_node_leaves_the_drain_of_another_as_it_is(fault: W
 
 
 async def test_undraining_a_node_cancels_no_drain_of_another_that_it_shares_partitions_with() -> None:
-    """It is among the replicas before and after: nothing of it is moved off."""
+    """It is among the replicas before and after, so no replica is moved off it."""
 
     async with two_operators() as (mine, others):
         moves = [ReplicaMove(0, ("n1", "n2"), ("n1", "n3"))]
@@ -178,7 +178,7 @@ async def test_a_cancelled_order_whose_answer_is_lost_is_cancelled_though_it_is_
 
 
 async def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> None:
-    """It was not removed, so nothing of it is forgotten: it gets no replicas and leads nothing, as was ordered."""
+    """It was not removed, so its record is kept: it gets no replicas and leads nothing, as ordered."""
 
     async with two_operators() as (mine, others):
         back = MemoryMetastore(others._memory.ensemble)
@@ -355,7 +355,7 @@ async def test_an_order_whose_answer_is_lost_is_not_given_again_once_it_is_carri
         mine.meanwhile[ORDERS_PATH, 3] = lambda: carried_out(others)
         mine.spoil(WriteFault.ANSWER_LOST)
         nodes = ("n1",) if kind is ReassignmentKind.DRAIN else ("n1", "n3")
-        if kind is ReassignmentKind.DRAIN:  # else the first write would be that of the counter of partitions
+        if kind is ReassignmentKind.DRAIN:  # otherwise the first write would be that of the counter of partitions
             await create_bucket_type(others, BucketTypeSpec("notes", 1, 1), dry_run=False)
         _, number = await submit(mine, ReassignmentRequest(kind, nodes=nodes), None, "bob", 5)
         assert number == 1
@@ -364,7 +364,7 @@ async def test_an_order_whose_answer_is_lost_is_not_given_again_once_it_is_carri
 
 
 async def test_a_drain_whose_answer_is_lost_is_not_repeated_after_it_was_taken_back() -> None:
-    """Its order is cancelled: with the mark again, the node would be drained and keep its replicas."""
+    """Its order is cancelled: with the drain mark set again, the node would be drained and keep its replicas."""
 
     async with two_operators("n1", "n2", "n3") as (mine, others):
         await create_bucket_type(others, BucketTypeSpec("notes", 3, 2), dry_run=False)

@@ -28,7 +28,7 @@ SIX = DefaultType(partition_count=6, factor=3, min_isr=2, settle_ms=0)
 
 
 def changing(cluster: Cluster) -> list[PartitionRecord]:
-    """The records that are changing, as the node that decides has read them."""
+    """The records that are changing, as the controller has read them."""
     return [record for record in cluster.records.values() if record.adding or record.removing]
 
 
@@ -51,7 +51,7 @@ async def finish_move(cluster: Cluster, record: PartitionRecord) -> None:
 
 
 async def end_all(cluster: Cluster, most: int = 99) -> int:
-    """End what is changing until nothing is; the most that were under way at once."""
+    """Completes all changes, one after the other; returns the maximal number in progress at once."""
     seen = 0
     async with asyncio.timeout(15):
         while cluster.living[0].controller.placement.orders:
@@ -107,8 +107,8 @@ async def test_no_more_partitions_change_at_a_time_than_the_option_allows() -> N
 async def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
     before: int, after: int, of_cluster: int | None, of_type: int | None, number: int, what: str, *, by_file: bool
 ) -> None:
-    """Whether the number of replicas rises or falls, by the factor or by a file, with the option set or not: the note
-    of the plan has the min-ISR of the records after the order, and explains it."""
+    """The note of the plan has the min-ISR of the records after the order, and explains it, whether the number of
+    replicas rises or falls, by the factor or by a file, with the option set or not."""
 
     async with running(DefaultType(partition_count=2, factor=before, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -148,7 +148,8 @@ async def test_a_plan_notes_an_unknown_min_isr_only_if_replica_counts_change() -
 
 
 async def test_the_node_that_decides_shows_moves_in_its_metrics() -> None:
-    """While an order is open its partitions are counted by stage, by one node alone; when it is over, the order is."""
+    """While an order is open its partitions are counted by stage, only by the controller; afterwards the finished order
+    is counted."""
 
     async with running(SIX, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -172,7 +173,7 @@ async def test_the_node_that_decides_shows_moves_in_its_metrics() -> None:
 
 
 async def test_an_order_outlives_the_node_that_carried_it_out() -> None:
-    """The node that decides dies in the middle: the next one begins what is left, nothing is begun twice."""
+    """The controller dies in the middle: the next one begins the remaining moves, and none is begun twice."""
 
     async with running(SIX, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -242,7 +243,7 @@ async def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None
 
 
 async def test_a_node_that_stays_away_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newcomer that dies is waited for, then another node is chosen for what was meant for it."""
+    """A dead newcomer is waited for, then another node is chosen for its replicas."""
     monkeypatch.setattr(reassigner, "REPLAN_MS", 100)
 
     async with running(SIX, 1, 2, 3) as cluster:
@@ -264,7 +265,8 @@ async def test_a_node_that_stays_away_gets_nothing(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_drained_node_is_led_from_elsewhere_and_gets_no_new_bucket_type() -> None:
-    """Its leaderships are handed over though its replicas cannot go yet; undone, it gets its share again."""
+    """Its leaderships are handed over although its replicas cannot be moved yet; after the drain is undone it gets its
+    share again."""
     balance = BalanceOptions(delay_ms=0, moves=4, cool_down_ms=0, timeout_ms=1_000)
 
     async with running(SIX, 1, 2, 3, balance=balance) as cluster:

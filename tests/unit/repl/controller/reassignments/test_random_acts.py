@@ -54,7 +54,7 @@ ACTS = 6
 
 
 class FaultyTree(MemoryTree):
-    """Takes its time, and loses or delays some writes."""
+    """A metastore tree with delays that loses or postpones some writes."""
 
     def __init__(self, ensemble: MemoryEnsemble, on_change: Callable[[str], None], rng: Random, share: float) -> None:
         super().__init__(ensemble, on_change)
@@ -72,7 +72,7 @@ class FaultyTree(MemoryTree):
 
 
 class OperatedCluster:
-    """Five nodes, their metastore, and who acts on it."""
+    """Five nodes, their metastore, and the operators."""
 
     def __init__(self, seed: int, *, takes_back: bool) -> None:
         self.rng = Random(seed)
@@ -91,7 +91,7 @@ class OperatedCluster:
         return metastore
 
     async def in_a_thread(self, work: Callable[..., T], *inputs: object) -> T:
-        """Instead of `asyncio.to_thread`: others act meanwhile, for as long as is drawn."""
+        """Replaces `asyncio.to_thread`: others act meanwhile, for a random time."""
         await asyncio.sleep(self.rng.choice([0.0, 0.005, 0.05]))
         return work(*inputs)
 
@@ -152,7 +152,7 @@ class OperatedCluster:
                 await self.act(metastore, 1_000 * number + act)
 
     async def act(self, metastore: MemoryMetastore, at_ms: int) -> None:
-        """One of them; `at_ms` is unlike any other's."""
+        """Issues one command; `at_ms` is unique."""
         rng, node = self.rng, self.rng.choice(NODES)
         kinds = sorted({record.bucket_type for record in (await self.well.records()).values()})
         match rng.choice([*USUAL, *TAKING_BACK] if self.takes_back else USUAL):

@@ -62,7 +62,7 @@ def test_a_later_tombstone_of_the_key_is_not_taken_for_the_one_that_was_judged(
 
 @pytest.mark.parametrize("act", ACTS)
 def test_a_tombstone_that_is_not_applied_is_left_alone(act: Callable[[ReapBatch, int], bool]) -> None:
-    """It may be dropped with the leadership; once it is applied the same is done."""
+    """It may be dropped with the leadership; once it is applied it is reaped or rewritten."""
     cluster = without_queues()
     offset = deleted(cluster)
     assert proposed(cluster, act, offset) == 0

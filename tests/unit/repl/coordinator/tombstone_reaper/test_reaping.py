@@ -82,7 +82,7 @@ class ReapingCluster:
                 await asyncio.sleep(0.005)
 
     def sync(self, *nodes: str) -> None:
-        """Let just these of n1 and n2 be in sync."""
+        """Sets exactly these of n1 and n2 as in sync."""
         isr = frozenset(Member(node, 1) for node in nodes)
         record = PartitionRecord(0, "default", 0, 4, ("n1", "n2"), isr=isr)
         self.made.runtimes["n1"].partitions[0].replica.record = record
@@ -140,8 +140,8 @@ async def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
 async def test_a_request_takes_effect_once_though_its_key_was_reaped(
     monkeypatch: pytest.MonkeyPatch, remembered: bool
 ) -> None:
-    """H40 holds over a reap: the repeated PUT does not bring the deleted value back, at any node, and is answered with
-    the clock of the tombstone, as long as that is remembered."""
+    """H40 holds across a reap: the repeated PUT does not restore the deleted value, at any node, and is answered with
+    the clock of the tombstone while that is remembered."""
     monkeypatch.setattr("isthmus.repl.store.reaped_keys.REMEMBERED_MAX", 1)
 
     async with reaping_cluster(IMMEDIATE) as w:
@@ -193,8 +193,8 @@ async def test_an_answer_that_depends_on_a_pending_reap_waits_for_it(applied: bo
 
 
 async def test_the_memory_of_reaped_keys_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn reaps no more than REAPS_AT_ONCE of a partition, and at that rate the memory of reaped keys is longer than
-    a lease and a write's time-out together, as they are by default: no sink pushes what is older."""
+    """A turn reaps at most REAPS_AT_ONCE of a partition. At that rate, with the defaults, the memory of reaped keys
+    lasts longer than a lease and a write's time-out together: no sink pushes an older change."""
     per_s = tombstone_reaper.REAPS_AT_ONCE / DEFAULT_TICK_S
     assert REMEMBERED_MAX / per_s * 1_000 > QueueSettings("q").lease_ms + ListenSettings().request_timeout_ms
     monkeypatch.setattr(tombstone_reaper, "TICK_S", 60.0)
@@ -295,7 +295,7 @@ async def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(mo
 
 
 async def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound they are left, and found by a later walk."""
+    """Beyond the limit they are left, and found by a later scan."""
     monkeypatch.setattr(tombstone_reaper, "CANDIDATES_MAX", 1)
     monkeypatch.setattr(tombstone_reaper, "WALK_PAUSE_S", 0.01)
 
@@ -363,8 +363,8 @@ class FoundDifferences:
 
 
 async def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> None:
-    """The other side may have an older value that only the tombstone can repair: asked for or due, it stays until the
-    newest check finds the key equal."""
+    """The other side may have an older value that only the tombstone can repair: whether requested or due, the
+    tombstone stays until the newest check finds the key equal."""
 
     async with reaping_cluster(IMMEDIATE) as w:
         found = {KEY: "full-sync west: its newest check found the key different: missing@source"}
@@ -427,7 +427,7 @@ async def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> Non
 
 
 def a_value_and_its_tombstone() -> tuple[Object, Object]:
-    """As another cluster made them."""
+    """An object and its tombstone, as another cluster made them."""
     dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2)]
     value = write(None, (), Content(b"old"), dots[0], 1)
     return value, write(value, value.clock, TOMBSTONE, dots[1], 2)
@@ -435,8 +435,8 @@ def a_value_and_its_tombstone() -> tuple[Object, Object]:
 
 @pytest.mark.parametrize("applied", [True, False])
 async def test_a_late_push_brings_nothing_back_beside_what_was_written_since(applied: bool) -> None:
-    """I-NO-RESURRECT: a key that was reaped is written over its tombstone's clock, by us without a context, while the
-    REAP is under way or after it, so that the late push is older than what is there."""
+    """I-NO-RESURRECT: a reaped key is written with its tombstone's clock, locally and without a context, while the REAP
+    is pending or after it, so that the late push is older than the current object."""
 
     async with reaping_cluster() as w:
         coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
@@ -493,9 +493,9 @@ async def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote
 
 @pytest.mark.parametrize("remembered", [True, False])
 async def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool) -> None:
-    """I-NO-RESURRECT: a local key was deleted elsewhere, reaped here, and written and deleted there once more. That
-    tombstone is not stored, or it would circulate; values that it has seen restore nothing, even if they arrive late
-    and twice. The same tombstone pushed again makes no entry."""
+    """I-NO-RESURRECT: a local key was deleted elsewhere, reaped here, and written and deleted there once more. The
+    later tombstone is not stored, or it would circulate; values that it has seen restore nothing, even if they arrive
+    late and twice. The same tombstone pushed again makes no entry."""
 
     async with reaping_cluster() as w:
         coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
@@ -523,7 +523,7 @@ async def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool)
 
 
 async def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
-    """Though its clock has seen more than the tombstone that was reaped: no object without a sibling is stored."""
+    """This holds even if its clock has seen more than the reaped tombstone: no object without a sibling is stored."""
 
     async with reaping_cluster() as w:
         coordinator = w.made.coordinators["n1"]
@@ -589,8 +589,9 @@ async def test_other_clusters_are_notified_before_a_tombstone_is_removed() -> No
 
 @pytest.mark.parametrize("taken", [True, False])
 async def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> None:
-    """Told by another cluster, a tombstone that ours has not seen beyond goes by our own rules, and is named while it
-    waits; where `repl_reap` is off, it stays. After a later write, and of an unknown key, nothing is stored."""
+    """A tombstone announced by another cluster, over which nothing newer is stored here, is reaped by the local rules,
+    and shown while it waits; with `repl_reap` off it stays. After a later write, and for an unknown key, nothing is
+    stored."""
 
     async with reaping_cluster(DEFAULTS._replace(repl_reap=taken)) as w:
         coordinator = w.made.coordinators["n1"]

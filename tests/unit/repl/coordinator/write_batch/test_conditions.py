@@ -1,4 +1,4 @@
-"""A write under a condition is judged by the leader, against what the key holds when it is proposed (RFC 9110, 13)."""
+"""The leader evaluates a write's condition against the key's state at the time of the proposal (RFC 9110, 13)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_of_two_racing_conditional_writes_one_wins(hold: bool) -> None:
 
 
 async def test_a_tag_admits_only_the_version_that_it_names() -> None:
-    """If-Match by tag is compare-and-set: it holds for the version that was read, for no other and for none."""
+    """If-Match with a tag is compare-and-set: it holds only for the version that was read."""
 
     async with cluster() as c:
         assert (
@@ -254,7 +254,8 @@ async def test_a_refusal_without_confirmation_in_time_is_an_unknown_outcome(pend
 
 
 async def test_a_repeated_request_is_known_before_its_condition_is_judged() -> None:
-    """A conditional write whose answer was lost is answered as repeated, not refused by what it wrote itself."""
+    """A conditional write whose answer was lost is answered as repeated, not refused because of its own first
+    attempt."""
 
     async with cluster() as c:
         assert isinstance(await outcome(c, write_request(b"1", NEW, b"id")), WriteResult)

@@ -96,7 +96,7 @@ async def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
 
 @BOTH
 async def test_a_clock_ahead_in_the_leaders_own_epoch_is_refused_at_once(asked: Asked) -> None:
-    """Nobody else appends in its epoch: no confirmation is asked for."""
+    """Only this leader appends in its epoch, so no confirmation is needed."""
 
     async with cluster() as c:
         runtime = c.runtimes["n1"]

@@ -1,4 +1,4 @@
-"""Committed reads: which question confirms which read, and who is asked (R-READ)."""
+"""Committed reads: which check confirms which read, and which members are asked (R-READ)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def a_leader_of_two() -> Replica:
 
 
 def check_nonce(effects: list[fx.Effect]) -> int:
-    """The nonce with which n2 alone is asked; nothing is served yet."""
+    """The nonce of the check that is sent to n2 alone; nothing is served yet."""
     (sent,) = effects
     assert isinstance(sent, fx.Send)
     assert isinstance(sent.message, ms.LeadershipCheck)
@@ -55,7 +55,7 @@ def test_a_read_that_arrives_during_a_round_waits_for_the_next_round() -> None:
 
 
 def test_an_answer_to_an_earlier_question_confirms_nothing() -> None:
-    """It is late, or a copy: when it was given the read had not come."""
+    """It is late, or a duplicate: it was given before the read arrived."""
     leader = a_leader_of_two()
     first = check_nonce(leader.step(ev.ReadRequested(1), 1))
     effects_of_answer(leader, first)

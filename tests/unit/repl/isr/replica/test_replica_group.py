@@ -21,7 +21,7 @@ def offsets(group: ReplicaGroup, node: str) -> tuple[int, int, int, int]:
 
 
 def test_followers_append_acknowledge_and_apply_what_the_leader_commits() -> None:
-    """After a quiet moment all three hold, and have applied, the same."""
+    """After an idle moment all three have stored and applied the same."""
     group = ReplicaGroup()
     leader = group.elect("n1")
     assert leader.ready
@@ -35,7 +35,7 @@ def test_followers_append_acknowledge_and_apply_what_the_leader_commits() -> Non
 
 
 def test_nothing_is_applied_before_a_silent_member_is_out_of_the_record() -> None:
-    """The stall timer runs, the member moves to the OSR by a conditional write, and only then hw moves."""
+    """The lag timer fires, a conditional write moves the member to the OSR, and only then the high watermark moves."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     group.elect("n1")
     group.isolated = {"n3"}
@@ -50,7 +50,8 @@ def test_nothing_is_applied_before_a_silent_member_is_out_of_the_record() -> Non
 
 
 def test_a_member_that_was_too_slow_returns_after_its_pause_when_it_has_caught_up() -> None:
-    """Out after the limit, receiving all the while once it is back, in sync again after the pause of five seconds."""
+    """It leaves after the limit, receives entries once it is back, and is in sync again after the back-off of five
+    seconds."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     group.elect("n1")
     group.isolated = {"n3"}
@@ -168,7 +169,7 @@ def test_replayed_entries_are_applied_without_a_commit_message() -> None:
 
 
 def test_a_late_answer_to_an_older_follow_request_changes_nothing() -> None:
-    """R-NONCE: acknowledged entries are not truncated by a reply that was on its way since before they came."""
+    """R-NONCE: a late reply to an older request does not truncate entries acknowledged since."""
     group = ReplicaGroup()
     group.elect("n1")
     follower = group.replicas["n2"]
@@ -196,7 +197,7 @@ def test_a_message_of_another_epoch_is_answered_with_the_own_one() -> None:
 
 
 def test_committed_reads_ask_the_whole_guard() -> None:
-    """R-READ: a read is served after every other member of the guard answered, and not while one is silent."""
+    """R-READ: a read is served after every other member of the guard has answered, and not while one is silent."""
     group = ReplicaGroup()
     leader = group.elect("n1")
     group.deliver("n1", ev.ReadRequested(1))
@@ -218,7 +219,7 @@ def test_a_silent_member_is_replaced_by_a_synced_read_of_the_record() -> None:
 
 
 def test_reads_are_refused_when_leadership_ends() -> None:
-    """A round without its last answer is refused as not-leader once the record names another."""
+    """A pending read is refused as not-leader once the record names another leader."""
     group = ReplicaGroup()
     group.elect("n1")
     group.isolated = {"n3"}
@@ -229,7 +230,8 @@ def test_reads_are_refused_when_leadership_ends() -> None:
 
 
 def test_leadership_is_handed_to_the_member_that_was_asked_for() -> None:
-    """Drained, written with the target as preferred; a target out of sync is not taken, and leadership goes on."""
+    """The leader drains, and writes the target as preferred; a target out of sync is refused, and the leadership
+    continues."""
     group = ReplicaGroup()
     leader = group.elect("n1")
     group.append(3)
@@ -246,7 +248,7 @@ def test_leadership_is_handed_to_the_member_that_was_asked_for() -> None:
 
 
 def test_a_hand_over_that_cannot_drain_is_given_up_and_leadership_goes_on() -> None:
-    """The target does not acknowledge: at the deadline the leader takes writes again in the same epoch."""
+    """The target does not acknowledge: at the deadline the leader accepts writes again in the same epoch."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=60_000))
     leader = group.elect("n1")
     group.slow_disks = {"n2"}
@@ -296,7 +298,7 @@ def test_a_paused_leader_removes_no_follower() -> None:
 
 
 def test_a_member_whose_registration_is_gone_is_not_taken_in_and_counts_until_that_is_decided() -> None:
-    """H10, R-AMBIG: the refused expansion may have a copy under way; a write that changes nothing settles it."""
+    """H10, R-AMBIG: the write of a refused expansion may still arrive; another write without changes settles it."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     leader = group.elect("n1")
     group.isolated = {"n3"}
@@ -371,7 +373,8 @@ def test_a_log_shorter_than_acknowledged_takes_a_new_log_id() -> None:
 
 
 def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_isr() -> None:
-    """Fluvio's lagging follower: it holds everything, its hw is over the limit behind; one of two such may go."""
+    """Fluvio's lagging follower has all entries, but its high watermark lags beyond the limit; one of two such members
+    may leave."""
     group = ReplicaGroup(options=ReplicaOptions(max_record_lag=10, max_time_lag_ms=800))
     leader = group.elect("n1")
     for node in ("n2", "n3"):

@@ -1,4 +1,5 @@
-"""Scripted versions of what seeds of the simulator (`tests/simulation/cluster`) found in the core, one test each."""
+"""Scripted versions of defects that seeds of the simulator (`tests/simulation/cluster`) found in the core, one test
+each."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def written(effects: list[fx.Effect]) -> PartitionRecord | None:
 
 
 def test_a_duplicated_follow_answer_is_ignored_after_the_link_broke() -> None:
-    """R-NONCE, H5: it would cut what was acknowledged since; as a refusal it would cost the gen."""
+    """R-NONCE, H5: as an acceptance it would truncate entries acknowledged since; as a refusal it would cost the log
+    id."""
     replica, hello = a_follower()
     answer = ms.FollowAccepted(5, hello.nonce, 20, 15, 20)
     replica.step(ev.Received("n2", answer), 0)
@@ -104,7 +106,7 @@ def test_an_unregistered_member_does_not_block_another_from_joining() -> None:
     replica.step(ev.WriteRefused(12, replica.record), 10)
     caught_up(replica, OTHER, 20)
     same = written(replica.step(ev.Tick(), 300))
-    assert same == replica.record  # nothing changes, so that the refused one is decided
+    assert same == replica.record  # an unchanged record, so that the refused write is decided
     moved = online(isr=frozenset({MEMBER}), elr=frozenset({TWO, OTHER}), min_isr=2, replicas=THREE, version=13)
     proposed = written(replica.step(ev.WriteConfirmed(moved), 310))
     assert proposed is not None
@@ -112,7 +114,7 @@ def test_an_unregistered_member_does_not_block_another_from_joining() -> None:
 
 
 def test_an_unregistered_follower_is_proposed_again_after_its_pause() -> None:
-    """Nothing else happens: the pause itself is a deadline, and it doubles."""
+    """No other event is needed: the back-off itself is a deadline, and it doubles."""
     replica = a_leader_of_three()
     caught_up(replica, TWO, 0)
     times = []
@@ -136,7 +138,8 @@ def test_an_unregistered_follower_is_proposed_again_after_its_pause() -> None:
 
 
 def test_a_follower_whose_first_acknowledgement_is_lost_is_asked_again() -> None:
-    """It has everything, and nothing is appended: the leader sends the news, so that it answers."""
+    """It has all entries, and nothing is appended: the leader sends an AppendEntries without entries, so that it
+    acknowledges."""
     replica = a_leader_of_three()
     caught_up(replica, TWO, 0)
     answers = replica.step(ev.Received("n2", ms.FollowRequest(5, TWO.log_id, 77, 21, 21, (*TABLE, (5, 20)))), 10)
@@ -227,8 +230,9 @@ def test_options_that_messages_name_exist() -> None:
 
 
 def test_rows_of_a_later_state_are_not_completed_by_an_earlier_one() -> None:
-    """Seed 12065: part of a copy came from a leader that had applied more; the next leader gives it the rest only once
-    its own barrier is applied, or keys that changed in between are missing. A copy without such rows need not wait."""
+    """Seed 12065: a part of the rows came from a leader that had applied more; the next leader sends the rest only once
+    its own barrier is applied, or keys that changed in between would be missing. A replica without such rows need not
+    wait."""
     record = online(replicas=(NODE, "n2", "n3"), min_isr=1)
     leader = a_leader(record)
     part = ms.TransferRequest(5, 3, 1, 10, 4, 0, 0, b"")
@@ -253,8 +257,8 @@ def test_a_leader_that_waits_for_a_follower_restarts_its_transfer() -> None:
 
 
 def test_an_out_of_sync_replica_that_receives_nothing_asks_again() -> None:
-    """R-HEARD: the leader saw the connection break and waits for a FollowRequest, this side saw nothing and waits for a
-    AppendEntries. Every AppendEntries puts it off, and a copy that is in sync does not ask."""
+    """R-HEARD: the leader saw the connection break and waits for a FollowRequest; the follower did not and waits for an
+    AppendEntries. Every AppendEntries resets its timer, and a replica in sync does not ask."""
     replica, hello = a_follower()
     replica.step(ev.Received("n2", ms.FollowAccepted(5, hello.nonce, 20, 15, 20)), 0)
     assert replica.following
@@ -270,7 +274,7 @@ def test_an_out_of_sync_replica_that_receives_nothing_asks_again() -> None:
 
 
 def test_a_replica_that_starts_out_of_sync_asks_again_when_it_receives_nothing() -> None:
-    """R-HEARD for a copy that the first record it sees does not count in sync: a restarted copy that was dropped."""
+    """R-HEARD: this holds for a restarted replica that the first record it sees does not count as in sync."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(online(leader=LEADER, isr=frozenset({TWO}), replicas=THREE)), 0)
@@ -287,7 +291,8 @@ def test_a_replica_that_starts_out_of_sync_asks_again_when_it_receives_nothing()
 
 
 def test_a_replica_with_a_new_log_id_is_out_of_sync_and_asks_again() -> None:
-    """R-HEARD for a copy whose old log the record still counts in sync: under its new gen it is outside."""
+    """R-HEARD: this holds for a replica whose old log the record still counts as in sync: with its new log id it is not
+    a member."""
     replica, hello = a_follower()
     replica.step(ev.Received("n2", ms.FollowRejected(5, hello.nonce, ms.FollowRejection.REGRESSED, 0)), 1)
     (again,) = replica.step(ev.LogIdentityRenewed(77), 5)
@@ -299,7 +304,8 @@ def test_a_replica_with_a_new_log_id_is_out_of_sync_and_asks_again() -> None:
 
 
 def test_a_late_follow_request_of_an_older_log_id_is_ignored() -> None:
-    """R-GEN: the leader would wait for that log's word for ever, and send to the one that is there."""
+    """R-GEN: otherwise the leader would wait for that log's acknowledgement for ever, and send its entries to the
+    current one."""
     replica = a_leader_of_three()
     caught_up(replica, Member("n2", 9), 0)
     assert effects_of_follow_request(replica, TWO, 10) == []
@@ -322,7 +328,7 @@ def with_rows_beyond(end: int) -> tuple[Replica, ms.FollowRequest]:
 
 
 def test_rows_of_entries_that_the_leader_has_are_kept_until_the_log_brings_them() -> None:
-    """H36: a power loss took the end of the log, and left rows of it; in sync are others who have it all."""
+    """H36: a power loss took the end of the log, and left rows of it; other members in sync have all entries."""
     replica, hello = with_rows_beyond(22)
     assert replica.unfounded
     replica.step(ev.Received("n2", ms.FollowAccepted(5, hello.nonce, 20, 20, 24)), 1)

@@ -35,7 +35,7 @@ clocks = st.dictionaries(st.sampled_from(ACTORS), st.tuples(st.integers(1, 5), s
 
 
 class KeyReplicas:
-    """A few replicas of one key, each with its own actor, and an oracle that knows which writes saw which."""
+    """A few replicas of one key, each with its own actor, and an oracle that records which writes have seen which."""
 
     def __init__(self, rng: random.Random, actors: int = 3) -> None:
         self.rng = rng

@@ -1,4 +1,4 @@
-"""Failing disks, full disks, foreign directories, and what group commit and async mode do to the number of syncs."""
+"""Failing disks, full disks, foreign directories, and the number of syncs with group commit and in async mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def failing(step: str, error: OSError, after: int = 0) -> Callable[[str], OSErro
 
 @pytest.mark.parametrize("step", ["dsync", "write", "allocate", "create", "fsync", "rename", "sync directory"])
 def test_the_first_failure_ends_the_log(step: str) -> None:
-    """One failed write or sync is reported once, nothing of it is called durable, and nothing is tried again."""
+    """One failed write or sync is reported once, nothing of it is reported as durable, and nothing is retried."""
     disk = MemoryDisk()
     log = open_log(disk)
     listener = Listener(log)
@@ -121,7 +121,8 @@ def test_after_a_failed_sync_the_next_process_writes_the_bytes_again() -> None:
 
 
 def test_the_reserve_refuses_before_the_disk_is_full() -> None:
-    """Below the reserve nothing new has room, though the disk still has space; `append` refuses at half of it."""
+    """Below the reserve there is no room for new entries, though the disk still has space; `append` refuses at half of
+    it."""
     disk = MemoryDisk()
     disk.free = 5000
     log = open_log(disk, reserve_bytes=4000)
@@ -156,7 +157,7 @@ def test_barriers_may_use_the_whole_reserve() -> None:
 
 
 def test_the_free_space_is_watched_while_the_log_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that others fill is noticed by writing alone, before it is full."""
+    """A disk that other programs fill is noticed by writing alone, before it is full."""
     monkeypatch.setattr(writer_module, "SPACE_CHECK_BYTES", 1000)
     disk = MemoryDisk()
     log = open_log(disk)
@@ -236,7 +237,7 @@ def test_a_batch_is_bounded_but_a_large_entry_fits() -> None:
 
 
 def test_async_reports_after_the_write_and_syncs_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In async mode nothing waits for the disk, and yet all is on it soon after."""
+    """In async mode nothing waits for the disk, but everything is on disk soon after."""
     monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 0.05)
     disk = MemoryDisk()
     log = open_log(disk, durability="async", file_bytes=1 << 20, batch_bytes=1)
@@ -364,7 +365,7 @@ def test_a_directory_that_cannot_be_used_is_one_clear_error(tmp_path: Path) -> N
 
 
 def test_reading_rotten_bytes_raises_corruption() -> None:
-    """Bytes that rot while the log is open are never handed out."""
+    """Bytes that are corrupted while the log is open are never returned."""
     disk = MemoryDisk()
     log = open_log(disk, file_bytes=1 << 20)
     listener = Listener(log)
@@ -451,8 +452,8 @@ def test_an_async_log_syncs_a_file_before_it_leaves_it(monkeypatch: pytest.Monke
 def test_a_new_beginning_of_a_partition_is_on_disk_when_it_is_reported_also_in_async(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The store forgets the mark of a copy that took rows then: a log that comes back as it was before would be read
-    as if its entries were what those rows are made of."""
+    """The store then drops the mark of the state transfer: a log in its earlier state would be read as if its entries
+    had made those rows."""
     monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 30.0)
     disk = MemoryDisk()
     log = open_log(disk, durability="async", file_bytes=1 << 20, batch_bytes=1)

@@ -29,7 +29,7 @@ class LogModel(RuleBasedStateMachine):
 
     @initialize(durability=st.sampled_from(["fsync", "async"]))
     def begin(self, durability: str) -> None:
-        """In async mode the process is killed, but the power stays: a power loss there costs the gen anyway."""
+        """In async mode the process is killed without a power loss, since a power loss costs the log id anyway."""
         self.durability = durability
         self.open()
 

@@ -1,4 +1,4 @@
-"""One byte of the log is changed, each in turn, and what was durable is either there or called damaged."""
+"""One byte of the log is changed, each in turn: durable entries are either there or reported as damaged."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_flipped_byte_of_a_killed_log_is_found_where_the_store_had_applied() -
 
 
 def test_damage_stays_until_the_log_is_started_and_is_healed_then() -> None:
-    """Every opening finds the damage again, but none after `start` took note of it; new entries follow the good."""
+    """Every opening finds the damage again, until `start` has recorded it; new entries follow the valid ones."""
     disk, history = MemoryDisk(), History()
     written(disk, history, close=True)
     for name, position, flipped in Random(5).sample(list(all_flips(disk)), 100):
@@ -164,7 +164,7 @@ def test_damage_is_attributed_to_its_partitions(close: bool) -> None:
 
 @pytest.mark.parametrize("victim", range(4))
 def test_a_missing_file_is_damage(victim: int) -> None:
-    """A log file that is gone damages those whose entries were in it, unless it was trimmed or is the newest."""
+    """A missing log file damages the partitions with entries in it, unless it was trimmed or is the newest."""
     disk, history = MemoryDisk(), History()
     log = open_log(disk, file_bytes=200)
     listener = Listener(log)
@@ -256,7 +256,7 @@ def test_damage_is_healed_as_soon_as_the_log_was_started() -> None:
 
 @pytest.mark.parametrize("size", [0, 30, 56, 80])
 def test_a_newest_file_without_its_first_frame_is_damage(size: int) -> None:
-    """A file takes its name when its beginning is on disk: one without it has lost something, perhaps all."""
+    """A file gets its name when its first frame is on disk: one without it has lost entries, perhaps all."""
     disk = MemoryDisk()
     log = open_log(disk, file_bytes=200)
     listener = Listener(log)

@@ -26,7 +26,8 @@ def a_tail(disk: MemoryDisk) -> LogTail:
 
 
 def test_a_synced_write_behind_unsynced_ones_syncs_them_all() -> None:
-    """A write can wait for its own bytes alone: with others before it the file is synced, and then `durable` moves."""
+    """A synchronous write covers only its own bytes: after unsynced ones the file is synced, and then `durable`
+    moves."""
     disk = MemoryDisk()
     tail = a_tail(disk)
     tail.write([b"one"], 1, synced=True)
@@ -59,7 +60,7 @@ def test_a_failed_sync_of_preallocated_space_is_a_failure(number: int) -> None:
 
 @pytest.mark.parametrize("step", ["allocate", "write", "dsync", "truncate"])
 def test_nothing_is_tried_again_after_a_failed_step(step: str) -> None:
-    """The first failure of a tail is its last call of the disk: all later ones fail without one."""
+    """The first failure is a tail's last disk operation: all later calls fail without one."""
     disk = MemoryDisk()
     tail = a_tail(disk)
     tail.write([b"one"], 1, synced=True)

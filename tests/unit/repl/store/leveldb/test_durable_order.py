@@ -92,7 +92,7 @@ def store(tmp_path: Path) -> Any:
 
 
 def test_the_far_mark_is_on_disk_before_the_first_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark that a power loss takes would leave foreign rows under an applied row."""
+    """If a power loss took the mark, rows of a transfer would be left under an applied position."""
     recorded = RecordingRowWriter(store.transfers, monkeypatch)
     store.transfers.begin(PARTITION, empty=False)
     assert recorded.step_names() == ["WHOLE", "sync"]
@@ -112,7 +112,7 @@ def test_a_store_is_emptied_in_an_order_that_a_power_loss_cannot_break(
 
 
 def test_a_replica_in_replay_begins_a_transfer_without_rows(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of it may be missing below its applied offset, and a round from there on would not bring them (H36)."""
+    """Rows may be missing below its applied offset, and a round that begins there would not send them (H36)."""
     monkeypatch.setattr(store._progress, "is_replaying", lambda _partition: True)
     mark = store.transfers.begin(PARTITION, empty=False)
     assert (mark.position, mark.whole) == (0, True)
@@ -120,7 +120,7 @@ def test_a_replica_in_replay_begins_a_transfer_without_rows(store: LevelStore, m
 
 
 def test_rows_and_their_position_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark above rows that are not there would have them skipped for good."""
+    """With a mark above missing rows, they would be skipped for good."""
     giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
     giver.write([Writer().step(60)])
     taker.transfers.begin(PARTITION, empty=True)
@@ -200,7 +200,7 @@ def test_a_checkpoint_syncs_the_names_of_the_files_that_it_synced(tmp_path: Path
 
 
 def test_a_replay_is_finished_only_when_it_was_swept(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the boot id noted first, a power loss would leave changes that no key row points to, for good."""
+    """If the boot id were stored first, a power loss would leave changes that no key row points to, for good."""
     steps: list[str] = []
     note = store._write_floors
     monkeypatch.setattr(store.transfers, "sweep", lambda: steps.append("sweep"))
@@ -210,7 +210,7 @@ def test_a_replay_is_finished_only_when_it_was_swept(store: LevelStore, monkeypa
 
 
 def test_the_logs_are_on_disk_before_the_rows_and_the_rows_before_the_floors(tmp_path: Path) -> None:
-    """A floor above what the log holds after a power loss would leave rows of entries that no log has (H36)."""
+    """A floor above the end of the log after a power loss would leave rows of entries that no log has (H36)."""
     steps: list[str] = []
 
     class RecordingDisk(Disk):

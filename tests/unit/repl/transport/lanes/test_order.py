@@ -1,4 +1,4 @@
-"""Claims about what is written next: order, shares and rates, without a socket."""
+"""The order, shares and rates of written messages, without a socket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KB = 1024
 
 
 class FakeTransport:
-    """An outbox, and a reader of what it hands over."""
+    """An outbox, and a reader of its frames."""
 
     def __init__(self, share: int = 20, rate: int = 0) -> None:
         self.sent = Traffic()
@@ -128,7 +128,7 @@ def test_catch_up_gets_its_least_share_of_a_busy_connection(share: int) -> None:
 
 
 def test_live_messages_and_calls_share_byte_for_byte() -> None:
-    """A large request does not keep live messages waiting, nor the other way round."""
+    """A large request does not delay live messages, nor vice versa."""
     wire = FakeTransport()
     wire.put(Lane.CALLS, 0, 5_000 * KB)
     wire.put(Lane.LIVE, 0, 5_000 * KB)
@@ -139,7 +139,7 @@ def test_live_messages_and_calls_share_byte_for_byte() -> None:
 
 
 def test_an_idle_catch_up_lane_saves_nothing_up() -> None:
-    """Catch-up that begins after long live traffic does not take the time that it did not use."""
+    """Catch-up that begins after long live traffic does not get the share that it did not use."""
     wire = FakeTransport(share=50)
     for number in range(100):
         wire.put(Lane.LIVE, number, 100 * KB)
@@ -169,7 +169,7 @@ def test_the_rate_holds_over_all_connections_that_share_it() -> None:
 
 
 def test_the_rate_limit_does_not_delay_live_messages() -> None:
-    """A spent cap stops catch-up alone."""
+    """An exhausted cap stops catch-up alone."""
     wire = FakeTransport(rate=100_000)
     wire.put(Lane.CATCH_UP, 0, 1_000 * KB)
     while wire.batch()[0]:

@@ -30,7 +30,8 @@ KERNEL_BYTES = 250_000
 
 
 async def stuck(cluster: LinkCluster, lane_live: bool) -> tuple[object, RawConnection, float]:
-    """A leader whose follower f reads nothing while 6 MB wait for it; how much of that was not handed over."""
+    """A leader whose follower f reads nothing while 6 MB wait for it, and the number of bytes not yet given to the
+    transport."""
     a = await cluster.node("a", dead_after_ms=60_000)
     follower = await cluster.follower(a, receive_buffer_bytes=4096)
     entries = entries_of(1, 200_000)
@@ -136,7 +137,7 @@ def test_catch_up_ends_beside_busy_live_traffic(loop: str) -> None:
 
 @pytest.mark.timing
 def test_catch_up_keeps_to_its_rate(loop: str) -> None:
-    """300 KB at 500 KB a second take no less than half a second, and live messages do not wait for them."""
+    """300 KB at 500 KB a second take at least half a second, and live messages do not wait for them."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
