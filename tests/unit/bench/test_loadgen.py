@@ -334,8 +334,8 @@ def test_an_answer_corrects_the_leader() -> None:
 
 
 def test_a_node_that_hangs_up_is_done_without() -> None:
-    """Clients that know leaders lose the request under way, go on at the other nodes, and read the routes again, once
-    a second at most; without any other node, and for spread clients, the phase fails."""
+    """Clients that know leaders lose the request in progress, continue at the other nodes, and read the routes again,
+    once a second at most; without any other node, and for spread clients, the phase fails."""
 
     async def work(cluster: RoutedCluster, load: Load) -> list[Result]:
         cluster.cut[1] = 20

@@ -239,7 +239,7 @@ async def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that is cut off still believes that it leads, so its tree may be old while the silent node leads the
-    partition. Such a sum is Incomplete, even if each partition was counted once."""
+    partition. The sum is then Incomplete, even if each partition was counted once."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
     cluster.leaders = dict(enumerate("aacca"))

@@ -181,7 +181,7 @@ async def test_a_fold_reads_every_row_of_its_scope_once(fixture: FoldFixture, sc
 
 
 async def test_one_segment_with_more_rows_than_a_page(fixture: FoldFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of one row go on within a segment."""
+    """Pages of one row continue within a segment."""
     monkeypatch.setattr(folds, "ROWS_MAX", 1)
     pages = await fixture.all_pages(FoldRequest(FoldKind.FIND_KEYS, FoldScope()))
     assert len(pages) == 300
@@ -370,8 +370,8 @@ async def test_questions_and_pages_survive_the_wire(fixture: FoldFixture) -> Non
 
 
 async def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture) -> None:
-    """Of ten times as many requests as may be read at once, one is read at a time, a bounded number waits, and the
-    others get Overloaded at once. All that waited are answered."""
+    """If ten times as many pages are requested as may be read at once, one is read at a time, a bounded number waits,
+    and the others get Overloaded at once. All that waited are answered."""
 
     async def request_many() -> list[Page | BaseException]:
         reading, most = 0, 0

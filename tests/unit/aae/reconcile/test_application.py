@@ -19,14 +19,14 @@ ENDS = ["--left", "http://l:1", "--right", "http://r:1", "--output", "/o", "--ru
 
 
 class FakeSession:
-    """Is stopped."""
+    """A session that can be stopped."""
 
     def stop(self) -> None:
         """See SparkSession."""
 
 
 def test_the_application_takes_the_options_of_the_command() -> None:
-    """Each field of a run has a flag of the same name in both; the command has six more."""
+    """Each field of a run has one flag, and the command has exactly these flags and its own."""
     fields = [field for _, field, _, _ in FLAGS]
     assert {*fields, "output", "run_id"} == {*ReconcileOptions._fields}
     assert len(fields) == len(set(fields))
@@ -37,7 +37,7 @@ def test_the_application_takes_the_options_of_the_command() -> None:
 
 
 def test_arguments_become_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Times, durations, bytes and switches have their values, the summary is the last line, its code is the result."""
+    """Times, durations, bytes and switches are parsed; the summary is the last line, and its code is the result."""
     seen: list[Any] = []
 
     def run(_spark: Any, left: str, right: str, options: ReconcileOptions, told: Any) -> dict[str, Any]:

@@ -267,7 +267,7 @@ def test_the_embedded_metastore_has_a_port_of_its_own() -> None:
 
 
 def test_a_peers_limit_beyond_the_pool_is_doubted() -> None:
-    """Such a limit never takes effect, so it is likely a mistake. There is no warning for 0, an equal share, or for the
+    """The limit never takes effect, so it is likely a mistake. There is no warning for 0, an equal share, or for the
     whole pool."""
     for limit, said in ((9, ["sink.peer_limit"]), (4, []), (0, [])):
         settings = load_text(f"{NODE}[sink]\nworkers = 4\npeer_limit = {limit}\n", Path("node.toml"))

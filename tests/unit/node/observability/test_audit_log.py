@@ -131,7 +131,7 @@ async def test_a_lower_limit_holds_from_the_next_file_on(tmp_path: Path) -> None
 
 
 async def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    """Ids go on, and nothing is overwritten."""
+    """Ids continue, and nothing is overwritten."""
     for run in range(3):
         async with opened(tmp_path) as log:
             await log.append(line(run))
@@ -159,7 +159,7 @@ async def test_a_torn_last_line_costs_only_itself(tmp_path: Path, torn: bytes) -
 
 
 async def test_a_file_that_is_torn_alone_keeps_its_place_in_the_order(tmp_path: Path) -> None:
-    """The newest file has no whole line: ids go on behind its name."""
+    """The newest file has no complete line: ids continue after the one in its name."""
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "000000000040.jsonl").write_bytes(b'{"id":40')
     async with opened(tmp_path) as log:
@@ -326,7 +326,7 @@ async def test_a_long_file_is_read_backward_in_blocks(tmp_path: Path, monkeypatc
 
 
 async def test_a_page_of_large_lines_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fits into one answer between nodes, and the next page goes on."""
+    """It fits into one answer between nodes, and the next page continues after it."""
     monkeypatch.setattr(audit_log, "PAGE_BYTES_MAX", 1_000)
     async with opened(tmp_path) as log:
         for at_ms in range(30):

@@ -455,7 +455,7 @@ async def test_references_lost_in_a_stop_are_counted_and_recorded() -> None:
 
 
 async def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> None:
-    """Of twenty changes without a fetch the first ten are served; the others are one gap, which survives a crash, and
+    """The first ten of twenty changes without a fetch are served; the others are one gap, which survives a crash, and
     later changes are served once there is room."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=10, overflow="discard")) as queue_node:
@@ -606,7 +606,7 @@ A_KEY = Key(b"default", b"bucket", b"a")
 
 
 async def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
-    """If only a queue for repairs has not passed a local write, a push may replace it under the pusher's clock
+    """If only a queue for repairs has not passed a local write, a push that replaces it keeps the pusher's origin
     (R-OWED)."""
 
     async with audited_node(QueueSettings("q", filter="block_rtq")) as queue_node:
@@ -619,7 +619,7 @@ async def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
 
 
 async def test_filtered_changes_do_not_count_as_unreplicated() -> None:
-    """If no queue would have offered a local write, a push over it keeps the pusher's clock (R-OWED)."""
+    """If no queue would have offered a local write, a push that replaces it keeps the pusher's origin (R-OWED)."""
 
     async with audited_node(QueueSettings("q", filter="buckettype:default,!bucketname:bucket")) as queue_node:
         queue_node.put(b"a")

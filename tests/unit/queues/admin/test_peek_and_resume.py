@@ -1,4 +1,4 @@
-"""What operators see of a queue: every kind of reference, the times of gaps, and whether it serves again."""
+"""An operator's view of a queue: every kind of reference, the times of gaps, and whether it serves again."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ async def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> No
 
 
 async def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out() -> None:
-    """Whether an operator has suspended it is unknown: the queue serves nothing and shows the reason, gaps stay, and
+    """It is unknown whether an operator has suspended it: the queue serves nothing and shows the reason, gaps stay, and
     pushes wait. Once the value can be read, or an operator resumes the queue, it continues by itself."""
 
     ensemble = MemoryEnsemble()

@@ -186,7 +186,8 @@ def test_a_frame_with_a_wrong_or_no_size_is_refused_unread() -> None:
 
 
 def test_messages_of_before_the_added_fields_are_understood() -> None:
-    """Fields that came later may be absent, and an unknown one is passed over: neighbouring versions talk."""
+    """Fields of later versions may be absent, and an unknown one is skipped, so neighbouring versions can
+    communicate."""
     old = msgpack.unpackb(encode_request(FetchRequest(SESSION, "west", (BatchAck(b"b", 1),))))
     for name in ("outcomes", "compress", "properties"):
         del old[name]

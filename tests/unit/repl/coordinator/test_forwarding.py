@@ -255,7 +255,7 @@ async def test_a_forwarded_request_is_never_forwarded_again() -> None:
 
 
 async def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a leader, writes, reads and pushes wait and go on as soon as one is known, here or elsewhere."""
+    """Without a leader, writes, reads and pushes wait and continue as soon as one is known, here or elsewhere."""
     monkeypatch.setattr("isthmus.repl.coordinator.routing.LOOK_AGAIN_S", 10)
 
     async with cluster() as c:

@@ -129,7 +129,7 @@ def test_partitions_that_left_are_left_in_the_groups_that_the_acknowledgement_co
 
 
 def test_an_acknowledgement_out_of_order_ends_the_stream() -> None:
-    """Such acknowledgements are missing, repeated, the end marker, or for groups that were not sent."""
+    """A missing or repeated acknowledgement, the end marker, and one for groups that were not sent end it."""
     for wrong in (ack(2, 1), ack(0, 0), ack(1, 2)):
         replicas = {0: FakeLeader()}
         sender = StreamSender("n2", STREAM)

@@ -415,7 +415,7 @@ def test_a_pause_of_this_process_kills_no_connection(loop: str) -> None:
             a, b = await cluster.pair(dead_after_ms=200)
             for moment in range(6):
                 await asyncio.sleep(0.05 + moment * 0.017)
-                time.sleep(0.25)  # noqa: ASYNC251 - the loop stands still, as after SIGSTOP
+                time.sleep(0.25)  # noqa: ASYNC251 - the loop is blocked, as after SIGSTOP
             await asyncio.sleep(0.1)
             assert a.events == [("b", True)]
             assert b.events == [("a", True)]
@@ -432,7 +432,7 @@ def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch
 
     async def paused(after_s: float, for_s: float) -> None:
         await asyncio.sleep(after_s)
-        time.sleep(for_s)  # noqa: ASYNC251 - the loop stands still
+        time.sleep(for_s)  # noqa: ASYNC251 - the loop is blocked
 
     def tick(connection: PeerConnection, elapsed_ms: int) -> None:
         silent_ms = connection.silent_ms

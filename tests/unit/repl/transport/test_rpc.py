@@ -418,8 +418,8 @@ def test_requests_without_a_task_end_by_one_timer_each_at_its_own_time(loop: str
 
 
 def test_a_request_makes_room_when_it_ends_in_any_way(loop: str) -> None:
-    """Whether it is answered, overdue, cancelled or broken, its bytes do not count any more, and a request refused
-    because of them is accepted."""
+    """When it is answered, overdue, cancelled or broken, its bytes do not count any more, and a request refused because
+    of them is accepted."""
 
     async def scenario() -> None:
         sent: list[Parts] = []

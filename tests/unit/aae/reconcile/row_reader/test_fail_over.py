@@ -76,8 +76,8 @@ def test_another_replica_continues_a_broken_stream(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next node does not read again the rows that the first one has skipped, and skipping counts as progress: a
-    range with only that is not given up. No row came of it, so with `resume` off the range does not fail."""
+    """The next node does not read again the rows that the first one has skipped, and skipping counts as progress, so
+    the range is not given up. The first node sent no row, so with `resume` off the range does not fail."""
     monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     now = [0.0]
     monkeypatch.setattr(row_reader, "monotonic", lambda: now[0])

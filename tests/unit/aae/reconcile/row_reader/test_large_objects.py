@@ -24,8 +24,8 @@ MB = 1_000_000
 
 
 def test_an_object_too_large_to_send_is_an_error_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such an object would end the stream of its range again and again, and with it the job; it is reported with the
-    limit instead, and all others are read. A comparison of bodies uses its row, and does not call it corrupt."""
+    """Sending the object would end the stream of its range again and again, and with it the job; it is reported with
+    the limit instead, and all others are read. A comparison of bodies uses its row, and does not call it corrupt."""
     monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 4 * MB)
     for module in (wire, streams, compare_range):
         monkeypatch.setattr(module, "OBJECT_BYTES_MAX", 2 * MB)

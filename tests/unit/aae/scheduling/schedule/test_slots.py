@@ -160,8 +160,8 @@ def test_autos_choice() -> None:
 
 
 def test_an_operator_leaves_out_checks_of_kind_auto() -> None:
-    """That many checks are skipped, whatever was found or learned; other checks in between do not end it. The number of
-    checks that `auto` skips by itself is a setting."""
+    """The given number of checks is skipped, whatever was found or learned; other checks in between do not end it. The
+    number of checks that `auto` skips by itself is a setting."""
     standing = PeerScheduleState(START, learned=TimeRange(5, 9), suppressed=2)
     kind, standing = choose_auto(standing, CheckHours(0, 0), DAY_MS, both_ways=True)
     assert (kind, standing.suppressed) == (CheckKind.NONE, 1)

@@ -43,7 +43,7 @@ class LogModel(RuleBasedStateMachine):
         self.heard = 0
 
     def lowest(self, known: dict[int, int]) -> dict[int, int]:
-        """The offsets that a store may have applied: no more than any later state still has."""
+        """The offsets that a store may have applied: at most those that any later state still has."""
         after = self.history.states[self.history.durable_at :]
         return {p: min(len(state.get(p, PartitionState()).wires) for state in after) for p in known}
 

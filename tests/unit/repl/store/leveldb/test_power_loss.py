@@ -238,7 +238,7 @@ def test_a_power_loss_during_replay_is_replayed_again(memory_directory: Path) ->
 
 
 def test_without_a_power_loss_nothing_is_replayed(memory_directory: Path) -> None:
-    """After `kill -9`, the boot id being the same, the store goes on at its applied offsets."""
+    """After `kill -9` the boot id is the same, and the store continues at its applied offsets."""
     cluster, disk = Cluster(3), LossyDisk()
     store = open_store(memory_directory / "live", disk=disk)
     recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)

@@ -28,7 +28,8 @@ def files_limited_to(size_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_fails_the_write_and_all_later_ones(memory_directory: Path) -> None:
-    """The write that fails and every later one raise LocalFault; reads go on; opened again, the store is whole."""
+    """The write that fails and every later one raise LocalFault; reads continue; after a reopening the store is
+    complete."""
     history = History()
     for n in range(60):
         history.put(b"b", b"%d" % n, bytes(2_000))
