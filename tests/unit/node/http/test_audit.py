@@ -255,7 +255,7 @@ async def test_secrets_in_bodies_are_redacted() -> None:
 
 
 def test_what_is_nested_without_end_is_left_out() -> None:
-    """A body of the greatest depth that a parser accepts causes no error."""
+    """The deepest body that a parser accepts causes no error: the line keeps DEPTH_MAX levels of it."""
     deep: Any = "x"
     for _ in range(900):
         deep = [deep]
@@ -285,7 +285,7 @@ async def test_words_of_an_act_are_bounded() -> None:
 
 
 async def test_an_act_without_a_request_is_recorded() -> None:
-    """The line is like that of a signal."""
+    """A reload by a signal has a line, too, also if it fails."""
     recorded = Recorded()
     assert isinstance(recorded.app.audit, AuditTrail)
     await recorded.app.audit.local("reload", "signal", None)

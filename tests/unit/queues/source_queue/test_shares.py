@@ -168,8 +168,8 @@ def test_bulk_references_go_to_any_node() -> None:
 
 
 def test_each_share_gathers_by_itself() -> None:
-    """At a high rate, changes taken from one share do not end the gathering of another one, which ends in time; enough
-    changes end only the gathering of their own share."""
+    """At a high rate, each share gathers for its own time: taking the changes of one does not end the gathering of
+    another, and enough changes end only the gathering of their own share."""
     queue = SharedQueue()
     for number in range(3_000):
         queue.now += number % 10 == 0

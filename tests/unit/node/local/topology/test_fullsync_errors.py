@@ -43,7 +43,7 @@ def test_a_full_sync_that_is_no_table_is_a_fault(tmp_path: Path, value: str) -> 
 
 @pytest.mark.parametrize("value", ["3", "[]", "true"])
 def test_a_cluster_that_is_no_name_is_a_fault(tmp_path: Path, value: str) -> None:
-    """A list cannot be used as a key."""
+    """A list, for example, cannot be looked up; it is a fault at its key."""
     found = faults(tmp_path, tables=f'[[clusters.east.fullsync]]\nqueue = "q"\ncluster = {value}')
     assert any(fault.startswith("clusters.east.fullsync[0].cluster: ") for fault in found)
 

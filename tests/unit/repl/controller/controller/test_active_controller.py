@@ -217,7 +217,8 @@ async def test_a_node_that_resigns_lets_another_decide_and_still_reads() -> None
 
 
 async def test_records_are_read_before_registrations() -> None:
-    """H29: a registration that is missing was missing when the record was read, or later; never only before."""
+    """H29: registrations are read after records, so a registration that is missing was missing when the record was
+    read, or disappeared later."""
 
     class RecordingNode(FakeNode):
         def __init__(self, cluster: Cluster, number: int) -> None:

@@ -49,7 +49,7 @@ def overwrite(ensemble: MemoryEnsemble, path: str, value: bytes) -> bytes:
 @pytest.mark.parametrize("value", [b"", b"{", b'{"v":99}', b"[" * 100_000, b"x" * 900_000])
 async def test_one_unreadable_record_stops_one_partition(value: bytes) -> None:
     """If a record is damaged, newer or huge, the other partitions are elected when their leader dies, and that one
-    after its repair. It is logged once."""
+    after its repair. Each node logs the record once, with its last value."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

@@ -299,8 +299,8 @@ def test_a_durable_frame_that_became_zeros_is_missed_where_its_entries_were_appl
 
 
 def test_a_bad_frame_before_preallocated_space_damages_only_its_own_partitions() -> None:
-    """The preallocated space of a damaged log does not make partitions suspect that the damaged place did not affect,
-    although the store knows that some of the entries are missing."""
+    """Partitions that the bad frame does not affect stay undamaged in spite of the preallocated space, although the
+    store knows that some of the entries are missing."""
     disk, leos, _ = killed([(0, 2), (1, 1), (2, 1)])
     bad = whole_frames(disk, FIRST)[2]
     left = disk.flipped(FIRST, bad.position + 60, 1)
