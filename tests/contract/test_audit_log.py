@@ -1,4 +1,4 @@
-"""The audit log: its files, and the double in memory, give the same lines back."""
+"""The audit log: the log of files and the memory log return the same lines."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Log]:
 
 
 def line(at_ms: int) -> dict[str, Any]:
-    """A line with the keys that logs look at."""
+    """An audit line with the keys that queries read."""
     return {"at_ms": at_ms, "who": {"by": "ann"}, "what": {"act": "x", "request": [1, None, "ä\n"]}}
 
 
 async def test_lines_come_back_as_they_were_with_their_ids(opened: Callable[[], Log]) -> None:
-    """From 1 on, in the order of the calls, the newest first."""
+    """Ids begin at 1, in the order of the calls; the newest line comes first."""
     log = opened()
     for at_ms in range(30):
         await log.append(line(at_ms))
@@ -38,7 +38,7 @@ async def test_lines_come_back_as_they_were_with_their_ids(opened: Callable[[], 
 
 
 async def test_concurrent_lines_are_all_there(opened: Callable[[], Log]) -> None:
-    """Whether their writers wait for them or not."""
+    """Every line is stored, whether its writer awaits the write (`append`) or not (`enqueue`)."""
     log = opened()
     await asyncio.gather(*(log.append(line(at_ms)) for at_ms in range(50)))
     await asyncio.gather(*(log.enqueue(line(at_ms)) for at_ms in range(50, 80)))
@@ -51,7 +51,8 @@ async def test_concurrent_lines_are_all_there(opened: Callable[[], Log]) -> None
 async def test_pages_have_the_same_bounds(
     opened: Callable[[], Log], before: int | None, since_ms: int, limit: int
 ) -> None:
-    """Below an id, from a time on, as many as were asked for; `more` tells whether that was all."""
+    """A page holds lines below the given id and not older than the given time, up to the limit; `more` is true if lines
+    were left out."""
     log = opened()
     for at_ms in range(30):
         await log.append(line(at_ms))
@@ -67,7 +68,7 @@ async def test_pages_have_the_same_bounds(
 async def test_pages_of_wanted_lines_say_to_where_they_have_read(
     opened: Callable[[], Log], before: int | None, limit: int, ids: list[int], read_to: int | None
 ) -> None:
-    """The line before the next wanted one, or the first of all; the next page goes on there."""
+    """`read_to` is the line before the next match, or None at the first line; the next page starts there."""
     log = opened()
     for at_ms in range(30):
         await log.append(line(at_ms))

@@ -69,7 +69,7 @@ PLACEMENT_TEXT = (
 
 
 def test_dynamic_options_keep_their_bytes() -> None:
-    """Names in order, each setting with who set it and when; names that this version does not know are kept."""
+    """Names are in order, each setting with its operator and time; names that this version does not know are kept."""
     assert encode_options(OPTIONS).decode() == OPTIONS_TEXT
     assert decode_options(Versioned(OPTIONS_TEXT.encode(), 4)) == replace(OPTIONS, version=4)
     assert encode_options(OptionSettings()) == b'{"v":1,"cluster":{},"types":{}}'
@@ -122,7 +122,7 @@ def test_damaged_options_are_corruption(old: str, new: str) -> None:
 
 
 def test_bucket_properties_keep_their_bytes() -> None:
-    """Bucket types and buckets in order; a bucket's bytes are percent-encoded."""
+    """Bucket types and buckets are in order; a bucket's bytes are percent-encoded."""
     assert encode_properties(PROPERTIES).decode() == PROPERTIES_TEXT
     assert decode_properties(Versioned(PROPERTIES_TEXT.encode(), 4)) == replace(PROPERTIES, version=4)
     assert encode_properties(PropertySettings()) == b'{"v":1,"places":[]}'

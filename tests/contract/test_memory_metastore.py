@@ -1,4 +1,4 @@
-"""The faults that the memory twin makes on purpose behave as a hurt ensemble does."""
+"""The faults that the memory metastore injects behave like those of a real ensemble."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, Writ
 
 
 async def test_a_disconnected_client_is_unavailable_and_keeps_its_session() -> None:
-    """While cut off every call fails without effect; after mending, what was read is hinted once more."""
+    """While disconnected, every call fails without effect; after the reconnection the client gets one hint for each
+    path that it has read."""
 
     client, states, hints = MemoryMetastore(), list[SessionState](), list[str]()
     client.watch(hints.append)
@@ -37,7 +38,7 @@ async def test_a_disconnected_client_is_unavailable_and_keeps_its_session() -> N
     ],
 )
 async def test_a_spoilt_write_is_ambiguous(fault: WriteFault, now: Versioned | None, later: Versioned | None) -> None:
-    """Each fault raises Ambiguous; whether and when the write happens is the fault's."""
+    """Each fault raises Ambiguous; whether and when the write takes effect depends on the fault."""
 
     client = MemoryMetastore()
     await client.start(lambda _: None)
@@ -50,7 +51,8 @@ async def test_a_spoilt_write_is_ambiguous(fault: WriteFault, now: Versioned | N
 
 
 async def test_a_late_write_that_was_overtaken_does_nothing() -> None:
-    """The copy of an undecided write arrives after its repetition was decided: its version no longer fits."""
+    """The delayed copy of an undecided write arrives after its repetition was decided: its version no longer
+    matches."""
 
     ensemble = MemoryEnsemble()
     client = MemoryMetastore(ensemble)
@@ -99,7 +101,7 @@ async def test_an_ensemble_restored_from_a_backup_is_refused() -> None:
 
 
 async def test_a_registration_outlives_writes_without_an_answer() -> None:
-    """Whatever becomes of single writes, registering ends registered once, under the id, with the gens noted."""
+    """However single writes fail, `register` ends with one registration that has the node's id and log ids."""
 
     for fault in WriteFault:
         client = MemoryMetastore()

@@ -1,4 +1,4 @@
-"""What every metastore keeps: one suite, run on the memory twin and on a real ZooKeeper."""
+"""The contract of every metastore: one suite, run on the memory metastore and on a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.metastore_clients import MetastoreClients, a_record, a_regist
 
 
 async def test_the_first_proposed_uuid_is_the_clusters(clients: MetastoreClients) -> None:
-    """Whoever comes second gets the uuid that the first proposed."""
+    """A client that proposes a uuid later gets the one that was proposed first."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         assert await one.cluster_uuid(b"a" * 16) == b"a" * 16
@@ -24,7 +24,7 @@ async def test_the_first_proposed_uuid_is_the_clusters(clients: MetastoreClients
 
 
 async def test_no_log_id_is_allocated_twice(clients: MetastoreClients) -> None:
-    """Gens asked for by two clients at once are all different."""
+    """Two clients that allocate log ids at once get different ones."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         gens = await asyncio.gather(*(client.allocate_gen() for client in (one, two, one, two)))
@@ -57,7 +57,7 @@ async def test_records_come_back_as_written_with_their_version(clients: Metastor
 
 
 async def test_records_are_created_all_or_none(clients: MetastoreClients) -> None:
-    """When one of the records exists already, none of the others is made."""
+    """If one of the records exists already, none of the others is created."""
 
     async with started(clients) as (client, _):
         assert await client.create_records([a_record(1)])
@@ -66,7 +66,8 @@ async def test_records_are_created_all_or_none(clients: MetastoreClients) -> Non
 
 
 async def test_a_write_on_an_overtaken_version_is_a_conflict_and_changes_nothing(clients: MetastoreClients) -> None:
-    """Of two writers with the same base the second is refused; what it read again it may write (H16)."""
+    """The second of two writers with the same base version is refused; after it reads again, its write succeeds
+    (H16)."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         await one.create_records([a_record()])
@@ -80,7 +81,7 @@ async def test_a_write_on_an_overtaken_version_is_a_conflict_and_changes_nothing
 
 
 async def test_small_values_are_written_conditionally(clients: MetastoreClients) -> None:
-    """None means must not exist, a number means must be the version, and anything else is a conflict."""
+    """None requires that the value does not exist, a number requires that version, and anything else is a conflict."""
 
     async with started(clients) as (client, _):
         path = "/queues/to-west/owner"
@@ -114,7 +115,7 @@ async def test_children_are_sorted_names(clients: MetastoreClients) -> None:
 
 
 async def test_a_value_over_the_limit_is_refused_before_it_is_sent(clients: MetastoreClients) -> None:
-    """A value of the limit is kept; one byte more is TooLarge and does not cost the connection."""
+    """A value of exactly the limit is stored; one byte more is TooLarge and does not cost the connection."""
 
     async with started(clients) as (client, events):
         with pytest.raises(TooLarge):
@@ -127,7 +128,7 @@ async def test_a_value_over_the_limit_is_refused_before_it_is_sent(clients: Meta
 
 
 async def test_a_registration_lives_as_long_as_its_session(clients: MetastoreClients) -> None:
-    """A registration is seen by others under its inc and is gone once its client has stopped."""
+    """Other clients see a registration under its session id; it is gone once its client has stopped."""
 
     async with started(clients) as (watcher, _):
         async with started(clients) as (client, _):
@@ -137,7 +138,7 @@ async def test_a_registration_lives_as_long_as_its_session(clients: MetastoreCli
 
 
 async def test_registering_again_in_one_session_keeps_the_session_id(clients: MetastoreClients) -> None:
-    """A node that says `leaving` is the same incarnation with new data."""
+    """A node that registers as `leaving` keeps its session id; only the data of the registration changes."""
 
     async with started(clients) as (client, _):
         inc = await client.register(a_registration())
@@ -146,8 +147,8 @@ async def test_registering_again_in_one_session_keeps_the_session_id(clients: Me
 
 
 async def test_a_stale_registration_of_an_older_session_is_replaced(clients: MetastoreClients) -> None:
-    """A node that comes back before its old session has ended gets an ephemeral of its own with a higher inc, and it
-    survives the end of the old session (H28)."""
+    """A node that returns before its old session has ended gets a new ephemeral node with a higher session id. This
+    registration survives the end of the old session (H28)."""
 
     async with started(clients) as (watcher, _), started(clients) as (new, _):
         async with started(clients) as (old, _):
@@ -158,7 +159,7 @@ async def test_a_stale_registration_of_an_older_session_is_replaced(clients: Met
 
 
 async def test_hints_come_for_what_was_read(clients: MetastoreClients) -> None:
-    """A change to a record, to the registrations, to a value and to what was absent is hinted after each read."""
+    """After each read, a change to a record, to the registrations, to a value or to a missing path gives a hint."""
 
     async with started(clients) as (reader, events), started(clients) as (writer, _):
         await writer.create_records([a_record()])
@@ -177,7 +178,7 @@ async def test_hints_come_for_what_was_read(clients: MetastoreClients) -> None:
 
 
 async def test_hints_come_for_new_children(clients: MetastoreClients) -> None:
-    """Whoever listed a path hears of a name that appears or goes below it."""
+    """A client that listed a path gets a hint when a child below it is created or deleted."""
 
     async with started(clients) as (reader, events), started(clients) as (writer, _):
         await reader.records()
@@ -190,7 +191,8 @@ async def test_hints_come_for_new_children(clients: MetastoreClients) -> None:
 
 
 async def test_an_expired_session_is_reported_and_followed_by_a_new_one(clients: MetastoreClients) -> None:
-    """Expiry is heard as such before the next connection; the registration is gone, and a new one has a higher inc."""
+    """The client reports EXPIRED before the next CONNECTED; the registration is gone, and a new one has a higher
+    session id."""
 
     async with started(clients) as (client, events), started(clients) as (watcher, _):
         inc = await client.register(a_registration())
@@ -201,7 +203,7 @@ async def test_an_expired_session_is_reported_and_followed_by_a_new_one(clients:
 
 
 async def test_documents_read_before_a_disconnection_are_hinted_after_it(clients: MetastoreClients) -> None:
-    """Watches do not survive a broken connection, so the client is told to read again."""
+    """Watches do not survive a broken connection, so the client gets a hint to read the document again."""
 
     async with started(clients) as (client, events):
         await client.get("/options/a")
@@ -210,7 +212,7 @@ async def test_documents_read_before_a_disconnection_are_hinted_after_it(clients
 
 
 async def test_a_stopped_metastore_is_unavailable(clients: MetastoreClients) -> None:
-    """After stop, calls fail as having had no effect."""
+    """After `stop`, calls fail without effect."""
 
     async with started(clients) as (client, _):
         pass

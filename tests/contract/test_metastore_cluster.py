@@ -1,4 +1,5 @@
-"""What a cluster of several nodes rests on: ids, claims, writes that name members, cheap looks, on both metastores."""
+"""The contract of a metastore that several nodes share: node ids, claims, writes that depend on members, and refreshes.
+It runs on both metastores."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from tests.support.metastore_clients import MetastoreClients, a_record, a_regist
 
 
 async def refused(call: Awaitable[object]) -> None:
-    """The call is refused by what is stored."""
+    """The call raises VersionConflict."""
     with pytest.raises(VersionConflict):
         await call
 
 
 def counted(client: Any) -> list[str]:
-    """Paths that the client asks for from now on, in order."""
+    """The paths that the client reads from now on, in order."""
     asked: list[str] = []
     tree = client._tree
 
@@ -48,7 +49,7 @@ def counted(client: Any) -> list[str]:
 
 
 def before_the_commit(client: Any, act: Callable[[], Awaitable[object]]) -> None:
-    """The client's next commit is preceded by `act`, after all that it has read."""
+    """Runs `act` right before the client's next commit, after all its reads."""
     tree, commit = client._tree, client._tree.commit
 
     async def late(what: str, ops: Sequence[Any]) -> Any:
@@ -65,8 +66,8 @@ def before_the_commit(client: Any, act: Callable[[], Awaitable[object]]) -> None
 async def test_an_id_that_another_node_has_is_refused_by_its_name_until_that_one_is_removed(
     clients: MetastoreClients,
 ) -> None:
-    """The second node with an id gets WrongIdentity, which names the first, and leaves no trace; so it does while the
-    first is down, which could not start again otherwise. `node remove` frees the id."""
+    """The second node with an id gets WrongIdentity, which names the first, and leaves no trace. This also holds while
+    the first is down; otherwise it could not start again. `node remove` frees the id."""
 
     async with started(clients) as (two, _):
         async with started(clients) as (one, _):
@@ -102,8 +103,9 @@ async def test_a_node_that_goes_by_another_id_gives_up_the_one_before(clients: M
 async def test_a_registration_of_another_process_is_not_replaced(
     clients: MetastoreClients,
 ) -> None:
-    """With `takes` a session replaces what it left itself; what another one put there stays untouched, its gens and its
-    id, too, and the refusal says where that process is. Once its session is over the name is free."""
+    """With `takes`, a session replaces the registration that it left itself. A registration of another process stays
+    unchanged, with its log ids and its node id, and the refusal names the listener of that process. When that session
+    has ended, the name is free."""
 
     async with started(clients) as (one, _):
         mine = await one.register(a_registration("n1", id=7, log_ids={3: 5}))
@@ -123,9 +125,9 @@ async def test_a_registration_of_another_process_is_not_replaced(
 
 
 async def test_another_node_may_end_exactly_one_session_and_its_claim(clients: MetastoreClients) -> None:
-    """The registration of that session goes, though the session lives, with those of the named claims that are of the
-    session; all see it. What was registered since, and another node's claim, stay. The node registers again, as
-    another session, and keeps its id meanwhile."""
+    """`end_registration` deletes the registration of that session, though the session lives, and those of the named
+    claims that the session holds; all clients see it. A later registration and another node's claim stay. The node can
+    register again, as another session, and keeps its id."""
 
     async with started(clients) as (one, _), started(clients) as (two, events):
         first = await one.register(a_registration("n1", id=7, log_ids={3: 5}))
@@ -153,7 +155,7 @@ async def test_another_node_may_end_exactly_one_session_and_its_claim(clients: M
 
 
 async def test_a_registration_that_is_renewed_meanwhile_is_not_ended(clients: MetastoreClients) -> None:
-    """Its process lives, whatever another node believes."""
+    """A registration that its process renews during the deletion stays."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         inc = await one.register(a_registration("n1", log_ids={3: 5}))
@@ -207,7 +209,7 @@ async def test_an_id_left_by_an_older_session_of_the_node_is_taken_over(clients:
 
 
 async def test_nodes_that_were_given_no_id_meet_at_zero(clients: MetastoreClients) -> None:
-    """0 is an id like any other: the second node of a cluster must be given its own."""
+    """0 is an id like any other: the second node of a cluster must be given another one."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         await one.register(a_registration("n1"))
@@ -216,7 +218,7 @@ async def test_nodes_that_were_given_no_id_meet_at_zero(clients: MetastoreClient
 
 
 async def test_a_registration_comes_back_with_all_its_fields(clients: MetastoreClients) -> None:
-    """Address, id, rack and spare gen come back as they were registered."""
+    """Address, id, rack and spare log id are read back as they were registered."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         wanted = a_registration("n1", spare_log_id=12, cluster_address="h:7001", id=3, rack="r1")
@@ -228,8 +230,8 @@ async def test_a_registration_comes_back_with_all_its_fields(clients: MetastoreC
 
 
 async def test_a_write_that_names_a_member_checks_its_registration_and_log_id(clients: MetastoreClients) -> None:
-    """It succeeds for a registered, active node of that gen, be it noted or spare, and is a Conflict that changes
-    nothing when the node is absent, leaving, or of another gen (R-GEN, H10)."""
+    """It succeeds for a registered, active node with that log id, recorded or spare, and is a Conflict that changes
+    nothing if the node is absent, leaving, or has another log id (R-GEN, H10)."""
 
     async with started(clients) as (leader, _):
         async with started(clients) as (follower, _):
@@ -256,8 +258,8 @@ async def test_a_write_that_names_a_member_checks_its_registration_and_log_id(cl
 async def test_a_change_between_the_checks_and_the_write_refuses_the_write(
     change: str, clients: MetastoreClients
 ) -> None:
-    """The checks hold at the moment of the write: a new gen, a leave, an ended session, a new session that is leaving
-    (whose znode begins at version 0 again), or another writer, all in the last moment, refuse it."""
+    """The checks hold at the moment of the write: a new log id, a leave, an ended session, a new session that is
+    leaving (whose znode begins at version 0 again), or another writer at the last moment refuses it."""
 
     async with started(clients) as (leader, _), started(clients) as (follower, events):
         await follower.register(a_registration("n2", log_ids={3: 9}))
@@ -286,7 +288,7 @@ async def test_a_change_between_the_checks_and_the_write_refuses_the_write(
 
 
 async def test_log_ids_are_noted_before_the_registration_and_outlive_it(clients: MetastoreClients) -> None:
-    """The persistent znode of a node moves its version with its gens, and only then; it outlives the session."""
+    """The version of a node's persistent znode changes only with its log ids; the znode outlives the session."""
 
     async with started(clients) as (watcher, _):
         versions = []
@@ -305,7 +307,8 @@ async def test_log_ids_are_noted_before_the_registration_and_outlive_it(clients:
 
 
 async def test_a_claim_is_held_by_one_session_until_it_goes(clients: MetastoreClients) -> None:
-    """The first has it, also when it asks again; others are refused and hear when it goes; then one of them has it."""
+    """The first session to claim holds the claim, also if it claims again. Others are refused, get a hint when it is
+    released, and then one of them gets it."""
 
     async with started(clients) as (two, events):
         async with started(clients) as (one, _):
@@ -321,8 +324,8 @@ async def test_a_claim_is_held_by_one_session_until_it_goes(clients: MetastoreCl
 
 
 async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(clients: MetastoreClients) -> None:
-    """The value does not make it ours: an older session that may still act keeps its claim until it ends (H28, H30),
-    and what our own session lost by expiring is not held any more."""
+    """An equal value does not make the claim ours: an older session that may still act keeps its claim until it ends
+    (H28, H30), and a claim that our own session lost by expiring is not held any more."""
 
     async with started(clients) as (new, events):
         async with started(clients) as (old, _):
@@ -342,7 +345,7 @@ async def test_a_claim_of_an_earlier_process_of_the_same_node_is_respected(clien
 
 
 async def test_records_and_values_are_created_together_or_not_at_all(clients: MetastoreClients) -> None:
-    """A value whose version has moved, or that exists already, keeps the records from being made, and the reverse."""
+    """If a value has another version, or exists already, no record is created, and vice versa."""
 
     async with started(clients) as (client, _):
         version = await client.put("/types/default", b"old", None)
@@ -360,7 +363,8 @@ async def test_records_and_values_are_created_together_or_not_at_all(clients: Me
 
 
 async def test_a_write_is_refused_when_a_document_it_depends_on_has_moved(clients: MetastoreClients) -> None:
-    """Neither records nor a value are written when another value has moved, or is not there; else all is."""
+    """Neither records nor values are written if a document they depend on has another version or is missing; otherwise
+    all of them are."""
 
     async with started(clients) as (client, _):
         version = await client.put("/rests/on", b"1", None)
@@ -380,8 +384,8 @@ async def test_a_write_is_refused_when_a_document_it_depends_on_has_moved(client
 
 
 async def test_the_most_partitions_are_created_in_one_write(clients: MetastoreClients) -> None:
-    """1,024 records of three nodes with the longest names fit one write; what does not fit is refused before it is
-    sent, by a message that says what would, and costs no connection."""
+    """One write holds 1,024 records of three nodes with the longest names. A larger write is refused before it is sent;
+    the message names a size that fits, and the connection stays."""
 
     async with started(clients) as (client, events), started(clients) as (reader, _):
         members = [Member(f"n{number}-" + "x" * 61, 1 << 20) for number in range(7)]
@@ -393,11 +397,11 @@ async def test_the_most_partitions_are_created_in_one_write(clients: MetastoreCl
         assert events.states == [SessionState.CONNECTED]
 
 
-# --- looks ---
+# --- refreshes ---
 
 
 async def test_a_synced_record_is_what_was_written_last(clients: MetastoreClients) -> None:
-    """Each read shows what another client's write confirmed just before; where there is none, LookupError."""
+    """Each read shows the write that another client confirmed just before; a missing record raises LookupError."""
 
     async with started(clients) as (reader, _), started(clients) as (writer, _):
         with pytest.raises(LookupError):
@@ -412,8 +416,8 @@ async def test_a_synced_record_is_what_was_written_last(clients: MetastoreClient
 
 
 async def test_a_record_that_moves_while_it_is_confirmed_is_read_again(clients: MetastoreClients) -> None:
-    """What was read before the majority was asked counts only if the majority still has it; a record that was not
-    there yet is found as well."""
+    """A record that was read before the majority confirmed its version is returned only if the majority still has that
+    version; a record that was missing at first is found as well."""
 
     async with started(clients) as (reader, _), started(clients) as (writer, _):
         tree: Any = reader._tree  # type: ignore[attr-defined]
@@ -430,7 +434,8 @@ async def test_a_record_that_moves_while_it_is_confirmed_is_read_again(clients: 
 
 
 async def test_a_refresh_reads_only_what_changed(clients: MetastoreClients) -> None:
-    """Looks at what nobody changed read nothing; after a change exactly that is read, and it is seen at once."""
+    """A refresh without changes reads nothing. After a change, it reads exactly the changed documents, and returns them
+    at once."""
 
     async with started(clients) as (reader, _), started(clients) as (writer, _):
         await writer.create_records([a_record(partition) for partition in range(8)])
@@ -491,8 +496,8 @@ async def test_a_read_after_one_change_is_one_round_trip(clients: MetastoreClien
 async def test_after_a_break_and_after_a_minute_everything_is_read_again(
     clients: MetastoreClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """News may be missed while a connection is broken, so the next look believes nothing; nor does one after the
-    interval of the safety net."""
+    """Notifications may be lost while a connection is broken, so the next refresh reads everything. So does a refresh
+    after FULL_READ_INTERVAL_S."""
 
     async with started(clients) as (reader, events):
         await reader.create_records([a_record(0), a_record(1)])
@@ -512,7 +517,7 @@ async def test_after_a_break_and_after_a_minute_everything_is_read_again(
 
 
 async def test_concurrent_refreshes_see_everything_confirmed_before_them(clients: MetastoreClients) -> None:
-    """Of many looks that begin after a write was confirmed, none shows the record from before."""
+    """If many refreshes begin after a write was confirmed, none returns the older record."""
 
     async with started(clients) as (reader, _), started(clients) as (writer, _):
         await writer.create_records([a_record(3)])
@@ -527,7 +532,8 @@ async def test_concurrent_refreshes_see_everything_confirmed_before_them(clients
 
 
 async def test_a_record_older_than_one_seen_before_is_refused(clients: MetastoreClients) -> None:
-    """A record that was deleted and made anew under the client's eyes is not believed, and the error says so (H32)."""
+    """A record that was deleted and created again while the client ran is refused, and the error reports a rollback of
+    the metastore (H32)."""
 
     async with started(clients) as (reader, _), started(clients) as (writer, _):
         await writer.create_records([a_record(3)])

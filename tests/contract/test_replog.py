@@ -1,4 +1,5 @@
-"""What every Replog does, shown on the memory twin, on files in memory and on real files, in both durability modes."""
+"""The contract of every Replog, tested on the memory log, on files in memory and on real files, in both durability
+modes."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path):
 
 
 def test_entries_come_back_as_they_were_appended(subject: Subject) -> None:
-    """Durable entries are read back equal, field by field, in every cut of the range."""
+    """Durable entries are read back equal, field by field, for every part of the range."""
     log = subject.log
     listener = Listener(log)
     appended = entries(3, 0, 9, size=70)
@@ -110,7 +111,8 @@ def test_partitions_have_their_own_offsets_and_epochs(subject: Subject) -> None:
 
 
 def test_entries_queued_together_are_committed_together(subject: Subject) -> None:
-    """Inside `grouped` nothing is reported; then all of it, of all partitions, is durable by one group commit."""
+    """Inside `grouped` nothing is reported; at its end the entries of all partitions become durable in one group
+    commit."""
     log = subject.log
     listener = Listener(log)
     before = log.stats().batches_written
@@ -124,8 +126,8 @@ def test_entries_queued_together_are_committed_together(subject: Subject) -> Non
 
 
 def test_another_log_takes_the_runs_of_an_append_byte_for_byte(subject: Subject) -> None:
-    """The runs of a batch tell partition, epoch and offsets without a gap, one epoch each; another log that is given
-    them has the same entries, ends and epochs, and reports them durable."""
+    """The runs of a batch name their partition, epoch and offsets, without gaps and with one epoch each. Another log
+    that appends them has the same entries, ends and epochs, and reports them durable."""
     log = subject.log
     listener = Listener(log)
     batch = entries(1, 0, 9, size=90) + entries(2, 9, 3)
@@ -150,8 +152,8 @@ def test_another_log_takes_the_runs_of_an_append_byte_for_byte(subject: Subject)
 
 
 def test_encoded_runs_are_taken_like_entries(subject: Subject) -> None:
-    """They follow on what the log has, entries and truncations follow on them, and they are read back equal, also after
-    the lengths of several runs."""
+    """They continue the log, entries and truncations can follow them, and they are read back equal, also after the
+    lengths of several runs."""
     donor = MemoryLog(size_limit_bytes=10_000, capacity_bytes=1 << 30)
     Listener(donor)
     first, second, third = entries(1, 0, 3), entries(1, 3, 4, size=200), entries(1, 7, 2)
@@ -184,7 +186,7 @@ def test_encoded_runs_must_follow(subject: Subject) -> None:
 
 
 def test_a_full_disk_refuses_encoded_runs(subject: Subject) -> None:
-    """OutOfStorage, and nothing of any run is taken."""
+    """It raises OutOfStorage and appends nothing of any run."""
     donor = MemoryLog(size_limit_bytes=10_000, capacity_bytes=1 << 30)
     Listener(donor)
     runs = [*donor.append(0, entries(1, 0, 2, size=300)), *donor.append(1, entries(1, 0, 2, size=300))]
@@ -200,7 +202,7 @@ def test_a_full_disk_refuses_encoded_runs(subject: Subject) -> None:
 
 
 def test_truncation_drops_the_end_and_offsets_are_taken_again(subject: Subject) -> None:
-    """After a truncation the dropped entries are gone and others stand in their place."""
+    """After a truncation the dropped entries are gone, and new entries take their offsets."""
     log = subject.log
     listener = Listener(log)
     log.append(0, entries(1, 0, 4) + entries(2, 4, 3))
@@ -220,7 +222,7 @@ def test_truncation_drops_the_end_and_offsets_are_taken_again(subject: Subject) 
 
 
 def test_truncation_to_the_end_is_reported_too(subject: Subject) -> None:
-    """A truncation that drops nothing is still answered once it is durable."""
+    """A truncation that drops nothing is still reported once it is durable."""
     log = subject.log
     listener = Listener(log)
     log.append(0, entries(1, 0, 2))
@@ -235,8 +237,8 @@ def test_truncation_to_the_end_is_reported_too(subject: Subject) -> None:
 
 
 def test_truncations_are_reported_in_order_with_appends(subject: Subject) -> None:
-    """Each truncation is in a report of its own for its partition; what was appended before it was reported before, and
-    what comes after it in the same report was appended after it."""
+    """Each truncation has a report of its own for its partition. Entries appended before it were reported earlier, and
+    the end in its own report counts entries appended after it."""
     log = subject.log
     listener = Listener(log)
     for round_ in range(20):
@@ -258,7 +260,8 @@ def test_truncations_are_reported_in_order_with_appends(subject: Subject) -> Non
 
 
 def test_a_log_restarts_at_the_given_offset(subject: Subject) -> None:
-    """R-FAR: whatever stood there, is gone, also when it is higher; it goes on from there, others as they are."""
+    """R-FAR: a restart drops all entries of the partition, also those at higher offsets, and the log continues at the
+    given offset. Other partitions are unchanged."""
     log = subject.log
     listener = Listener(log)
     other = entries(1, 0, 5)
@@ -281,7 +284,8 @@ def test_a_log_restarts_at_the_given_offset(subject: Subject) -> None:
 
 @pytest.mark.parametrize("at", [20, 90])
 def test_a_new_beginning_survives_the_next_opening(at: int) -> None:
-    """What was dropped stays dropped, nothing counts as lost, and the epochs are those that were given."""
+    """After reopening, the dropped entries stay dropped, no damage is reported, and the epoch table is the one given to
+    `restart`."""
     disk = MemoryDisk()
     log = open_log(disk, size_limit_bytes=10_000)
     Listener(log)
@@ -295,7 +299,7 @@ def test_a_new_beginning_survives_the_next_opening(at: int) -> None:
 
 
 def test_pins_keep_the_log_within_twice_its_size(subject: Subject) -> None:
-    """What a follower needs stays while the log is not larger than twice its limit, and goes above that."""
+    """Entries that a follower needs stay while the log is at most twice its size limit; above that they are trimmed."""
     log = subject.log
     Listener(log)
     log.append(0, entries(1, 0, 90, size=60))
@@ -309,8 +313,8 @@ def test_pins_keep_the_log_within_twice_its_size(subject: Subject) -> None:
 
 
 def test_a_dropped_partition_log_keeps_no_file(subject: Subject) -> None:
-    """Its entries go with their files though no floor passes them, its end stays known, and it takes no entry before it
-    was restarted."""
+    """Its entries go with their files although no floor passes them; its end stays known, and it takes no entry before
+    it is restarted."""
     log = subject.log
     listener = Listener(log)
     log.append(1, entries(1, 0, 30, size=60))
@@ -332,7 +336,7 @@ def test_a_dropped_partition_log_keeps_no_file(subject: Subject) -> None:
 
 
 def test_a_log_reports_that_it_is_above_its_limit(subject: Subject) -> None:
-    """Not while it is below; and then again and again, while it grows."""
+    """It reports nothing below the limit, and repeated reports while it grows above it."""
     log = subject.log
     told: list[int] = []
     listener = Listener(log, lambda: told.append(log.stats().size_bytes))
@@ -397,7 +401,8 @@ def test_trimming_keeps_what_is_above_the_floors(subject: Subject) -> None:
 
 
 def test_a_log_within_its_size_is_not_trimmed(subject: Subject) -> None:
-    """While the log is not over its size, trimming changes nothing: whoever is a little behind will read it."""
+    """While the log is within its size limit, trimming changes nothing, so that slightly lagging followers can still
+    read it."""
     log = subject.log
     listener = Listener(log)
     log.append(0, entries(1, 0, 5))
@@ -409,8 +414,8 @@ def test_a_log_within_its_size_is_not_trimmed(subject: Subject) -> None:
 
 
 def test_a_disk_that_others_fill_is_noticed_without_a_write(subject: Subject) -> None:
-    """Whoever asks to have the space looked at is told a moment later, however long nothing was written; asking often
-    costs one look at a time."""
+    """`refresh_free_space` updates `has_space` shortly after, also if nothing was written for a long time. Frequent
+    calls cost one check at a time."""
     log = subject.log
     listener = Listener(log)
     log.append(0, entries(1, 0, 2))
@@ -424,14 +429,15 @@ def test_a_disk_that_others_fill_is_noticed_without_a_write(subject: Subject) ->
 
 
 def test_a_full_disk_refuses_and_recovers(subject: Subject) -> None:
-    """Without room appends raise OutOfStorage and change nothing, reads go on; with room again all is well."""
+    """Without space appends raise OutOfStorage and change nothing, and reads continue; with space again appends
+    succeed."""
     log = subject.log
     listener = Listener(log)
     log.append(0, entries(1, 0, 2))
     assert listener.wait({0: 2})
     assert log.has_space(100)
     subject.set_free(0)
-    assert not log.has_space(1 << 50)  # which makes it look
+    assert not log.has_space(1 << 50)  # starts a check of the free space
 
     def refused() -> bool:
         try:
@@ -507,6 +513,6 @@ def test_reads_from_other_threads_see_only_what_is_durable(subject: Subject) -> 
 
 
 def test_writing_before_start_is_a_bug(subject: Subject) -> None:
-    """Nothing is appended before somebody listens."""
+    """An append without a listener fails an assertion."""
     with pytest.raises(AssertionError):
         subject.log.append(0, entries(1, 0, 1))

@@ -1,4 +1,4 @@
-"""What every store must do: one suite on the memory twin and on LevelDB."""
+"""The contract of every store: one suite, run on the memory store and on LevelDB."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(request: pytest.FixtureRequest, memory_directory: Path) -> Iterator[St
 
 
 def test_an_empty_store_knows_nothing(store: Store) -> None:
-    """A fresh store answers every read with nothing and asks for no replay."""
+    """A new store returns nothing for every read and needs no replay."""
     assert store.applied(5) == AppliedPosition(0, 0)
     assert store.durable_floor(5) == 0
     assert not store.needs_replay()
@@ -155,7 +155,7 @@ def test_listing_is_in_order_and_collides_nowhere(store: Store) -> None:
 
 
 def test_a_listing_resumes_behind_any_key(store: Store) -> None:
-    """Taken up after each of its rows in turn, a listing gives exactly the rest; in one bucket too."""
+    """A listing resumed after each of its rows gives exactly the rest, also within one bucket."""
     history = History()
     names = sorted((bucket, key) for bucket in AWKWARD[:6] for key in AWKWARD[4:9])
     for bucket, key in names:
@@ -172,8 +172,8 @@ def test_a_listing_resumes_behind_any_key(store: Store) -> None:
 
 
 def test_a_listing_may_be_of_a_prefix_and_skip_a_bucket(store: Store) -> None:
-    """With a prefix, of keys or of buckets, just the names that begin with it are listed, also behind a name; a
-    listing goes on behind a whole bucket, too."""
+    """With a prefix, of keys or of buckets, only names that begin with it are listed, also after a given name; a
+    listing can skip a whole bucket, too."""
     history = History()
     names = sorted((bucket, key) for bucket in AWKWARD for key in AWKWARD)
     for bucket, key in names:
@@ -199,7 +199,7 @@ def test_a_listing_may_be_of_a_prefix_and_skip_a_bucket(store: Store) -> None:
 
 
 def test_key_rows_come_in_segment_order_within_the_range(store: Store) -> None:
-    """`key_rows` gives the segments asked for, ascending, and two halves make the whole."""
+    """`key_rows` returns the requested segments, ascending; two halves together give the whole."""
     history = History()
     for n in range(300):
         history.put(b"b", b"key-%d" % n, b"x")
@@ -219,7 +219,8 @@ def test_key_rows_come_in_segment_order_within_the_range(store: Store) -> None:
 
 
 def test_offset_at_takes_nothing_of_before_along(store: Store) -> None:
-    """Of the last hour it finds the first change since, however long before it the last one was made."""
+    """`offset_at` returns the first change at or after the given time, however long before it the previous change was
+    made."""
     history = History()
     for at_s in (0, 0, 0, 33, 33, 3_000):
         history.put(b"b", b"%d" % len(history.entries), b"x", time_ms=START_MS + at_s * 1000 + 500)
@@ -229,7 +230,7 @@ def test_offset_at_takes_nothing_of_before_along(store: Store) -> None:
 
 
 def test_offset_at_finds_everything_since(store: Store) -> None:
-    """Every change made at or after a time lies at or above `offset_at` of it, clocks running backwards included."""
+    """Every change made at or after a time is at or above its `offset_at`, also if clocks run backwards."""
     history = History()
     for at_s in (0, 0, 2, 1, 5, 3, 5, 9, 9, 4, 12):
         history.put(b"b", b"%d" % len(history.entries), b"x", time_ms=START_MS + at_s * 1000 + 500)
@@ -247,7 +248,8 @@ def test_offset_at_finds_everything_since(store: Store) -> None:
 
 
 def test_seconds_around_an_offset_are_those_of_the_marks_beside_it(store: Store) -> None:
-    """A rewritten key's mark stays: the second of an offset is found though nothing stands there any more."""
+    """The time mark of a rewritten key stays, so the second of an offset is found although no change row has that
+    offset any more."""
     assert store.seconds_around(3, 0) == (None, None)
     history = History()
     start_s = START_MS // 1000
@@ -265,7 +267,7 @@ def test_seconds_around_an_offset_are_those_of_the_marks_beside_it(store: Store)
 
 
 def test_a_gap_or_a_repeat_is_a_bug(store: Store) -> None:
-    """Outside a replay, entries that do not go on exactly where the last ones ended are refused as a bug."""
+    """Outside a replay, entries that do not continue exactly after the last ones are refused as a bug."""
     history = History()
     for n in range(6):
         history.put(b"b", b"%d" % n, b"x")
@@ -289,7 +291,7 @@ def test_one_partition_may_come_twice_in_a_write(store: Store) -> None:
 
 
 def test_a_checkpoint_moves_the_floor_to_what_is_applied(store: Store) -> None:
-    """The floor stays behind until a checkpoint, then stands at the applied offset."""
+    """The floor stays behind until a checkpoint, which moves it to the applied offset."""
     history = History()
     for n in range(4):
         history.put(b"b", b"%d" % n, b"x")
@@ -325,7 +327,7 @@ def test_a_reader_sees_whole_steps_only(store: Store) -> None:
 
 
 def test_an_abandoned_listing_is_closed(store: Store) -> None:
-    """A listing and a segment scan that are closed half-way leave a store that writes and closes as ever."""
+    """Closing a listing or a segment scan half-way leaves the store usable."""
     history = History()
     for n in range(50):
         history.put(b"b", b"%03d" % n, b"x")
@@ -390,7 +392,7 @@ def test_read_rows_are_below_the_reach(store: Store) -> None:
 
 
 def test_an_idle_compaction_loses_no_row(store: Store) -> None:
-    """What was written is read as before, and more can be written."""
+    """Rows written before an idle compaction are readable after it, and more can be written."""
     history = History()
     history.put(b"b", b"one", b"1" * 6_000_000)
     store.write([history.step(0)])

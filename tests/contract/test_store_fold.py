@@ -62,7 +62,7 @@ def history_of(operations: list[Put | Other]) -> History:
 
 
 def check_fold(store: Store, history: History) -> None:
-    """Every read agrees with the latest entries."""
+    """Checks that every read agrees with the latest entries."""
     p = history.partition
     latest = history.latest
     changes = store.changes(p, 0, 1_000)
@@ -92,7 +92,7 @@ def check_fold(store: Store, history: History) -> None:
 
 
 def check_times(store: Store, history: History) -> None:
-    """`offset_at` never skips a change, and is exact where the leaders' clocks rose."""
+    """Checks that `offset_at` never skips a change, and is exact where the leaders' clocks rose."""
     p = history.partition
     puts = [e for e in history.entries if e.kind == EntryKind.DATA]
     for at_s in range(-1, 22):
@@ -107,8 +107,8 @@ def check_times(store: Store, history: History) -> None:
 @settings(max_examples=share(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(operations=OPERATIONS, size=st.integers(1, 7))
 def test_rows_are_the_fold_of_the_entries(operations: list[Put | Other], size: int, memory_directory: Path) -> None:
-    """Exactly one change row a key, at its latest offset; key rows, objects, cursors and times as the log says; the
-    twin agrees, and so does the database opened again."""
+    """There is exactly one change row per key, at its latest offset. Key rows, objects, cursors and times are those of
+    the log's entries. The memory store and the reopened database have the same rows."""
     history = history_of(operations)
     directory = memory_directory / "store"
     shutil.rmtree(directory, ignore_errors=True)

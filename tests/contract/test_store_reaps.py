@@ -1,5 +1,5 @@
-"""A REAP entry on both stores: nothing of the key is left but the entry's offset and, for a while, the clock of what
-it removed, however often it is applied."""
+"""A REAP entry on both stores: it leaves only its offset and, for a while, the clock of the reaped tombstone, however
+often it is applied."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reap(offset: int, previous: int):
 
 
 def test_nothing_is_left_of_a_reaped_key_but_the_offset_of_its_reap(store):
-    """Object, key row, change row and listing are without it; a later write of the key is a first one."""
+    """Object, key row, change row and listing are gone; a later write of the key is like its first one."""
     assert store.cursor(0, REAPED).entry_offset == -1
     store.write([PartitionStep(0, [barrier(0), deleted(1), reap(2, 1)])])
     assert store.object(0, b"b", b"k") is None
@@ -75,7 +75,7 @@ def test_nothing_is_left_of_a_reaped_key_but_the_offset_of_its_reap(store):
 
 
 def test_a_reap_of_what_was_never_here_is_only_remembered(store):
-    """It touches no other row, and its clock is known from then on."""
+    """It changes no other row, and its clock is remembered."""
     tombstone = deleted(1)
     gone = make_entry(
         EntryKind.REAP, 1, 2, request_id=b"", origin=UUID, time_ms=6, key_hash=key_hash(b"b", b"other"),
@@ -90,7 +90,7 @@ def test_a_reap_of_what_was_never_here_is_only_remembered(store):
 
 @pytest.mark.parametrize(("give", "take"), [("level", "memory"), ("memory", "level")])
 def test_the_offset_of_the_last_reap_is_part_of_the_transferred_state(give, take, memory_directory):
-    """Whoever leads later knows below which offset a copy may lack a reap."""
+    """A transfer copies the offset of the last reap, below which a replica may lack a reap; a later leader needs it."""
     stores: dict[str, Callable[[str], Store]] = {
         "level": lambda n: level(memory_directory / n),
         "memory": lambda _: MemoryStore(),
@@ -109,7 +109,7 @@ def test_the_offset_of_the_last_reap_is_part_of_the_transferred_state(give, take
 
 
 def test_a_replay_reaps_again(memory_directory):
-    """After a power loss the entries since the floor are applied once more, and come to the same."""
+    """After a power loss the entries since the floor are applied again, with the same result."""
     store = level(memory_directory / "store")
     entries = [barrier(0), deleted(1), reap(2, 1), deleted(3), reap(4, 3)]
     store.write([PartitionStep(0, entries)])
@@ -123,7 +123,7 @@ def test_a_replay_reaps_again(memory_directory):
 
 
 def reaped_keys(*numbers: int, start: int = 0) -> list[Entry]:
-    """Keys of these numbers are written, deleted, and reaped, an entry each for the latter two, from `start` on."""
+    """Entries that write, delete and reap keys of these numbers, from offset `start` on."""
     found = []
     for offset, number in zip(range(start, start + 2 * len(numbers), 2), numbers, strict=True):
         name = b"k%d" % number
@@ -142,12 +142,12 @@ def reaped_keys(*numbers: int, start: int = 0) -> list[Entry]:
 
 
 def clocks_of(entries: list[Entry]) -> dict[tuple[bytes, bytes], bytes]:
-    """What is to be remembered of all these."""
+    """The clocks that the store should remember of the reaped keys of `entries`."""
     return {(e.bucket, e.key): decode_key_row(e.row).clock for e in entries if e.kind is EntryKind.REAP}
 
 
 def test_the_clocks_of_reaped_keys_are_remembered_up_to_a_number(store, monkeypatch):
-    """The last ones, on both stores alike; a key that was reaped twice is known by its later tombstone."""
+    """Both stores remember the last ones; for a key that was reaped twice, the clock of its later tombstone."""
     monkeypatch.setattr(reaped, "REMEMBERED_MAX", 3)
     assert store.reaped_clocks(0) == {}
     entries = reaped_keys(1, 2, 3, 1, 4, 5, 4)
@@ -161,7 +161,7 @@ def test_the_clocks_of_reaped_keys_are_remembered_up_to_a_number(store, monkeypa
 
 
 def test_long_names_and_clocks_are_remembered_up_to_so_many_bytes(monkeypatch):
-    """What is forgotten goes oldest first, whatever reaches its bound first."""
+    """The oldest clocks are dropped first, whichever limit is reached."""
     monkeypatch.setattr(reaped, "REMEMBERED_BYTES_MAX", 100)
     keys = ReapedKeys()
     assert keys.add(1, b"b", b"k" * 39, b"c" * 10) == []
@@ -172,7 +172,7 @@ def test_long_names_and_clocks_are_remembered_up_to_so_many_bytes(monkeypatch):
 
 
 def state_of(store: Store) -> list[tuple[bytes, bytes]]:
-    """What is not rows."""
+    """The rows of the transferred state that are not object rows."""
     snapshot = store.transfers.snapshot(0)
     found = row_codec.decode_state(snapshot.state(b"", 1_000_000).rows)
     snapshot.close()
@@ -181,7 +181,8 @@ def state_of(store: Store) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("boot_id", ["boot", "another"])
 def test_clocks_of_reaped_keys_survive_a_restart(memory_directory, boot_id, monkeypatch):
-    """Of the process, and of the machine, where what is not yet on disk comes again by a replay: to the same rows."""
+    """They survive a restart of the process, and of the machine, where a replay of entries that were not yet on disk
+    gives the same rows."""
     monkeypatch.setattr(reaped, "REMEMBERED_MAX", 3)
     store, entries = level(memory_directory / "store"), reaped_keys(1, 2, 3, 4, 5)
     store.write([PartitionStep(0, entries[:6])])
@@ -201,7 +202,7 @@ def test_clocks_of_reaped_keys_survive_a_restart(memory_directory, boot_id, monk
 
 @pytest.mark.parametrize(("give", "take"), [("level", "memory"), ("memory", "level")])
 def test_clocks_of_reaped_keys_are_part_of_the_transferred_state(give, take, memory_directory):
-    """It then knows just what the giver knows, and nothing of what it knew itself."""
+    """The receiver then remembers exactly the clocks of the sender."""
     stores: dict[str, Callable[[str], Store]] = {
         "level": lambda n: level(memory_directory / n),
         "memory": lambda _: MemoryStore(),
@@ -222,7 +223,7 @@ def test_clocks_of_reaped_keys_are_part_of_the_transferred_state(give, take, mem
 
 
 def test_a_partition_that_is_removed_is_forgotten(store):
-    """A later copy of it begins with nothing."""
+    """A later replica of it begins with no remembered clocks."""
     store.write([PartitionStep(0, reaped_keys(1))])
     for _ in store.transfers.remove(0):
         pass
@@ -231,7 +232,8 @@ def test_a_partition_that_is_removed_is_forgotten(store):
 
 
 def test_a_store_of_a_release_without_the_memory_opens_and_learns(memory_directory):
-    """Its REAP entries left no such rows, and those still in its log have no key row: nothing is remembered of them."""
+    """The REAP entries of that release left no such rows, and those still in its log have no key row: no clocks are
+    remembered for them."""
     old = level(memory_directory / "store")
     old.write([PartitionStep(0, [barrier(0), deleted(1), reap(2, 1)])])
     assert old.reaped_clocks(0) == {}

@@ -1,4 +1,4 @@
-"""A key's rows written again over damaged ones: only over those that were seen, and only what is the latest here."""
+"""The repair of a key's damaged rows: only rows that were compared are overwritten, and only with the latest ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 def same(giver: Store, taker: Store) -> bool:
-    """Whether both hold the same rows: keys, objects, changes."""
+    """True if both stores hold the same key rows, objects and changes."""
     mine, theirs = (list(store.key_rows(PARTITION, 0, 1 << 20)) for store in (giver, taker))
     objects = [[store.object(PARTITION, b"b", b"%d" % n) for n in range(30)] for store in (giver, taker)]
     changes = [store.changes(PARTITION, 0, 1_000) for store in (giver, taker)]
@@ -70,8 +70,8 @@ def same(giver: Store, taker: Store) -> bool:
 
 @pytest.mark.parametrize("damaged", [b"\xc1 no row", None, "another offset"])
 def test_a_damaged_row_is_what_it_was(pair: Any, damaged: Any) -> None:
-    """A key row that cannot be read, is gone, or names another key's offset: afterwards all rows are the giver's, and
-    no other key has lost its place among the changes."""
+    """For a key row that cannot be read, is missing, or names another key's offset: after the repair all rows equal
+    those of the other replica, and no other key has lost its change row."""
     (giver, taker), _ = pair
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")
     assert right is not None
@@ -85,8 +85,8 @@ def test_a_damaged_row_is_what_it_was(pair: Any, damaged: Any) -> None:
 
 
 def test_a_row_changed_since_is_not_repaired(pair: Any) -> None:
-    """A row that is not the one that was seen, a row of an offset that is not applied here yet, and, where there was
-    no row, one of a copy that is less far than this one: nothing is written."""
+    """Nothing is written if the row differs from the one that was compared, if its offset is not applied here yet, or
+    if the row is missing here and comes from a replica that has applied less."""
     (giver, taker), history = pair
     chunk = chunk_of(giver, b"7")
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")
@@ -105,7 +105,7 @@ def test_a_row_changed_since_is_not_repaired(pair: Any) -> None:
 
 
 def test_a_far_replica_and_malformed_rows_are_refused(pair: Any) -> None:
-    """Rows come from elsewhere already; and a chunk is of one key."""
+    """A replica in state transfer gets its rows elsewhere, and a chunk must have exactly one key."""
     (giver, taker), _ = pair
     right = taker.key_row(PARTITION, key_hash(b"b", b"7"), b"b", b"7")
     with pytest.raises(Corruption, match="0 rows where one"):

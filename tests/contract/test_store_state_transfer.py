@@ -1,4 +1,4 @@
-"""Rows of one store in another: what a partition that is far holds, at any moment and after any stop (R-FAR)."""
+"""State transfer between stores: the rows of a receiving partition, at any moment and after any stop (R-FAR)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 class Writer:
-    """Makes entries as a leader does: each names the offset of its key's change before."""
+    """Makes entries as a leader does: each has the offset of its key's previous change."""
 
     def __init__(self, seed: int = 1) -> None:
         self.random = Random(seed)
@@ -107,7 +107,7 @@ def transfer_all(giver: Store, taker: Store, limit_bytes: int = 300) -> AppliedP
 
 
 class FaultyDisk(Disk):
-    """Writes no floors any more once it is told so."""
+    """A disk that stops writing floors on request."""
 
     broken = False
 
@@ -118,8 +118,8 @@ class FaultyDisk(Disk):
 
 
 def test_a_kill_at_a_round_end_below_the_old_floor_leaves_a_store_that_opens(tmp_path: Path) -> None:
-    """A copy that began with nothing may end where it was never so low: its leader has not applied as much yet. No
-    floor of the rows that are gone may be left then, or the store would be called damaged and the node not start."""
+    """A replica that began empty may end at a lower offset than before, since its leader has applied less. No floor of
+    the deleted rows may be left then, or the store would count as damaged and the node would not start."""
     giver = opened(tmp_path / "a")
     giver.write([Writer().step(20)])
     disk = FaultyDisk()
@@ -151,7 +151,7 @@ def test_a_kill_at_a_round_end_below_the_old_floor_leaves_a_store_that_opens(tmp
 
 def test_a_round_makes_the_receiver_equal_to_the_sender(pair: list[Store]) -> None:
     """After several rounds from other positions all rows are the same, change rows of older changes are gone, and both
-    go on with the same entries."""
+    stores apply the same entries."""
     giver, taker = pair
     writer = Writer()
     first = writer.step(30)
@@ -212,8 +212,8 @@ def test_a_snapshot_shows_what_was_when_it_was_taken(pair: list[Store]) -> None:
 
 
 def test_a_damaged_key_row_does_not_block_a_state_transfer(pair: list[Store]) -> None:
-    """A row of the copy that cannot be read is written over as any other, and its place in the index of changes goes:
-    afterwards both hold the same."""
+    """The receiver overwrites its unreadable row like any other, and its change row is deleted: afterwards both stores
+    hold the same."""
     giver, taker = pair
     writer = Writer()
     first = writer.step(60)
@@ -252,8 +252,8 @@ def test_a_damaged_chunk_changes_nothing(pair: list[Store]) -> None:
 
 
 def test_a_far_replica_stays_far_after_a_kill_and_is_empty_after_a_power_loss(tmp_path: Path) -> None:
-    """A kill leaves every row up to the position; after another boot nobody knows what is there, so all goes, even when
-    that boot's first process is killed, too."""
+    """A process kill keeps every row up to the transfer's position. After a reboot the rows on disk are uncertain, so
+    all are dropped, even if the first process after the reboot is killed, too."""
     giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
     giver.write([Writer().step(60)])
     taker.transfers.begin(PARTITION, empty=False)
@@ -279,7 +279,7 @@ def test_a_far_replica_stays_far_after_a_kill_and_is_empty_after_a_power_loss(tm
 
 
 def test_a_finished_transfer_to_the_same_offset_sets_a_floor_again(pair: list[Store]) -> None:
-    """Its rows are on disk as before, and the next checkpoint says so though nothing was written meanwhile."""
+    """The rows are on disk as before, and the next checkpoint sets the floor although nothing was written since."""
     store, _ = pair
     store.write([Writer().step(30)])
     store.checkpoint()

@@ -36,7 +36,7 @@ def defined(file: Path) -> set[str]:
 
 
 def missing_places(text: str, checkout: Path) -> list[str]:
-    """What a page names that is not there."""
+    """Paths and names in a page's text that the checkout does not have."""
     missing = []
     for path, name in PLACE.findall(text):
         file = checkout / path

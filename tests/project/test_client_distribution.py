@@ -1,4 +1,5 @@
-"""The client's distribution: it needs nothing of a node, and installs alone, beside `isthmus`, or elsewhere."""
+"""The client's distribution: it needs nothing of a node, and can be installed alone, beside `isthmus`, or in another
+folder."""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ def environment(tmp_path: Path) -> Environment:
 
 
 def test_importing_the_client_imports_nothing_of_a_node() -> None:
-    """Neither another package of Isthmus nor a package that only nodes need."""
+    """`import isthmus.client` loads no other package of Isthmus, and no package that only nodes need."""
     script = "import isthmus.client, sys; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
@@ -131,7 +132,8 @@ def test_importing_the_client_imports_nothing_of_a_node() -> None:
 
 
 def test_the_wheels_have_no_common_file(wheels: dict[str, Path]) -> None:
-    """So that either can be uninstalled; the client's has its modules, its types and the license."""
+    """Either can be uninstalled without breaking the other; the client's wheel has its modules, its types and the
+    license."""
     names = {name: set(zipfile.ZipFile(wheel).namelist()) for name, wheel in wheels.items()}
     assert not names["isthmus"] & names["isthmus-client"]
     assert any(name.endswith("licenses/LICENSE") for name in names["isthmus-client"])
@@ -142,7 +144,7 @@ def test_the_wheels_have_no_common_file(wheels: dict[str, Path]) -> None:
 
 
 def test_both_distributions_have_one_version() -> None:
-    """A release is of both."""
+    """Both are released together."""
     projects = [REPOSITORY / "pyproject.toml", REPOSITORY / "client" / "pyproject.toml"]
     assert len({tomllib.loads(path.read_text())["project"]["version"] for path in projects}) == 1
 
@@ -158,7 +160,7 @@ def test_the_client_is_locked_within_its_ranges() -> None:
 
 
 def test_the_client_works_alone(wheels: dict[str, Path], environment: Environment, node: ThreadedNode) -> None:
-    """In an environment with its dependencies and nothing else."""
+    """It works in an environment with its declared dependencies and nothing else."""
     zipfile.ZipFile(wheels["isthmus-client"]).extractall(environment.packages)
     assert environment.run(USE, f"http://127.0.0.1:{node.http}") == "used\n"
     assert environment.run("import isthmus; print(getattr(isthmus, '__file__', None))") == "None\n"
@@ -168,7 +170,7 @@ def test_the_client_works_alone(wheels: dict[str, Path], environment: Environmen
 def test_both_work_together(
     wheels: dict[str, Path], environment: Environment, node: ThreadedNode, order: tuple[str, str]
 ) -> None:
-    """In either order; without one of them the other still works."""
+    """They can be installed in either order; after one of them is removed the other still works."""
     for name in order:
         zipfile.ZipFile(wheels[name]).extractall(environment.packages)
     assert environment.run(USE, f"http://127.0.0.1:{node.http}") == "used\n"
@@ -186,7 +188,8 @@ def test_both_work_together(
 def test_both_work_from_different_folders(
     wheels: dict[str, Path], environment: Environment, node: ThreadedNode, tmp_path: Path, first: str
 ) -> None:
-    """One for the system, one for the user, say; also where `isthmus` is a zip file, as Spark's workers have it."""
+    """For example one folder of the system and one of the user; also if `isthmus` is a zip file, as on Spark's
+    workers."""
     (second,) = set(wheels) - {first}
     zipfile.ZipFile(wheels[second]).extractall(environment.packages)
     zipfile.ZipFile(wheels[first]).extractall(tmp_path / "first")
@@ -204,7 +207,7 @@ def signature(client: type[Any], name: str) -> str:
 
 
 def test_both_clients_have_the_same_methods() -> None:
-    """With the same parameters, defaults and results."""
+    """Parameters, defaults and results are the same."""
     names = {
         client: {name for name in vars(client) if not name.startswith("_")} - {"close"}
         for client in (Client, AsyncClient)

@@ -1,4 +1,4 @@
-"""The pages and examples of the client run as they stand, and type checkers accept what they do."""
+"""The pages and examples of the client run unchanged, and type checkers accept their code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(*arguments: str, node: ThreadedNode) -> subprocess.CompletedProcess[str]
 
 
 def test_the_first_application_prints_what_its_page_shows(node: ThreadedNode, tmp_path: Path) -> None:
-    """As it stands, on an empty cluster; a second run differs in the counter alone."""
+    """The program runs unchanged on an empty cluster; the output of a second run differs only in the counter."""
     (program,), output = code(TUTORIAL, "python"), code(TUTORIAL, "")[0]
     (tmp_path / "first.py").write_text(program)
     assert "visits: 1\n" in output
@@ -54,14 +54,14 @@ def test_the_first_application_prints_what_its_page_shows(node: ThreadedNode, tm
 
 
 def test_the_first_application_is_short() -> None:
-    """About a screen: whoever reads it should not need to scroll far."""
+    """The program has at most 48 lines, about a screen."""
     (program,) = code(TUTORIAL, "python")
     assert len([line for line in program.splitlines() if line.strip()]) <= 48
 
 
 def test_samples_of_the_reference_run(node: ThreadedNode, tmp_path: Path) -> None:
-    """Each block with a client over HTTP, in a process of its own, in the order of the page, with its data in one
-    cluster; and once more from the beginning."""
+    """Each block with a client over HTTP runs in a process of its own, in the order of the page, on one cluster; the
+    same blocks run a second time."""
     samples = [sample for sample in code(REFERENCE, "python") if "http://" in sample]
     assert len(samples) == 4
     for sample in samples * 2:
@@ -116,8 +116,9 @@ def test_an_import_in_batches(node: ThreadedNode, tmp_path: Path) -> None:
 
 
 def test_an_import_of_a_file_with_bad_rows(node: ThreadedNode, tmp_path: Path) -> None:
-    """examples/import_csv.py names each row that has too few or too many columns, no key, bytes that are no UTF-8, or a
-    field that is too long, and imports the others; of rows with one key the last one stays, without siblings."""
+    """examples/import_csv.py names each row with too few or too many columns, without a key, with bytes that are not
+    UTF-8, or with a field that is too long, and imports the others. The last of several rows with the same key stays,
+    without siblings."""
     file = tmp_path / "towns.csv"
     file.write_bytes(
         b"\xef\xbb\xbfname,people\nathens,1\nfew\n,3\nmany,4,5\nbytes,\xff\nathens,7\nlong,"

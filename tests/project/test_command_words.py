@@ -50,7 +50,7 @@ def flags_of(command: click.Command) -> set[str]:
 
 
 def test_no_command_uses_a_word_that_has_another_one() -> None:
-    """Neither as a verb nor as an option; `get` is for keys alone."""
+    """No command has such a word as a verb or as an option; only the `kv` commands may use `get`."""
     unused = {word for _, others in words() for word in others}
     assert len(unused) > 30
     used = {word for these, _ in words() for word in these}
@@ -74,7 +74,7 @@ def test_every_word_of_the_table_is_used() -> None:
 
 
 def test_a_key_is_written_in_one_form() -> None:
-    """Where a command takes a bucket and a key, the bucket type stands before the bucket, with a slash."""
+    """A command with a bucket and a key writes the bucket type before the bucket, separated by a slash."""
     forms = {}
     for path, command in commands(root):
         arguments = [each for each in command.params if isinstance(each, click.Argument)]
@@ -86,7 +86,7 @@ def test_a_key_is_written_in_one_form() -> None:
 
 
 def test_older_words_are_accepted_and_not_shown() -> None:
-    """Each older name of an option is one that the table says is not used."""
+    """Each older name of an option is one that the table lists as unused."""
     unused = {word for _, others in words() for word in others} | {"--output"}
     old = {name for _, command in commands(root) for each in command.params if isinstance(each, RenamedOption)
            for name in each.old}  # fmt: skip

@@ -1,4 +1,4 @@
-"""tests/conftest.py itself: leaks fail, skips are seen, what is left out is said."""
+"""Tests of tests/conftest.py: leaks fail a test, and skipped and deselected tests are reported."""
 
 from __future__ import annotations
 
@@ -130,10 +130,9 @@ def test_stuck():
 
 
 def run(folder: Path, tests: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest on one module below a copy of the conftest whose grace is short.
-
-    Its temporary files are its own: else it would also clean up those of earlier runs, together with all others that
-    do, and take as long as that takes or end with a warning."""
+    """Runs pytest on one module, with a copy of the conftest that has short time limits. The run has temporary files of
+    its own; otherwise it would also delete those of earlier runs, concurrently with others, which is slow or ends with
+    a warning."""
     (folder / "tests").mkdir()
     shutil.copy(REPOSITORY / "pyproject.toml", folder / "pyproject.toml")
     conftest = (REPOSITORY / "tests" / "conftest.py").read_text()
@@ -189,7 +188,7 @@ def test_deselected_tests_are_counted_at_the_end(tmp_path: Path, workers: str) -
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_a_skip_can_be_made_to_fail_the_run(tmp_path: Path, workers: str) -> None:
-    """With ISTHMUS_NO_SKIPS a machine that lacks something cannot pass by leaving tests out."""
+    """With ISTHMUS_NO_SKIPS, a run fails if a test was skipped because the machine lacks something."""
     done = run(
         tmp_path,
         MARKED,
@@ -204,8 +203,8 @@ def test_a_skip_can_be_made_to_fail_the_run(tmp_path: Path, workers: str) -> Non
 
 
 def test_a_test_that_takes_too_long_is_named_with_its_stacks(tmp_path: Path) -> None:
-    """With workers, too, a time-out ends the run, and says which test waited where for what; the time is that of one
-    process, times the workers that a core has."""
+    """With workers, too, a time-out ends the run and names the test that was stuck, with its stack. The limit is that
+    of one process, multiplied by the number of workers per core."""
     done = run(tmp_path, STUCK, "-n", "3", "--max-worker-restart=0", "-o", "timeout=1")
     assert done.returncode == 1, done.stdout
     assert f"test_stuck takes longer than {max(1.0, 3 / (os.cpu_count() or 1)):g} s" in done.stderr
@@ -223,7 +222,8 @@ def test_tests_that_measure_time_share_one_process(tmp_path: Path) -> None:
 
 
 def test_a_marker_of_timing_that_would_not_be_seen_is_refused(tmp_path: Path) -> None:
-    """Tests are spread by what stands above their functions: the marker of a whole module would group nothing."""
+    """Tests are grouped by the decorators of their functions, so a timing marker for a whole module would group
+    nothing."""
     done = run(tmp_path, MISPLACED)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
     assert "test_measures: the marker timing belongs to the function itself" in done.stderr

@@ -39,14 +39,14 @@ def modules(*tops: str) -> Iterator[tuple[Path, str]]:
 
 
 def test_every_module_has_a_docstring() -> None:
-    """Every module begins with what it is for."""
+    """Every module begins with a docstring about its purpose."""
     begins = re.compile(r'(#.*\n|\s)*"""[^"\s]')
     missing = [str(path) for path, text in modules(*PACKAGES, "bench", "tests") if not begins.match(text)]
     assert not missing
 
 
 def test_every_test_states_its_claim() -> None:
-    """Every test function has a docstring: what holds as long as it passes."""
+    """Every test function has a docstring, which states what holds while the test passes."""
     missing = []
     for path, text in modules("tests"):
         if path.name.startswith("test_"):
@@ -75,7 +75,7 @@ def test_tests_of_a_module_are_found_by_its_path() -> None:
 
 
 def test_imports_within_the_checkout_exist() -> None:
-    """What tests and benchmarks import of the product, and of each other, is there: modules, and names in them."""
+    """Every module and name that tests and benchmarks import from the product, or from each other, exists."""
     texts = dict(modules(*PACKAGES, "bench", "tests"))
     first_use: dict[tuple[str, str], str] = {}
     for path, text in texts.items():
@@ -96,7 +96,7 @@ def own_imports(statements: Iterable[ast.AST]) -> Iterator[tuple[int, str, str]]
 
 
 def is_defined(module: str, name: str, texts: Mapping[Path, str]) -> bool:
-    """Whether a module is there and mentions the name, or a package is there and has a module of that name."""
+    """True if the module exists and mentions the name, or the package exists and has a module of that name."""
     parts = module.removeprefix("isthmus.").split(".")
     found = texts.get(Path(*parts).with_suffix(".py")) or texts.get(Path(*parts, "__init__.py"), "")
     submodule = Path(*parts, name)
@@ -110,7 +110,7 @@ def folders() -> frozenset[Path]:
 
 
 def test_no_bytes_become_code() -> None:
-    """Nothing unpickles, evaluates or runs what it was sent: no such import or call anywhere."""
+    """No import or call anywhere unpickles, evaluates or executes received data."""
     found = []
     banned = re.compile(rf"\b({'|'.join(BANNED)})\b")
     for path, text in modules(*PACKAGES, "bench", "tests"):
@@ -130,7 +130,7 @@ BANNED: Final = ("pickle", "cPickle", "_pickle", "dill", "shelve", "marshal", "e
 
 
 def test_nothing_is_left_to_do() -> None:
-    """No file of ours says that something is still to be done, and none names a place on one machine."""
+    """No file of the project has a marker for unfinished work, and none names a path of one machine."""
     words = "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3])
     wrong = re.compile(rf"\b({words})\b|(?<![\w.-])/(root|home/\w+|work|Users/\w+)/")
     found = []
@@ -166,7 +166,7 @@ def test_rules_that_are_cited_are_on_the_page_of_the_protocol() -> None:
 
 
 def test_scripts_can_be_run() -> None:
-    """Files of .ci are executable and say by what they are run."""
+    """Files of .ci are executable and name their interpreter."""
     scripts = [path for path in checked_in() if path.parts[0] == ".ci"]
     for path in scripts:
         assert (CHECKOUT / path).stat().st_mode & 0o100, path
@@ -182,7 +182,8 @@ def test_the_lock_is_exact_and_names_no_host() -> None:
 
 
 def test_the_lock_pins_all_that_the_project_asks_for() -> None:
-    """What pyproject.toml depends on, also in extras and groups, is in the lock, within the range that it asks for."""
+    """The lock pins every dependency of pyproject.toml, also those of extras and groups, to a version within its
+    range."""
     import tomllib
 
     from packaging.requirements import Requirement

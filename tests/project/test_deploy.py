@@ -1,4 +1,4 @@
-"""The files of `deploy/` for containers and ZooKeeper: what they name is there, and nodes accept their files."""
+"""The files of `deploy/` for containers and ZooKeeper: files they name exist, and nodes accept their configuration."""
 
 from __future__ import annotations
 

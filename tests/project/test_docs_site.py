@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_site_has_every_page(site: Path) -> None:
-    """Those of docs/, and those of the checkout's root; each is in the index of the search."""
+    """The site has the pages of docs/ and those of the checkout's root; each is in the search index."""
     pages = {f"{path.stem}.html" for path in (REPOSITORY / "docs").glob("*.md")}
     pages |= {name.replace(".md", ".html") for name in ROOT_PAGES.values()}
     assert pages <= {path.name for path in site.glob("*.html")}
@@ -59,7 +59,7 @@ def test_links_out_of_the_documents_lead_to_copies(site: Path) -> None:
 
 
 def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
-    """To a page that is not there, and to a heading that is not there."""
+    """Links to a missing page and to a missing heading fail it."""
     config = (REPOSITORY / "mkdocs.yml").read_text()
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# Here\n\n[page](gone.md), [heading](#gone)\n")
@@ -72,7 +72,8 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
 
 
 def test_lists_are_those_of_github() -> None:
-    """A blank line before a list, four columns a level; a number within a sentence is no list; code stays as it is."""
+    """A list has a blank line before it and four columns per level; a number within a sentence is not a list; code is
+    unchanged."""
     assert with_lists("Text:\n- one\n  more\n  - inner\n- two\n") == (
         "Text:\n\n- one\n    more\n    - inner\n- two\n"
     )  # fmt: skip

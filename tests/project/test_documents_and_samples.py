@@ -1,4 +1,4 @@
-"""Commands that documents show exist, and samples are what they say."""
+"""Commands in documents exist, and samples are valid."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_commands_are_found_in_documents() -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.name)
 def test_samples_load(sample: Path) -> None:
-    """Every sample in config/samples is a right file of its kind: a node's, or a topology of clusters."""
+    """Every sample in config/samples is a valid file of its kind: a node's, or a topology of clusters."""
     if re.search(r"^\[node\]", sample.read_text(), re.MULTILINE):
         assert load_file(sample).node.name
     else:
@@ -109,7 +109,8 @@ def test_links_of_documents_lead_somewhere(document: Path) -> None:
 
 
 def test_a_dead_anchor_is_found(tmp_path: Path) -> None:
-    """Of the same file and of another one; headings with code, links and signs have the anchors that GitHub gives."""
+    """Dead anchors are found in the same file and in another one. Headings with code, links and punctuation have
+    GitHub's anchors."""
     (tmp_path / "other.md").write_text("# `[log]` of ZooKeeper's data\n## The same\n## The same\n")
     document = tmp_path / "a.md"
     links = ("#here", "#gone", "other.md#log-of-zookeepers-data", "other.md#x", "no.md")

@@ -1,4 +1,4 @@
-"""The script that makes the environment: which Python it takes, and what it says when there is none."""
+"""The script that creates the virtual environment: which Python it selects, and its message if there is none."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def made_of(checkout: Path) -> str:
 
 
 def whole_python() -> str:
-    """A Python that can make environments by itself: ours, or one that lent ours its pip and so stands on PATH or among
-    pyenv's."""
+    """A Python that can create environments without another one: this one, or the one whose pip this one uses, which is
+    on PATH or among pyenv's."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/3.1[123]*/bin/python")
     named = filter(None, map(shutil.which, ("python3.11", "python3.12", "python3.13", "python3", "python")))
     for python in (sys.executable, *named, *map(str, pyenv)):
         asked = "import ensurepip, sys; print(sys._base_executable); assert (3, 11) <= sys.version_info[:2] <= (3, 13)"
         said = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False, timeout=20)
         if said.returncode == 0:
-            return said.stdout.strip()  # what stands behind a shim, which needs the home that it is of
+            return said.stdout.strip()  # the interpreter that the shim starts: without its home the shim does not work
     raise AssertionError("no Python here has its venv package: of what was this environment made?")
 
 
@@ -74,7 +74,7 @@ def run(checkout: Path, *folders: Path, **environ: str) -> subprocess.CompletedP
 
 
 def test_no_python_at_all_is_one_sentence(checkout: Path) -> None:
-    """Where there is no Python the script says so, and what to do, in one line."""
+    """Without any Python, the script fails with one line that names the accepted versions."""
     done = run(checkout)
     assert done.returncode == 1
     assert done.stdout == ""
@@ -92,7 +92,7 @@ def test_shims_and_other_versions_are_passed_over(checkout: Path) -> None:
 
 
 def test_a_python_without_venv_is_named(checkout: Path) -> None:
-    """Where only the venv module lacks, the sentence names that Python and the remedy."""
+    """If only the venv module is missing, the message names that Python and the package to install."""
     program(checkout / "bin" / "python3.11", "echo 'lacks venv'; exit 1")
     done = run(checkout, checkout / "bin")
     assert done.returncode == 1
@@ -103,7 +103,7 @@ def test_a_python_without_venv_is_named(checkout: Path) -> None:
 
 
 def test_an_unusable_python_named_by_the_user_is_reported(checkout: Path) -> None:
-    """PYTHON is taken at its word: no other is searched when it does not do."""
+    """If PYTHON is set and unusable, the script fails; it does not search for another one."""
     (checkout / "bin").mkdir()
     (checkout / "bin" / "python3.11").symlink_to(sys.executable)
     other = program(checkout / "other" / "python", "exit 1")
@@ -113,7 +113,7 @@ def test_an_unusable_python_named_by_the_user_is_reported(checkout: Path) -> Non
 
 
 def of_speed(path: Path, micros: int, version: str = "3.11", *, has_pip: bool = True) -> Path:
-    """Something that speaks as a Python of this speed, and can make no environment."""
+    """A program that behaves like a Python of this speed, and cannot create environments."""
     return program(
         path,
         f"""case "$2" in
@@ -142,8 +142,8 @@ def test_of_two_of_one_version_the_quicker_is_taken(checkout: Path, micros: tupl
 
 
 def test_a_quicker_python_without_pip_is_given_that_of_another(checkout: Path) -> None:
-    """A Python whose pip is packaged apart is taken if it is quicker, with another one's pip; where that fails, the
-    other one itself; and where no other is, the sentence says what lacks."""
+    """A faster Python that has no pip of its own is used with another one's pip; if that fails, the other one is used.
+    If there is no other one, the message names the missing module."""
     bare = of_speed(checkout / "bare" / "python3.11", 2000, has_pip=False)
     whole = of_speed(checkout / "whole" / "python3.11", 4000)
     done = run(checkout, checkout / "bare", checkout / "whole")
@@ -207,7 +207,7 @@ def build_editable(folder, settings=None, metadata=None):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_failed_step_shows_the_end_of_its_log_and_is_tried_again(checkout: Path) -> None:
-    """A package that cannot be had ends the script with pip's own words, and nothing counts as installed."""
+    """If a package cannot be installed the script ends with pip's own message, and nothing counts as installed."""
     shim = checkout / "shims"
     program(shim / "python3.11", "exit 127")
     program(shim / "python3.12", f'exec "{whole_python()}" "$@"')

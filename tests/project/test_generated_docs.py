@@ -18,7 +18,7 @@ def test_generated_pages_are_current() -> None:
 
 
 def test_text_by_hand_stays() -> None:
-    """Only what stands between the markers is replaced."""
+    """Only the text between the markers is replaced."""
     page = "Before\n<!-- generated: x -->\nold\n<!-- end of x -->\nAfter\n"
     assert rewrite(page, {"x": "new"}) == page.replace("old", "new")
 
@@ -31,13 +31,13 @@ def test_a_page_without_the_places_is_refused(parts: dict[str, str]) -> None:
 
 
 def test_empty_cells_of_a_table_stay_empty() -> None:
-    """A row has as many cells as the head."""
+    """A row has as many cells as the header."""
     assert table(("a", "b"), [("1", "")]) == "| a | b |\n| --- | --- |\n| 1 | |"
 
 
 def test_documents_import_public_names_alone() -> None:
-    """What a document imports from Isthmus is on the page of the Python API, or public in the client, and stays the
-    same between versions."""
+    """Every name that a document imports from Isthmus is public: it is on the page of the Python API or in the client's
+    `__all__`, and stays the same between versions."""
     public = {**PUBLIC, "isthmus.client": tuple(isthmus.client.__all__)}
     shown = [
         (module, name.strip())

@@ -44,7 +44,7 @@ def test_every_admin_route_has_a_row_and_every_row_a_route() -> None:
 
 
 def test_a_row_that_lacks_is_found() -> None:
-    """The forms of a first cell are understood; text in other cells is no row."""
+    """All forms of a first cell are parsed; text in other cells is ignored."""
     page = "| `GET /admin/a/Q/peek`, `.../ledger`, `/admin/c` | answers as `GET /admin/d` |\n| `POST /admin/a` | x |"
     assert list(documented(page)) == [
         ("GET", "/admin/a/*/peek"), ("GET", "/admin/a/*/ledger"), ("GET", "/admin/c"), ("POST", "/admin/a"),

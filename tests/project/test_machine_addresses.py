@@ -34,7 +34,7 @@ def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
 
 
 def start(locks: tuple[str, str], wanted: str) -> subprocess.Popen[str]:
-    """Another process that asks for a turn, holds it until its standard input ends, and says so."""
+    """A process that requests the lock, prints a line when it has it, and holds it until its standard input ends."""
     command = [sys.executable, "-c", WAITER, *locks, wanted]
     other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert other.stderr is not None
@@ -43,7 +43,7 @@ def start(locks: tuple[str, str], wanted: str) -> subprocess.Popen[str]:
 
 
 def waits(other: subprocess.Popen[str]) -> bool:
-    """Whether a process does not come to an end, though nothing keeps it once it has its turn."""
+    """True if the process does not exit although its input has ended, since it still waits for the lock."""
     try:
         other.communicate("", timeout=0.5)
     except subprocess.TimeoutExpired:
@@ -52,7 +52,7 @@ def waits(other: subprocess.Popen[str]) -> bool:
 
 
 def is_held(lock: str) -> bool:
-    """Whether a process holds a lock."""
+    """True if a process holds the lock."""
     with open(lock, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +69,7 @@ def test_pages_are_open_at_the_same_time(locks: tuple[str, str]) -> None:
 
 
 def test_a_change_waits_for_pages_and_pages_for_a_change(locks: tuple[str, str]) -> None:
-    """Whoever comes second goes on when the first is done."""
+    """The second process continues when the first one releases its lock."""
     for held, wanted in ((addresses_stay, "addresses_change"), (addresses_change, "addresses_stay")):
         with held():
             other = start(locks, wanted)
@@ -78,7 +78,7 @@ def test_a_change_waits_for_pages_and_pages_for_a_change(locks: tuple[str, str])
 
 
 def test_pages_that_come_later_wait_behind_a_change(locks: tuple[str, str]) -> None:
-    """Pages in turns cannot keep a network out."""
+    """Processes that open pages in turns cannot block a change of addresses for ever."""
     with addresses_stay():
         change = start(locks, "addresses_change")
         while not is_held(locks[1]):

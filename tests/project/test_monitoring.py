@@ -58,7 +58,7 @@ NO_METRICS: Final = frozenset(
 
 
 class Use(NamedTuple):
-    """The metrics of an expression, and labels: of one metric by its matchers, and of the result by its grouping."""
+    """The metrics of an expression with the labels that their matchers use, and the labels of its grouping."""
 
     metrics: dict[str, set[str]]
     grouping: set[str]
@@ -97,7 +97,8 @@ def labels_of(metric: str) -> frozenset[str] | None:
 
 
 def faults_of(expression: str, named: set[str] = frozenset()) -> list[str]:  # type: ignore[assignment]
-    """What the product does not have of an expression, and of the labels that a text about its result names."""
+    """Metrics and labels of an expression that the product does not have, and labels in a text about its result that
+    the result does not have."""
     use = use_of(expression)
     faults = [] if use.metrics else ["no metric"]
     of_all: set[str] = set()

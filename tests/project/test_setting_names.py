@@ -1,4 +1,4 @@
-"""Settings that messages and documents name exist: what a reader copies from them, `isthmus config check` takes."""
+"""Settings that messages and documents name exist, so `isthmus config check` accepts what a reader copies from them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _texts(tree: ast.Module) -> tuple[list[tuple[int, str]], set[str]]:
 
 
 def unknown_names(modules: dict[str, str], documents: dict[str, str]) -> list[str]:
-    """Where a text names what looks like a setting and is none: nor an option, nor an event of the log."""
+    """Places where a text names something that looks like a setting but is not a setting, an option or a log event."""
     keys = settings_keys()
     pattern, known = _pattern(keys), keys | set(OPTIONS)
     texts: list[tuple[str, str]] = []
@@ -78,7 +78,7 @@ def unknown_names(modules: dict[str, str], documents: dict[str, str]) -> list[st
 
 
 def test_every_setting_that_is_named_exists() -> None:
-    """In messages of all packages and in all documents."""
+    """This covers messages of all packages and all documents."""
     modules = {
         str(p.relative_to(REPOSITORY)): p.read_text() for name in PACKAGES for p in (REPOSITORY / name).rglob("*.py")
     }

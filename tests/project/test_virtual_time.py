@@ -1,4 +1,4 @@
-"""tests/support/virtual_time.py: waiting costs no time, and what would wait for ever fails."""
+"""tests/support/virtual_time.py: waiting takes no real time, and a wait without end fails."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DAY_S = 86_400
 
 @pytest.mark.virtual_time
 async def test_a_day_passes_at_once_and_timers_run_in_their_order() -> None:
-    """The marker gives a test this loop, whose clock is exactly at the time of the timer that runs; clocks that the
-    product is given follow it."""
+    """The marker gives a test this loop, whose clock is exactly at the time of the timer that runs; the product's
+    clocks follow it."""
     loop, clock, began_s = asyncio.get_running_loop(), LoopTime(), time.monotonic()
     assert isinstance(loop, VirtualTimeLoop)
     start_s, start_ms, start_wall_ms = loop.time(), clock.now_ms(), clock.wall_ms()
@@ -37,7 +37,7 @@ async def test_a_day_passes_at_once_and_timers_run_in_their_order() -> None:
 
 @pytest.mark.virtual_time
 async def test_time_stands_still_while_a_thread_works() -> None:
-    """The result of a call in an executor comes before any time-out, whatever it takes."""
+    """The result of a call in an executor arrives before any time-out, however long the call takes."""
     loop = asyncio.get_running_loop()
     before_s = loop.time()
     async with asyncio.timeout(0.001):

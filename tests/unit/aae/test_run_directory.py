@@ -1,4 +1,5 @@
-"""A run's directory, totals and repairs, without Spark: nothing finished is done again, nothing unread is equal."""
+"""A run's directory, totals and repairs, without Spark: finished work is not repeated, and unread keys never count as
+equal."""
 
 from __future__ import annotations
 
@@ -33,21 +34,21 @@ PLAN = SegmentPlan("full", "a full comparison was requested", 1 << 20, 1 << 20, 
 
 
 def chunk_result(chunk: int, error: str = "", **counts: int) -> ChunkResult:
-    """What a look counted."""
+    """The counts of a look."""
     zero = dict.fromkeys(ChunkResult._fields[2:], 0)
     return ChunkResult(chunk, error, **{**zero, **counts})  # type: ignore[arg-type]
 
 
 def outcome(directory: RunDirectory, *waves: Wave) -> tuple[str, int, list[list[int]]]:
-    """Of a run with these waves."""
+    """The outcome of a run with these waves."""
     told = summarize(directory, PLAN, standing(waves), "", 1.0, FACTS)
     assert told["keys"] == sum(told["verdicts"].values())
     return told["outcome"], told["exit_code"], told["segments_open"]
 
 
 def test_only_a_run_that_read_all_is_equal(tmp_path: Path) -> None:
-    """A chunk that could not be read, was not begun, or had no second look makes a run incomplete and is named; none
-    that could be read is an error; read later, it is equal."""
+    """A chunk that could not be read, was not begun, or had no second look makes a run incomplete and is named. A run
+    without any readable chunk is an error. After the chunk is read later, the run is equal."""
     run = RunDirectory(str(tmp_path), "r")
     first = Wave(0, FIRST, 5, (chunk_result(0, match=3), chunk_result(1, "peer-fault: no answer")))
     later = Wave(1, FIRST, 6, (chunk_result(1, match=2),))
@@ -77,8 +78,8 @@ def test_only_a_run_that_read_all_is_equal(tmp_path: Path) -> None:
     ],
 )
 def test_omitted_findings_are_reported(tmp_path: Path, counts: dict[str, int], cut: bool) -> None:
-    """As many are kept of what claims loss, and as many of all others together; where there were more the summary says
-    that some are lacking."""
+    """The same number is kept of findings that claim a loss and of all others together; if there were more, the summary
+    says that some are missing."""
     run = RunDirectory(str(tmp_path), "r")
     first = chunk_result(0, candidates=counts["candidates"], filtered=counts.get("filtered", 0))
     waves = [Wave(0, FIRST, 5, (first, chunk_result(1))), Wave(1, SECOND, 9, (chunk_result(0, **counts),))]
@@ -87,7 +88,7 @@ def test_omitted_findings_are_reported(tmp_path: Path, counts: dict[str, int], c
 
 
 def test_a_second_look_that_never_came_to_be_counts_nothing(tmp_path: Path) -> None:
-    """A wave that Spark lost leaves no rows, so the keys stay unreachable and the counts close."""
+    """A wave that Spark lost has no rows, so its keys stay unreachable and the counts add up."""
     run = RunDirectory(str(tmp_path), "r")
     differs = Wave(0, FIRST, 5, (chunk_result(0, match=3, candidates=2), chunk_result(1)))
     assert outcome(run, differs, Wave(1, SECOND, 6, (chunk_result(0, "spark: lost"),))) == (
@@ -108,8 +109,8 @@ def test_verdicts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_id_belongs_to_one_comparison(tmp_path: Path) -> None:
-    """The same question goes on, another one is refused by name of what differs; waves come back as they were. The
-    summary has the code's version and a hash that runs of the same question share."""
+    """A run with the same question continues, and another one is refused with the differing option; waves are read back
+    as they were written. The summary has the code's version and a hash that runs of the same question share."""
     run = RunDirectory(str(tmp_path), "r")
     assert not run.open({"left": "a", "full": True})
     assert run.open({"left": "a", "full": True})
@@ -131,7 +132,7 @@ def test_a_run_id_belongs_to_one_comparison(tmp_path: Path) -> None:
 
 
 def test_plans_and_candidates_travel(tmp_path: Path) -> None:
-    """What is written for a later go, or the second look, is read as it was; segments become ranges."""
+    """Plans and candidates are read as they were written; segments become ranges."""
     run = RunDirectory(str(tmp_path), "r")
     run.write("plan.json", PLAN.to_json())
     kept = run.read("plan.json")
@@ -169,8 +170,8 @@ class FakeQueue:
 
 
 def test_a_repair_is_resumed_and_leaves_alone_what_it_must(tmp_path: Path) -> None:
-    """A plan counts what one side can send, never what is corrupt or ahead elsewhere; broken off, it goes on behind the
-    last batch on record, and all keys are queued; done, it queues nothing more."""
+    """A plan counts the keys that one side can send, never corrupt ones or those ahead elsewhere. After an interruption
+    it continues after the last recorded batch, and all keys are queued; when done, it queues nothing more."""
     run = RunDirectory(str(tmp_path), "r")
     seen = ObservedKey(b"\x90", 1, 5, False, 10, 1)
     rows = [

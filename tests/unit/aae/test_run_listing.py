@@ -1,4 +1,4 @@
-"""Runs of a directory as a node lists them: true states, bounded reading, and nothing damaged that hides others."""
+"""The runs of a directory as a node lists them: correct states, bounded reads, and damaged runs that hide no others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def only(root: Path) -> dict[str, Any]:
 
 
 def test_the_state_of_a_run_follows_from_its_progress_and_summary(tmp_path: Path) -> None:
-    """Begun, on its way, silent for long, interrupted, ended; and on its way again after an incomplete end."""
+    """The states are begun, running, silent for long, interrupted, and ended; and running again after an incomplete
+    end."""
     run = comparison(tmp_path)
     assert (only(tmp_path)["state"], only(tmp_path)["counts"]) == ("unknown", None)
     counts = {"match": 4, "waiting": 2}
@@ -69,7 +70,7 @@ def test_the_state_of_a_run_follows_from_its_progress_and_summary(tmp_path: Path
 
 
 def test_an_attempt_notes_its_stages_and_how_it_ended(tmp_path: Path) -> None:
-    """What the jobs write is what the listing reads; an error's name is the reason, and counts stay."""
+    """The listing reads the progress that jobs write; an error's name is the reason, and counts stay."""
     run = comparison(tmp_path)
     file = ProgressFile(run)
     file.clusters = ["east", "west"]
@@ -119,7 +120,7 @@ def test_a_damaged_document_makes_one_run_unreadable(tmp_path: Path, document: s
 
 
 def test_large_files_pipes_and_folders_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe without a writer would wait for ever; what is too large is named with the limit."""
+    """A pipe without a writer would block for ever; a file over the limit is named with the limit."""
     for name in ("large", "pipe", "folder"):
         comparison(tmp_path, name)
     monkeypatch.setattr(run_listing, "SUMMARY_BYTES", 100)
@@ -133,8 +134,8 @@ def test_large_files_pipes_and_folders_are_not_read(tmp_path: Path, monkeypatch:
 
 
 def test_the_listing_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest runs, the number of the others, and whether there was more to look at; files of others and bad names
-    are none; a directory that is not there is a fault with its name."""
+    """The listing has the newest runs, the number of the others, and whether there was more to read; other files and
+    bad names are ignored. A missing directory is an error with its name."""
     for number in range(5):
         run = comparison(tmp_path, f"r{number}")
         os.utime(run.path, (number, number))
@@ -152,7 +153,7 @@ def test_the_listing_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("run_id", ["../one", "..", "", "a/b", "\x00"])
 def test_a_name_is_never_a_path(tmp_path: Path, run_id: str) -> None:
-    """Whatever is asked for, only a run of the directory is opened."""
+    """For any run id, only a run of the directory is opened."""
     comparison(tmp_path / "inner")
     assert show_run(tmp_path / "inner", RunKind.COMPARISON, run_id, NOW_MS) is None
 

@@ -105,7 +105,7 @@ def test_a_rejected_put_has_its_status() -> None:
 
 
 def test_a_response_without_a_status_and_a_reset_stream_are_failures() -> None:
-    """Neither counts as success."""
+    """They do not count as successes."""
     connection = connected()
     connection.call(PUT, b"x")
     connection.call(PUT, b"y")

@@ -1,4 +1,4 @@
-"""The source of load of the benchmarks: what it sends, what it counts, and that it never makes siblings."""
+"""The load generator of the benchmarks: the requests it sends, its counts, and that it never creates siblings."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_overwrites_carry_the_last_context_and_all_is_counted() -> None:
 
 
 async def test_refused_requests_are_not_counted_as_done() -> None:
-    """A node that refuses has done nothing, and the result says what it answered."""
+    """Refused requests are not counted as objects, and the result counts them by status."""
 
     async with running_server() as (server, load):
         server.refuse = True
@@ -117,7 +117,7 @@ async def test_refused_requests_are_not_counted_as_done() -> None:
 
 @pytest.mark.timing
 async def test_a_paced_load_keeps_its_rate_and_its_time_limit() -> None:
-    """200 a second: no faster, and nothing is begun after the limit."""
+    """At a rate of 200 a second it is not faster, and nothing is begun after the limit."""
 
     async with running_server() as (_, load):
         result = await load.run(Phase("put", 0, 10_000, connections=4, rate=200, limit_s=0.5))
@@ -334,8 +334,8 @@ def test_an_answer_corrects_the_leader() -> None:
 
 
 def test_a_node_that_hangs_up_is_done_without() -> None:
-    """Clients that know leaders lose the request under way, go on at the other nodes, and read the routes again, once
-    a second at most; without any other node, and for spread clients, the phase fails."""
+    """Clients that know leaders lose the request in progress, continue at the other nodes, and read the routes again,
+    once a second at most; without any other node, and for spread clients, the phase fails."""
 
     async def work(cluster: RoutedCluster, load: Load) -> list[Result]:
         cluster.cut[1] = 20

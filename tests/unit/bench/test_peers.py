@@ -1,4 +1,4 @@
-"""What the comparison with other systems makes of its samples, and which systems it runs."""
+"""The comparison with other systems: how it evaluates samples, and which systems it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.node.local.topology import parse_topology
 
 
 def sample(a_s: float, b_s: float | None = None, objects: int = 100_000, seconds: float = 10.0) -> Sample:
-    """A round in which the clusters used so many CPU seconds."""
+    """A round in which the clusters used the given CPU seconds."""
     cpu = {CLUSTER_A: CpuTime(a_s, 0.0), "ZooKeeper": CpuTime(50.0, 0.0), peers.GENERATOR: CpuTime(9.0, 0.0)}
     if b_s is not None:
         cpu[CLUSTER_B] = CpuTime(0.0, b_s)
@@ -156,7 +156,7 @@ def test_versions_are_read_as_servers_print_them(printed: str, version: tuple[in
 
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_the_topology_of_our_clusters_is_what_the_figures_name(nodes: int) -> None:
-    """So many nodes a side, all of them replicas, and the partitions that were asked for."""
+    """It has the given number of nodes per side, all of them replicas, and the given number of partitions."""
     topology = parse_topology(Isthmus(nodes, 48).topology(), Path("bench.toml"))
     assert {name: len(cluster.nodes) for name, cluster in topology.clusters.items()} == {"a": nodes, "b": nodes}
     ports = dict.fromkeys((port.purpose for port in topology.ports()), 1)

@@ -1,4 +1,4 @@
-"""The probe of what clients see: writes in one cluster, reads in another."""
+"""The probe of the delay until clients see a write: writes in one cluster, reads in another."""
 
 from __future__ import annotations
 

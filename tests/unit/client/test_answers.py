@@ -1,4 +1,4 @@
-"""Answers of nodes as objects and errors; whatever else arrives is a typed error."""
+"""Answers of nodes become objects and errors; any other response is a typed error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = Key(b"default", b"b", b"k")
 
 
 def test_a_single_version() -> None:
-    """All that is stored beside it is there, exactly."""
+    """All metadata stored with it is returned exactly."""
     response = answer(
         200,
         b"\x00\r\n\r\n",
@@ -53,7 +53,7 @@ def test_a_single_version() -> None:
     ],
 )
 def test_what_is_no_object_is_a_fault_of_the_server(response: Response) -> None:
-    """A missing or wrong clock, time, or part."""
+    """A missing or wrong clock, time, or part is a ServerFault."""
     with pytest.raises(ServerFault) as caught:
         answers.parse_object(KEY, response, {}, None)
     assert caught.value.reason == "bad-answer"
@@ -70,7 +70,7 @@ HEADERS = st.dictionaries(
 
 @given(st.integers(100, 599), HEADERS, st.binary() | st.builds(lambda b: b"\r\n--b" + b + b"\r\n--b--", st.binary()))
 def test_no_answer_breaks_the_client(status: int, headers: dict[str, str], body: bytes) -> None:
-    """Any status, headers and body: a result or an error of the client, nothing else."""
+    """Any status, headers and body give a result or an error of the client, nothing else."""
     response = Response(status, headers, body)
     answers.judge(response)
     assert isinstance(answers.error_of(response), ClientError)
@@ -93,7 +93,7 @@ VALUES = st.recursive(
 
 @given(st.lists(st.lists(VALUES, min_size=3, max_size=3) | VALUES, max_size=3))
 def test_no_answer_to_a_batch_breaks_the_client(items: list[object]) -> None:
-    """Any msgpack: each item is a result or an error of the client."""
+    """For any msgpack, each item is a result or an error of the client."""
     try:
         parsed = answers.parse_batch(answer(200, msgpack.packb(items)), len(items))
     except ServerFault:
@@ -105,7 +105,7 @@ def test_no_answer_to_a_batch_breaks_the_client(items: list[object]) -> None:
 
 
 def test_a_sentence_of_the_server_is_shown_safely() -> None:
-    """On one line, bounded, without control characters; an empty body says at least the status."""
+    """The message is one bounded line without control characters; for an empty body it has at least the status."""
     error = answers.error_of(refusal(400, "bad-key", "one\x1b[31m\ntwo" + "x" * 10_000))
     assert "\x1b" not in error.message
     assert "\n" not in error.message
@@ -115,7 +115,7 @@ def test_a_sentence_of_the_server_is_shown_safely() -> None:
 
 
 def test_a_deleted_key_has_a_context() -> None:
-    """That of its deletion; a key that never existed has none."""
+    """A NotFound for a deleted key carries the deletion's context; one for a key that never existed has none."""
     deleted = answers.not_found(KEY, answers.clock_of(refusal(404, "not-found", x_riak_vclock="AAEC")))
     assert deleted.context is not None
     assert "it was deleted" in str(deleted)
@@ -123,7 +123,7 @@ def test_a_deleted_key_has_a_context() -> None:
 
 
 def test_a_repeated_write_may_have_no_context() -> None:
-    """When its key is gone and forgotten; the answer to a new write has one."""
+    """It has none if its key was reaped meanwhile; the answer to a new write always has one."""
     assert answers.parse_written(KEY, answer(204, x_isthmus_repeated="true")).context is None
     with pytest.raises(ServerFault):
         answers.parse_written(KEY, answer(204))

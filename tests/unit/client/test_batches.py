@@ -57,7 +57,7 @@ def test_values_by_key() -> None:
 
 
 def test_puts_and_deletes() -> None:
-    """With context, content type, metadata and request id; a delete that finds nothing has succeeded."""
+    """They carry context, content type, metadata and request id; a delete that finds nothing has succeeded."""
     cluster = ScriptedCluster(each(lambda item: done(item) if item[3] is not None else (404, None, b"not-found")))
     results = put(
         cluster,
@@ -73,7 +73,7 @@ def test_puts_and_deletes() -> None:
 
 
 def test_a_wrong_item_does_not_stop_the_others() -> None:
-    """It has an error of its own, without being sent; the results of the others are in the error."""
+    """It has an error of its own and is not sent; the error of the batch carries the results of the others."""
     cluster = ScriptedCluster(each(done))
     with pytest.raises(BatchFailed, match="3 of 4 items failed") as caught:
         put(cluster, [Put("", 1), Put("a", {1}), Put("b", 1), 5])
@@ -84,7 +84,7 @@ def test_a_wrong_item_does_not_stop_the_others() -> None:
 
 
 def test_items_that_are_refused_for_now_are_sent_again() -> None:
-    """They alone, with the same ids, after a pause."""
+    """Only these items are sent again, with the same ids, after a pause."""
     cluster = ScriptedCluster(
         each(lambda item: (503, None, b"not-ready: later") if item[2] == b"b" else done(item)), each(done)
     )
@@ -95,7 +95,7 @@ def test_items_that_are_refused_for_now_are_sent_again() -> None:
 
 
 def test_items_that_stay_refused_have_their_errors() -> None:
-    """By what the caller must do; the other items are written."""
+    """The errors are classified by what the caller must do; the other items are written."""
     answers = {
         b"a": (503, None, b"retry: x"),
         b"b": (504, None, b"outcome-unknown: x"),
@@ -111,7 +111,7 @@ def test_items_that_stay_refused_have_their_errors() -> None:
 
 
 def test_an_item_of_unknown_outcome_stays_so() -> None:
-    """Also when its repetition is refused, or the rest of the batch breaks."""
+    """This also holds if its repetition is refused, or the rest of the batch fails."""
     for second in (each(lambda _: (503, None, b"retry: x")), UNREACHABLE, refusal(401, "unauthorized")):
         cluster = ScriptedCluster(each(lambda _: (504, None, b"outcome-unknown: x")), second, attempts=2)
         with pytest.raises(BatchFailed) as caught:
@@ -121,7 +121,7 @@ def test_an_item_of_unknown_outcome_stays_so() -> None:
 
 @pytest.mark.parametrize("step", [Send, Sleep])
 def test_closing_before_a_repetition_leaves_the_outcome_unknown(step: type[Step]) -> None:
-    """For the items whose first answer left it open; the others were refused, and not sent again."""
+    """It is unknown for the items whose first answer left it open; the others were refused, and not sent again."""
     first = {b"a": (504, None, b"outcome-unknown: x"), b"b": (503, None, b"retry: x")}
     cluster = ScriptedCluster(each(lambda item: first.get(item[2]) or done(item)))
     cluster.closes_in = step
@@ -133,7 +133,7 @@ def test_closing_before_a_repetition_leaves_the_outcome_unknown(step: type[Step]
 
 
 def test_a_wrong_time_limit_is_an_error_of_the_call() -> None:
-    """Not of each item; nothing is sent."""
+    """It is raised once, not for each item; nothing is sent."""
     cluster = ScriptedCluster(each(done))
     with pytest.raises(BadRequest, match="timeout_s is nan"):
         cluster.run(cluster.batches.put_many("b", {"a": 1}, None, float("nan")))
@@ -143,7 +143,7 @@ def test_a_wrong_time_limit_is_an_error_of_the_call() -> None:
 
 
 def test_a_lost_answer_is_asked_for_again() -> None:
-    """With the same ids, so that each item takes effect once."""
+    """The batch is sent again with the same ids, so that each item takes effect once."""
     cluster = ScriptedCluster(SILENT, each(lambda _: (204, CLOCK, b"repeated")))
     (result,) = put(cluster, {"a": 1})
     assert result.repeated
@@ -151,7 +151,7 @@ def test_a_lost_answer_is_asked_for_again() -> None:
 
 
 def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By items and by bytes; a larger item goes alone."""
+    """Chunks are limited by items and by bytes; a larger item is sent alone."""
     monkeypatch.setattr(batches, "CHUNK_ITEMS", 3)
     monkeypatch.setattr(batches, "CHUNK_BYTES", 10)
     cluster = ScriptedCluster(each(done))
@@ -161,7 +161,7 @@ def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_batch_that_is_too_large_for_a_node_is_halved() -> None:
-    """Down to one item, which then has the error; the order of the results stays."""
+    """It is halved down to one item, which then gets the error; the order of the results stays."""
 
     def small(send: Send) -> Response:
         items = items_of(send)
@@ -189,7 +189,7 @@ def test_after_a_chunk_that_no_node_answers_the_rest_is_not_sent(monkeypatch: py
 
 
 def test_refused_credentials_are_the_result_of_every_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request tells."""
+    """One request is enough: the other chunks are not sent."""
     monkeypatch.setattr(batches, "CHUNK_ITEMS", 2)
     cluster = ScriptedCluster(refusal(403, "forbidden"))
     with pytest.raises(BatchFailed) as caught:
@@ -201,7 +201,7 @@ def test_refused_credentials_are_the_result_of_every_item(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgpack.packb([]), msgpack.packb([1]), msgpack.packb({"a": 1})])
 def test_what_is_no_answer_to_a_batch_is_a_fault_of_the_server(body: bytes) -> None:
-    """For all items of the request."""
+    """All items of the request get a ServerFault."""
     with pytest.raises(BatchFailed) as caught:
         put(ScriptedCluster(answer(200, body)), {"a": 1})
     assert type(caught.value.errors[0]) is ServerFault
@@ -212,7 +212,8 @@ def sibling(value: bytes | None) -> Item:
 
 
 def test_many_keys_are_read() -> None:
-    """In the order of the call; None for keys that do not exist or are deleted; siblings as in a single read."""
+    """Results are in the order of the call; None for keys that do not exist or are deleted; siblings as in a single
+    read."""
     answers = {
         b"one": (200, CLOCK, [sibling(b"1")]),
         b"two": (300, CLOCK, [sibling(b"1"), sibling(b"2")]),
@@ -231,7 +232,7 @@ def test_many_keys_are_read() -> None:
 
 
 def test_a_wrong_key_does_not_stop_the_others() -> None:
-    """It has an error of its own, without being sent; the objects of the others are in the error."""
+    """It has an error of its own and is not sent; the error of the batch carries the objects of the others."""
     cluster = ScriptedCluster(each(lambda _: (200, CLOCK, [sibling(b"1")])))
     with pytest.raises(BatchFailed, match="2 of 4 items failed") as caught:
         get(cluster, ["a", "", 5, "b"])
@@ -241,7 +242,7 @@ def test_a_wrong_key_does_not_stop_the_others() -> None:
 
 
 def test_objects_without_room_in_an_answer_are_read_by_further_requests() -> None:
-    """At once, as often as it takes, since each answer has at least one of them."""
+    """They are requested at once, as often as needed, since each answer has at least one of them."""
 
     def one(send: Send) -> Response:
         first, *rest = items_of(send)
@@ -255,7 +256,7 @@ def test_objects_without_room_in_an_answer_are_read_by_further_requests() -> Non
 
 
 def test_a_read_that_fails_has_its_error() -> None:
-    """As with writes; a bucket type that does not exist is no missing key."""
+    """The error is per item, as with writes; a bucket type that does not exist is not reported as a missing key."""
     cluster = ScriptedCluster(each(lambda _: (404, None, b"unknown-bucket-type: no such type")))
     with pytest.raises(BatchFailed) as caught:
         get(cluster, ["a"])

@@ -1,4 +1,4 @@
-"""Errors have code, sentence and status, and can be copied, which is how pools of processes send them."""
+"""Errors have code, sentence and status, and can be copied, as process pools do to send them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OBJECT = StoredObject("default", "b", "k", Context(b"c"), "e", (SIBLING, SIBLING
     ],
 )
 def test_errors_can_be_copied(error: errors.ClientError) -> None:
-    """With all that they carry."""
+    """A copy has all attributes."""
     copied = copy.copy(error)
     assert type(copied) is type(error)
     assert str(copied) == str(error) == f"{error.reason}: {error.message}"

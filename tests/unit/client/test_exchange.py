@@ -1,4 +1,5 @@
-"""A request is repeated until it has an answer, at other nodes, within its time; and says what came of a write."""
+"""A request is repeated at other nodes until it has an answer or its time is over; an error states the outcome of a
+write."""
 
 from __future__ import annotations
 
@@ -159,7 +160,8 @@ def test_a_condition_that_fails_after_a_lost_answer_is_a_conflict() -> None:
     ],
 )
 def test_what_no_repetition_changes_is_raised_at_once(response: NoAnswer, error: type[Exception] | None) -> None:
-    """By what the caller must do, with the code and the sentence of the node; one request."""
+    """The error is classified by what the caller must do, with the code and the sentence of the node, after one
+    request."""
     cluster = ScriptedCluster(response)
     if error is None:
         assert write(cluster) == 202
@@ -171,13 +173,13 @@ def test_what_no_repetition_changes_is_raised_at_once(response: NoAnswer, error:
 
 
 def test_a_key_that_does_not_exist_is_an_answer() -> None:
-    """404 not-found is for the operation to judge."""
+    """404 not-found is returned to the operation, which interprets it."""
     assert read(ScriptedCluster(NOT_FOUND)) == 404
 
 
 @pytest.mark.parametrize("later", [refusal(503, "overloaded"), refusal(408, "slow-request"), refusal(400, "cut-short")])
 def test_what_is_refused_for_now_is_sent_again(later: NoAnswer) -> None:
-    """After a pause."""
+    """The repetition follows after a pause."""
     cluster = ScriptedCluster(later, answer(200))
     assert read(cluster) == 200
     assert len(cluster.slept) == 1
@@ -215,7 +217,7 @@ def test_tls_that_fails_everywhere_is_refused() -> None:
 
 
 def test_a_client_without_a_free_connection_blames_no_node() -> None:
-    """The node is not avoided, and the error says which option to raise."""
+    """No node is marked as failed, and the error says which option to raise."""
     busy = NoAnswer("all connections of the client were in use (connections=)", sent=False, busy=True)
     cluster = ScriptedCluster(busy, attempts=3)
     with pytest.raises(Retryable, match="connections="):

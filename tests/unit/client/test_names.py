@@ -15,7 +15,8 @@ from isthmus.client.names import Key, name_bytes, name_text
 
 @given(st.binary(min_size=1))
 def test_any_bytes_come_back_as_text(raw: bytes) -> None:
-    """A name that is no UTF-8 is text with surrogate escapes, which gives the same bytes; so does its path."""
+    """A name that is not UTF-8 becomes text with surrogate escapes, which encodes to the same bytes; its path does,
+    too."""
     assert name_bytes(name_text(raw), "key") == raw
     path = Key(b"default", b"b", raw).path
     assert path.count(b"/") == 4
@@ -30,7 +31,7 @@ def test_paths() -> None:
 
 @pytest.mark.parametrize("name", ["", b"", None, 5, "\ud800"])
 def test_what_is_no_name_is_refused(name: Any) -> None:
-    """The error says which one of the names it is."""
+    """The error says which of the names is invalid."""
     with pytest.raises(BadRequest, match="bucket") as caught:
         name_bytes(name, "bucket")
     assert caught.value.reason == "bad-key"

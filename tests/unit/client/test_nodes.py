@@ -1,4 +1,5 @@
-"""Which node gets a request: leaders by the routes, nodes that answer, no address that may be somebody else's."""
+"""The choice of a node for a request: the leader by the routes, nodes that answer, and no address that may belong to
+another service."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def nodes(*seeds: Endpoint, discover: bool = True) -> Nodes:
 
 
 def take(made: Nodes, response: Response, now_s: float = 0.0) -> Survey:
-    """Ask for the routes, and answer."""
+    """Takes a pending survey of the routes, and answers it."""
     survey = made.survey(KEY, now_s)
     assert survey is not None
     made.surveyed(survey, response, now_s)
@@ -73,7 +74,7 @@ def test_a_short_program_reads_no_routes() -> None:
 
 
 def test_a_given_node_that_leads_gets_the_requests() -> None:
-    """It is known to be a node, so that no further question is needed."""
+    """It is known to be a node of the cluster, so no further request is needed."""
     made = nodes()
     take(made, routed("b:8098"))
     assert [made.pick(KEY, (), 0.0) for _ in range(4)] == [B] * 4
@@ -95,7 +96,8 @@ def test_an_address_of_the_routes_is_used_after_a_node_of_the_cluster_answered_t
     "reply", [routed("c:8098", uuid="other"), answer(200, b"<html>"), refusal(401, "unauthorized"), answer(404), SILENT]
 )
 def test_an_address_where_something_else_answers_is_not_used(reply: Response) -> None:
-    """Another cluster, another program, nothing at all: left alone for a minute, and asked again after it."""
+    """An address of another cluster, of another program, or without any answer is left alone for a minute, and tried
+    again after it."""
     made = nodes()
     take(made, routed("c:8098"))
     take(made, reply)
@@ -107,7 +109,7 @@ def test_an_address_where_something_else_answers_is_not_used(reply: Response) ->
 
 
 def test_a_token_in_plain_text_goes_to_given_nodes_only() -> None:
-    """Without `discover` no address of the routes is asked, and leaders among the given nodes are used."""
+    """Without `discover` no address of the routes is contacted, and leaders among the given nodes are used."""
     made = nodes(discover=False)
     take(made, routed("c:8098"))
     assert made.survey(KEY, 1.5) is None
@@ -118,7 +120,7 @@ def test_a_token_in_plain_text_goes_to_given_nodes_only() -> None:
 
 
 def test_a_node_that_fails_is_avoided_longer_each_time() -> None:
-    """Half a second, then doubled up to the limit; an answer ends it."""
+    """The time is half a second, then doubled up to the limit; an answer resets it."""
     made = Nodes((A, B), routing=False, discover=True)
     made.failed(A, 0.0)
     assert [made.pick(KEY, (), 0.4) for _ in range(4)] == [B] * 4
@@ -132,7 +134,7 @@ def test_a_node_that_fails_is_avoided_longer_each_time() -> None:
 
 
 def test_with_no_good_node_the_one_that_failed_first_is_tried() -> None:
-    """There is always a node to ask; one that was tried for this request comes last."""
+    """There is always a node to try; one that was tried for this request comes last."""
     made = Nodes((A, B), routing=False, discover=True)
     made.failed(A, 0.0)
     made.failed(B, 0.1)
@@ -155,7 +157,7 @@ def test_other_nodes_replace_the_given_ones() -> None:
 
 
 def test_a_leader_that_failed_is_passed_over_and_routes_are_read_again() -> None:
-    """Any other node forwards meanwhile."""
+    """Any other node forwards the request meanwhile."""
     made = nodes()
     take(made, routed("b:8098"))
     made.failed(B, 5.0)
@@ -166,7 +168,8 @@ def test_a_leader_that_failed_is_passed_over_and_routes_are_read_again() -> None
 
 
 def test_an_answer_that_names_the_leader_corrects_the_routes() -> None:
-    """At once, and the routes are read again: other partitions have moved, too."""
+    """The correction takes effect at once, and the routes are read again, since other partitions may have moved,
+    too."""
     made = nodes()
     take(made, routed("a:8098"))
     made.learn(KEY, "a:8098")
@@ -179,7 +182,7 @@ def test_an_answer_that_names_the_leader_corrects_the_routes() -> None:
 
 
 def test_routes_are_read_once_at_a_time_and_not_more_than_once_a_second() -> None:
-    """Whatever the threads of a client find outdated."""
+    """Only one thread of a client reads outdated routes, and at most once a second."""
     made = nodes()
     survey = made.survey(KEY, 0.0)
     assert survey is not None
@@ -193,7 +196,7 @@ def test_routes_are_read_once_at_a_time_and_not_more_than_once_a_second() -> Non
 
 
 def test_routes_of_a_minute_are_read_again() -> None:
-    """304 keeps them."""
+    """A 304 keeps them."""
     made = nodes()
     take(made, routed("a:8098"))
     assert made.survey(KEY, ROUTES_AGE_S - 1) is None
@@ -220,7 +223,7 @@ def test_routes_of_another_version_are_not_used(reply: Response) -> None:
 
 
 def test_addresses_that_are_none_are_passed_over() -> None:
-    """A node of unknown or unreadable address leads: any node gets the request."""
+    """If the leader's address is unknown or unreadable, any node gets the request."""
     for address in ("", "host", "host:port", "[::1", "a:99999999"):
         made = nodes()
         take(made, routed(address, nodes={"n1": address}))
@@ -229,7 +232,7 @@ def test_addresses_that_are_none_are_passed_over() -> None:
 
 
 def test_what_is_kept_of_nodes_is_bounded_by_the_routes() -> None:
-    """Addresses that are in the routes no more are forgotten."""
+    """Addresses that are not in the routes any more are dropped."""
     made = nodes()
     for at in range(50):
         named = {"n1": "a:8098", "x": f"x{at}:1"}
@@ -242,7 +245,7 @@ def test_what_is_kept_of_nodes_is_bounded_by_the_routes() -> None:
 
 
 def test_the_partition_of_a_key_is_that_of_the_documentation() -> None:
-    """The example of docs/http.md, and the product's own function for names of any bytes."""
+    """This holds for the example of docs/http.md, and against the product's own function for names of any bytes."""
     from isthmus.repl.model import keys
 
     assert routes.partition_index(b"users", b"bob", 12) == 7
@@ -251,7 +254,7 @@ def test_the_partition_of_a_key_is_that_of_the_documentation() -> None:
 
 
 def test_an_operation_reads_routes_and_goes_on_without_them() -> None:
-    """A failure to read them is none of the request; a probe costs one request."""
+    """A failure to read routes does not fail the operation; a probe costs one request."""
     cluster = ScriptedCluster(found(b"1"), routing=True)
     cluster.routes = SILENT
     key = cluster.operations.key(None, "users", "bob")

@@ -26,14 +26,14 @@ def stored(*siblings: Sibling, **more: Any) -> StoredObject:
 
 
 def test_an_object_with_one_version_has_its_value() -> None:
-    """And content type, metadata, time, and bytes."""
+    """It also has content type, metadata, time, and bytes."""
     found = stored(sibling(b'{"a":1}', metadata={"x": "y"}))
     assert (found.value, found.body, found.content_type) == ({"a": 1}, b'{"a":1}', "application/json")
     assert (found.metadata, found.last_modified, found.in_conflict) == ({"x": "y"}, DAY, False)
 
 
 def test_an_object_with_siblings_wants_a_resolver() -> None:
-    """Without one each attribute of a single version raises; the siblings and the object are in the error."""
+    """Without one, each attribute of a single version raises; the error has the siblings and the object."""
     found = stored(sibling(b"1"), sibling(b"2", 1))
     assert found.in_conflict
     for name in ("value", "body", "content", "content_type", "metadata"):
@@ -68,7 +68,7 @@ def test_a_resolver_that_is_a_coroutine_function_is_a_mistake() -> None:
 
 
 def test_newest_prefers_values_to_deletions() -> None:
-    """The latest value, however late the deletion is; a deletion if there is nothing else."""
+    """It chooses the latest value, however late the deletion is; a deletion only if there is nothing else."""
     gone = sibling(b"", 9, deleted=True)
     assert newest([sibling(b"1"), gone, sibling(b"2", 1)]).value == 2
     assert newest([gone]).value is None
@@ -81,7 +81,7 @@ def test_an_encoded_value_stays_bytes() -> None:
 
 
 def test_a_context_survives_as_text() -> None:
-    """In a form, say; what is no such text is refused."""
+    """A context can be kept as text, in a form for example; any other text is refused."""
     context = Context(b"\x00\xff")
     assert Context.from_text(str(context)) == context
     assert eval_free(repr(context)) == context
@@ -95,7 +95,7 @@ def eval_free(text: str) -> Context:
 
 
 def test_a_context_comes_from_all_that_has_one() -> None:
-    """An object, the result of a write, a NotFound; nothing else."""
+    """An object, the result of a write, and a NotFound have one; any other value is refused."""
     context = Context(b"c")
     for given in (context, stored(), Written("default", "b", "k", context, False), NotFound("no", context=context)):
         assert context_of(given, KEY) == context
@@ -117,7 +117,7 @@ def test_a_context_of_another_key_is_refused(key: tuple[bytes, bytes, bytes]) ->
 
 
 def test_names_in_messages_are_printable_and_short() -> None:
-    """Whatever bytes they have: a log or a terminal takes them."""
+    """Messages that name keys of any bytes are printable and short, so logs and terminals can show them."""
     for key in ("\udcff\n\x1b", "k" * 5_000):
         message = str(Siblings(StoredObject("default", "b", key, Context(b"c"), "", (sibling(b"1"), sibling(b"2")))))
         assert message.isprintable()
@@ -126,5 +126,5 @@ def test_names_in_messages_are_printable_and_short() -> None:
 
 
 def test_a_repr_shows_no_value() -> None:
-    """A value may be large, or nobody's business in a log."""
+    """A value may be large, or confidential."""
     assert "secret" not in repr(stored(sibling(b'"secret"')))

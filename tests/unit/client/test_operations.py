@@ -1,4 +1,4 @@
-"""What operations on a key send, and what they make of the answers."""
+"""The requests that operations on a key send, and how they interpret the answers."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def update(cluster: ScriptedCluster, change: Any, **more: Any) -> Any:
 
 
 def test_siblings_are_read_by_a_batch() -> None:
-    """Which has all of them, with times in milliseconds. A key that was resolved or deleted meanwhile is what it is
-    then; an item that is refused for now is asked for again."""
+    """The batch returns all siblings, with times in milliseconds. A key that was resolved or deleted meanwhile is
+    returned in its new state; an item that is refused for now is requested again."""
     cluster = ScriptedCluster(CONFLICT, SIBLINGS)
     read = cluster.run(cluster.operations.get(KEY, None, None))
     assert [each.value for each in read.siblings] == [1, 2]
@@ -95,7 +95,7 @@ def test_a_key_that_does_not_exist() -> None:
 
 
 def test_a_write_has_a_request_id_and_what_it_was_given() -> None:
-    """A new id for each call, unless the caller has one."""
+    """Each call has a new id, unless the caller gives one."""
     cluster = ScriptedCluster(written())
     context = Context(b"\x00\x01")
     put(cluster, {"a": 1}, context=context, metadata={"Author": "Zoë"}, content_encoding="gzip")
@@ -112,7 +112,7 @@ def test_a_write_has_a_request_id_and_what_it_was_given() -> None:
 
 
 def test_conditions_of_a_write() -> None:
-    """Only if absent, only if unchanged; a condition that fails is a Conflict."""
+    """The conditions are only if absent, and only if unchanged; a failed condition is a Conflict."""
     cluster = ScriptedCluster(written())
     put(cluster, b"", if_absent=True)
     assert cluster.header(b"If-None-Match") == b"*"
@@ -150,7 +150,8 @@ def test_a_wrong_call_sends_nothing(wrong: dict[str, Any]) -> None:
 
 
 def test_an_update_writes_only_what_nobody_has_changed() -> None:
-    """On the version that it has read, or on the absence of the key; again when another one was quicker."""
+    """It writes on the condition that the version it has read, or the absence of the key, is unchanged; it tries again
+    if another writer was faster."""
     cluster = ScriptedCluster(found(b"1"), refusal(409, "modified"), found(b"5", clock="AAAA"), written("AAAB"))
     done = update(cluster, lambda count: count + 1)
     assert (done.value, str(done.context)) == (6, "AAAB")
@@ -179,7 +180,7 @@ def test_an_update_of_an_absent_key_begins_with_a_copy_of_the_default() -> None:
 
 
 def test_an_update_of_a_deleted_key_replaces_the_deletion() -> None:
-    """Its clock is the context, and the condition that the key does not exist."""
+    """The deletion's clock is the context, with the condition that the key does not exist."""
     cluster = ScriptedCluster(refusal(404, "not-found", x_riak_vclock="AAEC"), written())
     update(cluster, lambda _: 1)
     assert cluster.header(b"X-Riak-Vclock") == b"AAEC"
@@ -187,7 +188,7 @@ def test_an_update_of_a_deleted_key_replaces_the_deletion() -> None:
 
 
 def test_an_update_resolves_siblings() -> None:
-    """By the resolver of the call, else of the client; without one it raises Siblings, and writes nothing."""
+    """It uses the resolver of the call, otherwise of the client; without one it raises Siblings, and writes nothing."""
     cluster = ScriptedCluster(CONFLICT, SIBLINGS, written())
     assert update(cluster, lambda value: value + 1, resolver=lambda all: sum(each.value for each in all)).value == 4
     assert cluster.header(b"x-riak-meta-n") == b"two"
@@ -201,7 +202,7 @@ def test_an_update_resolves_siblings() -> None:
 
 
 def test_an_update_keeps_what_is_stored_beside_the_value() -> None:
-    """Content type, metadata, indexes and links, as far as they are not given anew."""
+    """Content type, metadata, indexes and links stay unless the update sets new ones."""
     stored = found(
         b"a,b",
         "text/csv",
@@ -235,7 +236,7 @@ def test_an_update_keeps_a_content_encoding_of_bytes() -> None:
 
 
 def test_a_function_that_returns_nothing_is_a_mistake() -> None:
-    """It changed its argument and forgot to return it: a TypeError says so, and nothing is written."""
+    """A function that changes its argument and forgets to return it raises a TypeError, and nothing is written."""
     cluster = ScriptedCluster(found(b"{}"), written())
     with pytest.raises(TypeError, match="must return the new value"):
         update(cluster, lambda value: value.update(a=1))
@@ -243,7 +244,7 @@ def test_a_function_that_returns_nothing_is_a_mistake() -> None:
 
 
 def test_an_error_of_the_function_ends_the_update() -> None:
-    """Unchanged, and nothing is written."""
+    """The error is raised unchanged, and nothing is written."""
     cluster = ScriptedCluster(found(b"1"), written())
     with pytest.raises(ZeroDivisionError):
         update(cluster, lambda value: value / 0)
@@ -251,7 +252,8 @@ def test_an_error_of_the_function_ends_the_update() -> None:
 
 
 def test_an_update_against_others_ends() -> None:
-    """After `update_attempts`, or its time: a Conflict that says how often it was tried; nothing was written."""
+    """After `update_attempts`, or at its time-out, the update raises a Conflict with the number of attempts; nothing
+    was written."""
 
     def reply(send: Any) -> Any:
         return found(b"1") if send.request.method == b"GET" else refusal(409, "modified")
@@ -282,7 +284,7 @@ def test_a_lost_answer_within_an_update_is_not_applied_twice() -> None:
 
 
 def test_overwrite_replaces_the_present_version() -> None:
-    """It reads the version alone, and writes on the condition that it is still there."""
+    """It reads only the version, and writes on the condition that it is unchanged."""
     cluster = ScriptedCluster(
         answer(300, x_riak_vclock=CLOCK), refusal(409, "modified"), answer(404, x_isthmus_reason="not-found"), written()
     )
@@ -295,7 +297,7 @@ def test_overwrite_replaces_the_present_version() -> None:
 
 
 def test_a_delete() -> None:
-    """True, or False when there is nothing; with a context on that version."""
+    """It returns True, or False if there is nothing to delete; with a context it deletes that version."""
     cluster = ScriptedCluster(written(), NOT_FOUND)
     arguments: dict[str, Any] = {"request_id": None, "timeout_s": None}
     assert cluster.run(cluster.operations.delete(KEY, context=None, if_unchanged=False, **arguments)) is True
@@ -316,7 +318,7 @@ def names(cluster: ScriptedCluster, bucket: str | None = "b", **more: Any) -> An
 
 
 def test_a_page_of_a_listing() -> None:
-    """Names percent-encoded, a prefix of any bytes, and where the next page begins."""
+    """A page has percent-encoded names, a prefix of any bytes, and the position of the next page."""
     cluster = ScriptedCluster(answer(200, b'{"keys":["a%2Fb","%FF"],"continuation":"T_-"}'))
     page = names(cluster)
     assert page == (["a/b", "\udcff"], "T_-")
@@ -329,14 +331,14 @@ def test_a_page_of_a_listing() -> None:
 
 
 def test_a_node_without_pages_sends_all_names() -> None:
-    """The client leaves out those with another prefix."""
+    """The client filters out names with another prefix."""
     cluster = ScriptedCluster(answer(200, b'{"keys":["b1","a1","a2"]}'))
     assert names(cluster, prefix="a") == (["a1", "a2"], "")
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"keys":1}', b'{"keys":[1]}', b'{"keys":[],"continuation":1}'])
 def test_what_is_no_listing_is_a_fault_of_the_server(body: bytes) -> None:
-    """And not an empty bucket."""
+    """It is not taken for an empty bucket."""
     with pytest.raises(ServerFault):
         names(ScriptedCluster(answer(200, body)))
 
@@ -349,7 +351,7 @@ def test_a_page_has_a_size_that_nodes_take(page_size: int) -> None:
 
 
 def test_properties() -> None:
-    """Of a bucket, and of a bucket type; the answer must have them."""
+    """`properties` reads those of a bucket or of a bucket type; an answer without them is a ServerFault."""
     cluster = ScriptedCluster(answer(200, b'{"props":{"allow_mult":true}}'))
     assert cluster.run(cluster.operations.properties("t", "b", None)) == {"allow_mult": True}
     assert cluster.asked[-1].request.target == b"/types/t/buckets/b/props"
@@ -362,7 +364,7 @@ def test_properties() -> None:
 
 
 def test_a_call_has_a_time_of_its_own() -> None:
-    """In place of that of the client."""
+    """It replaces that of the client."""
     cluster = ScriptedCluster(SILENT, attempts=1000)
     cluster.lasts_s = 10.0
     with pytest.raises(Retryable):
@@ -373,7 +375,7 @@ def test_a_call_has_a_time_of_its_own() -> None:
 
 @pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), 0, -1, "1", 86_401])
 def test_a_call_has_a_time_that_is_possible(timeout_s: Any) -> None:
-    """As the option of the client."""
+    """The same limits hold as for the client's option."""
     cluster = ScriptedCluster(written())
     with pytest.raises(BadRequest, match="timeout_s is "):
         put(cluster, b"", timeout_s=timeout_s)
@@ -381,7 +383,7 @@ def test_a_call_has_a_time_that_is_possible(timeout_s: Any) -> None:
 
 
 def test_a_resolver_of_the_client_serves_reads() -> None:
-    """Where a call has none of its own."""
+    """It is used if a call has no resolver of its own."""
     cluster = ScriptedCluster(CONFLICT, SIBLINGS, CONFLICT, SIBLINGS, resolver=newest)
     assert cluster.run(cluster.operations.get(KEY, None, None)).value == 2
 

@@ -97,7 +97,7 @@ def test_a_token_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
 
 
 def test_a_token_file_without_token_is_refused(tmp_path: Path) -> None:
-    """A digest is no token that a client could send."""
+    """A digest is not a token that a client could send."""
     file = tmp_path / "token"
     file.write_text("sha256:" + "0" * 64)
     with pytest.raises(BadRequest, match="token_file"):

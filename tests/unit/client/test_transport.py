@@ -151,7 +151,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 
 
 def test_connecting_to_several_addresses_ends_in_its_time(sender: Senders, names: Names) -> None:
-    """All together have the time for connecting, not each of them."""
+    """All addresses together have the time for connecting, not each of them."""
     names["many.test"] = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
     with silent(*names["many.test"]) as port:
         begun = time.monotonic()
@@ -162,7 +162,7 @@ def test_connecting_to_several_addresses_ends_in_its_time(sender: Senders, names
 
 
 def test_a_silent_address_leaves_time_for_the_next(sender: Senders, names: Names) -> None:
-    """And one that refuses leaves all of it."""
+    """An address that refuses leaves all of it."""
     names["some.test"] = ("127.0.0.2", "127.0.0.3", "127.0.0.1")
     server = RawServer(lambda s: server.serve(reply(204))(s))
     with server, silent("127.0.0.2", port=server.port):
@@ -184,8 +184,8 @@ def test_a_name_that_does_not_exist(sender: Senders, monkeypatch: pytest.MonkeyP
 
 
 def test_tls_has_what_is_left_of_the_time_for_connecting(sender: Senders, names: Names) -> None:
-    """A resolver that is slow, and a node that is silent in the handshake, have one time together. Silence is no
-    fault of a certificate."""
+    """A slow resolver and a node that is silent during the handshake share one time-out. Silence is not reported as a
+    certificate error."""
     names["slow.test"] = ("127.0.0.1",)
     server = RawServer(lambda s: server.wait_for_end(s))
     with server:
@@ -217,7 +217,7 @@ def test_a_connection_that_breaks(sender: Senders, part: bytes) -> None:
 
 @pytest.mark.parametrize("garbage", [b"SSH-2.0-OpenSSH\r\n\r\n", b"\x15\x03\x01\x00\x02\x02\x16" * 20 + b"\r\n\r\n"])
 def test_what_is_not_http(sender: Senders, garbage: bytes) -> None:
-    """It is named as such."""
+    """The error says so."""
 
     def script(connection: socket.socket) -> None:
         server.read_request(connection)
@@ -253,7 +253,7 @@ def test_an_answer_that_is_too_large_is_not_held(sender: Senders, monkeypatch: p
 
 @pytest.mark.parametrize("drips", [False, True])
 def test_an_attempt_ends_in_its_time(sender: Senders, drips: bool) -> None:
-    """Also when a byte arrives now and then, which no limit of a single wait would notice."""
+    """This also holds if a byte arrives now and then, which no limit of a single wait would notice."""
 
     def script(connection: socket.socket) -> None:
         server.read_request(connection)
@@ -292,7 +292,7 @@ def test_a_refusal_that_comes_before_the_body_is_read(sender: Senders) -> None:
 
 
 def test_a_request_that_http_does_not_permit(sender: Senders) -> None:
-    """It is the caller's fault, and not sent."""
+    """The error is BadRequest, and nothing is sent."""
     with RawServer(lambda s: None) as server, pytest.raises(BadRequest):
         sender.send(to(server, Request(b"GET", b"/x", ((b"a b", b"c"),))))
 
@@ -329,7 +329,8 @@ def answers_after(release: threading.Event) -> RawServer:
 
 
 def test_connections_are_bounded_for_threads() -> None:
-    """A thread that finds no free connection waits, and is told so; what was sent is not uncertain."""
+    """A thread that finds no free connection waits, then gets an error that says so; its request was not sent, so its
+    outcome is certain."""
     release = threading.Event()
     server = answers_after(release)
     made = Transport(None, 2)
@@ -375,7 +376,7 @@ async def test_connections_are_bounded_for_tasks_and_survive_cancellation() -> N
         answers = await asyncio.gather(*(made.send(to(server, timeout_s=10)) for _ in range(4)))
         assert all(isinstance(answer, Response) for answer in answers)
         release.clear()
-        last = Request(b"GET", b"/last")  # requests of cancelled tasks may arrive late: these are told from them
+        last = Request(b"GET", b"/last")  # requests of cancelled tasks may arrive late; the path tells this one apart
         busy = [asyncio.create_task(made.send(to(server, last, timeout_s=10))) for _ in range(2)]
         while sum(head.startswith(b"GET /last ") for head in server.heads) < 2:
             await asyncio.sleep(0.01)
@@ -388,7 +389,7 @@ async def test_connections_are_bounded_for_tasks_and_survive_cancellation() -> N
 
 
 async def test_an_attempt_that_got_no_connection_has_sent_nothing_however_late_that_is_seen() -> None:
-    """A loop that stands still past the wait for a connection and past the attempt sees both ends at once."""
+    """A loop that is blocked past both the wait for a connection and the attempt sees both time-outs at once."""
     release = threading.Event()
     server = answers_after(release)
     made = AsyncTransport(None, 1)
@@ -398,7 +399,7 @@ async def test_an_attempt_that_got_no_connection_has_sent_nothing_however_late_t
             await asyncio.sleep(0.01)
         waiting = asyncio.create_task(made.send(to(server, PUT, timeout_s=0.3)))
         await asyncio.sleep(0.05)
-        asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # the loop stands still
+        asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # the loop is blocked
         await asyncio.sleep(0)
         refused = await waiting
         assert isinstance(refused, NoAnswer)

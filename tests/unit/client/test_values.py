@@ -22,8 +22,8 @@ JSON = st.recursive(
 
 @given(JSON | st.binary())
 def test_a_value_comes_back(value: Any) -> None:
-    """What JSON can hold, text, and bytes, without a content type. Text with lone surrogates is refused, since UTF-8
-    cannot hold it."""
+    """JSON values, text and bytes are returned as they were stored, without a content type. Text with lone surrogates
+    is refused, since UTF-8 cannot encode it."""
     try:
         body, content_type = encode_value(value, None, {})
     except BadRequest:
@@ -48,12 +48,12 @@ def test_a_value_comes_back(value: Any) -> None:
     ],
 )
 def test_the_content_type_decides_on_the_bytes(value: Any, content_type: str | None, body: bytes) -> None:
-    """Bytes are stored as they are, whatever their content type."""
+    """Bytes are stored unchanged with any content type."""
     assert encode_value(value, content_type, CODECS)[0] == body
 
 
 def test_content_types_of_values_without_one() -> None:
-    """By the type of the value."""
+    """It follows from the type of the value."""
     types = [encode_value(value, None, {})[1] for value in (b"", "", {}, 1, None, True)]
     assert types == ["application/octet-stream", "text/plain; charset=utf-8", *["application/json"] * 4]
 
@@ -71,14 +71,14 @@ def test_content_types_of_values_without_one() -> None:
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(value: Any, content_type: str | None) -> None:
-    """With the type of the value and the content type."""
+    """The error names the type of the value and the content type."""
     with pytest.raises(BadRequest, match=f"{type(value).__name__}.*cannot be stored as") as caught:
         encode_value(value, content_type, CODECS)
     assert caught.value.reason == "bad-value"
 
 
 def test_stored_bytes_that_are_not_of_their_type_are_named() -> None:
-    """The error says where the bytes are; bytes of unknown types are returned as they are."""
+    """The error names the attribute that has the bytes; bytes of unknown types are returned unchanged."""
     with pytest.raises(BadRequest, match="`body` has them"):
         decode_value(b"{", "application/json", {})
     with pytest.raises(BadRequest):

@@ -13,7 +13,7 @@ from isthmus.config.settings import ReplicationSettings
 
 
 def test_an_option_that_a_file_may_set_has_the_files_default_and_range() -> None:
-    """One number must not have two truths."""
+    """Defaults and ranges must not differ between the two places."""
     defaults = {field.name: field.default for field in dataclasses.fields(ReplicationSettings)}
     forms = {key.field: key.form for key in keys_of(ReplicationSettings).values()}
     for option in OPTIONS.values():
@@ -56,6 +56,6 @@ def test_values_are_read_as_people_type_them(name: str, raw: object, value: obje
     ],
 )
 def test_an_invalid_value_is_refused_in_one_sentence(name: str, raw: object, says: str) -> None:
-    """Out of range, of another kind, or nonsense: the sentence names what would be right."""
+    """The message for a value that is out of range, of another type, or nonsense says which values are valid."""
     with pytest.raises(ValueError, match=re.escape(says)):
         OPTIONS[name].parse(raw)

@@ -15,7 +15,7 @@ FILE = Path("/x/node.toml")
 
 
 def test_a_sample_has_every_section_and_key_and_loads() -> None:
-    """With its meaning; only the values that were given are in force."""
+    """Each key has its description; only the given values are active."""
     text = sample_text(NODE, every=True)
     settings = load_text(text, FILE)
     assert [one.path for one in effective(settings) if one.origin != "default"] == list(NODE)
@@ -29,7 +29,7 @@ def test_a_sample_has_every_section_and_key_and_loads() -> None:
 
 
 def test_its_defaults_may_be_taken_as_they_stand() -> None:
-    """Without the "# " before them they are right, and are the values that were in force before."""
+    """Without the leading "# " they are valid, and equal the values that were in effect before."""
     text = sample_text(NODE, every=True)
     taken = re.sub(r"^# ([a-z_]+ = (?!\.\.\.))", r"\1", text.partition("# [[")[0], flags=re.MULTILINE)
     before, after = (load_text(each, FILE) for each in (text, taken))

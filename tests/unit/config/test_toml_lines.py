@@ -129,5 +129,5 @@ def test_a_table_has_the_line_of_its_first_mention() -> None:
 
 @pytest.mark.parametrize("ending", ["", "\n", "\n\n# end"])
 def test_a_text_may_end_anywhere(ending: str) -> None:
-    """A last line without a line end, or a comment at the very end, is no special case."""
+    """A last line without a line end, or a comment at the very end, is read like any other."""
     assert line_of_keys(f"a = 1\nb = 2{ending}") == {("a",): 1, ("b",): 2}

@@ -65,7 +65,7 @@ def test_the_shortest_text_is_written() -> None:
     ],
 )
 def test_a_wrong_size_is_refused_with_a_hint(text: str, hint: str | None) -> None:
-    """A text that is no exact size raises ValueError in one short line that names what would be right."""
+    """A text that is not an exact size raises ValueError with one short line that names a valid one."""
     with pytest.raises(ValueError, match='"') as caught:
         parse_size(text)
     assert (hint or "") in str(caught.value)

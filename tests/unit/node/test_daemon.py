@@ -1,4 +1,4 @@
-"""How a node's process is tuned, and what it reports to the service manager."""
+"""The tuning of a node's process, and its reports to the service manager."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_node_is_scheduled_in_batches_unless_somebody_chose_a_policy(started_u
 
 
 async def test_a_state_that_cannot_be_described_does_not_end_the_watchdog() -> None:
-    """The event loop turns, which is what the service manager asks for."""
+    """The event loop runs, which is what the service manager checks."""
     alive: list[int] = []
 
     def fail() -> str:

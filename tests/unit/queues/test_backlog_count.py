@@ -1,4 +1,4 @@
-"""Claims about the number of changes that wait: it is the number that then goes, or it is not told."""
+"""The number of waiting changes equals the number then served, or is unknown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = QueueSettings("q", queue_limit_count=20, object_limit_count=5)
 
 
 async def counted(queue_node: QueueNode) -> int | None:
-    """What the listing says, made anew."""
+    """The number in the listing, counted again."""
     queue = queue_node.served()[0]
     queue.backlog_counter._reuse_until_ms = 0
     (row,) = await queue_node.queues.listing()
@@ -35,22 +35,22 @@ async def counted(queue_node: QueueNode) -> int | None:
 
 
 async def owned(queue_node: QueueNode) -> None:
-    """A sink has the queue, and the CURSOR entries say so."""
+    """Waits until a sink owns the queue and the CURSOR entries say so."""
     await queue_node.fetch(wait_ms=0)
     machine = queue_node.served()[0].machine
     await queue_node.eventually(lambda: all(w.owner_version == machine.owner_version for w in machine.windows.values()))
 
 
 def waiting_rows(window: Window, rows: Sequence[Change]) -> set[int]:
-    """Those that are offered, not acknowledged and not under lease; and those for which a reference waits that stood
-    for a change of ours before."""
+    """Offered rows that are neither acknowledged nor under lease, and rows with a waiting reference that replaced an
+    earlier local change."""
     above = [row for row in rows if row.offset >= window.cursor]
     offered = {row.offset for row in window.unsettled(above) if row.offset not in window._in_flight}
     return offered | {item[2] for item in window.waiting.values()}
 
 
 async def count_served(queue_node: QueueNode) -> int:
-    """How many changes go once nobody writes."""
+    """The number of changes that are served without further writes."""
     return len(await queue_node.drain(count=1_000))
 
 
@@ -86,8 +86,8 @@ async def test_overwritten_changes_in_memory_are_counted_once(monkeypatch: pytes
 async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are read slowly while keys are written over, pushed from elsewhere, fetched and acknowledged; the number,
-    less what was taken since it was true, is what goes."""
+    """Rows are read slowly while keys are overwritten, pushed by other clusters, fetched and acknowledged; the number,
+    less those served since its moment, is the number served afterwards."""
     monkeypatch.setattr(backlog_count, "STEP_ROWS", 10)
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 
@@ -107,7 +107,7 @@ async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
     truths: list[int] = []
 
     def at_the_moment() -> int | None:
-        """Looks, where the count takes its moment, at the whole change index."""
+        """Reads the whole change index at the moment of the count."""
         truths.append(sum(len(waiting_rows(w, plain(w.partition, 0, 10_000))) for w in machine.windows.values()))
         return plain_oldest()
 
@@ -143,7 +143,7 @@ async def test_a_count_is_true_whatever_is_written_and_fetched_while_it_is_made(
 async def test_too_many_rows_are_unknown_and_so_is_a_new_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Beyond its bound a count says nothing; so does one during which the queue took another place."""
+    """A count over its limit is unknown; so is one during which the queue moved."""
 
     monkeypatch.setattr(intake, "REFILL_ROWS", 10)
 

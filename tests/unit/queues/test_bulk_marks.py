@@ -1,4 +1,5 @@
-"""Marks of the bulk references that a node holds: written before it is there, so that a crash leaves a gap."""
+"""Marks of the bulk references that a node holds, written before the references are accepted, so that a crash leaves a
+gap."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def gaps_of_bulk(queue_node: QueueNode) -> list[dict[str, Any]]:
 
 
 async def ticked(queue_node: QueueNode, later_ms: int = 0) -> None:
-    """Time goes on, and what a tick begins is done."""
+    """Advances the time, and waits until the tick's work is done."""
     queue_node.clock.skew_ms += later_ms
     queue_node.queues.tick()
     await queue_node.eventually(lambda: all(not m.lock.locked() for m in queue_node.queues.bulk_marks._of.values()))
@@ -61,8 +62,8 @@ async def ticked(queue_node: QueueNode, later_ms: int = 0) -> None:
 
 
 async def test_references_lost_in_a_crash_are_a_gap_with_bounds_and_times() -> None:
-    """A node that dies with references and begins again puts on record how many there were at most, at which priority
-    and since when; once, and the mark is gone. The next crash with nothing held leaves nothing."""
+    """A node that dies with references records at its restart their maximal number, their priority and the begin; once,
+    and the mark is deleted. The next crash without references records nothing."""
 
     async with QueueNode() as queue_node:
         began = queue_node.clock.wall_ms()
@@ -86,8 +87,8 @@ async def test_references_lost_in_a_crash_are_a_gap_with_bounds_and_times() -> N
 
 
 async def test_nothing_is_taken_in_that_is_not_on_record() -> None:
-    """Without the metastore whoever pushes is told to come back, unless a mark covers what comes; a mark whose write
-    got no answer covers nothing."""
+    """Without the metastore a push gets NotReady, unless a mark covers it; a mark whose write had no answer covers
+    nothing."""
 
     async with QueueNode() as queue_node:
         (queue,) = queue_node.served()
@@ -119,7 +120,7 @@ async def test_many_references_cost_few_writes() -> None:
 
 
 async def test_a_full_queue_takes_what_waits_already() -> None:
-    """A repeated push of keys that wait needs no room, and says that they are taken; the first new one finds none."""
+    """A repeated push of waiting keys needs no room and is accepted; the first new key is refused."""
 
     async with QueueNode(QueueSettings("q", queue_limit_count=10)) as queue_node:
         assert await queue_node.acts.push("q", keys(10), FULL_SYNC, 0) == 10
@@ -132,7 +133,7 @@ async def test_a_full_queue_takes_what_waits_already() -> None:
 
 
 async def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
-    """What was acknowledged is held no longer; the mark outlives it for a while, so that bursts cost one write, and is
+    """Acknowledged references are not held any more. The mark stays for a while, so that bursts cost one write, and is
     lowered while less is held."""
 
     async with QueueNode() as queue_node:
@@ -157,8 +158,8 @@ async def test_a_mark_goes_once_all_was_served_and_not_at_once() -> None:
 
 
 async def test_a_stop_and_a_mark_are_one_record() -> None:
-    """What is counted at a stop is not counted by its mark, too; a stop without the metastore leaves the mark, which
-    the next life finds."""
+    """References counted at a stop are not counted by their mark as well; a stop without the metastore leaves the mark,
+    which the next process finds."""
 
     async with QueueNode() as queue_node:
         await queue_node.acts.push("q", keys(5), FULL_SYNC, 0)
@@ -176,8 +177,8 @@ async def test_a_stop_and_a_mark_are_one_record() -> None:
 
 
 async def test_references_lost_with_an_absent_node_are_recorded_by_another() -> None:
-    """The first of the live nodes does it, after a while and not for one that lives; a node that was taken for dead and
-    still holds its references marks them again."""
+    """The first of the live nodes records them, after a while and not for a live node; a node that was taken for dead
+    and still holds its references marks them again."""
 
     ensemble = MemoryEnsemble()
     homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2", "e3")]
@@ -210,14 +211,14 @@ async def test_references_lost_with_an_absent_node_are_recorded_by_another() -> 
 
 
 async def left(queue_node: QueueNode, what: str = "held", name: str = "q") -> str:
-    """What the metastore has of a queue, as text; empty when there is nothing."""
+    """The value in the metastore for a queue, as text; empty if there is none."""
     found = await queue_node.metastore.get(path_of(name, what))
     return "" if found is None else found.value.decode()
 
 
 async def test_marks_of_a_delisted_queue_are_deleted() -> None:
-    """Its marks, though the node that made them was down when it was delisted, and its records of losses; and when a
-    queue of that name is registered again, it keeps what it then holds."""
+    """Its marks are deleted even if their node was down when it was delisted, and so are its records of losses; a queue
+    that is registered again under that name keeps its later marks."""
 
     ensemble = MemoryEnsemble()
     one, two = homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2")]
@@ -226,7 +227,7 @@ async def test_marks_of_a_delisted_queue_are_deleted() -> None:
         queue_node.facts.live = ("e1", "e2")
     await two.acts.push("q", keys(3), FULL_SYNC, 0)
     await two.crash()
-    two.queues._queues.clear()  # its process hears of nothing any more
+    two.queues._queues.clear()  # its process gets no more notifications
     one.facts.live = ("e1",)
     await one.acts.delist("q", AuditInfo("ann", one.clock.wall_ms(), "because"))
     await one.eventually(lambda: not one.served())
@@ -247,7 +248,7 @@ async def test_marks_of_a_delisted_queue_are_deleted() -> None:
 
 
 async def test_marks_of_a_queue_delisted_while_the_metastore_fails_are_deleted() -> None:
-    """The loss could not be noted: its mark goes all the same, and this node keeps nothing of the queue."""
+    """The loss could not be recorded: its mark is deleted nevertheless, and this node keeps nothing of the queue."""
 
     async with QueueNode() as queue_node:
         queue_node.facts.live = ("e1",)
@@ -271,9 +272,9 @@ async def test_marks_of_a_queue_delisted_while_the_metastore_fails_are_deleted()
 
 
 async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -> None:
-    """A node that begins again without the queue in its file writes down what its life before held, for those who have
-    the queue; what one held that stays away is written down by the first of the live ones, though that has no such
-    queue."""
+    """A node that restarts without the queue in its file records the references that its previous process held, for
+    nodes that have the queue. The first of the live nodes records those of a node that stays away, even if it has no
+    such queue itself."""
 
     ensemble = MemoryEnsemble()
     homes = [QueueNode(QueueSettings("q"), ensemble=ensemble, node=name) for name in ("e1", "e2")]
@@ -306,7 +307,7 @@ async def test_a_queue_that_a_file_names_no_more_leaves_a_record_and_no_mark() -
 
 
 async def test_clearing_a_queue_reaches_bulk_references_of_every_node() -> None:
-    """One node is told; what another one holds goes, too, each as a gap of its own."""
+    """One node gets the command; references of another node are dropped, too, each as a gap of its own."""
 
     ensemble = MemoryEnsemble()
     one, two = homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2")]
@@ -326,8 +327,8 @@ async def test_clearing_a_queue_reaches_bulk_references_of_every_node() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_marks_cover_all_references_whatever_metastore_writes_fail(seed: int) -> None:
-    """Pushes, fetches, ticks, crashes and lost writes in random order: at every step what is held is not more than what
-    the metastore says, and a crash that takes something leaves a gap that is not smaller."""
+    """Pushes, fetches, ticks, crashes and lost writes in random order: at every step no more is held than the metastore
+    records, and a crash that loses references leaves a gap that is at least as large."""
 
     rng = Random(seed)
     queue_node = QueueNode(QueueSettings("q", queue_limit_count=3_000))
@@ -381,7 +382,7 @@ def test_bounds_rise_in_steps_up_to_the_limit() -> None:
      b'{"held": [{"node": "e1", "priority": "2", "at_most": 1, "since_ms": 2}]}'],
 )  # fmt: skip
 def test_malformed_marks_are_refused(value: bytes) -> None:
-    """A strange value is told as such; none at all is an empty list."""
+    """A malformed value raises a CodecError; a missing one is an empty list."""
     assert QueuePaths("q").held.decode(None) == ()
     some = (BulkMark("e1", 2, 256, 7),)
     assert decode_held(encode_held(some)) == some
@@ -390,8 +391,8 @@ def test_malformed_marks_are_refused(value: bytes) -> None:
 
 
 async def test_marks_and_records_of_losses_are_bounded() -> None:
-    """More marks than there can be are refused; records beyond their number are made one, bounds added up; records of
-    before there were bounds are read."""
+    """More marks than the limit are refused; records beyond the limit are merged, with their bounds added up; records
+    without bounds, of earlier versions, can be read."""
 
     metastore = MemoryMetastore()
     await metastore.start(lambda state: None)
@@ -419,7 +420,7 @@ async def test_marks_and_records_of_losses_are_bounded() -> None:
 
 
 async def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority() -> None:
-    """Whoever pushes is told to come back, with who suspended it and why; what waited before still goes."""
+    """A push gets NotReady with the operator and the reason; references that waited before are still served."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"000000")
@@ -434,8 +435,8 @@ async def test_while_publishing_is_suspended_nothing_is_taken_in_at_any_priority
 
 
 async def test_records_that_are_made_one_are_of_one_node_and_priority() -> None:
-    """Beyond their number the oldest two of the same node and priority become one: no node is said to have lost what
-    another one did."""
+    """Beyond the limit, the two oldest records of the same node and priority are merged, so that no node's record has
+    losses of another."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda state: None)

@@ -1,4 +1,4 @@
-"""Which nodes fetch from a queue, when they last did, and what they were given."""
+"""The nodes that fetch from a queue, with the time of their last fetch and their unacknowledged changes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from tests.support.queue_source import THIRD
 
 
 def test_the_node_that_was_silent_for_longest_is_forgotten_first() -> None:
-    """No more nodes are kept than the limit, and those are the ones that fetched last; a node that is not known was
-    given nothing."""
+    """At most the limit of nodes is kept, those that fetched last; an unknown node has no unacknowledged changes."""
     consumers = Consumers()
     for number in range(CONSUMERS_MAX + 5):
         consumers.fetched(f"w{number}", number)
@@ -31,8 +30,8 @@ def test_the_node_that_was_silent_for_longest_is_forgotten_first() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_listing_names_each_node_that_fetches() -> None:
-    """With the time of its newest fetch, what it was given and has not acknowledged, and whether a fetch waits; a new
-    owner begins without consumers."""
+    """The listing has the time of its newest fetch, its unacknowledged changes, and whether a fetch waits; a new owner
+    begins without consumers."""
 
     async with QueueNode() as queue_node:
         assert (await queue_node.queues.listing())[0]["consumers"] == []
@@ -57,7 +56,7 @@ async def test_a_listing_names_each_node_that_fetches() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_fetch_that_only_acknowledges_is_none() -> None:
-    """A sink that is suspended sends acknowledgements, and is no consumer by that."""
+    """A suspended sink that sends acknowledgements is not a consumer."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(count=0)

@@ -1,4 +1,4 @@
-"""Claims about a queue's cursor: what its bytes say, which counts, and when it is told."""
+"""A queue's cursor: its encoding, which cursor counts, and when it is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.queues.source_queue.test_rules import P, QueueFixture
 
 
 def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:
-    """R-SOFT: a soft state made under another CURSOR entry is nothing; an older one moves nothing back."""
+    """R-SOFT: a soft state made under another CURSOR entry is ignored; an older one moves nothing back."""
     entry = encode_state(CursorState(10, 2, SINK))
     assert position_of(Cursor(-1, None, encode_soft(5, 99, 0)), 0) is None
     for lineage in (0, 3):
@@ -33,8 +33,8 @@ def test_soft_cursors_count_only_on_top_of_their_entry_and_forward() -> None:
 
 
 def test_soft_cursors_count_only_in_the_lineage_they_were_made_in() -> None:
-    """R-SOFT: once a leader was forced, what was acknowledged before is nothing, and so is what a leader of the new
-    lineage told a copy that has not heard of it; the last CURSOR entry holds."""
+    """R-SOFT: after a forced election, earlier acknowledgements do not count, nor do those of a leader of the new
+    lineage at a replica that does not know it; the last CURSOR entry counts."""
     entry = encode_state(CursorState(10, 2, SINK))
     for made_in, lineage in [(0, 1), (1, 0), (1, 2), (2, 1)]:
         assert position_of(Cursor(40, entry, encode_soft(40, 77, made_in)), lineage) == CursorPosition(
@@ -43,7 +43,7 @@ def test_soft_cursors_count_only_in_the_lineage_they_were_made_in() -> None:
 
 
 def test_soft_cursors_keep_their_bytes_until_a_leader_is_forced() -> None:
-    """Of lineage 0 they are version 1, as every version of the program writes and reads them."""
+    """Soft cursors of lineage 0 have version 1, which every version of the program writes and reads."""
     assert encode_soft(3, 4, 0) == b"\x93\x01\x03\x04"
     assert encode_soft(3, 4, 7) == b"\x94\x02\x03\x04\x07"
 
@@ -77,7 +77,8 @@ def test_cursor_entries_have_their_golden_bytes() -> None:
     ids=str,
 )
 def test_gaps_of_a_wrong_shape_are_refused(gaps: object) -> None:
-    """Fields of a wrong type or number, ranges that are none, more than GAPS_MAX, texts that are not UTF-8."""
+    """Wrong types or numbers of fields, invalid ranges, more than GAPS_MAX gaps, and texts that are not UTF-8 are
+    refused."""
     payload = msgpack.packb([2, 12, 2, b"", 7, gaps], unicode_errors="surrogateescape")
     with pytest.raises(CodecError, match="not a cursor entry"):
         decode_state(payload)
@@ -113,7 +114,7 @@ def test_cursor_payloads_refuse_what_they_would_not_write() -> None:
 
 
 def test_a_cursor_entry_that_moves_the_cursor_takes_effect_at_once() -> None:
-    """A rule or an operator may move a cursor forward: what lies below is no longer offered nor acknowledged."""
+    """A rule or an operator may move a cursor forward: changes below it are no longer offered or acknowledged."""
     fixture = QueueFixture()
     fixture.write(b"a")
     fixture.write(b"b")

@@ -10,7 +10,7 @@ from tests.unit.queues.source_queue.test_rules import SESSION, P, QueueFixture, 
 
 
 def test_a_newer_change_of_a_key_waits_until_the_one_under_lease_has_landed() -> None:
-    """R-PLACE: nobody is given two versions of one key at a time; others go on meanwhile."""
+    """R-PLACE: two versions of one key are never under lease at the same time; other keys continue."""
     fixture = QueueFixture()
     fixture.write(b"a")
     first, items = fixture.take()
@@ -34,8 +34,8 @@ def test_a_newer_change_of_a_key_waits_until_the_one_under_lease_has_landed() ->
 
 @pytest.mark.parametrize("origin", [OURS, SINK])
 def test_an_object_newer_than_its_reference_is_sent_once_and_never_to_its_origin(origin: bytes) -> None:
-    """R-PLACE: what is read may be a version that the queue learns of later: then it goes as that one; one that came
-    from the cluster that fetches does not go at all."""
+    """R-PLACE: the object that is read may be a version whose notification comes later: then it is served as that one.
+    An object from the cluster that fetches is not served."""
     fixture = QueueFixture(size_limit=1)
     fixture.write(b"a")
     batch = fixture.queue.take(SESSION, 10, 10_000, fixture.now)

@@ -1,4 +1,4 @@
-"""Documents in JSON: what cannot be decoded is a CodecError that names what was expected."""
+"""Documents in JSON: an invalid document raises a CodecError that names what was expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims about what a queue knows of how far it is behind, and of single keys."""
+"""A queue's knowledge of its lag, and of single keys."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def lag(queue_node: QueueNode) -> dict[str, Any]:
 
 
 def explained(queue_node: QueueNode, key: bytes, name: str = "q") -> dict[str, Any]:
-    """What queue `name` says of a key of the first partition."""
+    """The explanation of queue `name` for a key of the first partition."""
     rows = [row for row in queue_node.store.changes(P, 0, 1_000) if row.key == key]
     answer = queue_node.acts.explain(Key(b"default", BUCKET, key), P, rows[0] if rows else None)
     (found,) = [one for one in answer["queues"] if one["queue"] == name]
@@ -45,8 +45,8 @@ def explained(queue_node: QueueNode, key: bytes, name: str = "q") -> dict[str, A
 @pytest.mark.timing
 @pytest.mark.virtual_time(False)  # its threads wait until a time-out of the loop is over
 async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The read pool does not get to it: the answer comes within its time limit all the same, with null
-    for what is not read, and says why; a partition of whose changes memory has all, and none, is told as ever."""
+    """The read pool is blocked: the answer still comes within its time limit, with null for unread values and the
+    reason. A partition whose changes are all in memory, or that has none, is reported as usual."""
     monkeypatch.setattr(acts_module, "TIMEOUT_S", 0.2)
 
     async with audited_node() as queue_node:
@@ -69,7 +69,8 @@ async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pyte
 
 
 async def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
-    """Rewritten every second, with or without a sink that holds it, the lag is that of its first change."""
+    """For a key that is rewritten every second, with or without a sink that holds it, the lag is that of its first
+    change."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"old")
@@ -91,7 +92,7 @@ async def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
 
 
 async def test_a_sink_that_stopped_fetching_is_reported_and_a_waiting_one_is_not() -> None:
-    """Twenty seconds without a fetch are a reason; a poll that waits here for longer is none."""
+    """Twenty seconds without a fetch are a reason; a poll that waits here for longer is not."""
 
     async with audited_node() as queue_node:
 
@@ -139,7 +140,7 @@ async def test_a_sink_that_fetches_too_slowly_is_reported_where_changes_wait() -
 
 
 async def test_differing_properties_name_the_owner_until_it_is_released() -> None:
-    """Types of all its nodes, each once; a queue that was released differs from nobody."""
+    """The reason names the differing bucket types of all its nodes, each once; a released queue has no differences."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -157,7 +158,8 @@ async def test_differing_properties_name_the_owner_until_it_is_released() -> Non
 
 
 async def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits: 0 seconds, objects and bytes; too many to count: unknown, but for the seconds."""
+    """If nothing waits there are 0 seconds, objects and bytes; if too many changes wait to be counted only the seconds
+    are known."""
 
     async with audited_node() as queue_node:
         assert (await lag(queue_node))["seconds"] == 0
@@ -177,8 +179,8 @@ async def test_lag_is_zero_once_all_is_acknowledged_and_unknown_is_not_guessed(m
 async def test_changes_acknowledged_during_a_lag_read_do_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Objects, bytes and seconds are of one moment: one that goes while the rows are read is in none of them, and an
-    object never waits with 0 bytes."""
+    """Objects, bytes and seconds are of one moment: a change acknowledged while rows are read is in none of them, and a
+    waiting object never has 0 bytes."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
@@ -234,7 +236,7 @@ async def test_explain_names_where_a_key_is_and_why() -> None:
 
 
 async def test_explain_names_a_sink_that_stopped_fetching_as_soon_as_the_lag_does() -> None:
-    """Twenty seconds after the last fetch a waiting key needs somebody: the owner's sink, which is named."""
+    """Twenty seconds after the last fetch, the explanation of a waiting key names the owner's sink as the next step."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -248,8 +250,8 @@ async def test_explain_names_a_sink_that_stopped_fetching_as_soon_as_the_lag_doe
 
 
 async def test_explain_calls_nothing_acknowledged_that_is_older_than_the_queue() -> None:
-    """A queue that begins now, or at exact offsets, never offered what lies below; what it has sent since is
-    acknowledged, also at a queue that begins with all there is."""
+    """A queue that begins now, or at exact offsets, never offered changes below; changes sent since are acknowledged,
+    also at a queue that begins with all changes."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"old")
@@ -305,7 +307,7 @@ async def test_explain_shows_bulk_references_wherever_they_wait() -> None:
 
 
 async def test_properties_that_differ_are_named_on_both_sides() -> None:
-    """A sink is told the source's digests, and the listing names its node and bucket types until they agree."""
+    """The sink receives the source's digests, and the listing names its node and bucket types until they agree."""
 
     async with audited_node() as queue_node:
         queue_node.facts.digests = {b"notes": b"a" * 8}
@@ -322,8 +324,8 @@ async def test_properties_that_differ_are_named_on_both_sides() -> None:
 
 
 async def test_a_buckets_property_that_differs_is_named_by_listing_and_lag() -> None:
-    """Bucket and property are named where both sides tell their digests by place; of a node that tells none the bucket
-    type is; and once all agree nothing is named."""
+    """Bucket and property are named if both sides report digests by bucket; if a node reports none, only the bucket
+    type is. Once all agree, nothing is named."""
 
     async with audited_node() as queue_node:
         ours = {b"default": {b"orders": scope_digest({"allow_mult": False})}}
@@ -375,8 +377,8 @@ async def test_a_ledger_that_does_not_close_is_an_alarm() -> None:
 
 
 async def test_a_damaged_key_row_stops_no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a key row is damaged, bytes that wait are not known and their number still is; a foreign change that may
-    have a write of ours in it is offered; the segment is reported to be mended, each time."""
+    """If a key row is damaged, the waiting bytes are unknown, but their number is known. A change of another cluster
+    that may contain a local write is offered. The segment is reported for repair, each time."""
 
     queue_node = QueueNode(QueueSettings("q"))
     await queue_node.start(lead=False)

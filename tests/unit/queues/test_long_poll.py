@@ -1,4 +1,4 @@
-"""Claims about fetches that wait at a queue: whatever makes something ready for them, they have it at once."""
+"""Long polls at a queue: any event that makes changes ready wakes them at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_an_acknowledgement_wakes_the_fetches_that_wait_for_a_free_lease()
 
 
 async def test_changes_of_an_aborted_fetch_go_to_the_next_one() -> None:
-    """The sink whose fetch was woken has gone before it got anything: who waits behind it is woken instead."""
+    """The sink whose fetch was woken disconnected before its answer: the next waiting fetch is woken instead."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=10)
@@ -66,7 +66,7 @@ async def test_changes_of_an_aborted_fetch_go_to_the_next_one() -> None:
 
 
 async def test_a_change_wakes_the_fetch_in_whose_share_it_is() -> None:
-    """Not the one that waits for longer; and changes of two shares in one turn wake both fetches."""
+    """A fetch that has waited longer is not woken; changes of two shares in one turn wake both fetches."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=10)
@@ -87,7 +87,8 @@ async def test_a_change_wakes_the_fetch_in_whose_share_it_is() -> None:
 
 @pytest.mark.parametrize("waits_before", [False, True])
 async def test_a_change_that_its_node_does_not_fetch_wakes_another_fetch_after_the_patience(waits_before: bool) -> None:
-    """By a timer: nothing else happens at the queue. Whether the other fetch waits before the change comes or not."""
+    """A timer wakes the fetch, without another event at the queue, whether that fetch waits before or after the
+    change."""
 
     async with QueueNode() as queue_node:
         loop = asyncio.get_running_loop()
@@ -108,7 +109,7 @@ async def test_a_change_that_its_node_does_not_fetch_wakes_another_fetch_after_t
 
 
 async def test_a_node_whose_fetch_is_cut_off_leaves_its_share_at_once() -> None:
-    """Its connection closed, as when its process dies: other fetches wait no patience for it."""
+    """If its connection closes, as when its process dies, other fetches need not wait."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=10)
@@ -122,7 +123,7 @@ async def test_a_node_whose_fetch_is_cut_off_leaves_its_share_at_once() -> None:
 
 
 async def test_a_fetch_without_a_share_takes_changes_of_every_share() -> None:
-    """A node of the version before beside others with shares: first come, first served, as between old nodes."""
+    """A node of the previous version beside others with shares is served first come, first served."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=10)
@@ -138,7 +139,7 @@ async def test_a_fetch_without_a_share_takes_changes_of_every_share() -> None:
 
 
 async def test_a_failed_read_of_rows_is_repeated_after_any_error() -> None:
-    """A fault that nobody thought of, in one read of the change index, does not silence a partition for good."""
+    """An unexpected error in one read of the change index does not stop a partition for good."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -155,7 +156,7 @@ async def test_a_failed_read_of_rows_is_repeated_after_any_error() -> None:
 
 @pytest.mark.timing
 async def test_a_large_partly_failed_batch_does_not_block_the_loop() -> None:
-    """Sorting out what failed of a batch takes time in proportion to the batch: the loop has other work, too."""
+    """The time to sort out the failed items is proportional to the batch, and the loop is free for other work."""
     few_s, many_s = [min([await _sorting_s(count) for _ in range(2)]) for count in (1_000, 10_000)]
     assert many_s < 50 * few_s, "ten times the keys: ten times the work, give or take; 100 times if it were quadratic"
 

@@ -1,4 +1,4 @@
-"""Claims about which writes of ours a node's queues still owe (R-OWED), and which rows they offer for that."""
+"""Local writes that a node's queues have not replicated yet (R-OWED), and the rows that are offered because of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEY = Key(b"default", BUCKET, b"a")
 
 
 async def test_while_definitions_are_unread_every_local_write_is_unreplicated() -> None:
-    """A queue that was registered at run time may be among those that cannot be read: it would miss the write."""
+    """A queue that was registered at run time may be among the unreadable ones: it would miss the write."""
 
     queue_node = QueueNode(QueueSettings("q", filter="block_rtq"))
     await queue_node.start()
@@ -45,8 +45,8 @@ async def test_while_definitions_are_unread_every_local_write_is_unreplicated() 
 async def test_a_pending_cursor_entry_makes_acknowledged_writes_unreplicated(
     monkeypatch: pytest.MonkeyPatch, error: IsthmusError, owed: bool
 ) -> None:
-    """The cursor may be moved back by it. That ends with the entry; with a refusal, but not with an unknown outcome:
-    the entry may yet be applied."""
+    """The entry may move the cursor back. The writes are replicated again once the entry is applied or refused, but not
+    after an unknown outcome, since it may yet be applied."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -76,8 +76,8 @@ async def test_a_pending_cursor_entry_makes_acknowledged_writes_unreplicated(
 
 
 async def test_a_row_that_is_backfilled_counts_as_waiting_wherever_it_is_shown() -> None:
-    """Lag, the count of what waits, peek, explain and the ledger see it as the window does; a foreign row with nothing
-    of ours is passed over."""
+    """Lag, the backlog count, peek, explain and the ledger agree with the window; a row of another cluster without a
+    local write is skipped."""
 
     queue_node = QueueNode(QueueSettings("q"))
     await queue_node.start(lead=False)

@@ -18,8 +18,8 @@ from tests.support.samples import share
 def test_no_more_is_fetched_than_the_rates_allow(
     byte_rate: int, object_rate: int, fetches: list[tuple[int, int, int]]
 ) -> None:
-    """Whatever comes when: before each fetch no more was taken than the rate gives, one second's worth saved up and
-    one batch beyond; the time in which nothing may begin is what is told as throttled."""
+    """For any sequence of fetches: before each one, no more was taken than the rate allows, plus one second's worth and
+    one batch; the time in which no fetch may begin is counted as throttled."""
     throttle = Throttle(Rates(byte_rate, object_rate), 0)
     now = took_bytes = took_objects = blocked = 0
     last = (0, 0)
@@ -42,7 +42,7 @@ def test_no_more_is_fetched_than_the_rates_allow(
 
 
 def test_the_limit_that_binds_is_named_and_a_new_one_counts_at_once() -> None:
-    """Of two limits the one that holds fetches back longer is named; lifting it ends the wait and its count."""
+    """The limit that delays fetches longer is named; lifting it ends the wait and its count."""
     throttle = Throttle(Rates(bytes=1_000_000, objects=100), 0)
     assert throttle.wait_ms(0) == 0
     assert throttle.allowance(512, 4_000_000, 0) == (100, 1_000_000)

@@ -1,4 +1,4 @@
-"""The bytes that Riak's fetch is answered with: compared with bytes worked out by hand, and with a decoder."""
+"""The bytes of answers to Riak's fetch, compared with bytes worked out by hand, and decoded again."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_an_answer_has_the_bytes_of_riaks_internal_form() -> None:
 
 @pytest.mark.parametrize("kind", [ReferenceKind.TOMBSTONE, ReferenceKind.LEAVING])
 def test_a_tombstone_has_its_clock_before_the_checksum_even_when_it_is_to_be_reaped(kind: ReferenceKind) -> None:
-    """The flag, the length of the clock, the clock; then CRC32 and the object, whose sibling is deleted."""
+    """The order is: flag, length of the clock, clock, CRC32, and the object, whose sibling is deleted."""
     stored = Object(((ACTOR, 5, 10),), (Sibling((ACTOR, 5), 10_000, tombstone=True, value=b""),))
     body = encode_answer(item(stored, kind))
     clock = encode_clock_term(stored.clock)
@@ -95,7 +95,7 @@ def test_a_tombstone_beside_a_value_is_no_tombstone() -> None:
 
 def test_metadata_has_the_types_in_which_riak_keeps_it() -> None:
     """Texts are lists of characters, links and index entries are binaries, integer indexes are integers; a value that
-    is no integer stays a binary; a charset is apart from its content type."""
+    is not an integer stays a binary; a charset is separated from its content type."""
     sibling = Sibling(
         (ACTOR, 3), 3_000, tombstone=False, value=b"v", content_type=b"text/plain; charset=utf-8",
         content_encoding=b"gzip", metadata=((b"colour", b"red"), (b"empty", b"")), links=((b"b2", b"k2", b"next"),),
@@ -118,7 +118,7 @@ def test_metadata_has_the_types_in_which_riak_keeps_it() -> None:
 
 
 def test_a_content_type_with_other_parameters_stays_whole() -> None:
-    """Only a charset alone is taken apart."""
+    """Only a charset that is the sole parameter is separated."""
     whole = b'multipart/mixed; boundary="x"; charset=utf-8'
     sibling = Sibling(
         (ACTOR, 3), 3_000, tombstone=False, value=b"v", content_type=whole, metadata=((b"n", b"y" * 70_000),)
@@ -167,7 +167,7 @@ siblings = st.builds(
 
 @given(st.lists(siblings, min_size=1, max_size=4, unique_by=lambda one: one.dot))
 def test_any_object_comes_back(found: list[Sibling]) -> None:
-    """Values, times and metadata of every sibling survive, whatever bytes they have."""
+    """Values, times and metadata of every sibling are preserved for any bytes."""
     stored = Object(((ACTOR, (1 << 64) - 1, 1),), tuple(sorted(found, key=lambda one: one.dot)))
     answer = decoded(stored)
     assert len(answer.siblings) == len(stored.siblings)

@@ -1,4 +1,4 @@
-"""Claims about shares of a queue: which windows a node of the sink's cluster may take from at once."""
+"""Shares of a queue: the windows from which a node of the sink's cluster may take at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def share(led: int, total: int = TOTAL) -> dict[bytes, TypeShare]:
 
 
 def positions(shares: SinkShares, node: str, now_ms: int, total: int = TOTAL) -> list[int]:
-    """Which of `total` partitions the node may take from at once."""
+    """The partitions of `total` from which the node may take at once."""
     allowed = shares.allowed(node, now_ms)
     every = range(total)
     return [at for at in every if allowed is None or includes(allowed, TYPE, KeyRange(at, total))]
@@ -32,7 +32,7 @@ def test_a_node_may_take_its_share_and_what_no_other_node_has_in_its_share() -> 
 
 
 def test_a_node_that_sends_no_share_may_take_everything() -> None:
-    """As a node of the version before does, also after one with a share (a downgrade)."""
+    """This holds for a node of the previous version, also after one with a share (a downgrade)."""
     shares = SinkShares()
     shares.report("w1", share(0b1111), WAIT_MS, 0)
     assert positions(shares, "w2", 0) == [0, 1, 2, 3]
@@ -43,7 +43,7 @@ def test_a_node_that_sends_no_share_may_take_everything() -> None:
 
 
 def test_a_bucket_type_with_another_number_of_partitions_or_without_a_share_is_open_to_all() -> None:
-    """Which keys lie where cannot be told by partition; nor can it before the window's own range is known."""
+    """Keys cannot be assigned by partition then, nor before the window's own range is known."""
     shares = SinkShares()
     shares.report("w1", share(0b1111), WAIT_MS, 0)
     shares.report("w2", share(0), WAIT_MS, 0)
@@ -57,7 +57,7 @@ def test_a_bucket_type_with_another_number_of_partitions_or_without_a_share_is_o
 
 
 def test_leadership_that_moves_moves_the_share_with_the_next_fetch() -> None:
-    """Of the old leader and of the new one, in either order."""
+    """The old and the new leader may report in either order."""
     shares = SinkShares()
     shares.report("w1", share(0b11), WAIT_MS, 0)
     shares.report("w2", share(0b1100), WAIT_MS, 0)
@@ -69,8 +69,8 @@ def test_leadership_that_moves_moves_the_share_with_the_next_fetch() -> None:
 
 
 def test_the_share_of_a_node_that_stops_fetching_is_open_to_others() -> None:
-    """After its fetch should have ended, and a patience; at once when its fetch is cut off; and it counts again from
-    the node's next fetch on, even if nothing else has changed."""
+    """It is open once its fetch should have ended, plus a tolerance, and at once if its fetch is cut off; it counts
+    again from the node's next fetch on, even if nothing else has changed."""
     shares = SinkShares()
     shares.report("w1", share(0b0011), WAIT_MS, 0)
     shares.report("w2", share(0b1100), 100_000, 0)
@@ -95,7 +95,7 @@ def test_a_fetch_that_follows_another_renews_its_share() -> None:
 
 
 def test_no_more_shares_are_kept_than_there_may_be_nodes() -> None:
-    """The oldest goes; its node may take everything until its next fetch."""
+    """The oldest is dropped; its node may take everything until its next fetch."""
     shares = SinkShares()
     for number in range(NODES_MAX + 1):
         shares.report(f"w{number}", share(0), WAIT_MS, number)

@@ -1,4 +1,4 @@
-"""Which queue still needs a tombstone: by filter, cursor and gap, from what the store has."""
+"""Queues that still need a tombstone: by filter, cursor and gap, read from the store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wait_reason(state: CursorState | None, soft: int | None = None, bucket: byte
 
 
 def test_a_queue_waits_until_its_cursor_has_passed() -> None:
-    """At the tombstone's own offset it waits, one further it does not, wherever the cursor was moved from."""
+    """A cursor at the tombstone's own offset has not passed it, one above has, wherever the cursor was moved from."""
     assert "no cursor in partition 3 yet" in wait_reason(None)
     assert (
         wait_reason(CursorState(10))
@@ -55,17 +55,17 @@ def test_a_queue_waits_until_its_cursor_has_passed() -> None:
 
 
 def test_acknowledgements_before_a_forced_election_do_not_count() -> None:
-    """A soft cursor of another lineage than the partition's speaks of other entries (R-SOFT)."""
+    """A soft cursor of another lineage than the partition's refers to other entries (R-SOFT)."""
     assert wait_reason(CursorState(0), soft=11, lineage=1).startswith("queue to-west: acknowledged below offset 0")
 
 
 def test_other_buckets_wait_for_nothing() -> None:
-    """A queue that does not offer the bucket is not asked."""
+    """A queue that does not include the bucket does not count."""
     assert wait_reason(None, bucket=b"c") == ""
 
 
 def test_a_gap_holds_a_tombstone_until_it_is_closed() -> None:
-    """What was given up was never acknowledged, wherever the cursor is."""
+    """Changes in a gap were never acknowledged, wherever the cursor is."""
     gap = QueueGap(8, 11, 1, 2, 0, "discard", "ann", "full")
     assert "gap (discard)" in wait_reason(CursorState(20, gaps=(gap,)))
     assert wait_reason(replace(CursorState(20), gaps=(gap._replace(end=10),))) == ""

@@ -10,7 +10,7 @@ from isthmus.repl import extras
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ImportError with the package as its name; those that are there pass, and none is imported."""
+    """An ImportError has the package as its name; installed ones pass, and none is imported."""
     installed = {"pyspark"}
     monkeypatch.setattr(extras, "is_installed", installed.__contains__)
     extras.check_packages("a job", "pyspark")

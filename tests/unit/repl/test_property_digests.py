@@ -1,4 +1,4 @@
-"""Digests of properties by scope: what two clusters learn from each other about properties that differ."""
+"""Digests of properties by scope, by which two clusters find out which of their properties differ."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def settings_of(scopes: dict[PropertyScope, dict[str, Value]]) -> PropertySettin
 def between(
     ours: dict[PropertyScope, dict[str, Value]], theirs: dict[PropertyScope, dict[str, Value]]
 ) -> tuple[object, ...]:
-    """What differs, which must be the same from both ends."""
+    """The differences, which must be the same from both sides."""
     a, b = settings_of(ours), settings_of(theirs)
     found = differences(_digests(a), _digests(b), scope_digests(a), scope_digests(b))
     assert found == differences(_digests(b), _digests(a), scope_digests(b), scope_digests(a))
@@ -49,7 +49,7 @@ def between(
 
 
 def test_a_buckets_property_that_differs_is_named_with_its_bucket() -> None:
-    """One side has set it and the other nothing, or something else: bucket and property, and no other property."""
+    """One side has set it and the other nothing, or something else: the bucket and only that property are named."""
     off: dict[str, Value] = {"allow_mult": False}
     assert between({ORDERS: off}, {}) == ((b"default", b"orders", "allow_mult"),)
     assert between({ORDERS: off}, {ORDERS: {**off, "delete_mode": "immediate"}}) == (
@@ -61,8 +61,8 @@ def test_a_buckets_property_that_differs_is_named_with_its_bucket() -> None:
 
 
 def test_a_bucket_types_property_is_named_once_and_not_for_the_buckets_that_have_it_from_there() -> None:
-    """A bucket with a property of its own that agrees is not named for what both sides inherit; one that differs in
-    itself is, beside its bucket type."""
+    """A bucket whose own property agrees is not named for differences that both sides inherit; one that differs in
+    itself is named beside its bucket type."""
     kind, plain = PropertyScope("default"), {ORDERS: {"repl_reap": True}}
     assert between({kind: {"allow_mult": False}, **plain}, plain) == ((b"default", None, "allow_mult"),)
     assert between({kind: {"allow_mult": False, "repl_reap": True}}, {}) == (
@@ -78,7 +78,7 @@ def test_a_bucket_types_property_is_named_once_and_not_for_the_buckets_that_have
 
 
 def test_a_side_that_sent_no_scopes_has_only_its_bucket_types_named() -> None:
-    """Either side may be of an older version: a bucket type that differs is named alone, and none that agrees."""
+    """Either side may be of an older version: differing bucket types are named, without details, and no others."""
     ours, theirs = (
         settings_of({ORDERS: {"allow_mult": False}, PropertyScope("maps"): {"repl_reap": True}}),
         settings_of({PropertyScope("maps"): {"repl_reap": True}}),
@@ -89,15 +89,15 @@ def test_a_side_that_sent_no_scopes_has_only_its_bucket_types_named() -> None:
 
 
 def test_scopes_that_show_no_difference_leave_the_bucket_type_named() -> None:
-    """The longer digest of the bucket type decides: were two short ones equal by chance, or of a property that this
-    version does not know, it is still told that something differs, and where they differ alone nothing does."""
+    """The longer digest of the bucket type decides: if two short ones are equal by chance, or a differing property is
+    unknown to this version, the bucket type is still named. If only short digests differ, nothing is."""
     scopes = {b"default": {b"orders": PLAIN_SCOPE + b"xy"}}
     assert differences({b"default": b"1" * 8}, {}, scopes, {}) == (PropertyDifference(b"default"),)
     assert differences({}, {}, {b"default": {b"orders": bytes(10)}}, {}) == ()
 
 
 def test_scopes_are_sent_up_to_their_bounds_and_not_at_all_beyond() -> None:
-    """Part of them would show differences that are none."""
+    """Sending only a part of them would show false differences."""
 
     def buckets(count: int, length: int) -> PropertySettings:
         return settings_of({PropertyScope("t", b"%0*d" % (length, n)): {"allow_mult": False} for n in range(count)})
@@ -124,7 +124,8 @@ def test_each_property_has_its_place_in_the_digest(name: str) -> None:
 
 
 def test_a_difference_is_shown_with_its_place_and_properties_in_one_line() -> None:
-    """What differs at several nodes is named once; a bucket type alone goes where another node says more of it."""
+    """A difference at several nodes is named once; a bucket type alone is omitted if another node reports its
+    details."""
     order, kind = (
         PropertyDifference(b"default", b"a b", ("allow_mult",)),
         PropertyDifference(b"maps", None, MUST_AGREE[:2]),

@@ -1,4 +1,4 @@
-"""Claims about `repl.timers`: one callback at the earliest deadline, on every event loop that we run on."""
+"""`repl.timers`: one callback at the earliest deadline, on every supported event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampled changes on the node that leads them: what ends each span, and what is given up."""
+"""Sampled changes on the node that leads them: the end of each span, and abandoned spans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Clock:
 
 
 class NotedSpan:
-    """A span that keeps what is done to it."""
+    """A span that records its calls."""
 
     def __init__(self, name: str, parent: TraceContext | None, number: int, attributes: Attributes) -> None:
         self.name = name
@@ -126,12 +126,12 @@ def values(traces: ChangeTraces) -> tuple[float, float, float]:
     ],
 )
 def test_contexts_are_read_as_w3c_has_them(text: bytes, context: TraceContext | None) -> None:
-    """A later version is read by its first parts; what is malformed, or has no ids, is no context."""
+    """A later version is read by its first parts; a malformed header, or one without ids, gives no context."""
     assert parse_traceparent(text) == context
 
 
 def test_a_context_is_written_as_it_is_read() -> None:
-    """In the version that everybody reads."""
+    """It is written in the version that every reader accepts."""
     for context in (PARENT, PARENT._replace(sampled=False)):
         assert parse_traceparent(context.traceparent().encode()) == context
 
@@ -154,7 +154,7 @@ def test_the_entry_of_a_watched_key_ends_the_commit_and_its_batch_the_wait() -> 
 
 
 def test_each_queue_takes_a_change_once() -> None:
-    """A batch that comes again carries nothing; another queue's first one does."""
+    """A batch that is served again carries nothing; another queue's first one does."""
     traces, _, _ = made()
     traces.watch(KEY, PARENT)
     apply(traces, [entry(4)])
@@ -164,7 +164,7 @@ def test_each_queue_takes_a_change_once() -> None:
 
 
 def test_an_older_change_of_the_key_is_not_taken_for_it() -> None:
-    """A batch that was taken before the write was applied sends the one before; a newer one includes the write."""
+    """A batch that was taken before the write was applied sends the previous change; a newer one includes the write."""
     traces, _, _ = made()
     traces.watch(KEY, PARENT)
     apply(traces, [entry(4)])
@@ -173,7 +173,7 @@ def test_an_older_change_of_the_key_is_not_taken_for_it() -> None:
 
 
 def test_a_later_write_of_the_key_is_not_taken_for_one_that_was_sent() -> None:
-    """Once a queue has sent the change, the next entry of its key is another matter."""
+    """Once a queue has sent the change, the next entry of its key is a different one."""
     traces, _, _ = made()
     traces.watch(KEY, PARENT)
     apply(traces, [entry(4)])
@@ -197,7 +197,7 @@ def test_only_data_of_partitions_led_here_counts() -> None:
 
 
 def test_two_watched_writes_of_a_key_end_in_order() -> None:
-    """Each with an entry of its own."""
+    """Each write has an entry of its own."""
     traces, tracer, _ = made()
     traces.watch(KEY, PARENT)
     traces.watch(KEY, PARENT._replace(span_id=5))
@@ -209,7 +209,7 @@ def test_two_watched_writes_of_a_key_end_in_order() -> None:
 
 
 def test_a_write_that_came_to_nothing_is_no_longer_watched() -> None:
-    """Its span says so, and the next entry of the key is not taken for it."""
+    """Its span is marked as not written, and the next entry of the key is not taken for it."""
     traces, tracer, _ = made()
     traces.watch(KEY, PARENT)
     traces.unwatch(KEY, PARENT._replace(span_id=5))
@@ -222,7 +222,7 @@ def test_a_write_that_came_to_nothing_is_no_longer_watched() -> None:
 
 
 def test_a_write_that_takes_too_long_is_given_up() -> None:
-    """An entry after WATCH_MS is another write's; so it is when the next watch begins."""
+    """An entry after WATCH_MS belongs to another write; so does one when the next watch begins."""
     traces, tracer, clock = made()
     traces.watch(KEY, PARENT)
     clock.ms += WATCH_MS + 1
@@ -238,7 +238,7 @@ def test_a_write_that_takes_too_long_is_given_up() -> None:
 
 
 def test_what_is_followed_is_bounded() -> None:
-    """The oldest are given up, and counted as lost unless a queue has sent them."""
+    """The oldest are abandoned, and counted as lost unless a queue has sent them."""
     traces, _, clock = made()
     for number in range(WATCHED_MAX + 5):
         traces.watch((b"default", b"b", b"%d" % number), PARENT)
@@ -259,7 +259,7 @@ def test_what_is_followed_is_bounded() -> None:
 
 
 def test_a_batch_costs_nothing_while_nothing_is_followed() -> None:
-    """Items are not looked at."""
+    """Items are not inspected."""
     traces, _, _ = made()
     assert traces.served("q", None, "a") is None  # type: ignore[arg-type]
     traces.applied(None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Delays of a link: what results, empty answers and errors make of them, and how pauses are spread."""
+"""Delays of a link after results, empty answers and errors, and the jitter of pauses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ RESULTS = st.sampled_from(list(CycleResult))
 def test_the_first_success_ends_any_delay_and_errors_cost_more_than_empties(
     delays: Delays, history: list[tuple[CycleResult, int]]
 ) -> None:
-    """Whatever came before: results bring the delay to 0, empties keep it small, errors multiply it up to the bound."""
+    """After any history, results reset the delay to 0, empty answers keep it small, and errors multiply it up to the
+    limit."""
     backoff = Backoff(delays)
     for result, waited_ms in history:
         before, backoff = backoff, backoff.after(result, waited_ms)
@@ -45,7 +46,7 @@ def test_the_first_success_ends_any_delay_and_errors_cost_more_than_empties(
 
 
 def test_the_first_error_waits_no_shorter_than_the_empty_answer_before_it() -> None:
-    """A link that had come to rest between empty answers is not asked sooner because its source fails."""
+    """A link that rests between empty answers is not fetched from sooner because its source fails."""
     resting = Backoff(Delays(), delay_ms=250)
     assert resting.after(CycleResult.EMPTY, 0).delay_ms == 250
     assert resting.after(CycleResult.ERROR, 0).delay_ms == 500
@@ -54,6 +55,6 @@ def test_the_first_error_waits_no_shorter_than_the_empty_answer_before_it() -> N
 @settings(max_examples=share(100), deadline=None, derandomize=True)
 @given(st.integers(0, 8_000), st.integers(0, 99))
 def test_pauses_are_spread(delay_ms: int, seed: int) -> None:
-    """The pause lies between half the delay and the whole, so that many sinks do not march in step."""
+    """The pause is between half the delay and the whole, so that many sinks do not fetch in step."""
     pause = Backoff(DELAYS, delay_ms).pause_ms(Random(seed))
     assert delay_ms // 2 <= pause <= delay_ms

@@ -1,4 +1,4 @@
-"""The list of conflicts: what a push was concurrent with, bounded, over restarts, and when the disk refuses."""
+"""The list of conflicting pushes: its limit, restarts, and a disk that refuses writes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ async def until_equal(conflicts: Conflicts, numbers: list[int]) -> None:
 async def test_the_newest_are_kept_over_restarts_and_what_goes_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Newest first, at most the limit, with what is not written yet; a new process has those of the one before."""
+    """The newest come first, at most the limit, including those not written yet; a new process has those of the
+    previous one."""
     monkeypatch.setattr(room, "WRITE_INTERVAL_S", 0.01)
 
     conflicts = Conflicts(tmp_path / "c.sqlite", 3)
@@ -56,7 +57,7 @@ async def test_the_newest_are_kept_over_restarts_and_what_goes_is_counted(
 
 
 async def test_a_limit_of_0_keeps_none_and_makes_no_file(tmp_path: Path) -> None:
-    """They are counted all the same."""
+    """Conflicts are still counted."""
 
     conflicts = Conflicts(tmp_path / "c.sqlite", 0)
     conflicts.add([one(1)])
@@ -66,7 +67,7 @@ async def test_a_limit_of_0_keeps_none_and_makes_no_file(tmp_path: Path) -> None
 
 
 async def test_a_damaged_file_is_replaced_and_a_refusing_disk_is_reported(tmp_path: Path) -> None:
-    """Nothing depends on the list, so neither stops anything; the rows that went are counted."""
+    """Nothing depends on the list, so neither stops anything; the lost rows are counted."""
 
     file = tmp_path / "c.sqlite"
     file.write_bytes(b"no database" * 100)
@@ -84,7 +85,8 @@ async def test_a_damaged_file_is_replaced_and_a_refusing_disk_is_reported(tmp_pa
 
 
 def test_conflicts_of_merged_pushes_travel_between_nodes() -> None:
-    """A leader elsewhere tells the clock and the siblings; the answer of a version before has neither."""
+    """The result from a remote leader carries the clock and the siblings; the result of an older version has
+    neither."""
     met = PushResult(PushOutcome.MERGED, None, MergedWith(b"clock", 3))
     assert decode_pushed(pushed_row(met)) == met
     assert pushed_row(PushResult(PushOutcome.APPLIED)) == (PushOutcome.APPLIED.value,)
@@ -92,8 +94,8 @@ def test_conflicts_of_merged_pushes_travel_between_nodes() -> None:
 
 
 async def test_a_concurrent_change_is_listed_with_both_clocks() -> None:
-    """Key, queue, peer, source, siblings since, and the clocks of both sides of before; what is applied or superseded
-    is not in the list. There is an event in the log."""
+    """The list shows key, queue, peer, source, the number of siblings after the merge, and both clocks before it;
+    applied and superseded pushes are not listed. The log has an event."""
 
     async with SinkPair() as pair:
         node = pair.source

@@ -1,4 +1,4 @@
-"""Which nodes of a cluster are fetched from: lists of nodes, their schemes, and what is passed over."""
+"""Selection of the nodes of a cluster to fetch from: node lists, URL schemes, and nodes that are passed over."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ N1 = "http://10.1.0.1:8098"
 
 
 def test_links_follow_the_nodes_listed_by_peers() -> None:
-    """Nodes that come are fetched from, nodes that go are not; what was known of a silent cluster stays, and a seed
-    that is down stays to be tried."""
+    """New nodes are fetched from, and removed ones are not. The last known nodes of a silent cluster stay, and a seed
+    that is down is retried."""
     first, other = LinkName("q", E1), LinkName("r", N1)
     told = {E1: PeerNodes(EAST, "east", (E1, E2)), N1: None}
     found = wanted([first, other], {}, told)
@@ -36,8 +36,8 @@ def test_links_follow_the_nodes_listed_by_peers() -> None:
 
 
 def test_an_implausible_node_list_is_ignored() -> None:
-    """Loopback addresses of a far peer, other schemes, and another cluster behind a known address change nothing; a
-    balancer is replaced by the nodes that it leads to."""
+    """Loopback addresses of a remote peer, other schemes, and another cluster behind a known address change nothing; a
+    balancer is replaced by the nodes behind it."""
     seed = LinkName("q", E1)
     for urls in (("http://127.0.0.1:8098",), ("http://0.0.0.0:8098", "http://localhost:1"), ("https://10.0.0.1:8098",)):
         assert wanted([seed], {}, {E1: PeerNodes(EAST, "east", urls)}) == {seed: LinkTarget(None, seed)}
@@ -68,8 +68,9 @@ def test_nodes_of_a_cluster_that_takes_both_are_dialled_as_their_seed_is(tls: st
 
 
 def test_a_seed_with_tls_never_leads_to_an_address_in_plain_text() -> None:
-    """Where nothing proves that the listed nodes take TLS they are passed over, with a reason, and the seed stays: a
-    balancer that ends TLS, a listener of the mode "off". A listed https:// is not dialled for a seed of http://."""
+    """If nothing proves that the listed nodes accept TLS, they are passed over, with a reason, and the seed stays: for
+    example behind a balancer that terminates TLS, or with a listener of the mode "off". A listed https:// address is
+    not dialled for an http:// seed."""
     for name, told in (
         ("https://lb:443", PeerNodes(EAST, "east", (E1, E2))),
         (S1, PeerNodes(EAST, "east", (E1, E2), "off")),
@@ -90,14 +91,14 @@ def test_a_seed_with_tls_never_leads_to_an_address_in_plain_text() -> None:
 
 
 def test_seeds_of_both_schemes_lead_to_each_node_once() -> None:
-    """While peers go over to TLS one by one, a node has one link: as the config names it, else with TLS."""
+    """While peers move to TLS one by one, a node has one link: by the address in the config, otherwise with TLS."""
     seeds = [LinkName("q", E1), LinkName("q", S2)]
     told: dict[str, PeerNodes | None] = {s.peer: PeerNodes(EAST, "east", (E1, E2, E3), "allow") for s in seeds}
     assert {name.peer for name in wanted(seeds, {}, told)} == {E1, S2, S3}
 
 
 def test_a_node_that_is_fetched_from_by_another_address_is_not_passed_over() -> None:
-    """With as many links to a cluster as it lists nodes nothing is missing, whatever the addresses."""
+    """If there are as many links to a cluster as nodes in its list, none is missing, even if the addresses differ."""
     seed = LinkName("q", E1)
     told: dict[str, PeerNodes | None] = {E1: PeerNodes(EAST, "east", ("http://127.0.0.1:8098",)), E2: None}
     assert passed_over([seed], wanted([seed], {}, told), told) == {}
@@ -108,7 +109,7 @@ def test_a_node_that_is_fetched_from_by_another_address_is_not_passed_over() -> 
 
 
 def test_a_valid_mode_of_a_node_list_is_used() -> None:
-    """`tls` is optional; what is none of the modes counts as not said."""
+    """`tls` is optional; an unknown mode counts as absent."""
     fields = {"cluster": "east", "cluster_uuid": EAST.hex(), "nodes": [{"http": E1}]}
     for said, understood in (("allow", "allow"), ("off", "off"), ("require", "require"), ("later", None), ([], None)):
         assert parse(json.dumps({**fields, "tls": said}).encode()).tls == understood
@@ -131,13 +132,13 @@ def test_a_valid_mode_of_a_node_list_is_used() -> None:
     ],
 )  # fmt: skip
 def test_a_malformed_node_list_is_reported(body: bytes) -> None:
-    """What a peer answers wrongly is a CodecError, whatever it is, and long lists are not believed."""
+    """A malformed answer of a peer raises a CodecError, and so does a list that is too long."""
     with pytest.raises(CodecError):
         parse(body)
 
 
 def test_a_list_of_another_version_is_refused_by_name() -> None:
-    """A list without a version is of the first one, as nodes of before wrote it."""
+    """A list without a version counts as the first version, since earlier nodes sent none."""
     fields = {"cluster": "east", "cluster_uuid": EAST.hex(), "nodes": [{"http": E1}]}
     assert parse(json.dumps(fields).encode()) == parse(json.dumps({"v": 1, **fields}).encode())
     with pytest.raises(UnknownFetchVersion, match="version 2, this program speaks 1"):

@@ -1,4 +1,4 @@
-"""Claims about the share that a sink's fetch carries."""
+"""The share that a sink's fetch carries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARE: Share = {b"default": TypeShare(12, 0b101)}
 
 
 class RecordingPeer:
-    """A source that has nothing, and keeps the requests."""
+    """A source without changes that keeps the requests."""
 
     url = "http://east"
 
@@ -42,7 +42,7 @@ def fetcher_to(peer: RecordingPeer) -> Fetcher:
 
 @pytest.mark.parametrize("share", [None, {}, SHARE])
 async def test_a_fetch_carries_the_share_of_its_node(share: Share | None) -> None:
-    """No share is another thing than a share of nothing."""
+    """No share differs from an empty share."""
     peer = RecordingPeer()
     await fetcher_to(peer).fetch(FetchOptions(1, 1, 0, share=share), None, "")
     assert [request.share for request in peer.requests] == [share]
@@ -58,7 +58,7 @@ async def test_a_share_of_more_bucket_types_than_a_request_may_have_is_not_sent(
 
 
 async def test_an_acknowledgement_without_a_fetch_carries_no_share() -> None:
-    """It takes nothing."""
+    """It fetches nothing."""
     peer = RecordingPeer()
     fetcher = fetcher_to(peer)
     fetcher.ack = BatchAck(b"batch", 1)

@@ -1,4 +1,4 @@
-"""Peers and workers of queues that are set while a sink runs: over restarts, on all nodes, and what cannot be read."""
+"""Peers and workers of queues that are set while a sink runs: restarts, other nodes, and unreadable documents."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def links(sink: Sink) -> list[tuple[str, str]]:
 
 
 async def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and_over_restarts() -> None:
-    """A sink without any peer in its file gets one from an operator at another node: changes arrive, the listing says
-    who did it, and a new process fetches from it again; removed, it is gone everywhere and nothing is lost."""
+    """An operator adds a peer at another node to a sink that has none in its file: changes arrive, the listing names
+    the operator, and a new process fetches from the peer again. After its removal, no node fetches from it, and nothing
+    is lost."""
 
     async with SinkPair() as pair:
         sink, other = await pair.sink(peers=False), await pair.sink(peers=False)
@@ -58,7 +59,7 @@ async def test_a_peer_added_while_the_sink_runs_is_fetched_from_on_all_nodes_and
 
 
 async def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_until_it_is_added_again() -> None:
-    """The file is the default alone; what is no peer is refused with those that there are."""
+    """The file is only the default; a removal of an unknown peer is refused, and the message lists the peers."""
 
     async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
@@ -75,8 +76,8 @@ async def test_a_peer_of_the_file_that_was_removed_stays_away_over_restarts_unti
 
 
 async def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> None:
-    """A removed peer may stand in the file: after a restart all links are held, with the path and the reason; an act
-    that would write over what cannot be read is refused."""
+    """The file may list a peer that was removed, so after a restart all links are suspended, with the path and the
+    reason; a command that would overwrite the unreadable document is refused."""
 
     async with SinkPair() as pair:
         await pair.metastore.put(peers.PATH, b"[", None)
@@ -93,8 +94,8 @@ async def test_while_the_list_of_peers_is_unreadable_nothing_is_fetched() -> Non
 
 
 async def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_without_it() -> None:
-    """The node that is asked refuses it before anything is written; another node names it among those that it cannot
-    use, and fetches from the others."""
+    """The node that receives the command refuses it before anything is written; another node lists the peer among those
+    it cannot use, and fetches from the others."""
 
     async with SinkPair() as pair:
         sink = await pair.sink("q")
@@ -116,8 +117,8 @@ async def test_a_peer_with_a_missing_token_is_refused_and_reported_by_nodes_with
 
 
 async def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
-    """Set and forgotten while it runs, for one node or for all, of which the node's own counts; the others' queues have
-    what is left."""
+    """The limit is set and unset at run time, for one node or for all; the node's own takes precedence. Other queues
+    get the remaining workers."""
 
     async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
@@ -132,8 +133,8 @@ async def test_a_queue_has_no_more_workers_than_its_own_limit() -> None:
 
 
 def test_workers_of_a_queue_are_counted_over_all_its_peers() -> None:
-    """With a limit of 2 and busy links at three peers, two turns are given, neither may wait at its source for long,
-    and a third one only once one of them ended; another queue is not held up."""
+    """With a limit of 2 and busy links at three peers, two turns are given, neither of which may wait at its source for
+    long, and a third one only after one of them ended; another queue is not delayed."""
     scheduler = FetchScheduler(2, Delays(), Random(1), workers=8)
     for peer in ("a", "b", "c"):
         scheduler.add(LinkName("q", peer))
@@ -154,7 +155,7 @@ def test_workers_of_a_queue_are_counted_over_all_its_peers() -> None:
 
 
 def test_settings_of_peers_round_trip() -> None:
-    """Encoding is exact; what is no list of peers is refused."""
+    """Encoding is exact; a malformed list of peers is refused."""
     entry = PeerEntry("q", "http://10.0.0.7:8098", "east", "/t", False, "ann", 5, "why")
     found = SetPeers((entry,), (QueueWorkers("q", None, 3, "ann", 5, ""),))
     assert peers.decode(peers.DOCUMENT.encode(found)) == found

@@ -1,4 +1,4 @@
-"""Which link a worker fetches from next: shares of peers, slots of links, rests and probes."""
+"""The choice of the link that a worker fetches from next: shares of peers, slots of links, pauses and probes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def scheduler_of(*names: LinkName, workers: int = 8, peer_limit: int = 0, seed: 
 
 @pytest.mark.parametrize("seed", range(150))
 def test_the_scheduler_keeps_its_invariants_under_any_order_of_results(seed: int) -> None:
-    """At most the workers run, of a peer at most its share, of a link its slots; none of a suspended or leaving one
-    begins, a failing source is probed by one slot, one slot waits for an idle link, and when none may go the scheduler
-    knows when one may."""
+    """No more workers run than there are, no more for a peer than its share, and no more for a link than its slots. No
+    fetch begins on a suspended or removed link; one slot probes a failing source, and one slot waits at an idle link.
+    If no fetch may begin, the scheduler knows when the next one may."""
     rng = Random(seed)
     workers, now = rng.randint(1, 6), 0
     links = [A, B, C]
@@ -90,7 +90,7 @@ def test_the_scheduler_keeps_its_invariants_under_any_order_of_results(seed: int
 
 
 def test_a_busy_link_does_not_starve_the_others() -> None:
-    """One worker serves links in turn, however eager one of them is."""
+    """One worker serves links in turn, even if one of them always has changes."""
     scheduler = scheduler_of(A, B, workers=1)
     order = []
     for _ in range(8):
@@ -103,7 +103,8 @@ def test_a_busy_link_does_not_starve_the_others() -> None:
 
 
 def test_a_peer_that_hangs_holds_its_share_and_no_more() -> None:
-    """Of three peers with two queues each and six workers, one that never answers holds two; the others go on."""
+    """With three peers of two queues each and six workers, a peer that never answers holds two workers; the others
+    continue."""
     slow, fast, third = "http://slow", "http://fast", "http://third"
     names = [LinkName(queue, peer) for peer in (slow, fast, third) for queue in ("q", "r")]
     scheduler = scheduler_of(*names, workers=6)
@@ -124,8 +125,8 @@ def test_a_peer_that_hangs_holds_its_share_and_no_more() -> None:
 
 @pytest.mark.parametrize("workers", [2, 4, 24])
 def test_many_peers_that_hang_leave_half_of_the_workers_to_those_that_answer(workers: int) -> None:
-    """Of sixty peers most are cut off: each fetch from one of them takes five seconds to fail. Those that answer go
-    on at the pace of a few workers, and a peer that comes back is found."""
+    """Most of sixty-two peers are cut off, and each fetch from one of them takes five seconds to fail. The peers that
+    answer are served at the rate of a few workers, and a peer that returns is found."""
     live = [LinkName("q", f"http://live{n}") for n in range(2)]
     dead = [LinkName("q", f"http://dead{n}") for n in range(60)]
     scheduler = scheduler_of(*live, *dead, workers=workers)
@@ -148,8 +149,8 @@ def test_many_peers_that_hang_leave_half_of_the_workers_to_those_that_answer(wor
 
 
 def test_no_worker_long_polls_while_other_links_need_workers() -> None:
-    """With as many workers as links every fetch may wait for long; with fewer none may, and busy peers get the turns
-    of those that have nothing."""
+    """With as many workers as links, every fetch may long-poll. With fewer none may, and busy peers get the turns of
+    idle ones."""
     names = [LinkName("q", f"http://p{n}") for n in range(4)]
     scheduler = scheduler_of(*names, workers=4)
     turns = [scheduler.take(0) for _ in range(4)]
@@ -171,8 +172,8 @@ def test_no_worker_long_polls_while_other_links_need_workers() -> None:
 
 
 def test_a_slot_whose_changes_were_not_stored_need_not_wait_for_the_others() -> None:
-    """Only a source that fails is probed by one slot; a failed push is told to the source after its delay, while
-    another slot waits there in a long poll."""
+    """Only a failing source is limited to one probing slot. A failed push is reported to the source after its delay,
+    while another slot waits there in a long poll."""
     scheduler = scheduler_of(A)
     first = scheduler.take(0)
     assert first is not None
@@ -193,8 +194,8 @@ def test_a_slot_whose_changes_were_not_stored_need_not_wait_for_the_others() -> 
 
 
 def test_a_slot_without_a_turn_acknowledges_and_rests_again() -> None:
-    """It needs no worker of the pool and has no turn meanwhile; a source that fails is left alone for a while; a link
-    that leaves is gone when it is told."""
+    """The slot needs no worker of the pool and gets no turn meanwhile. A failing source is left alone for a while, and
+    a removed link is gone after its acknowledgement."""
     scheduler = scheduler_of(A, workers=2)
     first = scheduler.take(0)
     assert first is not None
@@ -222,7 +223,7 @@ def test_a_slot_without_a_turn_acknowledges_and_rests_again() -> None:
 
 
 def test_more_slots_work_while_answers_are_full_and_no_longer() -> None:
-    """Small full batches come by more slots; once an answer is not full, the usual two go on."""
+    """Small full batches are fetched by more slots; once an answer is not full, only the usual two continue."""
     scheduler = FetchScheduler(2, Delays(10, 1_000), Random(1), workers=8, extra=3)
     scheduler.add(A)
     slots = []

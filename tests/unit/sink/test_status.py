@@ -1,4 +1,4 @@
-"""What was fetched and is not stored yet: known where the source answers and serves, left out elsewhere."""
+"""The lag of fetched changes that are not stored yet: shown for sources that answer and serve, omitted for others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOW_MS = 1_700_000_000_000
 
 
 def item(age_ms: int, size: int, bucket_type: bytes = b"default") -> Item:
-    """A change that is so old, with an object of so many bytes."""
+    """A change of the given age, with an object of the given size."""
     return (int(ReferenceKind.OBJECT), 3, 0, bucket_type, b"b", b"k", bytes(16), NOW_MS - age_ms, bytes(size))
 
 
@@ -27,7 +27,8 @@ def link(peer: str, queue: str = "q", cluster: str = "east", held: dict[bytes, i
 
 
 def test_batches_of_all_links_of_a_queue_are_added() -> None:
-    """By bucket type: the oldest one's age, how many, and their bytes; a type without any has zeros."""
+    """For each bucket type it has the age of the oldest change, the number, and the bytes; a type without changes has
+    zeros."""
     links = [
         (link("http://a"), [[item(2_000, 10), item(500, 20)], [item(100, 5, b"other")]], True),
         (link("http://b"), [[item(3_000, 1)]], True),
@@ -40,7 +41,8 @@ def test_batches_of_all_links_of_a_queue_are_added() -> None:
 
 
 def test_a_queue_with_a_link_that_is_not_known_is_left_out() -> None:
-    """What waits behind that link nobody here knows; other queues, and the same name of another cluster, stay."""
+    """The number of changes behind that link is unknown, so its queue is omitted; other queues, and the queue of the
+    same name of another cluster, stay."""
     links = [
         (link("http://a"), [[item(2_000, 10)]], True),
         (link("http://b"), [], False),
@@ -54,12 +56,12 @@ def test_a_queue_with_a_link_that_is_not_known_is_left_out() -> None:
 
 
 def test_a_link_that_was_never_answered_makes_all_of_its_queue_not_known() -> None:
-    """Its cluster has no name yet: it may be any."""
+    """The name of its cluster is unknown, so it may be any cluster."""
     links = [(link("http://a"), [], True), (link("http://b", cluster=""), [], False)]
     assert fetched_lags(links, (b"default",), NOW_MS) == []
 
 
 def test_a_bucket_type_that_the_source_holds_back_is_left_out() -> None:
-    """Its changes wait at the source, which knows how many."""
+    """Its changes wait at the source, which counts them."""
     found = fetched_lags([(link("http://a", held={b"lacking": 1}), [], True)], (b"default", b"lacking"), NOW_MS)
     assert [one.bucket_type for one in found] == [b"default"]

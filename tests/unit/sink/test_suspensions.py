@@ -25,8 +25,8 @@ _LINKS = [LinkName(queue, peer) for queue in ("q", "r") for peer in ("http://eas
 def test_a_resume_that_is_not_refused_frees_what_it_covers(
     acts: list[tuple[str | None, str | None, str | None]], queue: str | None, peer: str | None, node: str | None
 ) -> None:
-    """After suspensions every link they name is held; a resume frees at least one of those it names, or says who
-    holds them, or there was none."""
+    """After suspensions every link they name is suspended. A resume frees at least one of the links it names; otherwise
+    it reports who suspended them, or there was no suspension."""
     held: tuple[SinkSuspension, ...] = ()
     for at_ms, act in enumerate(acts):
         held = added(held, SinkSuspension(*act[:2], "ann", at_ms, "", act[2]))
@@ -51,7 +51,7 @@ def test_a_resume_that_is_not_refused_frees_what_it_covers(
 
 
 def test_suspensions_are_bounded() -> None:
-    """Beyond the limit one more is refused; replacing one is not one more."""
+    """One more suspension than the limit is refused; replacing one does not count as one more."""
     held: tuple[SinkSuspension, ...] = ()
     for n in range(SUSPENSIONS_MAX):
         held = added(held, SinkSuspension(f"q{n}", None, "ann", 0, ""))
@@ -62,13 +62,13 @@ def test_suspensions_are_bounded() -> None:
 
 @pytest.mark.parametrize("value", [b"", b"{}x", b"7", b'["x"]', b'[{"queue": null}]', b'[{"queue":1,"peer":2,"by":3}]'])
 def test_malformed_suspensions_are_reported(value: bytes) -> None:
-    """What somebody else wrote into the metastore is a CodecError, not a crash."""
+    """A malformed document in the metastore raises a CodecError, not another exception."""
     with pytest.raises(CodecError):
         decode(value)
 
 
 async def test_a_suspension_is_written_through_conflicts_and_lost_answers() -> None:
-    """Whatever becomes of single writes, an act is kept once or refused in words."""
+    """However single writes fail, a suspension is stored once, or refused with a message."""
 
     metastore = MemoryMetastore()
     await metastore.start(lambda state: None)

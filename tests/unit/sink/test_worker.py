@@ -1,4 +1,4 @@
-"""Claims about batches that are older than their lease: they are not pushed."""
+"""Batches that are older than their lease are not pushed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Clock:
 
 
 class SlowFetcher:
-    """A fetch of one change whose answer takes `takes_ms`, of which the source says that it waited `waited_ms`."""
+    """A fetcher that takes `takes_ms` to return one change, with `waited_ms` as the wait that the source reports."""
 
     def __init__(self, clock: Clock, takes_ms: int, waited_ms: int | None) -> None:
         self._clock = clock
@@ -61,7 +61,7 @@ class SlowFetcher:
 
 
 class AcceptingCluster:
-    """A cluster that takes all."""
+    """A cluster that accepts all pushes."""
 
     def __init__(self) -> None:
         self.pushed: list[PushItem] = []
@@ -82,9 +82,10 @@ class AcceptingCluster:
     ],
 )
 async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_ms: int | None, pushed: bool) -> None:
-    """The source has taken it back, so its values may be from before a tombstone that was reaped meanwhile
-    (I-NO-RESURRECT). Its age is told by durations alone, without the time that the source waited before it took the
-    batch; a source of an older version does not tell that. What is dropped is not acknowledged; the link says why."""
+    """The source has expired the lease, so the batch may hold values from before a tombstone that was reaped meanwhile
+    (I-NO-RESURRECT). The age of a batch is computed from durations alone, without the time that the source waited for
+    changes; a source of an older version does not report that time. A dropped batch is not acknowledged, and the link
+    shows the reason."""
 
     clock, kept = Clock(), AcceptingCluster()
     name = LinkName("q", "http://e1")
@@ -103,7 +104,7 @@ async def test_a_batch_older_than_its_lease_is_not_pushed(takes_ms: int, waited_
 
 
 async def test_a_source_reports_how_long_it_waited_for_a_batch() -> None:
-    """In milliseconds from when the request came; of an answer without changes nothing."""
+    """The wait is in milliseconds from the arrival of the request; an answer without changes has none."""
 
     async with QueueNode() as queue_node:
         assert (await queue_node.fetch(wait_ms=0)).waited_ms is None

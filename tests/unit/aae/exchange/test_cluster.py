@@ -1,4 +1,4 @@
-"""A cluster's trees added up from its nodes: whole, or not at all; and rows of any segments, from wherever they lie."""
+"""A cluster's trees, summed over its nodes completely or not at all, and the rows of any segments from all nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COUNT = 5
 
 
 class FakeCluster:
-    """Nodes of one cluster in one process: who leads what is told; requests go straight to the other."""
+    """Nodes of one cluster in one process; the test assigns leaders, and requests go directly to the other node."""
 
     def __init__(self, directory: Path, pool: ThreadPoolExecutor) -> None:
         self.store = MemoryStore()
@@ -55,13 +55,13 @@ class FakeCluster:
         self.names: dict[tuple[bytes, bytes], int] = {}
 
     def led(self, name: str) -> list[LedPartition]:
-        """What a node leads."""
+        """The partitions that a node leads."""
         return [
             LedPartition(partition, partition, COUNT) for partition, leader in self.leaders.items() if leader == name
         ]
 
     def fill(self, count: int) -> None:
-        """Put keys where they belong, and keep the trees."""
+        """Writes keys to the leaders of their partitions, and updates the trees."""
         for number in range(count):
             name = (b"b%d" % (number % 3), b"key-%d" % number)
             self.names[name] = partition_index(key_hash(*name), COUNT)
@@ -133,7 +133,8 @@ async def test_any_node_answers_for_all_of_the_cluster(cluster: FakeCluster) -> 
 
 
 async def test_rows_of_segments_come_whole_and_in_bounded_parts(cluster: FakeCluster) -> None:
-    """Every row of the segments asked for comes once, however few an answer may hold, and none of another one."""
+    """Every row of the requested segments is returned once, however few an answer may hold, and no row of another
+    segment."""
 
     for bits, rows in ((20, 1000), (12, 7), (12, 1)):
         wanted = sorted({key_hash(*name) >> (64 - bits) for name in cluster.names})[::2]
@@ -154,8 +155,8 @@ async def test_rows_of_segments_come_whole_and_in_bounded_parts(cluster: FakeClu
 async def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows, and their bytes, of one answer are those that were asked for and one segment's more, be the partitions many
-    on one node or spread over all; so are those that a time range leaves out. None is lost between the parts."""
+    """An answer holds at most the requested rows and bytes, plus one segment, whether one node leads all partitions or
+    all nodes lead some; rows outside a time range count, too. No row is lost between the parts."""
     most = 4  # one segment of 2^20 has one of the keys, or two
 
     async def parts(c: FakeCluster, asked: ClocksRequest) -> list[int]:
@@ -188,8 +189,8 @@ async def test_an_answer_of_rows_is_bounded_however_partitions_are_led(
 async def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Partition 0 moves to a node that has answered already, and the old copy goes before its rows are read: the
-    answers are not taken for all rows; asked again, they are."""
+    """Partition 0 moves to a node that has answered already, and the old replica is removed before its rows are read:
+    the answers are not taken for all rows; a repeated request gets them."""
 
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0)
     segments = tuple(sorted({segment_of(key_hash(*name)) for name in cluster.names}))
@@ -200,7 +201,7 @@ async def test_rows_of_a_replica_removed_during_the_read_are_no_answer(
     def moved(led: Sequence[LedPartition], asked: ClocksRequest) -> tuple[list[ComparedRow], int]:
         if cluster.leaders[0] == "b":
             return read(led, asked)
-        time.sleep(0.05)  # until the others have told what they lead
+        time.sleep(0.05)  # until the others have reported the partitions that they lead
         cluster.leaders[0] = "b"
         return read([one for one in led if one.partition], asked)
 
@@ -237,8 +238,8 @@ async def test_an_incomplete_answer_is_refused(cluster: FakeCluster, monkeypatch
 async def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that is cut off still believes that it leads: what it counts once may be old, and the node that does not
-    answer may lead it. Such a sum is Incomplete, also while each partition was counted once."""
+    """A node that is cut off still believes that it leads, so its tree may be old while the silent node leads the
+    partition. The sum is then Incomplete, even if each partition was counted once."""
     monkeypatch.setattr("isthmus.aae.exchange.cluster.ATTEMPT_PAUSE_S", 0.0)
 
     cluster.leaders = dict(enumerate("aacca"))
@@ -254,8 +255,8 @@ async def test_a_deposed_leader_does_not_answer_for_a_new_one_that_is_silent(
 
 
 def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:
-    """An answer asked for with zstd says what the plain one does, in fewer bytes; small ones stay as they are, and a
-    frame that hides its size, or says too much, is refused."""
+    """A zstd answer decodes to the plain one and is smaller; small answers stay plain. A frame that hides its size, or
+    decompresses to too much, is refused."""
     told = wire.PeerResponse(bytes(16), "west", b"rows " * 10_000)
     packed = wire.encode_peer_response(told, wire.ZSTD)
     assert len(packed) < len(wire.encode_peer_response(told)) / 10
@@ -274,7 +275,8 @@ def test_compressed_answers_are_the_same_and_bombs_are_refused() -> None:
 
 
 def test_messages_that_are_none_are_refused() -> None:
-    """Cut, of another version, out of range, or not in order: each is a CodecError that says what is due."""
+    """A request that is cut, of another version, out of range, or out of order raises a CodecError that says what is
+    expected."""
     good = wire.encode_clocks_request(ClocksRequest(TYPE, (1, 5), 20, 0, 0, 10))
     assert wire.decode_clocks_request(good) == ClocksRequest(TYPE, (1, 5), 20, 0, 0, 10)
     for bad in (

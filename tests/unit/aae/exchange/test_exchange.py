@@ -1,4 +1,5 @@
-"""The exchange of two made clusters: every difference is found, nothing else, and a change on its way is none."""
+"""The exchange between two generated clusters finds every difference and nothing else; a change in transit is not a
+difference."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class FakeSide:
         self.rows |= by_key(rows)
 
     def tree(self) -> HashTree:
-        """Its tree, folded anew."""
+        """The tree, computed from all rows."""
         tree = HashTree()
         tree.change(*self.flaw)
         for r in self.rows.values():
@@ -60,7 +61,7 @@ class FakeSide:
         return tree
 
     def listed(self, ask: Clocks, since_ms: int) -> RowPage:
-        """Rows of the segments asked for, never many more than ROWS_MAX."""
+        """Rows of the requested segments, never many more than ROWS_MAX."""
         rows: list[ComparedRow] = []
         for covered, segment in enumerate(ask.segments):
             if len(rows) >= ROWS_MAX:
@@ -75,7 +76,7 @@ class FakeSide:
 
 
 class Run:
-    """Drives a machine; `on_pause` is what happens in the clusters meanwhile."""
+    """Drives a machine; `on_pause` is called during each of its pauses."""
 
     def __init__(self, source: FakeSide, sink: FakeSide, on_pause: Callable[[], None] = lambda: None) -> None:
         self.sides = (source, sink)
@@ -145,7 +146,7 @@ def two_clusters(count: int) -> tuple[FakeSide, FakeSide]:
 
 
 def test_equal_clusters_are_proven_equal_by_one_look_at_the_roots() -> None:
-    """Nothing but the roots is asked for."""
+    """Only the roots are requested."""
     run = Run(*two_clusters(200))
     assert run.verdict() is ExchangeVerdict.IN_SYNC
     assert run.asked == [Roots]
@@ -153,8 +154,8 @@ def test_equal_clusters_are_proven_equal_by_one_look_at_the_roots() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_every_difference_is_found_and_nothing_else(seed: int) -> None:
-    """Of many keys, some missing, behind, ahead, concurrent or corrupt on a side: the run hands over just those, each
-    once and by its name, and says that all were repaired."""
+    """If some of many keys are missing, behind, ahead, concurrent or corrupt on a side, the run repairs exactly those,
+    each once and by its name, and its verdict is REPAIRED."""
     chance = random.Random(seed)
     source, sink = two_clusters(600)
     expected: dict[bytes, tuple[DifferenceKind, BehindSide]] = {}
@@ -187,8 +188,8 @@ def test_every_difference_is_found_and_nothing_else(seed: int) -> None:
 
 
 def test_a_change_on_its_way_is_transient() -> None:
-    """What arrives during a pause is no difference, at whichever step; a hot key that is always a version behind and
-    always moves is none either."""
+    """A change that arrives during a pause is not a difference, at any step; nor is a key that is always one version
+    behind and keeps changing."""
     source, sink = two_clusters(300)
     source.put(row(1, ((A, 900, 0),)))
     version = [1000]
@@ -206,7 +207,7 @@ def test_a_change_on_its_way_is_transient() -> None:
 
 
 def test_filtered_keys_are_never_a_difference() -> None:
-    """Keys that are not wanted differ and are not handed over."""
+    """Differing keys that the filter excludes are not repaired."""
     source, sink = two_clusters(50)
     del sink.rows[b"b", b"1"], sink.rows[b"b", b"2"]
     run = Run(source, sink)
@@ -218,7 +219,8 @@ def test_filtered_keys_are_never_a_difference() -> None:
 
 
 def test_a_run_limited_to_recent_changes_calls_nothing_missing_that_is_old() -> None:
-    """With rows of recent changes alone, a key that the sink has in an older version is behind there, not missing."""
+    """With rows of recent changes alone, a key that the sink has in an older version is reported as behind, not
+    missing."""
     source, sink = two_clusters(50)
     source.put(row(3, ((A, 99, 0),), modified_ms=5_000))
     del sink.rows[b"b", b"4"]
@@ -228,7 +230,7 @@ def test_a_run_limited_to_recent_changes_calls_nothing_missing_that_is_old() -> 
 
 
 def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
-    """Leaves differ and no row of the time range does: the run is incomplete, and with all times it finds the key."""
+    """Leaves differ but no row of the time range does: the run is incomplete; with all times it finds the key."""
     source, sink = two_clusters(50)
     del sink.rows[b"b", b"4"]
     run = Run(source, sink)
@@ -238,8 +240,8 @@ def test_a_range_that_explains_nothing_is_not_in_sync() -> None:
 
 
 def test_filtered_keys_explain_leaves_that_differ_outside_the_range() -> None:
-    """Old keys that a filter leaves out differ for ever: a range's run reads them whole and is in sync, however many
-    they are; one old key that counts makes it incomplete, unless that was only on its way."""
+    """Old keys that a filter excludes differ for ever: a run of a range reads them completely and is in sync, however
+    many they are. One old key that is included makes it incomplete, unless it was only in transit."""
     source, sink = two_clusters(600)
     for n in range(300):
         del sink.rows[b"b", b"%d" % n]
@@ -260,8 +262,8 @@ def test_filtered_keys_explain_leaves_that_differ_outside_the_range() -> None:
 
 
 def test_a_side_ahead_by_a_change_outside_the_range_is_not_in_sync() -> None:
-    """A key that was changed here within the range, and there as well, later than the range: the sink lacks nothing
-    of what was looked at, and still both differ, so the run is incomplete; and the other way round."""
+    """A key was changed here within the range, and on the other side after it. The sink lacks nothing within the range,
+    but the sides differ, so the run is incomplete; and vice versa."""
     for ahead in (0, 1):
         clusters = two_clusters(50)
         clusters[1 - ahead].put(row(3, ((A, 99, 0),), modified_ms=5_000))
@@ -272,7 +274,7 @@ def test_a_side_ahead_by_a_change_outside_the_range_is_not_in_sync() -> None:
 
 
 def test_a_key_that_is_written_on_and_on_leaves_a_range_in_sync() -> None:
-    """A key that is changed between any two looks, and arrives there each time a look later, is on its way."""
+    """A key that changes between any two looks, and arrives at the sink one look later, is in transit."""
     source, sink = two_clusters(50)
     source.put(row(3, ((A, 99, 0),), modified_ms=5_000))
 
@@ -289,7 +291,8 @@ def test_a_key_that_is_written_on_and_on_leaves_a_range_in_sync() -> None:
 def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Leaves differ at both looks, and when rows are read both sides have the same: that is no old difference."""
+    """Leaves differ at both looks, and both sides have equal rows when these are read: this is not an old
+    difference."""
     source, sink = two_clusters(50)
     source.put(row(7, ((A, 99, 0),), modified_ms=5_000))
     listed = FakeSide.listed
@@ -307,8 +310,8 @@ def test_a_change_that_arrived_before_its_rows_were_read_leaves_a_range_in_sync(
 @pytest.mark.parametrize("since_ms", [0, 4_000])
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_tree_that_is_wrong_proves_nothing(since_ms: int, filtered: bool) -> None:
-    """Leaves that differ for ever over equal rows make a run incomplete, with a filter and of a time range, too; where
-    the leaf changes meanwhile it was a change on its way, and both are in sync."""
+    """Leaves that differ for ever over equal rows make a run incomplete, also with a filter or a time range. If the
+    leaf changes meanwhile the change was in transit, and both are in sync."""
     source, sink = two_clusters(50)
     source.flaw = (key_hash(b"b", b"9") >> 44, 77)
 
@@ -330,8 +333,8 @@ def test_a_tree_that_is_wrong_proves_nothing(since_ms: int, filtered: bool) -> N
 
 
 def test_no_crowd_of_changes_that_arrived_hides_a_tree_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of segments have equal rows by the time that these are read, and one behind them all has a wrong leaf:
-    that one is found."""
+    """Hundreds of segments have equal rows by the time they are read, and one after them has a wrong leaf, which is
+    found."""
     source, sink = two_clusters(50)
     source.put(*(row(n, ((A, 10_000 + n, 0),)) for n in range(600)))
     sink.flaw = ((1 << 20) - 1, 9)
@@ -349,8 +352,8 @@ def test_no_crowd_of_changes_that_arrived_hides_a_tree_that_is_wrong(monkeypatch
 
 
 def test_a_check_compares_no_more_segments_than_its_limit_and_the_next_ones_go_on() -> None:
-    """Each run compares so many at most, queues what differs in them, and says how many are left; with each repaired,
-    the runs come to an end in sync, in as many as it takes."""
+    """Each run compares at most the limit, queues the differences among these segments, and reports how many are left.
+    If all are repaired, the runs end in sync after as many runs as needed."""
     source, sink = two_clusters(400)
     for n in range(400, 1_000):
         source.put(row(n, ((A, n + 1, 0),)))
@@ -374,8 +377,8 @@ def test_a_check_compares_no_more_segments_than_its_limit_and_the_next_ones_go_o
 
 
 def test_lasting_differences_in_some_segments_do_not_starve_others() -> None:
-    """Keys that are ahead on the other side differ for ever from here; runs that begin elsewhere find the one that can
-    be repaired."""
+    """Keys that are ahead on the other side differ for ever from here; runs that begin at another segment find the one
+    that can be repaired."""
     source, sink = two_clusters(10)
     for n in range(10, 300):
         sink.put(row(n, ((B, n + 1, 0),)))
@@ -400,7 +403,7 @@ def test_repairs_that_could_not_be_queued_make_the_verdict_differing() -> None:
 
 
 def test_answers_that_cover_less_are_asked_for_again() -> None:
-    """Sides that answer for different numbers of segments, a few at a time: still each difference once."""
+    """If the sides answer for different numbers of segments, a few at a time, each difference is still found once."""
     source, sink = two_clusters(400)
     for n in range(0, 400, 2):
         del sink.rows[b"b", b"%d" % n]
@@ -411,7 +414,7 @@ def test_answers_that_cover_less_are_asked_for_again() -> None:
 
 
 def test_a_reaped_key_is_no_difference() -> None:
-    """Gone on both sides at the second look: transient."""
+    """A key that is gone on both sides at the second look is transient."""
     source, sink = two_clusters(20)
     del sink.rows[b"b", b"1"]
     passes = [0]
@@ -442,7 +445,7 @@ def test_deleted_keys_and_absent_ones_are_the_same() -> None:
 
 
 def test_the_words_of_a_difference() -> None:
-    """Each pair of rows has one kind and one side, and equal rows have none."""
+    """Each pair of rows has one kind and one side; equal rows have none."""
     old, new = row(1, ((A, 1, 0),)), row(1, ((A, 2, 0),))
     pairs = {
         (new, old): (DifferenceKind.BEHIND, BehindSide.SINK),

@@ -1,4 +1,4 @@
-"""What one cluster asks of another one fits what that one takes."""
+"""Requests that one cluster sends to another one fit the limits of the receiver."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from isthmus.repl.http.client import HttpRefused
 
 
 async def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
-    """Keys of any length that config allows, some hundred at once: each question is one that the other cluster reads,
-    each key is in one of them, and what was taken adds up."""
+    """For some hundred keys of any length that config allows, each request is one that the other cluster accepts, each
+    key is in one of them, and the accepted counts add up."""
     peer = PeerTrees(["http://127.0.0.1:9"], own=b"o" * 16, timeout_ms=1_000)
     sizes: list[int] = []
     told: list[tuple[bytes, bytes]] = []
@@ -38,8 +38,8 @@ async def test_long_keys_are_handed_over_in_questions_that_are_taken() -> None:
 
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_node_with_an_old_token_does_not_answer_for_the_others(status: int) -> None:
-    """What one node refuses for a reason of its own another one answers; what is wrong with the question is told at
-    once. When all refuse it is told by whom."""
+    """If one node refuses for a reason of its own, another one is asked; an error in the request itself is reported at
+    once. If all refuse, the error names them."""
     peer = PeerTrees(["http://127.0.0.1:9", "http://127.0.0.1:10"], own=b"o" * 16, timeout_ms=1_000)
     asked: list[int] = []
 

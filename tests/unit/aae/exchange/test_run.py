@@ -1,4 +1,4 @@
-"""Runs driven from end to end between two made clusters: what their verdicts may say, and what never."""
+"""Complete runs between two generated clusters: which verdicts they may have, and which never."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row(bucket: bytes, key: bytes, modified_ms: int) -> ComparedRow:
 
 
 class FakeEnd:
-    """A cluster of made rows; `failures` has the error of each step that fails."""
+    """A cluster of generated rows; `failures` has the errors of its answers, by request."""
 
     def __init__(self, *rows: ComparedRow) -> None:
         self.rows = list(rows)
@@ -89,14 +89,15 @@ class RecordingActions(ExchangeActions):
 
 
 async def outcome(source: FakeEnd, sink: FakeEnd, scope: ExchangeScope) -> tuple[ExchangeOutcome, list[KeyDifference]]:
-    """How a run ends, and what it hands over."""
+    """The outcome of a run and the differences that it repaired."""
     actions = RecordingActions()
     ended = await run(source, sink, scope, findings=Findings(), actions=actions, timeout_s=10)
     return ended, actions.repaired
 
 
 async def test_a_range_without_the_differing_keys_is_not_in_sync() -> None:
-    """Leaves that differ by a change outside the times or the bucket of a run make it incomplete; within, a repair."""
+    """Leaves that differ by a change outside the times or the bucket of a run make it incomplete; a difference within
+    is repaired."""
     source, sink = FakeEnd(row(b"b", b"old", 1_000), row(b"b", b"both", 5_000)), FakeEnd(row(b"b", b"both", 5_000))
     times, repaired = await outcome(source, sink, ExchangeScope(b"default", since_ms=2_000, before_ms=9_000))
     assert (times.verdict, repaired) == (ExchangeVerdict.INCOMPLETE, [])
@@ -111,7 +112,7 @@ async def test_a_range_without_the_differing_keys_is_not_in_sync() -> None:
 
 
 async def test_a_difference_masked_by_another_key_of_its_segment_is_not_in_sync() -> None:
-    """In a range's run a segment may have one key that a filter leaves out and one of another time that differs: the
+    """In a run of a range, a segment may have one key that a filter excludes and one of another time that differs: the
     first does not explain the second."""
     segment = key_hash(b"b", b"0") >> (64 - 12)
     names = (b"%d" % n for n in range(1, 100_000))
@@ -133,7 +134,7 @@ async def test_a_difference_masked_by_another_key_of_its_segment_is_not_in_sync(
 async def test_a_missing_answer_ends_a_run_without_a_proof(
     step: str, failures: IsthmusError, verdict: ExchangeVerdict
 ) -> None:
-    """Whatever question has no answer, the run is not in sync, and says at which state it ended."""
+    """If any request has no answer, the run is not in sync and reports the state at which it ended."""
     source, sink = FakeEnd(row(b"b", b"k", 1)), FakeEnd()
     sink.failures[step] = failures
     ended, repaired = await outcome(source, sink, ExchangeScope(b"default"))
@@ -144,8 +145,8 @@ async def test_a_missing_answer_ends_a_run_without_a_proof(
 
 @pytest.mark.parametrize("side", ["source", "sink", "both"])
 async def test_a_clock_that_is_damaged_hides_nothing_else(side: str) -> None:
-    """A key row whose clock is none any more, on either side, is a key that differs and is corrupt; all others are
-    compared and handed over."""
+    """A key row with a damaged clock, on either side, is a corrupt difference; all other keys are compared and
+    repaired."""
     names = [b"%d" % n for n in range(30)]
     source, sink = FakeEnd(*(row(b"b", name, 1) for name in names)), FakeEnd()
     broken = row(b"b", b"7", 1)._replace(clock=b"\xc1")
@@ -178,8 +179,8 @@ class FakeRepairs:
 
 
 async def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_name_all() -> None:
-    """One key differs within the range and is queued, another one differs outside: whoever asks for that one must not
-    be told that it is equal because the check named the first alone."""
+    """One key differs within the range and is queued, and another one differs outside it. The result must not let a
+    reader conclude that the second key is equal because only the first is named."""
     source, sink = FakeEnd(row(b"b", b"new", 5_000), row(b"b", b"old", 1_000)), FakeEnd()
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     named = []
@@ -197,8 +198,8 @@ async def test_a_check_of_a_range_that_leaves_differences_unexplained_does_not_n
 
 
 async def test_a_check_reports_repairs_that_were_refused_before() -> None:
-    """The other cluster refused the repairs of the check before for good: the next one says so, with how many, and
-    where to look; once equal nothing is said."""
+    """If the other cluster refused repairs of the previous check permanently, the next check reports how many and where
+    to look; a check in sync reports none."""
     source, sink, taking = FakeEnd(row(b"b", b"large", 5_000)), FakeEnd(), FakeRepairs()
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     checker = PeerChecker(settings, source=source, sink=sink, repairs=taking, random=Random(1))  # type: ignore[arg-type]
@@ -215,7 +216,7 @@ async def test_a_check_reports_repairs_that_were_refused_before() -> None:
 
 
 class FullRepairs(FakeRepairs):
-    """A queue that takes `room` keys, and says so when it takes no more."""
+    """A queue with space for `room` keys that refuses further ones."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -231,8 +232,8 @@ class FullRepairs(FakeRepairs):
 
 
 async def test_references_queued_before_an_early_end_are_counted() -> None:
-    """A queue without room, or the end of the time: what lies in the queue by then is told, so that it is followed
-    until it is proven, and not called a failure beyond this side."""
+    """If the queue is full or the time is over, the references queued so far are counted, so that they are followed
+    until they are proven, and the failure is not attributed to the other side."""
     source, sink = FakeEnd(*(row(b"b", b"%d" % n, 5_000) for n in range(1_500))), FakeEnd()
 
     def make_checker(queue: FullRepairs, rate: int) -> PeerChecker:
@@ -256,7 +257,8 @@ async def test_references_queued_before_an_early_end_are_counted() -> None:
 
 
 async def test_a_check_names_some_corrupt_keys_in_the_log_and_counts_the_others() -> None:
-    """Keys with other content under the same clock are found again at every check: no line for each of thousands."""
+    """Keys with different content under the same clock are found again at every check, so there is no log line for each
+    of thousands."""
     rows = [row(b"b", b"%d" % n, 5_000) for n in range(300)]
     settings = FullSyncSettings("west", "http://10.0.0.7:8098", "q", pause_ms=1, repair_rate_limit_count=0)
     sides = {"source": FakeEnd(*rows), "sink": FakeEnd(*(r._replace(hash64=8) for r in rows))}

@@ -1,4 +1,4 @@
-"""Folds: every row of a scope once, however small the pages; the right ones named, counted or acted upon."""
+"""Folds: every row of a scope once, with pages of any size; the right keys are named, counted or acted upon."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PARTITION = 3
 
 
 class FakeFoldActions(FoldActions):
-    """Takes all but what it is told to refuse."""
+    """Actions that accept all keys but those configured to be refused."""
 
     def __init__(self) -> None:
         self.pushed: list[Key] = []
@@ -124,7 +124,7 @@ class FoldFixture:
         )
 
     async def all_pages(self, asked: FoldRequest) -> list[Page]:
-        """Page after page, until there is no next one."""
+        """All pages, until there is no next one."""
 
         pages, place = [], FoldCursor()
         while True:
@@ -135,7 +135,7 @@ class FoldFixture:
             place = page.next
 
     async def found(self, kind: FoldKind, scope: FoldScope) -> list[tuple[bytes, bytes]]:
-        """What all pages name, sorted."""
+        """The names on all pages, sorted."""
         return sorted(
             (one.bucket, one.key) for page in await self.all_pages(FoldRequest(kind, scope)) for one in page.found
         )
@@ -165,7 +165,7 @@ SCOPES = [
 
 @pytest.mark.parametrize("scope", SCOPES, ids=str)
 async def test_a_fold_reads_every_row_of_its_scope_once(fixture: FoldFixture, scope: FoldScope) -> None:
-    """Whatever the order in which it reads, and though a page has few rows."""
+    """A fold reads every row once in any order of reading, also if a page has few rows."""
     expected = sorted(
         (b, k)
         for n, (b, k) in enumerate(fixture.names)
@@ -181,7 +181,7 @@ async def test_a_fold_reads_every_row_of_its_scope_once(fixture: FoldFixture, sc
 
 
 async def test_one_segment_with_more_rows_than_a_page(fixture: FoldFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of one row go on within a segment."""
+    """Pages of one row continue within a segment."""
     monkeypatch.setattr(folds, "ROWS_MAX", 1)
     pages = await fixture.all_pages(FoldRequest(FoldKind.FIND_KEYS, FoldScope()))
     assert len(pages) == 300
@@ -207,7 +207,8 @@ async def test_each_kind_of_fold_returns_its_result(fixture: FoldFixture) -> Non
 
 
 async def test_acts_are_done_once_and_not_at_all_when_tried_dry(fixture: FoldFixture) -> None:
-    """References for all, tombstones for reaping, live keys with their clocks for erasing; what was refused is told."""
+    """Folds queue references for all keys, reap tombstones, and erase live keys with their clocks; refused keys are
+    reported."""
     for kind in (FoldKind.REPL_KEYS, FoldKind.REAP_TOMBS, FoldKind.ERASE_KEYS):
         pages = await fixture.all_pages(FoldRequest(kind, FoldScope(bucket=b"a"), queue="to-west", dry=True))
         assert sum(page.done for page in pages) == 0
@@ -230,8 +231,8 @@ async def test_acts_are_done_once_and_not_at_all_when_tried_dry(fixture: FoldFix
 
 
 async def test_damage_is_named(fixture: FoldFixture) -> None:
-    """An object that is not what its row says is found by repair-keys, and nothing else is; a key row that cannot be
-    read is named, too. What is damaged, and nothing else, is handed over to be mended, but not dry."""
+    """repair-keys finds exactly the objects that do not match their row, and key rows that cannot be read. Only damaged
+    keys are passed to the repair, and none in a dry run."""
     bucket, key = fixture.names[77]
     row = encode_key_row(Summary(b"clock", 1, 5, 5, 1, False), 300)
     entry = make_entry(
@@ -263,8 +264,8 @@ async def test_damage_is_named(fixture: FoldFixture) -> None:
 
 
 async def test_damage_is_named_within_the_scope_alone(fixture: FoldFixture) -> None:
-    """In one bucket, or a range of its keys, what has no object any more is found as among all keys; what cannot be
-    read elsewhere is neither named nor handed over."""
+    """Within one bucket, or a range of its keys, a key without an object is found as in a fold of all keys. An
+    unreadable row outside the scope is neither named nor repaired."""
     lost, elsewhere, later = fixture.names[77], fixture.names[78], fixture.names[80]
     assert (lost[0], elsewhere[0], later[0]) == (b"\xff\x00", b"a", b"\xff\x00")
     entries = [
@@ -288,7 +289,7 @@ async def test_damage_is_named_within_the_scope_alone(fixture: FoldFixture) -> N
 
 
 async def test_pages_are_passed_on_to_the_leader(fixture: FoldFixture) -> None:
-    """A node that does not lead asks the one that does, over the wire; without a leader it is NotReady."""
+    """A node that does not lead forwards the request to the leader, over the wire; without a leader it is NotReady."""
 
     leaders: dict[int, str] = {PARTITION: "n2"}
     n2 = FoldRouter(fixture.folds, node="n2", leaders=Routes(leaders), rpc=FakeRpc())
@@ -337,7 +338,7 @@ def test_requests_and_pages_have_the_bytes_of_version_1() -> None:
 
 
 async def test_questions_and_pages_survive_the_wire(fixture: FoldFixture) -> None:
-    """And what is none is refused with what would be right."""
+    """Malformed requests and pages are refused with a message that says what is valid."""
     asked = FoldRequest(
         FoldKind.FIND_KEYS, FoldScope(b"a", b"b", None, (1, 5), 3, 4, 5, None), FoldCursor(7, b"n"), "", True
     )
@@ -369,8 +370,8 @@ async def test_questions_and_pages_survive_the_wire(fixture: FoldFixture) -> Non
 
 
 async def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture) -> None:
-    """Ten times as many pages as may be read at once: one is read at a time, a bounded number waits, the rest is
-    Overloaded at once, and all that waited is answered."""
+    """If ten times as many pages are requested as may be read at once, one is read at a time, a bounded number waits,
+    and the others get Overloaded at once. All that waited are answered."""
 
     async def request_many() -> list[Page | BaseException]:
         reading, most = 0, 0
@@ -401,8 +402,8 @@ async def test_folds_take_turns_and_too_many_get_overloaded(fixture: FoldFixture
 
 
 async def test_a_page_whose_partition_has_moved_meanwhile_is_none(fixture: FoldFixture) -> None:
-    """While it waits for its turn, or is read, the leadership goes, and perhaps the copy with it: what was read may be
-    nothing at all, so who asks is told to ask the new leader, and nothing is acted upon."""
+    """If the leadership moves while a request waits or is read, the rows may be incomplete. The caller is told to ask
+    the new leader, and no action is taken."""
 
     leads = True
     read, led = fixture.folds._read, fixture.folds._replicas.led_partition
@@ -423,8 +424,8 @@ async def test_a_page_whose_partition_has_moved_meanwhile_is_none(fixture: FoldF
 
 @pytest.mark.parametrize("kind", [kind for kind in FoldKind if kind is not FoldKind.REPAIR_KEYS])
 async def test_a_damaged_key_row_ends_no_fold(fixture: FoldFixture, kind: FoldKind) -> None:
-    """Its key is left out, counted in `refused`, and its segment is reported to be mended; all other keys are taken. A
-    row outside the scope is not reported."""
+    """Its key is omitted and counted in `refused`, and its segment is reported for repair; all other keys are
+    processed. A row outside the scope is not reported."""
     bucket, key = fixture.names[5]
     scope = FoldScope(size_over=1) if kind is FoldKind.FIND_KEYS else FoldScope()
     before = sum(page.matched for page in await fixture.all_pages(FoldRequest(kind, scope, queue="to-west", dry=True)))

@@ -1,4 +1,5 @@
-"""The application of spark-submit, without Spark: the options of the command, exit codes that never say too much."""
+"""The application of spark-submit, without Spark: the options of the command, and exit codes that claim no more than
+was found."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ ENDS = ["--left", "http://l:1", "--right", "http://r:1", "--output", "/o", "--ru
 
 
 class FakeSession:
-    """Is stopped."""
+    """A session that can be stopped."""
 
     def stop(self) -> None:
         """See SparkSession."""
 
 
 def test_the_application_takes_the_options_of_the_command() -> None:
-    """Each field of a run has its flag in both, of the same name; the command has three more."""
+    """Each field of a run has one flag, and the command has exactly these flags and its own."""
     fields = [field for _, field, _, _ in FLAGS]
     assert {*fields, "output", "run_id"} == {*ReconcileOptions._fields}
     assert len(fields) == len(set(fields))
@@ -36,7 +37,7 @@ def test_the_application_takes_the_options_of_the_command() -> None:
 
 
 def test_arguments_become_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Times, durations, bytes and switches have their values, the summary is the last line, its code is the result."""
+    """Times, durations, bytes and switches are parsed; the summary is the last line, and its code is the result."""
     seen: list[Any] = []
 
     def run(_spark: Any, left: str, right: str, options: ReconcileOptions, told: Any) -> dict[str, Any]:
@@ -63,7 +64,8 @@ def test_arguments_become_options(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_failure_is_an_error_and_no_difference(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An exception would end an interpreter with 1, which says that clusters differ: it is 2 here, and is told."""
+    """An exception would end the interpreter with 1, which means that clusters differ; the application ends with 2 and
+    prints the error."""
 
     def run(*_: object) -> dict[str, Any]:
         raise error
@@ -80,7 +82,7 @@ def test_a_failure_is_an_error_and_no_difference(
 
 
 def test_the_file_stands_alone() -> None:
-    """Nothing of ours is imported before Spark has put the archive on the path."""
+    """Nothing of the product is imported before Spark has put the archive on the path."""
     text = Path(application.__file__).read_text(encoding="utf-8")
     head = text[: text.index("def _seconds")]
     assert not any(

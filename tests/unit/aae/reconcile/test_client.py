@@ -1,4 +1,4 @@
-"""What batch jobs show nodes comes out of files, which are read as everywhere else and never shown to anybody else."""
+"""Batch jobs read tokens from files like all other programs, and reveal them to no one but the nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def written(path: Path, text: str, mode: int = 0o600) -> str:
 
 
 def test_a_file_of_tokens_is_read_as_by_all_others(tmp_path: Path) -> None:
-    """The first token of it is shown: comments, digests, and the next token of a rotation stand there, too."""
+    """The first token of the file is sent: the file may have comments, digests, and the next token of a rotation."""
     lines = f"# readers\n\nsha256:{'ab' * 32}\n{TOKEN}\nthe-next-token-of-all\n"
     access = Credentials(token_file=written(tmp_path / "token", lines)).access()
     assert access.token is not None
@@ -47,7 +47,7 @@ def test_a_file_of_tokens_is_read_as_by_all_others(tmp_path: Path) -> None:
 def test_a_file_that_is_none_of_tokens_is_refused_and_not_repeated(
     tmp_path: Path, text: str, mode: int, words: str
 ) -> None:
-    """It is a wrong option, in words that end up in the logs of others: nothing that stands in the file is in them."""
+    """The message says that the option is wrong and repeats no line of the file, since it ends up in logs."""
     path = written(tmp_path / "token", text, mode)
     with pytest.raises(BadInput, match=f"option token_file: .*{words}") as caught:
         Credentials(token_file=path).access()
@@ -65,7 +65,7 @@ def test_a_file_that_is_none_of_tokens_is_refused_and_not_repeated(
     ],
 )
 def test_a_plan_with_an_infinite_partition_is_refused(read: Callable[[bytes], object]) -> None:
-    """JSON of Python has infinity, which is no whole number."""
+    """Python's JSON parser accepts infinity, which is not a partition number."""
     copies = [{"node": "n", "http": "http://n:1", "leads": True, "whole": True, "epoch": 1, "offset": 5}]
     row = {"partition": 3, "segments": [0, 1 << 20], "rows_estimate": None, "copies": copies}
     plan = {"cluster_uuid": "00" * 16, "cluster": "east", "bucket_type": "default", "partitions": [row]}

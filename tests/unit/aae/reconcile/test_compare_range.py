@@ -1,4 +1,4 @@
-"""Both sides of a range joined on bytes say what a look at decoded rows says."""
+"""The comparison of a range on encoded rows gives the same result as one on decoded rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LEFT, RIGHT = SideSpec(("left",), "default"), SideSpec(("right",), "default")
 
 
 def frames(rows: dict[int, bytes], size: int) -> list[Rows]:
-    """A side's rows in frames of so many."""
+    """A side's rows in frames of the given size."""
     named = [(b"\0\0" + bytes([n]) + bucket_head(b"b\0" * (n % 2) + b"b") + b"k%d" % n, rows[n]) for n in sorted(rows)]
     parts = [named[at : at + size] for at in range(0, len(named), size)]
     return [Rows([name for name, _ in part], [row for _, row in part], ()) for part in parts]
@@ -45,8 +45,8 @@ def frames(rows: dict[int, bytes], size: int) -> list[Rows]:
 def test_joining_bytes_finds_what_decoding_every_row_finds(
     monkeypatch: pytest.MonkeyPatch, left: dict[int, bytes], right: dict[int, bytes], size: int
 ) -> None:
-    """Matches and candidates are those of decoded rows, whatever differs, is damaged, or is on one side alone, and
-    however rows lie in frames; offsets are no difference."""
+    """Matches and candidates equal those of decoded rows, for any differing, damaged or missing rows and any frames;
+    different offsets are not a difference."""
     given_frames = {"left": frames(left, size), "right": frames(right, size)}
 
     def frames_of(side: SideSpec, _runs: Any, as_of: list[ReadPoint]) -> Iterator[Rows]:

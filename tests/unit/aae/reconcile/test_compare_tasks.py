@@ -1,4 +1,4 @@
-"""The looks of a task, with rows of the test's making: how often it looks, and what it says then."""
+"""The number of looks of a task and its verdicts, with rows made by the test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS: Final = [b"k%d" % n for n in range(6)]
 
 
 class Rows:
-    """Both clusters: the left one has all keys, the right one at each look those that have arrived by then."""
+    """Both clusters: the left one has all keys, the right one at each look those that have arrived."""
 
     def __init__(self, *arrived: int) -> None:
         self.arrived = list(arrived)
@@ -43,7 +43,7 @@ class Rows:
 
 
 def looked(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> dict[str, Any]:
-    """The row of a second look at KEYS, which all lacked on the right at the first one."""
+    """The row of a second look at KEYS, all of which were missing on the right at the first look."""
     monkeypatch.setattr(compare_tasks, "read_runs", rows.read)
     monkeypatch.setattr(compare_tasks, "sleep", rows.rests.append)
     payload = encode_candidates([CandidateKey(b"b", key, ROW, None) for key in KEYS], [], 1)
@@ -54,7 +54,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, rows: Rows) -> dict[str, Any]:
 
 
 def test_slowly_arriving_changes_are_not_reported_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as each look finds that something arrived, what has not is looked at again, after a rest."""
+    """As long as each look finds that a change arrived, the remaining keys are looked at again after a pause."""
     rows = Rows(2, 4, 6)
     found = looked(monkeypatch, rows)
     assert (found["transient"], found["diverged"], found["bytes"]) == (6, 0, 60)
@@ -62,7 +62,8 @@ def test_slowly_arriving_changes_are_not_reported_as_lost(monkeypatch: pytest.Mo
 
 
 def test_a_loss_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing arrived there is one second look, and where something stays behind the look that finds no more."""
+    """If nothing arrived, there is one second look; if something arrived, looks continue until one finds nothing
+    new."""
     rows = Rows(0)
     assert looked(monkeypatch, rows)["diverged"] == 6
     assert (rows.looks, rows.rests) == (1, [])
@@ -72,7 +73,7 @@ def test_a_loss_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_looks_are_bounded_and_a_side_that_goes_is_not_called_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slowly things arrive, there is a last look; what still has not, and what could not be read then, is
+    """The number of looks is bounded. Keys that have still not arrived, or could not be read in the last look, are
     `unreachable`, and the chunk stays open."""
     rows = Rows(1, 2, 3, 4, 5, 6, 6)
     found = looked(monkeypatch, rows)
@@ -105,8 +106,8 @@ def test_names_travel_to_a_queue_as_they_are() -> None:
 
 
 def test_a_queue_knows_whose_it_is_and_what_it_lost() -> None:
-    """A listener of another cluster, a queue that is not there, and one from which a third cluster fetches are refused
-    before a reference is queued; of what the queue gave up only the lowest priority counts, from the time on."""
+    """An admin listener of another cluster, a missing queue, and one from which a third cluster fetches are refused
+    before a reference is queued. Only the queue's losses of the lowest priority count, from the given time on."""
     told: dict[str, dict[str, Any]] = {
         "/admin/cluster": {"cluster": "west", "cluster_uuid": "bb"},
         "/admin/queues": {"queues": [{"name": "same", "owner": {"cluster": "north", "uuid": "cc"}}, {"name": "free"}]},

@@ -1,4 +1,4 @@
-"""What exports and imports decide without Spark: what lies at a path, and what an unfinished one is good for."""
+"""Decisions of exports and imports without Spark: files at a path, and the use of an unfinished export."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ASKED = {"bucket_type": "default", "bucket": "b"}
 
 
 def state(done: list[int]) -> dict[str, Any]:
-    """Of an export in three slices."""
+    """The state of an export in three slices."""
     return {"asked": ASKED, "slices": 3, "done": done, "cluster": "6565"}
 
 
 def test_an_export_goes_on_with_its_own_parts_alone(tmp_path: Path) -> None:
-    """Nothing, an empty directory, and a part of the same export are begun or gone on with; all else that lies there is
+    """An export begins in a missing or empty directory, and continues a part of the same export; anything else there is
     refused with the remedy."""
     root = tmp_path / "copy"
     assert export._state(root, ASKED) is None
@@ -59,8 +59,8 @@ def test_half_an_export_is_not_imported(tmp_path: Path) -> None:
 
 
 def test_an_export_that_lost_a_slice_is_not_imported(tmp_path: Path) -> None:
-    """One that was finished, but is not all there any more (a copy that was broken off), is refused before a row is
-    pushed, and names what is missing; so is one without any."""
+    """A finished export with missing parts, for example after an interrupted copy, is refused before a row is pushed,
+    with the names of the missing parts; so is one without any."""
     write_json(tmp_path, MARK, state([0, 1, 2]))
     spark: Any = None
     with pytest.raises(BadInput, match="slice=0000, slice=0001, slice=0002 are missing"):
@@ -77,8 +77,8 @@ def test_an_export_that_lost_a_slice_is_not_imported(tmp_path: Path) -> None:
 
 
 def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same words in another working directory mean another export: a run id that has done the one refuses it. So it
-    does for another cluster at the same address, which lacks what is done."""
+    """The same relative path in another working directory is another export, so a run id that has imported the first
+    one refuses it. It also refuses another cluster at the same address, which lacks the imported objects."""
     for name in ("east", "west"):
         (tmp_path / name / "copy").mkdir(parents=True)
     seen: list[str] = []
@@ -110,8 +110,8 @@ def test_an_import_is_of_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_export_is_of_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was broken off goes on from the cluster that it began with; with URLs of another, or once they lead to
-    another, it is refused, and nothing of it is overwritten."""
+    """An interrupted export continues with the cluster that it began with. With URLs of another cluster, or if they
+    lead to another one by then, it is refused, and nothing is overwritten."""
     clusters = [b"e" * 16]
     written: list[str] = []
 
@@ -152,7 +152,7 @@ def test_an_export_is_of_one_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_leaves_of_exported_objects_are_those_of_their_key_rows() -> None:
-    """Built from the bytes of an object alone, and from the row that a node keeps of it; a tombstone adds nothing."""
+    """The leaf built from the bytes of an object equals that of the node's key row; a tombstone adds nothing."""
     made_objects = [made("one"), made("two", a=2, b=1), made("", dead=True)]
     sealed = [encode_with_summary(one) for one in made_objects]
     names = [(b"b", b"k%d" % at) for at in range(3)]
@@ -184,7 +184,7 @@ EVERYWHERE = [4, 5, 8, 2_900, 1_000_000]
 def test_trees_are_asked_for_the_branches_of_the_segments(
     monkeypatch: pytest.MonkeyPatch, segments: dict[str, str], wanted: list[int], branches: int
 ) -> None:
-    """No branch is asked for in vain, and segments outside are not named."""
+    """Only branches with requested segments are read, and segments outside are not named."""
     import numpy as np
 
     asked: list[int] = []
@@ -206,7 +206,7 @@ def test_trees_are_asked_for_the_branches_of_the_segments(
 
 
 class EmptyTable:
-    """A table without rows, whatever is made of it."""
+    """A table that is empty after any operation."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: iter(()) if name == "toLocalIterator" else self

@@ -1,4 +1,4 @@
-"""Candidates of a first look that cannot be read."""
+"""Unreadable candidates of a first look."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs of `reconcile` need Spark: none whose trees are equal, or differ in what the driver reads itself."""
+"""`reconcile` starts no Spark session for runs with equal trees, or with differences that the driver reads itself."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def clusters(monkeypatch: pytest.MonkeyPatch, rows: int = 10) -> None:
 
 
 def test_a_run_whose_trees_are_equal_starts_no_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its summary is whole, and what is wrong with a run is said without a session, too: other options under its id,
-    another cluster, a cluster that does not answer."""
+    """Its summary is complete. Errors are reported without a session, too: other options under its run id, another
+    cluster, or a cluster that does not answer."""
     clusters(monkeypatch)
     spark = LazySession(no_session)
     options = ReconcileOptions(str(tmp_path), "r")
@@ -88,7 +88,7 @@ def test_a_run_that_reads_everything_starts_a_session(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("cores", "threads"), [(None, OWN_THREADS), (2, 2), (16, OWN_THREADS)])
 def test_the_rate_of_a_run_is_shared_by_what_reads_at_once(cores: int | None, threads: int, tmp_path: Path) -> None:
-    """Threads of the driver, no more than tasks would be, have a thread's share."""
+    """Threads of the driver, at most as many as tasks, get a thread's share of the rate."""
     spark: LazySession = LazySession(no_session)
     if cores is not None:
         spark = LazySession.of(SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=cores)))  # type: ignore[arg-type]

@@ -39,8 +39,8 @@ def fields(row: Any, at: int) -> tuple[Any, ...]:
 
 @given(st.lists(st.tuples(SUMMARIES, NUMBERS), min_size=1, max_size=8))
 def test_rows_taken_apart_abreast_are_those_taken_apart_singly(made: list[tuple[Summary, int]]) -> None:
-    """Whatever widths numbers and clocks have, every field of every row is what decoding that row alone gives, and what
-    stands in front of the offset is the same for equal summaries."""
+    """For numbers and clocks of any width, every field of every row equals the result of decoding that row alone, and
+    the bytes before the offset are the same for equal summaries."""
     rows = Blobs.of([encode_key_row(summary, offset) for summary, offset in made])
     found = parsed(rows)
     assert found is not None
@@ -54,7 +54,7 @@ def test_rows_taken_apart_abreast_are_those_taken_apart_singly(made: list[tuple[
 
 @given(st.binary(max_size=80), st.integers(0, 60))
 def test_no_bytes_are_taken_for_a_row_that_decoding_refuses(noise: bytes, cut: int) -> None:
-    """Noise, a row that was cut, and one with a byte changed are told as damage or read as decoding them reads them;
+    """Noise, a truncated row, and one with a changed byte are reported as damage or read as the decoder reads them;
     never past their end."""
     good = encode_key_row(Summary(b"clock", 7, 1, 300, 2, tombstone=False), 5)
     changed = bytearray(good)
@@ -89,7 +89,7 @@ def test_a_row_that_is_none_is_not_taken_apart(row: bytes) -> None:
 
 @given(st.lists(st.tuples(st.binary(max_size=12), st.binary(max_size=12)), min_size=1, max_size=6))
 def test_buckets_end_where_the_store_ends_them(pairs: list[tuple[bytes, bytes]]) -> None:
-    """Of names whose buckets have no zero byte the end of each is found; of others none is guessed."""
+    """If no bucket name has a zero byte, the end of each bucket is found; otherwise the result is None."""
     names = Blobs.of([b"\0\1\0" + bucket_head(bucket) + key for bucket, key in pairs])
     ends = bucket_ends(names)
     if any(b"\0" in bucket for bucket, _ in pairs):

@@ -1,4 +1,4 @@
-"""Plans of repairs, and the run that they are of: which keys are sent, and that none is passed over."""
+"""Plans of repairs and their runs: which keys are sent, and that none is skipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ LEFT, RIGHT = "aa" * 16, "bb" * 16
 
 
 class FakeQueue:
-    """A queue of LEFT for RIGHT that takes the first so many, and is gone then. `gone`: when it lost references."""
+    """A queue of LEFT for RIGHT that accepts a number of references and then fails. `gone`: the times at which it lost
+    references."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -71,9 +72,9 @@ def finish_run(directory: RunDirectory, keys: list[bytes], seconds: float, side:
 
 
 def test_a_plan_of_findings_that_are_others_now_passes_over_no_key(tmp_path: Path) -> None:
-    """A run that could not look at all was planned, and the plan done in part; the run went on, and its findings have
-    other keys in front. To go on behind the first so many would leave those out, and call the plan done: it is refused,
-    and a new one has them all."""
+    """A run without access was planned, and the plan applied in part; the run continued, and its new findings have
+    other keys first. Continuing by position would skip those keys and call the plan done, so it is refused; a new plan
+    has them all."""
     directory = RunDirectory(str(tmp_path), "r")
     later = [b"late-%04d" % number for number in range(600)]
     early = [b"early-%04d" % number for number in range(600)]
@@ -94,8 +95,8 @@ def test_a_plan_of_findings_that_are_others_now_passes_over_no_key(tmp_path: Pat
 def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_plan_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was planned of the findings before is not gone on with in those that are there now, and a new plan waits for
-    the run's end; a plan that is being applied at that moment stops."""
+    """A plan made from earlier findings does not continue with the current ones, and a new plan waits for the run's
+    end; a plan that is being applied at that moment stops."""
 
     class Killed(BaseException):
         pass
@@ -131,7 +132,7 @@ def test_a_run_that_is_killed_between_its_findings_and_its_summary_leaves_no_pla
 
 
 def test_a_plan_that_was_cut_off_goes_on_behind_what_the_queue_has_taken(tmp_path: Path) -> None:
-    """As long as the run is the same, every key goes once."""
+    """As long as the run is the same, every key is sent once."""
     directory = RunDirectory(str(tmp_path), "r")
     keys = [b"k-%04d" % number for number in range(1_200)]
     finish_run(directory, keys, 1.0)
@@ -146,7 +147,7 @@ def test_a_plan_that_was_cut_off_goes_on_behind_what_the_queue_has_taken(tmp_pat
 
 
 def test_a_plan_goes_into_no_queue_of_another_cluster(tmp_path: Path) -> None:
-    """Both uuids stand in the plan; a queue of the other cluster gets no reference, and the plan stays as it was."""
+    """The plan has both uuids; a queue of the other cluster gets no reference, and the plan is unchanged."""
     directory = RunDirectory(str(tmp_path), "r")
     finish_run(directory, [b"k"], 1.0, "both")
     back = plan(directory, "q", RIGHT_TO_LEFT)
@@ -161,7 +162,7 @@ def test_a_plan_goes_into_no_queue_of_another_cluster(tmp_path: Path) -> None:
 
 
 def test_an_apply_that_queues_nothing_is_not_done(tmp_path: Path) -> None:
-    """Of a plan that an earlier apply has queued, and of one without objects, the state says so; `again` queues all."""
+    """The state distinguishes a plan that was queued before and one without objects; `again` queues all."""
     directory = RunDirectory(str(tmp_path), "r")
     finish_run(directory, [b"k-%d" % number for number in range(3)], 1.0)
     made = plan(directory, "q", LEFT_TO_RIGHT)["plan"]
@@ -180,9 +181,9 @@ def test_an_apply_that_queues_nothing_is_not_done(tmp_path: Path) -> None:
 
 
 def test_references_that_were_lost_with_a_node_are_queued_again(tmp_path: Path) -> None:
-    """A plan of which some references may have gone with a node since it began goes from its beginning again, whether
-    it was done or broken off; what was lost before it began is not its affair. One whose references are lost while it
-    is applied is not done."""
+    """If references may have been lost with a node since the plan began, it starts from the beginning again, whether it
+    was done or interrupted; losses before it began do not count. A plan whose references are lost while it is applied
+    is not done."""
     directory = RunDirectory(str(tmp_path), "r")
     keys = [b"k-%04d" % number for number in range(700)]
     finish_run(directory, keys, 1.0)

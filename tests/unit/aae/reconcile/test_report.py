@@ -1,4 +1,4 @@
-"""What the driver makes of the files that tasks wrote: counts, candidates for second looks, findings by verdict."""
+"""The driver's evaluation of the files that tasks wrote: counts, candidates for second looks, findings by verdict."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def finding(key: str, verdict: str) -> dict[str, Any]:
 
 
 def test_findings_are_those_of_the_looks_that_count(tmp_path: Path) -> None:
-    """Of a chunk that was looked at twice the newer one; earlier findings are gone, and nothing found is an empty
-    directory."""
+    """The newer findings of a chunk that was read twice count; earlier ones are deleted, and a run without findings has
+    an empty directory."""
     run = RunDirectory(str(tmp_path), "r")
     write_wave(run, 1, _SECOND, [
         {"chunk": 1, "candidates": 1, "findings": [finding("old", "unreachable")]},
@@ -61,7 +61,7 @@ def test_findings_are_those_of_the_looks_that_count(tmp_path: Path) -> None:
 
 
 def test_candidates_go_to_second_looks_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the chunks that were asked for, of the wave that counts; too many stay with Spark."""
+    """The candidates of the requested chunks are taken from the wave that counts; too many are left to Spark."""
     run = RunDirectory(str(tmp_path), "r")
     write_wave(run, 1, _FIRST, [{"chunk": n, "candidates": 5, "payload": b"p%d" % n} for n in range(4)])
     write_wave(run, 2, _FIRST, [{"chunk": 1, "candidates": 5, "payload": b"newer"}])
@@ -74,8 +74,8 @@ def test_candidates_go_to_second_looks_as_they_are(tmp_path: Path, monkeypatch: 
 
 
 def test_findings_are_counted_by_group_the_largest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of buckets that are no text, too, and where a verdict has neither difference nor side; a summary has the largest
-    groups, and says what it leaves out."""
+    """Bucket names that are not UTF-8, and verdicts without a difference or side, are counted, too; a summary has the
+    largest groups and the numbers of those left out."""
     run = RunDirectory(str(tmp_path), "r")
     lost = {"difference": "missing", "side": "sink"}
     rows = [finding(f"k{n}", "diverged") | lost | {"bucket": b"b%d\xff" % (n % 2)} for n in range(7)]
@@ -93,7 +93,7 @@ def test_findings_are_counted_by_group_the_largest_first(tmp_path: Path, monkeyp
 
 
 def test_counts_of_a_run_that_goes_on() -> None:
-    """Keys that differ wait for the second look of their chunk; what was looked at twice has its verdict."""
+    """Differing keys wait for the second look of their chunk; keys that were looked at twice have a verdict."""
 
     def look(chunk: int, **counts: int) -> tuple[int, ChunkResult]:
         zero = dict.fromkeys(ChunkResult._fields[2:], 0)

@@ -1,4 +1,5 @@
-"""What `df.write.format("isthmus")` makes of rows and of a node's answers to them, without Java and without nodes."""
+"""`df.write.format("isthmus")`: the requests for rows and the handling of a node's answers, without Java and without
+nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def writer(schema: t.StructType, **options: str) -> IsthmusWriter:
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[list[Any]]:
-    """Nodes whose answers to batches are these, one after the other; what they were asked."""
+    """Patches nodes to give these answers to batches, in this order; returns the requests."""
     left = list(answers)
     asked: list[list[Any]] = []
 
@@ -42,15 +43,15 @@ def answering(monkeypatch: pytest.MonkeyPatch, *answers: Any) -> list[list[Any]]
 
 
 def rows(last: str, *values: bytes | None) -> pa.RecordBatch:
-    """A table of as many keys."""
+    """A table with one key per value."""
     keys = [b"k%d" % at for at in range(len(values))]
     columns = {"bucket": [b"b"] * len(keys), "key": keys, last: list(values)}
     return pa.RecordBatch.from_pydict({name: pa.array(of, pa.binary()) for name, of in columns.items()})
 
 
 def test_a_row_for_a_bucket_type_that_is_not_there_is_no_written_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delete of what is not there is done, and answered by 404; so is a write into a bucket type that does not exist,
-    which is not done."""
+    """A delete of a missing key is answered by 404 and counts as done; a write into a missing bucket type is answered
+    by 404, too, and does not."""
     unknown = (404, None, "unknown-bucket-type: there is no bucket type b'typo'")
     answering(monkeypatch, [(204, b"clock", None), (404, None, "not-found"), unknown])
     with pytest.raises(RowsRejected, match="1 rows were rejected: b'b'/b'k2': unknown-bucket-type"):
@@ -67,7 +68,7 @@ def test_a_row_for_a_bucket_type_that_is_not_there_is_no_written_row(monkeypatch
 def test_answers_that_are_none_are_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, garbage: list[Any], schema: t.StructType, column: str
 ) -> None:
-    """A batch whose answers mean nothing is sent again, and counted as the answers say that mean something."""
+    """A batch with malformed answers is sent again, and counted by the valid ones."""
     sound: list[Any] = [(204, b"", None)] if column == "value" else [("applied", None)]
     asked = answering(monkeypatch, garbage, sound)
     assert writer(schema).write(iter([rows(column, b"v")])).outcomes == {"applied": 1}
@@ -76,7 +77,7 @@ def test_answers_that_are_none_are_asked_for_again(
 
 
 def test_a_row_without_an_object_is_rejected_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged row of a read has none: it fails the task, or is counted, and all others are written."""
+    """A damaged row of a read has no object: it fails the task, or is counted, and all others are written."""
     answering(monkeypatch, [("applied", None), ("applied", None)])
     with pytest.raises(RowsRejected, match="the row of key b'k1' has no object"):
         writer(PUSHES).write(iter([rows("object", b"o", None, b"o")]))
@@ -89,9 +90,9 @@ def test_a_row_without_an_object_is_rejected_like_any_other(monkeypatch: pytest.
 
 
 def test_replaced_rows_are_written_after_the_version_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With on_conflict = replace each row has the clock that its key has now: of one version, of siblings, of a deleted
-    key; none of a key that was never there. A row with a clock keeps it and is not read before. What could not be read
-    is sent again, and what is refused is rejected, while all others are written."""
+    """With on_conflict = replace each row is written with the current clock of its key, be it one version, siblings or
+    a deletion; a key that never existed has none. A row with a clock keeps it and is not read first. Failed reads are
+    repeated and refused rows are rejected, while all others are written."""
     schema = t.StructType([*PUTS.fields, t.StructField("clock", t.BinaryType())])
     batch = rows("value", *[b"v%d" % at for at in range(6)]).append_column(
         "clock", pa.array([None, b"mine", None, None, None, None], pa.binary())
@@ -115,8 +116,8 @@ def test_replaced_rows_are_written_after_the_version_that_is_there(monkeypatch: 
 
 
 def test_a_replaced_row_that_is_sent_again_has_the_same_request_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock that is read for a row changes when its write took effect unknown to the task; its request id does not,
-    so the cluster does not write it twice."""
+    """The clock that is read for a row changes if its write took effect without the task's knowledge; its request id
+    does not, so the cluster does not write it twice."""
     first = [(503, None, "outcome unknown")]
     asked = answering(monkeypatch, [(200, b"c1", [])], first, [(200, b"c2", [])], [(204, b"c2", "repeated")])
     assert writer(PUTS, on_conflict="replace").write(iter([rows("value", b"v")])).outcomes == {"applied": 1}
@@ -125,7 +126,8 @@ def test_a_replaced_row_that_is_sent_again_has_the_same_request_id(monkeypatch: 
 
 
 def test_rows_of_one_key_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of a task's rows: the second is sent when the first is written, so its clock follows."""
+    """The rows are written in their order within a task: the second is sent after the first is written, so its clock
+    follows."""
     done = [(204, b"new", None)]
     asked = answering(monkeypatch, [(404, None, "not-found")], done, [(200, b"c1", [])], done)
     batch = pa.RecordBatch.from_pydict({"bucket": ["b", "b"], "key": ["k", "k"], "value": ["one", "two"]})
@@ -135,7 +137,7 @@ def test_rows_of_one_key_replace_each_other(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_bucket_is_not_emptied_by_writing() -> None:
-    """mode("overwrite") is refused with what replaces values; rows that bring their clocks replace nothing else."""
+    """mode("overwrite") is refused, with the option that replaces values; rows with clocks replace nothing else."""
     with pytest.raises(BadInput, match="on_conflict = replace"):
         IsthmusWriter(parse_options({"urls": "http://n1:1"}), PUTS, True)
     with pytest.raises(BadInput, match="those with object have a clock"):
@@ -143,7 +145,7 @@ def test_a_bucket_is_not_emptied_by_writing() -> None:
 
 
 def test_a_row_without_a_name_is_rejected_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A null bucket or key, as of a name that was read as text and is none, writes nothing."""
+    """A row with a null bucket or key, for example from a name that is not text, writes nothing."""
     batch = pa.RecordBatch.from_pydict(
         {"bucket": ["b", None, "b"], "key": [None, "k1", "k2"], "value": ["v", "v", "v"]}
     )
@@ -155,7 +157,7 @@ def test_a_row_without_a_name_is_rejected_like_any_other(monkeypatch: pytest.Mon
 
 
 def test_columns_of_other_types_are_refused_before_anything_is_written() -> None:
-    """Optional columns, too, are text or bytes; the error says which is not."""
+    """Optional columns must be text or bytes, too; the error names the wrong one."""
     for name in ("bucket_type", "content_type", "clock"):
         with pytest.raises(BadInput, match=f"column {name} .*bigint"):
             writer(t.StructType([*PUTS.fields, t.StructField(name, t.LongType())]))
@@ -167,7 +169,7 @@ def test_columns_of_other_types_are_refused_before_anything_is_written() -> None
 
 
 def test_failed_rows_are_resent_and_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what failed is sent again; what fails for ever ends as an error with the last reason."""
+    """Only failed rows are sent again; a permanent failure ends with an error that has the last reason."""
     monkeypatch.setattr(row_writer, "RETRY_S", 0.001)
     outcomes: Counter[str] = Counter()
     asked: list[list[Any]] = []
@@ -190,8 +192,8 @@ def test_a_pusher_needs_nodes() -> None:
 
 
 def test_a_batch_that_is_too_large_goes_in_parts() -> None:
-    """Of what a node takes only in smaller batches all is written; a row that is too large by itself is rejected, and
-    the others are not lost with it."""
+    """If a node accepts only smaller batches, all rows are written in parts; a row that is too large by itself is
+    rejected without losing the others."""
     outcomes: Counter[str] = Counter()
     reasons: list[str] = []
     taken: list[bytes] = []

@@ -1,4 +1,5 @@
-"""A seed's decisions, without Spark: what it asks of the queue and when, what a task copies, where cursors go."""
+"""A seed's decisions, without Spark: its requests to the queue and their order, the ranges that tasks copy, and the new
+cursors."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class FakeAdmin:
         self.more = self.gone = False
 
     def get(self, path: str) -> dict[str, Any]:
-        """What there is."""
+        """Answers of the admin listener."""
         if path == "/admin/cluster":
             return {"cluster": "east", "cluster_uuid": self.cluster.hex()}
         if path == "/admin/queues/nodes":
@@ -68,7 +69,8 @@ def test_a_new_queue_is_registered_below_the_copy_and_suspended_before_reading()
 
 
 def test_a_queue_that_an_operator_has_suspended_stays_so() -> None:
-    """It is held already, and only placed at the end; one that is suspended on one node alone is suspended on all."""
+    """It is suspended already, and only placed at the end; a queue that is suspended on one node alone is suspended on
+    all."""
     whole = {"name": "q", "suspensions": [{"what": "serving", "node": None}]}
     admin = FakeAdmin([whole])
     queue = QueueHandOver(admin, "q", "ann")
@@ -79,8 +81,8 @@ def test_a_queue_that_an_operator_has_suspended_stays_so() -> None:
 
 
 def test_a_queue_suspended_by_a_killed_seed_is_resumed_at_the_end() -> None:
-    """Killed, or without an answer, between the suspension and its record: the next go finds the queue held by itself,
-    not by an operator, and resumes it. What another seed holds stays held."""
+    """A seed was killed, or got no answer, between the suspension and its record: the next run sees that it suspended
+    the queue itself, not an operator, and resumes it. A suspension by another seed stays."""
     mine = {"what": "serving", "node": None, "by": "ann", "at_ms": 5, "reason": "seed s"}
     admin = FakeAdmin([{"name": "q", "suspensions": [mine]}])
     queue = QueueHandOver(admin, "q", "ann")
@@ -98,14 +100,14 @@ def test_a_queue_suspended_by_a_killed_seed_is_resumed_at_the_end() -> None:
     ],
 )
 def test_a_queue_of_others_is_refused(admin: FakeAdmin, words: str) -> None:
-    """An admin listener of another cluster, and a queue that another cluster owns."""
+    """This covers an admin listener of another cluster, and a queue that another cluster owns."""
     with pytest.raises(BadInput, match=words):
         QueueHandOver(admin, "q", "ann").check(EAST, WEST)
 
 
 def test_queue_status_covers_all_nodes_and_is_unknown_when_one_is_silent() -> None:
-    """Sums, the oldest, and None where a node does not say; one that is gone has nothing to say: others lead its
-    share, or the lag is of partitions that are unknown."""
+    """The status has sums, the oldest time, and None where a node does not answer. A gone node is ignored: others lead
+    its partitions, or its partitions are reported as unknown."""
     row = {"name": "q", "owner": {"uuid": WEST.hex()}, "waiting": 3, "in_flight": 1, "oldest_age_ms": 70}
     admin = FakeAdmin([row])
     assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
@@ -123,7 +125,8 @@ def test_queue_status_covers_all_nodes_and_is_unknown_when_one_is_silent() -> No
 
 
 def test_cursors_go_to_the_lowest_offset_at_which_anything_was_read() -> None:
-    """Over all chunks of a partition and all pieces of a chunk, those of streams that broke too."""
+    """The lowest is taken over all chunks of a partition and all pieces of a chunk, including those of broken
+    streams."""
     done = [
         {"pieces": [[1, 1, 90, 5], [1, 2, 80, 5]]},
         {"pieces": [[1, 2, 85, 0]]},
@@ -136,7 +139,7 @@ def test_cursors_go_to_the_lowest_offset_at_which_anything_was_read() -> None:
 
 
 def plan_of_type(cluster: bytes, *rows: int | None) -> ReplicaDirectory:
-    """Partitions with so many rows, a copy of each at two nodes, the second of which is behind."""
+    """Partitions with the given numbers of rows, each with a replica at two nodes, the second of which is behind."""
     count = len(rows)
     cuts = [SEGMENT_COUNT * at // count for at in range(count + 1)]
     parts = tuple(
@@ -166,7 +169,7 @@ def planned_with(monkeypatch: pytest.MonkeyPatch, source: ReplicaDirectory, targ
 def test_the_plan_covers_every_segment_once_and_begins_below_every_copy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Chunks are of one partition each and together all of it; the queue begins at the slowest copy's offset."""
+    """Each chunk is of one partition, and together they cover all; the queue begins at the slowest replica's offset."""
     planned_with(monkeypatch, plan_of_type(EAST, 3 * CHUNK_ROWS * 20, 10, None), plan_of_type(WEST, 0))
     options = SeedOptions(str(tmp_path), "s", rows_per_second=1_000)
     plan = seed_plan.planned("http://s", "http://t", options, None)
@@ -181,7 +184,8 @@ def test_the_plan_covers_every_segment_once_and_begins_below_every_copy(
 
 
 def test_differing_properties_are_reported_before_anything_is_copied() -> None:
-    """By name and value of both sides, but for the number of replicas; that they are not known is told, too."""
+    """The warning has names and values of both sides, except the number of replicas; unknown properties are reported,
+    too."""
     ours, theirs = {"n_val": 3, "allow_mult": True, "dvv_enabled": True}, {"n_val": 1, "allow_mult": False}
     differing = seed_plan.differing_properties(ours, theirs)
     assert differing == {"allow_mult": [True, False], "dvv_enabled": [True, None]}
@@ -193,8 +197,8 @@ def test_differing_properties_are_reported_before_anything_is_copied() -> None:
 
 
 def test_a_target_with_objects_is_refused_without_the_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Of some, or of an unknown number; nothing is written then. The same cluster twice is refused always, and a run id
-    stands for one seed."""
+    """A target with objects, or with an unknown number, is refused and nothing is written. Two equal clusters are
+    always refused, and a run id belongs to one seed."""
     options = SeedOptions(str(tmp_path), "s")
     for rows in (7, None):
         planned_with(monkeypatch, plan_of_type(EAST, 10), plan_of_type(WEST, rows))
@@ -222,7 +226,7 @@ def test_a_target_with_objects_is_refused_without_the_option(monkeypatch: pytest
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: SeedOptions, queue: QueueHandOver | None, words: str) -> None:
-    """Each says what would be right."""
+    """Each error says which value is valid."""
     with pytest.raises(Exception, match=words):
         seed.check(options, queue)
 
@@ -230,8 +234,8 @@ def test_options_that_mean_nothing_are_refused(options: SeedOptions, queue: Queu
 def test_a_seed_goes_on_between_the_clusters_that_it_began_with(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What is done was done to the target that was there: one that was made anew at the same address lacks it, and is
-    refused. A cluster that does not answer now is found out by those who copy."""
+    """The progress of a seed refers to its target: a cluster recreated at the same address lacks the copied objects, so
+    it is refused. A cluster that does not answer is detected later, by the copying tasks."""
     source, target = plan_of_type(EAST, 10), plan_of_type(WEST, 0)
     planned_with(monkeypatch, source, target)
     options = SeedOptions(str(tmp_path), "s")
@@ -272,7 +276,7 @@ class FakeStream:
 
 
 def a_frame() -> Rows:
-    """Two sound objects, one whose bytes are another's, one that is gone, and one whose key row is none."""
+    """Two sound objects, one with the bytes of another, a missing one, and one whose key row is invalid."""
     names, key_rows, objects = [], [], []
     for n in range(5):
         data, summary = encode_with_summary(made(f"v{n}"))
@@ -283,8 +287,8 @@ def a_frame() -> Rows:
 
 
 def test_a_task_copies_what_is_sound_and_names_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sound objects are pushed as they are, with the source as origin; damaged ones are counted, named, and not pushed;
-    a broken stream is in the row, with what was read and as of when."""
+    """Sound objects are pushed unchanged, with the source as origin; damaged ones are counted, named, and not pushed; a
+    broken stream is in the row, with the rows read and their offset."""
     sent: list[list[Any]] = []
     origins: set[bytes] = set()
 

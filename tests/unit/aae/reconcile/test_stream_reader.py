@@ -1,4 +1,4 @@
-"""What a stream (`spark.readStream`) asks for and promises when nodes are away, without Java and without nodes."""
+"""The plans and offsets of a stream (`spark.readStream`) when nodes are away, without Java and without nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ END = {"cluster": UUID.hex(), "partitions": {"0": 20, "1": 20}}
 
 
 def plan(zero: int | None, one: int | None, whole: bool = True) -> ReplicaDirectory:
-    """Two partitions applied so far; None: nobody that answers holds it."""
+    """Two partitions with the offsets applied so far; None: no node that answers holds it."""
 
     def held(offset: int | None) -> tuple[ReplicaEndpoint, ...]:
         return () if offset is None else (ReplicaEndpoint("n1", "http://n1", True, whole, 1, offset),)
@@ -40,7 +40,7 @@ def plan(zero: int | None, one: int | None, whole: bool = True) -> ReplicaDirect
 
 
 def reader(monkeypatch: pytest.MonkeyPatch, *plans: ReplicaDirectory, **options: str) -> IsthmusStreamReader:
-    """One that is told these plans, the last of them for ever."""
+    """A reader that gets these plans in turn, and the last one from then on."""
     left = list(plans)
     monkeypatch.setattr(stream_reader, "fetch_plan", lambda *_: left.pop(0) if len(left) > 1 else left[0])
     monkeypatch.setattr(stream_reader, "RETRY_S", 0.001)
@@ -49,7 +49,8 @@ def reader(monkeypatch: pytest.MonkeyPatch, *plans: ReplicaDirectory, **options:
 
 
 def test_a_batch_leaves_out_no_partition_whose_node_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its offsets were promised when the node still answered: the batch waits for it, or fails and says so."""
+    """Its offsets were promised when the node still answered: the batch waits for the node, or fails with an error that
+    names the partition."""
     found = reader(monkeypatch, plan(20, None), plan(20, 20)).partitions(START, END)
     assert [(part.partition, part.first, part.end) for part in found] == [(0, 10, 20), (1, 10, 20)]
     for away in (plan(20, None), plan(20, 20, whole=False)):
@@ -60,8 +61,8 @@ def test_a_batch_leaves_out_no_partition_whose_node_is_away(monkeypatch: pytest.
 
 
 def test_a_beginning_and_an_end_are_of_all_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`latest`, and the end of availableNow, are asked for again while a partition does not tell, and are never taken
-    for its beginning."""
+    """`latest`, and the end of availableNow, are requested again while a partition has no answer; its beginning is
+    never used instead."""
     away, back = plan(20, None), plan(20, 30)
     assert reader(monkeypatch, away, back, starting="latest").initialOffset()["partitions"] == {"0": 20, "1": 30}
     with pytest.raises(RangeUnreadable, match="partition 1: no node"):
@@ -75,7 +76,7 @@ def test_a_beginning_and_an_end_are_of_all_partitions(monkeypatch: pytest.Monkey
 
 
 def test_an_end_that_was_set_is_reached_though_a_node_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of availableNow that finds nothing new, since a node does not answer, would end the query as if all had
+    """If a batch of availableNow found nothing new because a node does not answer, the query would end as if all had
     been read."""
     stream = reader(monkeypatch, plan(10, 30), plan(10, None))
     stream.prepareForTriggerAvailableNow()
@@ -83,7 +84,7 @@ def test_an_end_that_was_set_is_reached_though_a_node_is_away(monkeypatch: pytes
 
 
 def test_a_rate_holds_for_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shared among the partitions of a batch, as it is in a read."""
+    """It is shared among the partitions of a batch, as in a read."""
     stream = reader(monkeypatch, plan(20, 20), rows_per_second="100")
     parts = stream.partitions(START, END)
     paces: list[float] = []
@@ -99,9 +100,9 @@ def test_a_rate_holds_for_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_lag_of_a_query_is_what_its_newest_batch_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream reports what replicas had applied when it planned a batch; `lag` compares this with the batch's end,
-    by partition, for a query and for a listener's progress. Other sources count nothing; what a forced leader dropped
-    is no lag."""
+    """The stream reports the offsets that replicas had applied when it planned a batch; `lag` subtracts the batch's
+    end, by partition, for a query and for a listener's progress. Other sources are ignored; offsets that a forced
+    leader dropped are not lag."""
     stream = reader(monkeypatch, plan(25, 3), rows_per_batch="10")
     assert stream.reportLatestOffset() is None
     start = stream.initialOffset()
@@ -121,7 +122,7 @@ def test_the_lag_of_a_query_is_what_its_newest_batch_left_out(monkeypatch: pytes
 
 @pytest.mark.parametrize("option", ["consistency=committed", "splits=4", "segments=0-9"])
 def test_options_that_mean_nothing_to_a_stream_are_refused(option: str) -> None:
-    """The error says what they are for."""
+    """The error names the use of the option."""
     name, _, value = option.partition("=")
     source = IsthmusSource({"urls": "http://n1:1", name: value})
     with pytest.raises(BadInput, match=f"option {name} is for spark.read"):
@@ -129,8 +130,8 @@ def test_options_that_mean_nothing_to_a_stream_are_refused(option: str) -> None:
 
 
 def forced(offset: int | None, lineage: int, epoch: int = 5, stale: int | None = None) -> ReplicaDirectory:
-    """One partition, led at `offset` (None: by nobody) after so many forced elections; and a copy of before them that
-    has applied `stale`."""
+    """One partition with its leader at `offset` (None: no leader) after `lineage` forced elections, and an older
+    replica that has applied `stale`."""
     leads = () if offset is None else (ReplicaEndpoint("n1", "http://n1", True, True, epoch, offset),)
     other = () if stale is None else (ReplicaEndpoint("n2", "http://n2", False, True, 1, stale),)
     return ReplicaDirectory(
@@ -139,7 +140,7 @@ def forced(offset: int | None, lineage: int, epoch: int = 5, stale: int | None =
 
 
 def at(offset: int, lineage: int | None = None) -> dict[str, Any]:
-    """An offset of that stream; of an earlier program without a lineage."""
+    """An offset of that stream; without a lineage, as earlier versions wrote it."""
     found: dict[str, Any] = {"cluster": UUID.hex(), "partitions": {"0": offset}}
     return found if lineage is None else {**found, "lineages": {"0": lineage}}
 
@@ -148,8 +149,8 @@ def at(offset: int, lineage: int | None = None) -> dict[str, Any]:
 def test_a_partition_whose_offsets_may_be_used_again_is_read_again(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, Any]
 ) -> None:
-    """A leader by force begins where its copy ended: what it writes at offsets that the stream has passed would never
-    come."""
+    """A leader by force continues where its own log ended, so the stream would miss entries that it writes at offsets
+    the stream has passed."""
     stream = reader(monkeypatch, forced(90, 1, stale=100))
     end = stream.latestOffset(before, stream.getDefaultReadLimit())
     assert end == at(90, 1)
@@ -164,7 +165,8 @@ def test_a_partition_whose_offsets_may_be_used_again_is_read_again(
 
 
 def test_a_repeated_read_waits_for_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of before the election would tell what is no more; nobody else knows where the new log ends."""
+    """A replica from before the election may hold entries that no longer exist; only the leader knows where the new log
+    ends."""
     stream = reader(monkeypatch, forced(None, 1, stale=100), forced(90, 1, stale=100))
     assert stream.latestOffset(at(100, 0), stream.getDefaultReadLimit()) == at(90, 1)
     stream = reader(monkeypatch, forced(None, 1, stale=100))
@@ -173,7 +175,8 @@ def test_a_repeated_read_waits_for_the_leader(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_batch_begun_before_a_forced_election_ends_where_the_log_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is done again after a failure: what it promised may be there no more, and is read again next."""
+    """The batch is repeated after a failure: some of its promised entries may no longer exist, and the partition is
+    read again next."""
     stream = reader(monkeypatch, forced(90, 1))
     (part,) = stream.partitions(at(50, 0), at(100, 0))
     assert (part.first, part.end) == (50, 90)

@@ -1,4 +1,4 @@
-"""Laws of the verdicts: one for each key, the words of full-sync, and nothing is lost that only travels."""
+"""Laws of the verdicts: one for each key, in the terms of full-sync, and no key in transit counts as lost."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def rows_of(table: dict[Name, ObservedKey]) -> dict[Name, ComparedRow]:
 
 
 def test_verdicts_are_those_of_full_sync() -> None:
-    """For random rows of both sides, at both looks, each key gets what full-sync says of it."""
+    """For random rows of both sides, at both looks, each key gets the verdict of full-sync."""
     rng = Random(4)
     kinds: set[object] = set()
     for _ in range(4_000):
@@ -72,7 +72,7 @@ def test_verdicts_are_those_of_full_sync() -> None:
 
 
 def test_each_difference_has_its_word_and_its_side() -> None:
-    """missing, behind, concurrent and corrupt are told apart, on the side that lacks something."""
+    """missing, behind, concurrent and corrupt are distinguished, with the side that is behind."""
     assert difference(NAME, seen(1), None) == (DifferenceKind.MISSING, BehindSide.SINK)
     assert difference(NAME, None, seen(1)) == (DifferenceKind.MISSING, BehindSide.SOURCE)
     assert difference(NAME, seen(2), seen(1)) == (DifferenceKind.BEHIND, BehindSide.SINK)
@@ -91,7 +91,7 @@ def test_deleted_and_absent_are_the_same() -> None:
 
 
 def test_a_row_that_cannot_be_read_is_corrupt_on_its_side() -> None:
-    """A damaged row, or a clock that is none, is a verdict and no exception, whatever the other side has."""
+    """A damaged row or clock gives a verdict and not an exception, for any row of the other side."""
     broken = seen(1, fault="not a key row")
     no_clock = ObservedKey(b"\x01", 1, 5, tombstone=False)
     for bad in (broken, no_clock):
@@ -105,27 +105,27 @@ def test_a_row_that_cannot_be_read_is_corrupt_on_its_side() -> None:
 
 
 def test_lag_is_never_called_loss() -> None:
-    """A key that is written all the time, and whose other side follows, is transient though no look finds it equal."""
+    """A key that changes all the time, and whose other side follows, is transient even if no look finds it equal."""
     candidate = CandidateKey(*NAME, seen(5), seen(4))
     assert second_look(candidate, seen(9), seen(8)).verdict is VerdictKind.TRANSIENT
     assert second_look(candidate, seen(9), seen(4)).verdict is VerdictKind.DIVERGED
 
 
 def test_filtered_keys_are_reported_as_filtered_and_never_as_missing() -> None:
-    """A key of a bucket that is not wanted is no candidate; its verdict is `filtered`."""
+    """A key of an excluded bucket is not a candidate; its verdict is `filtered`."""
     found = first_look({(b"in", b"k"): seen(1), (b"out", b"k"): seen(1)}, {}, wanted=lambda bucket: bucket == b"in")
     assert [one.bucket for one in found.candidates] == [b"in"]
     assert [filtered_verdict(one).verdict for one in found.filtered] == [VerdictKind.FILTERED]
 
 
 def test_without_a_second_look_nothing_is_lost() -> None:
-    """A candidate that could not be looked at again is `unreachable`, and says how it differed."""
+    """A candidate without a second look is `unreachable`, with the difference of the first look."""
     said = unreachable_verdict(CandidateKey(*NAME, seen(1), None))
     assert said == (VerdictKind.UNREACHABLE, DifferenceKind.MISSING, BehindSide.SINK)
 
 
 def test_a_range_of_times_takes_a_key_that_either_side_changed_in_it() -> None:
-    """The row of the other side counts whatever its time: else an old one would look missing."""
+    """The row of the other side counts with any time; otherwise an older row would look missing."""
     mine, theirs = {NAME: seen(2, at_ms=100)}, {NAME: seen(1, at_ms=1)}
     [one] = first_look(mine, theirs, since_ms=50).candidates
     assert one.right is not None

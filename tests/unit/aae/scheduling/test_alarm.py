@@ -10,7 +10,7 @@ from isthmus.aae.scheduling.alarm import SchedulerAlarm
 
 
 async def test_an_alarm_fires_once_on_the_loop_and_a_new_time_replaces_the_old() -> None:
-    """Also for a date that has gone; and not at all once it is stopped."""
+    """This also holds for a time in the past; after `stop` it does not fire."""
 
     rung: list[tuple[str, int]] = []
     heard = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Gaps of queues, and repairs that were queued, open checks by themselves, and only a proof ends that."""
+"""Gaps of queues, and queued repairs, start checks automatically, until a proof ends them."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ LOWER = GapToHeal("n2:2:9", "to-west", BOTH, START - 70_000, START - 65_000)
 
 
 def test_which_times_prove_a_gap_and_which_checks_do() -> None:
-    """Gaps that have ended, of compared bucket types, make one range; a check that began before a gap had ended, or of
-    another bucket type, proves nothing; bulk references may be of every type that their queue accepts, and
-    need a comparison of each of them."""
+    """Ended gaps of compared bucket types make one range. A check that began before a gap had ended, or of another
+    bucket type, proves nothing. Bulk references may be of every type that their queue accepts, and need a comparison of
+    each."""
     assert range_to_check([GROWING, FOREIGN, LOWER], ["default"], START) is None
     assert range_to_check([ENDED, GROWING, FOREIGN], ["default"], START) == TimeRange(
         START - 60_000 - MARGIN_MS, START - 50_000 + MARGIN_MS
@@ -64,7 +64,7 @@ def test_which_times_prove_a_gap_and_which_checks_do() -> None:
 
 
 class Clock:
-    """Time that stands until it is moved."""
+    """A clock that the test moves."""
 
     ms = START
 
@@ -88,7 +88,7 @@ class FakeAlarm:
 
 
 class FakeChecker(PeerChecker):
-    """Ends as it is told."""
+    """A checker whose results the test sets."""
 
     def __init__(self, outcomes: Sequence[ExchangeVerdict]) -> None:
         self.outcomes = list(outcomes)
@@ -121,7 +121,7 @@ class FakeChecker(PeerChecker):
 
 
 class FakeGaps(Gaps):
-    """What stands in the queues."""
+    """The gaps and references of the queues."""
 
     def __init__(self, *gaps: GapToHeal) -> None:
         self.gaps = list(gaps)
@@ -169,8 +169,9 @@ def scheduler_of(
 
 @pytest.mark.parametrize("explained", [True, False])
 async def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bool) -> None:
-    """A gap opens a check of its times, after repairs another one a while later, or one of everything when its times
-    did not explain what differs; once in sync it is closed; one that grows stays, and a suspended peer."""
+    """A gap starts a check of its times; after repairs, another one follows a while later, or one of everything if its
+    times do not explain the differences. Once in sync the gap is closed; a growing gap and a suspended peer are left
+    alone."""
 
     clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
     checker = FakeChecker(
@@ -203,8 +204,8 @@ async def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bo
 
 
 async def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_of_everything(tmp_path: Path) -> None:
-    """A check of a gap's times that queues what it finds, and knows of segments that differ by other changes, does not
-    explain what differs: were there always something new in that range, those others would never be looked at."""
+    """A check of a gap's times that queues repairs, and has segments that differ by other changes, does not explain all
+    differences: if that range always had something new, the others would never be compared."""
 
     clock, checker = Clock(), FakeChecker([ExchangeVerdict.REPAIRED, ExchangeVerdict.IN_SYNC])
     checker.queues, checker.unexplained = 1, 1
@@ -218,8 +219,8 @@ async def test_repairs_of_a_range_that_explain_not_all_are_followed_by_a_check_o
 
 
 async def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) -> None:
-    """Whoever ran one and is told that both are equal does not find gaps that nothing has proven; one that proved
-    nothing closes nothing, and neither begins another check."""
+    """After a manual check in sync, no unproven gaps remain; one that proved nothing closes nothing. No other check is
+    started in either case."""
 
     clock, gaps = Clock(), FakeGaps(ENDED, GROWING)
     checker = FakeChecker([ExchangeVerdict.INCOMPLETE, ExchangeVerdict.INCOMPLETE, ExchangeVerdict.IN_SYNC])
@@ -244,8 +245,8 @@ async def test_a_check_by_hand_closes_the_gaps_that_it_proves(tmp_path: Path) ->
 
 
 async def test_gaps_of_a_real_time_queue_close_though_repairs_go_by_another(tmp_path: Path) -> None:
-    """A proof closes the gaps of every queue that the cluster owns, each by its queue and id; of references that may be
-    of two bucket types, two proofs do. A gap of the real-time queue begins a check by itself."""
+    """A proof closes the gaps of every queue that the cluster owns, each by its queue and id; a gap with references of
+    two bucket types needs two proofs. A gap of the real-time queue begins a check by itself."""
 
     real_time, lower = ENDED._replace(queue="rt"), LOWER._replace(queue="rt", upto_ms=START - 50_000)
     clock, gaps = Clock(), FakeGaps(ENDED, real_time, lower)
@@ -265,8 +266,8 @@ async def test_gaps_of_a_real_time_queue_close_though_repairs_go_by_another(tmp_
 
 
 async def test_a_proof_for_another_cluster_closes_no_gap(tmp_path: Path) -> None:
-    """The other cluster was made anew behind the same address: its first answer ends what was proven of the old one,
-    also after a restart."""
+    """Another cluster now answers at the same address: its first answer discards the proofs for the old one, also after
+    a restart."""
 
     clock, checker = Clock(), FakeChecker([ExchangeVerdict.IN_SYNC, ExchangeVerdict.INCOMPLETE])
     scheduler = scheduler_of(tmp_path, checker, clock)
@@ -333,8 +334,8 @@ async def test_a_clock_that_was_set_back_proves_nothing_and_holds_up_no_check(tm
 
 
 async def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path: Path) -> None:
-    """An overflow that goes on, or more gaps than are kept, make a gap longer under the same id: what was left out
-    since the check began is not closed with it, but by the next proof."""
+    """A continuing overflow, or more gaps than are kept, extend a gap under the same id: changes omitted since the
+    check began are not closed by it, but by the next proof."""
 
     clock, gaps = Clock(), FakeGaps(ENDED)
     checker = FakeChecker([ExchangeVerdict.IN_SYNC, ExchangeVerdict.IN_SYNC])
@@ -356,10 +357,10 @@ async def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path:
 
 
 async def test_references_that_went_with_their_process_are_looked_for_at_once_after_its_return(tmp_path: Path) -> None:
-    """A check queued repairs: while they wait nothing is done; when they have gone, delivered or with a process that
-    was killed, everything is checked at the next look, or at the first one of the next process; what could not look at
-    everything (trees are built) is tried again a minute later, what repaired again is followed at growing distances,
-    and a proof ends it. So what a queue lost is queued again within two looks of the node's return."""
+    """A check queued repairs: while they wait nothing is done. When they are gone, delivered or lost with a killed
+    process, everything is checked at the next look, or at the first one of the next process. A check without access to
+    everything (trees are built) is retried a minute later, further repairs are followed at growing intervals, and a
+    proof ends it. So lost references are queued again within two looks of the node's return."""
 
     clock, gaps = Clock(), FakeGaps()
     checker = FakeChecker([ExchangeVerdict.REPAIRED])
@@ -398,8 +399,8 @@ async def test_references_that_went_with_their_process_are_looked_for_at_once_af
 
 
 def test_repairs_of_the_other_side_only_are_not_followed_by_a_check() -> None:
-    """Repairs of the newest check that came to its end count, of any compared bucket type; a proof since, or an end
-    without repairs, settles it; a check that saw too little does not."""
+    """Repairs of the newest finished check count, of any compared bucket type; a later proof, or a finished check
+    without repairs, settles them; a check that saw too little does not."""
 
     def of(verdict: ExchangeVerdict, queued: int, began_ms: int, name: str = "default") -> CheckResult:
         return CheckResult(name, CheckKind.ALL, began_ms, 1.0, verdict, "", False, 0, 0, {}, queued, 0, 0, 0, "")

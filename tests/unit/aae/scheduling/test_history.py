@@ -1,4 +1,4 @@
-"""What full-sync remembers between starts is lost by no more than the part that cannot be read."""
+"""Unreadable parts of full-sync's saved history are dropped; all other parts are kept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def damaged(directory: Path, change: dict[str, Any]) -> History:
     ],
 )
 def test_an_unreadable_part_takes_nothing_else_with_it(tmp_path: Path, change: dict[str, Any]) -> None:
-    """Such as a result of a later program: who is suspended stays so, of that peer and of the others."""
+    """An unreadable part, such as a result of a later version, leaves suspensions of this peer and of others in
+    force."""
     again = damaged(tmp_path, change)
     assert again.peer("west").suspended == again.peer("north").suspended == BY_ANN
     assert again.peer("north").proven_ms == {"default": 3}
@@ -50,7 +51,7 @@ def test_an_unreadable_part_takes_nothing_else_with_it(tmp_path: Path, change: d
 
 
 def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
-    """Whoever suspended it had a reason; a resume ends it. One that is of nobody is none."""
+    """It was set for a reason, so it holds until a resume; an entry without an author is not a suspension."""
     again = damaged(tmp_path, {"suspended": {"by": "ann", "until_ms": 8}})
     suspended = again.peer("west").suspended
     assert suspended is not None
@@ -60,8 +61,8 @@ def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
 
 
 def test_the_history_of_many_peers_is_bounded(tmp_path: Path) -> None:
-    """What is larger than a slot could never be written again, and a suspension not either: the newest results of each
-    peer stay, and what was said is cut."""
+    """A history larger than a slot could never be saved again, nor could a suspension: the newest results of each peer
+    are kept, and long texts are cut."""
     history = History(tmp_path, 5)
     for number in range(100):
         one = history.peer(f"p{number}")

@@ -1,4 +1,4 @@
-"""What operators want of full-sync while it runs: on all nodes, on those that are down too, over restarts, and back."""
+"""Operators change full-sync at run time: on all nodes, also on those that are down, over restarts, and back."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Node:
 
     @property
     def peers(self) -> dict[str, FullSyncSettings]:
-        """What it compares with now."""
+        """The peers that the node compares with now."""
         return {name: peer.settings for name, peer in self.fixture.scheduler.peers.items()}
 
     async def start(self) -> None:
@@ -147,8 +147,8 @@ class Cluster:
 
 
 def test_a_nodes_own_entry_counts_before_that_of_all_and_that_before_the_file() -> None:
-    """Key by key; what is wrong on one node leaves its file in force there, with the reason; a name that no file has
-    needs urls and a queue."""
+    """Precedence holds for each key. A value that is invalid on one node leaves its file in force there, with the
+    reason; a name that is in no file needs urls and a queue."""
     all_nodes = PeerOverride({"all": 24, "auto": 0, "bucket_types": "a,b"}, by="ann")
     own = PeerOverride({"all": 2}, by="bob")
     entries = {"west": {"*": all_nodes, "n1": own}, "elsewhere": {"*": PeerOverride({"all": 3})}}
@@ -169,8 +169,8 @@ def test_a_nodes_own_entry_counts_before_that_of_all_and_that_before_the_file() 
 
 
 def test_a_token_goes_where_a_file_sends_it_and_nowhere_else() -> None:
-    """A peer that a file has keeps its URLs and cluster, whatever an entry says; one that was added is shown the token
-    that is named for its URLs."""
+    """A peer of a file keeps its URLs and cluster, whatever an entry sets; an added peer gets only the token configured
+    for its URLs."""
     secret = replace(WEST, token_file=Path("/secret"))
     moved = PeerOverride({"urls": "http://evil:1", "cluster": "evil", "all": 3}, added=True)
     (found,) = effective_peers("n1", [secret], {"west": {"*": moved}}, FakeAccess()).peers
@@ -182,7 +182,7 @@ def test_a_token_goes_where_a_file_sends_it_and_nowhere_else() -> None:
 
 
 def test_a_removed_peer_is_gone_on_its_nodes_and_may_be_added_on_one() -> None:
-    """Removed on all, also where a file has it; a node that adds it again has it."""
+    """A removal holds on all nodes, also if a file has the peer; a node that adds it again has it."""
     gone = PeerOverride(removed=True, by="ann")
     for entries, names in (
         ({"*": gone}, [[], []]),
@@ -196,7 +196,7 @@ def test_a_removed_peer_is_gone_on_its_nodes_and_may_be_added_on_one() -> None:
 
 
 def test_unreadable_documents_are_reported() -> None:
-    """What is none is refused by its path, whatever its form."""
+    """Malformed documents of any form are refused with an error that names the path."""
     for value in (b"", b"[]", b'{"peers": 3}', b'{"peers": {"a": {"*": {"values": 3}}}}', b"[" * 100_000):
         with pytest.raises(CodecError, match="list of peers"):
             decode_peers(value)
@@ -206,8 +206,8 @@ def test_unreadable_documents_are_reported() -> None:
 
 
 async def test_schedule_queue_and_types_are_changed_on_all_running_nodes(tmp_path: Path) -> None:
-    """In force at once on live nodes and, once it is back, on one that is down; shown with who, when and why; the day's
-    plan goes on from now; --default brings the file back everywhere."""
+    """Changes take effect at once on live nodes and on a node that is down once it is back, with operator, time and
+    reason; the day's plan continues from now; --default restores the file everywhere."""
 
     cluster = Cluster(tmp_path)
     one, two = await cluster.start("n1", "n2")
@@ -239,8 +239,8 @@ async def test_schedule_queue_and_types_are_changed_on_all_running_nodes(tmp_pat
 
 
 async def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> None:
-    """Also on nodes whose files have none; its checks run; removed, it is gone with what was history of it, and a
-    check that runs ends first; added again under its name, nothing of before counts."""
+    """It is added on nodes without it in their files, too, and its checks run. After its removal its history is gone,
+    and a running check ends first; a peer that is added again under its name begins without history."""
 
     cluster = Cluster(tmp_path)
     one, two = await cluster.start("n1", "n2", settings=())
@@ -268,7 +268,8 @@ async def test_a_peer_is_added_and_removed_while_nodes_run(tmp_path: Path) -> No
 
 
 async def test_a_peer_of_a_file_is_removed_and_its_file_comes_back(tmp_path: Path) -> None:
-    """Listed as removed, by whom; a node that starts later does not have it either; --default brings it back."""
+    """It is listed as removed, with the operator; a node that starts later does not have it either; --default restores
+    it."""
 
     cluster = Cluster(tmp_path)
     (one,) = await cluster.start("n1")
@@ -319,8 +320,8 @@ async def test_wrong_values_are_refused_with_a_remedy(
 
 
 async def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp_path: Path) -> None:
-    """It is suspended when it is back, over further restarts, also while the metastore is not read yet; resumed while
-    it is down again, it is due when it is back."""
+    """It is suspended when it is back, over further restarts, also before the metastore is read; if it is resumed while
+    the node is down again, its checks are due when it is back."""
 
     cluster = Cluster(tmp_path)
     (one,) = await cluster.start("n1")
@@ -343,8 +344,8 @@ async def test_a_suspension_holds_for_a_node_that_is_down_when_it_is_ordered(tmp
 
 
 async def test_a_remaining_suspension_is_reported(tmp_path: Path) -> None:
-    """A node is not resumed alone while all are suspended; resuming all ends every one; so does it what an earlier
-    version suspended on a node alone."""
+    """A node cannot be resumed alone while all are suspended; resuming all ends every suspension, including one that an
+    earlier version set on one node alone."""
 
     cluster = Cluster(tmp_path)
     one, two = await cluster.start("n1", "n2")
@@ -363,8 +364,8 @@ async def test_a_remaining_suspension_is_reported(tmp_path: Path) -> None:
 
 
 async def test_an_unreadable_suspension_counts_as_one(tmp_path: Path) -> None:
-    """A damaged document suspends a node that never read it, and leaves one that did as it was; resume with nothing
-    named ends it. A damaged list of peers leaves what counted before."""
+    """A damaged document suspends a node that never read it, and leaves the state of one that did; a resume without a
+    name ends it. A damaged list of peers leaves the last values in force."""
 
     cluster = Cluster(tmp_path)
     (one,) = await cluster.start("n1")
@@ -402,8 +403,8 @@ async def test_changes_of_another_node_are_followed(tmp_path: Path) -> None:
 
 
 async def test_another_queue_invalidates_proofs(tmp_path: Path) -> None:
-    """What was proven by the filter of another queue is no proof by this one's; other changes keep it, and a restart
-    with another queue in the file forgets it, too."""
+    """A proof by another queue's filter does not hold for this queue; other changes keep proofs, and a restart with
+    another queue in the file drops them, too."""
 
     cluster = Cluster(tmp_path)
     (one,) = await cluster.start("n1")
@@ -420,7 +421,7 @@ async def test_another_queue_invalidates_proofs(tmp_path: Path) -> None:
 
 
 async def test_checks_of_kind_auto_are_left_out_by_an_act_and_after_a_restart(tmp_path: Path) -> None:
-    """So many of the next ones begin nothing, over a restart, too; status tells how many are to come; 0 ends it."""
+    """The given number of checks begin nothing, also over a restart; the status shows how many are left; 0 ends it."""
 
     cluster = Cluster(tmp_path)
     (one,) = await cluster.start("n1", settings=[replace(WEST, hour_count=0, auto_count=24)])
@@ -458,8 +459,8 @@ async def test_each_document_has_a_limit(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_time_in_a_document_that_is_infinite_is_refused() -> None:
-    """JSON of Python has infinity, which is no time: the document cannot be read, and the node stays with the last one
-    that it could read."""
+    """Python's JSON parser accepts infinity, which is not a time: the document is unreadable, and the node keeps the
+    last one that it could read."""
     row = {"peer": None, "node": None, "by": "ann", "at_ms": float("inf"), "reason": ""}
     with pytest.raises(CodecError, match="list of suspensions"):
         operator_documents.decode_suspensions(json.dumps([row]).encode())

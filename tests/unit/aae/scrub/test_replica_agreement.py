@@ -1,4 +1,5 @@
-"""Leader and follower compared at one offset: equal trees agree, a row that differs is an alarm, silence neither."""
+"""Leader and follower compared at one offset: equal trees agree, a differing row is an alarm, and no answer is
+neither."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ PARTITION = 3
 
 
 class Replica:
-    """One copy and its tree."""
+    """One replica and its tree."""
 
     def __init__(self, directory: Path) -> None:
         self.store = MemoryStore()
@@ -42,7 +43,7 @@ class Replica:
         self.looked: list[tuple[str, str]] = []
 
     async def looks(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-        """The other one is told to look at a segment of its own."""
+        """Records that the other replica is asked to check a segment of its own."""
         assert self.other is not None
         self.other.looked.append((node, method))
         return b""
@@ -69,7 +70,7 @@ def pair(tmp_path: Path) -> tuple[Replica, Replica, list[Entry]]:
 
 
 async def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path: Path) -> None:
-    """It is compared at the leader's offset, although more comes to both meanwhile."""
+    """It is compared at the leader's offset, although both receive more entries meanwhile."""
 
     leader, follower, entries = pair(tmp_path)
     leader.apply(entries[:40])
@@ -87,7 +88,7 @@ async def test_a_follower_that_is_behind_answers_when_it_has_caught_up(tmp_path:
 async def test_a_fault_of_the_program_ends_one_comparison_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next partitions are compared all the same, and this one in its next turn."""
+    """The next partitions are still compared, and this one in its next turn."""
     monkeypatch.setattr(replica_agreement, "ROUND_S", 0.01)
 
     leader, _, entries = pair(tmp_path)
@@ -113,7 +114,7 @@ async def test_a_fault_of_the_program_ends_one_comparison_alone(
 
 
 async def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -> None:
-    """The leader names partition, segment and node, and has the other one look for damage of its own."""
+    """The leader names partition, segment and node, and asks the other node to check for damage of its own."""
 
     leader, follower, entries = pair(tmp_path)
     leader.apply(entries)
@@ -129,8 +130,8 @@ async def test_a_row_that_differs_is_an_alarm_with_its_segment(tmp_path: Path) -
 
 
 async def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the keys of a segment cannot be named, since the leader's own block is damaged, the alarm comes without
-    them, and the other one has a look all the same."""
+    """If the keys of a segment cannot be named, since the leader's own block is damaged, the alarm has none, and the
+    other node is still asked to check."""
 
     leader, follower, entries = pair(tmp_path)
     leader.apply(entries)
@@ -153,8 +154,8 @@ async def test_rows_that_cannot_be_read_keep_no_alarm_back(tmp_path: Path, monke
 async def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the other one is too slow to look at the first segment, those of other branches are alarms all the same,
-    and it is asked to look at each."""
+    """If the other node is too slow to check the first segment, segments of other branches still raise alarms, and the
+    node is asked to check each."""
 
     leader, follower, entries = pair(tmp_path)
     leader.apply(entries)
@@ -176,7 +177,7 @@ async def test_a_follower_that_does_not_look_keeps_no_other_alarm_back(
 
 
 async def test_replicas_that_cannot_be_compared_raise_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that is away, ahead, without a tree, or too slow: nothing is known, and nothing is said."""
+    """A node that is away, ahead, without a tree, or too slow gives no result and no alarm."""
     monkeypatch.setattr(replica_agreement, "TIMEOUT_MS", 30)
 
     leader, follower, entries = pair(tmp_path)

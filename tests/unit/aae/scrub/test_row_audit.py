@@ -1,4 +1,4 @@
-"""Key rows that were damaged under a right tree are found: by the rounds, and where an exchange reads."""
+"""Key rows damaged under a correct tree are found by the rounds, and when an exchange reads them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.virtual_time
 
 
 def row_name(key: bytes) -> bytes:
-    """Where the row of a key of the bucket `b` lies."""
+    """The database key of the row of a key of the bucket `b`."""
     segment = segment_of(key_hash(b"b", key))
     return rows.prefixes(PARTITION).key + rows.segment_name(segment) + rows.bucket_head(b"b") + key
 
 
 def damage(fixture: TreeFixture, key: bytes, change: Callable[[bytes], bytes]) -> int:
-    """Change a key row behind everybody's back; its segment."""
+    """Changes a key row in the database directly; returns its segment."""
     driver: Any = fixture.store._db  # type: ignore[attr-defined]
     data = driver.get(row_name(key))
     assert data is not None
@@ -50,7 +50,7 @@ def other_hash(data: bytes) -> bytes:
 
 
 async def prepared(fixture: TreeFixture, count: int) -> Scrubber:
-    """A copy of some keys with a ready tree, and its audit."""
+    """A replica of some keys with a ready tree, and its audit."""
     made = [fixture.history.put(b"b", b"%d" % n, b"x") for n in range(count)]
     fixture.trees.start()
     await eventually(lambda: PARTITION in fixture.trees.cached)
@@ -76,8 +76,8 @@ async def ended(audit: Scrubber) -> None:
 async def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebuild(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Turn after turn goes through all rows in whole segments; right ones give no alarm. A row that was changed under
-    its tree is an alarm with its segment, the tree serves no more, and the one built anew is what the rows are."""
+    """The turns cover all rows in whole segments; correct rows give no alarm. A row that was changed under its tree
+    raises an alarm with its segment, the tree is not served any more, and the rebuilt one matches the rows."""
     monkeypatch.setattr(row_audit, "ROWS_MAX", 100)
     monkeypatch.setattr(row_audit, "SLICE_ROWS", 30)
 
@@ -107,7 +107,7 @@ async def test_a_damaged_row_is_found_and_its_tree_proves_nothing_until_the_rebu
 async def test_an_object_that_cannot_be_read_hides_no_damaged_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The alarm names the key, whose object counts as damaged, and the tree serves no more."""
+    """The alarm names the key, whose object counts as damaged, and the tree is not served any more."""
 
     async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 30)
@@ -126,8 +126,8 @@ async def test_an_object_that_cannot_be_read_hides_no_damaged_row(
 
 
 async def test_a_refused_read_reports_no_row_as_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the machine has no room for another open file, say, the turn is put off: the tree serves on, and no row is
-    called unreadable."""
+    """If the machine refuses the read, for example without free file descriptors, the turn is postponed: the tree is
+    still served, and no row is reported as unreadable."""
 
     async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 30)
@@ -146,8 +146,8 @@ async def test_a_refused_read_reports_no_row_as_damaged(tmp_path: Path, monkeypa
 
 
 async def test_segments_read_by_an_exchange_are_audited_soon_up_to_a_limit(tmp_path: Path) -> None:
-    """A segment that was asked for is held against its tree without waiting for its turn; what changes meanwhile is no
-    alarm, and more than the limit are left to the rounds."""
+    """A requested segment is compared with its tree without waiting for its turn; changes meanwhile give no alarm, and
+    segments over the limit are left to the rounds."""
 
     async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 200)
@@ -163,8 +163,8 @@ async def test_segments_read_by_an_exchange_are_audited_soon_up_to_a_limit(tmp_p
 
 
 async def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that the tree was not told of yet, that change between two readings, or that come from another node while
-    the copy is caught up, are left to the next turn."""
+    """Rows that the tree has not received yet, that change between two reads, or that arrive by a state transfer, are
+    left to the next turn."""
     monkeypatch.setattr(row_audit, "APPLY_WAIT_S", 0.01)
 
     async with opened(tmp_path) as fixture:
@@ -184,7 +184,8 @@ async def test_rows_that_are_ahead_of_the_tree_are_no_alarm(tmp_path: Path, monk
 
 
 async def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_path: Path) -> None:
-    """Bytes that are no row: the tree is gone, and cannot be built until the copy is mended. The reason names it."""
+    """Bytes that are not a row discard the tree, which cannot be built until the replica is repaired. The reason names
+    the row."""
 
     async with opened(tmp_path) as fixture:
         audit = await prepared(fixture, 50)
@@ -200,8 +201,9 @@ async def test_a_row_that_cannot_be_read_leaves_no_tree_to_prove_anything(tmp_pa
 async def test_a_failing_tree_build_is_reported_once_and_retried_with_backoff(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a reason, however often it is tried: each pause is twice the one before, up to a bound, and the reason is
-    shown all the time. Whoever asks for a build need not wait; once it has been built, the next failure is told of."""
+    """Each reason is reported once, however often the build is retried: each pause is twice the one before, up to a
+    limit, and the reason is shown all the time. A requested build does not wait for the pause; after a successful
+    build, the next failure is reported."""
     monkeypatch.setattr(tree_cache, "RETRY_MS", 20)
     monkeypatch.setattr(tree_cache, "RETRY_MS_MAX", 100)
 

@@ -1,4 +1,4 @@
-"""Damaged rows are fetched again from a replica that can prove them, or made from their object; others are left."""
+"""Damaged rows are fetched from a replica that can prove them, or made from their object; unproven ones are left."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def entry(offset: int, key: bytes, value: bytes) -> Any:
 
 
 class Replica:
-    """One copy, and its mending."""
+    """One replica and its row repair."""
 
     def __init__(self, directory: Path) -> None:
         self.store: LevelStore = open_store(directory)
@@ -77,7 +77,7 @@ class Replica:
         return await self.other.mending.request_handlers()[method](node, body)
 
     def damage(self, prefix: bytes, change: Callable[[bytes], bytes] | None) -> None:
-        """Change the row of the key 7 behind everybody's back; None: take it away."""
+        """Changes the row of the key 7 in the database directly; None deletes it."""
         (name,) = [n for n, _ in self.driver.iterator(prefix=prefix) if n.endswith(rows.bucket_head(b"b") + b"7")]
         data = self.driver.get(name)
         self.driver.delete(name) if change is None else self.driver.put(name, change(data))
@@ -109,7 +109,7 @@ def other_hash(data: bytes) -> bytes:
 
 
 def right_leaf(replica: Replica) -> int:
-    """What the rows of the segment add up to."""
+    """The leaf of the segment, computed from its rows."""
     found = 0
     for _, bucket, key, row in replica.store.key_rows(PARTITION, SEGMENT, SEGMENT + 1):
         found ^= row_leaf(bucket, key, row)
@@ -117,7 +117,7 @@ def right_leaf(replica: Replica) -> int:
 
 
 async def repair_of_key_7(replica: Replica, leaf_is: int | None = None) -> row_repair.RepairResult:
-    """What becomes of the segment of the key 7."""
+    """The result of a repair of the segment of the key 7."""
     return await replica.mending.repair_segment(PARTITION, SEGMENT, leaf_is)
 
 
@@ -138,7 +138,7 @@ KEY_ROWS, OBJECTS = rows.prefixes(PARTITION).key, rows.prefixes(PARTITION).objec
 async def test_an_inconsistent_row_is_taken_from_the_other_replica(
     pair: tuple[Replica, Replica], prefix: bytes, change: Any
 ) -> None:
-    """Without any tree: afterwards every row of the store is the other replica's, and the key is named."""
+    """Without any tree, every row of the store equals the other replica's afterwards, and the key is reported."""
     mine, other = pair
     mine.damage(prefix, change)
     assert mine.all_rows() != other.all_rows()
@@ -151,7 +151,7 @@ async def test_an_inconsistent_row_is_taken_from_the_other_replica(
 
 
 async def test_a_lost_row_is_fetched_if_the_tree_proves_it(pair: tuple[Replica, Replica]) -> None:
-    """Without the tree nobody knows whether it was deleted; with it the other replica's row is proven."""
+    """Without the tree, the key may have been deleted; with it, the other replica's row is proven."""
     mine, other = pair
     leaf_is = right_leaf(mine)
     mine.damage(KEY_ROWS, None)
@@ -161,8 +161,8 @@ async def test_a_lost_row_is_fetched_if_the_tree_proves_it(pair: tuple[Replica, 
 
 
 async def test_an_unproven_row_is_left_unchanged(pair: tuple[Replica, Replica]) -> None:
-    """The other replica's row contradicts itself, too, or its copy is not in sync, or less far: nothing is written, and
-    the reason says so. A row that is right is never taken for damaged."""
+    """If the other replica's row contradicts its object, too, or that replica is not in sync or behind, nothing is
+    written and the reason is reported. A correct row is never taken for damaged."""
     mine, other = pair
     mine.damage(KEY_ROWS, lambda data: data[:-1] + b"\x05")
     other.damage(OBJECTS, lambda data: data[:-4] + b"nope")
@@ -176,8 +176,8 @@ async def test_an_unproven_row_is_left_unchanged(pair: tuple[Replica, Replica]) 
 
 
 async def test_an_unrepairable_key_blocks_no_other(pair: tuple[Replica, Replica]) -> None:
-    """Two keys of one segment are damaged, and the other replica has one of them: that one is mended and told of, and
-    the reason says why the other one is not."""
+    """Two keys of one segment are damaged, and the other replica has one of them: that one is repaired and named, and
+    the reason explains the other one."""
     mine, other = pair
     places: dict[int, bytes] = {}
     first = second = b""
@@ -209,7 +209,7 @@ async def test_an_unrepairable_key_blocks_no_other(pair: tuple[Replica, Replica]
 async def test_a_replica_that_is_behind_is_waited_for(
     pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers once it has applied as much; one that does not in time says that it is not ready."""
+    """It answers once it has applied as much; if that takes too long, it answers that it is not ready."""
     monkeypatch.setattr(row_repair, "APPLIED_S", 0.05)
     mine, other = pair
     more = PartitionStep(PARTITION, [entry(len(KEYS), b"more", b"x")])
@@ -230,7 +230,7 @@ async def test_a_replica_that_is_behind_is_waited_for(
 
 
 async def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: tuple[Replica, Replica]) -> None:
-    """A row that can be read waits for a tree that proves the object; one that says nothing at all does not."""
+    """A readable row needs a tree that proves the object; an undecodable one does not."""
     mine, other = pair
     mine.other = None
     leaf_is = right_leaf(mine)
@@ -250,8 +250,8 @@ async def test_alone_a_key_row_is_made_from_its_object_if_the_tree_agrees(pair: 
 async def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_the_tree_proves_it(
     pair: tuple[Replica, Replica],
 ) -> None:
-    """By the key row an object that is damaged or gone; by the tree one whose key row is damaged, too. Any other
-    object, be it newer or broken, is left where it is, and a key row that is damaged is no proof."""
+    """The key row proves an object that is damaged or missing; the tree proves one whose key row is damaged, too. Any
+    other object, newer or broken, is not taken, and a damaged key row is not a proof."""
     mine, other = pair
     mine.other = None
     leaf_is = right_leaf(mine)
@@ -275,7 +275,7 @@ async def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_t
     assert "nor another cluster" in (await repair_of_key_7(mine)).reason
     assert (await repair_of_key_7(mine, leaf_is)).by == "cluster west"
     assert mine.all_rows() == other.all_rows()
-    mine.damage(KEY_ROWS, other_hash)  # two objects are the same, whatever a tree says that was built from this row
+    mine.damage(KEY_ROWS, other_hash)  # two objects are the same, even if a tree was built from this row
     assert (await repair_of_key_7(mine, right_leaf(mine))).by == "cluster west"
     assert mine.all_rows() == other.all_rows()
 
@@ -283,7 +283,7 @@ async def test_alone_an_object_is_taken_from_another_cluster_if_the_key_row_or_t
 async def test_segments_read_by_an_exchange_are_repaired_up_to_a_limit(
     pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the segments that are asked for those with damage are mended, the others left alone, up to a limit of rows."""
+    """The requested segments that have damage are repaired, up to a limit of rows; others are left alone."""
     mine, other = pair
     mine.damage(OBJECTS, None)
     others = [segment_of(key_hash(b"b", key)) for key in KEYS if key != b"7"]
@@ -300,7 +300,8 @@ async def test_segments_read_by_an_exchange_are_repaired_up_to_a_limit(
 async def test_the_scan_for_unreadable_rows_yields_between_pages(
     pair: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All rows of a copy are decoded, in a thread: between pages clients have their turn, as long as a page took."""
+    """All rows of a replica are decoded in a thread: between pages it pauses as long as a page took, so that clients
+    have their turn."""
     mine, _ = pair
     mine.damage(KEY_ROWS, lambda data: b"\xc1" + data)
     rests: list[float] = []
@@ -308,13 +309,13 @@ async def test_the_scan_for_unreadable_rows_yields_between_pages(
     monkeypatch.setattr("isthmus.aae.scrub.row_repair.clock.sleep", rests.append)
     assert await mine.mending.unreadable_segments(PARTITION, 10) == [SEGMENT]
     pages = len(KEYS) // 5
-    assert len(rests) == pages + 1 + pages  # of change rows, with the look behind the last one, and of key rows
+    assert len(rests) == pages + 1 + pages  # pages of change rows, with the read after the last one, and of key rows
     assert min(rests) > 0
 
 
 async def test_keys_are_repaired_one_by_one_and_other_nodes_are_notified(pair: tuple[Replica, Replica]) -> None:
-    """What a fold names: a damaged key is mended, one that is not (any more) says so; and another node is told to look
-    at a segment of its own."""
+    """A damaged key named by a fold is repaired, and a sound one is reported as such; another node is asked to check a
+    segment of its own."""
     mine, other = pair
     mine.damage(OBJECTS, None)
     done, refused = await mine.mending.repair_keys(PARTITION, [(b"b", b"7"), (b"b", b"8")])
@@ -331,7 +332,7 @@ CHANGES = rows.prefixes(PARTITION).change
 
 
 async def mended_unreadable(replica: Replica) -> list[int]:
-    """Mend what a whole reading of the copy finds; the segments."""
+    """Repairs the segments that a scan of the replica finds; returns them."""
 
     found = await replica.mending.unreadable_segments(PARTITION, 100)
     for segment in found:
@@ -341,8 +342,8 @@ async def mended_unreadable(replica: Replica) -> list[int]:
 
 @pytest.mark.parametrize("followers", [True, False], ids=["another replica", "alone"])
 async def test_a_damaged_change_row_is_as_it_was(pair: tuple[Replica, Replica], followers: bool) -> None:
-    """The row of a key in the change index cannot be decoded, its key row can: it is found by the offset that stands in
-    the key row, and taken from another replica, or made of what the key row says."""
+    """The change row of a key cannot be decoded, but its key row can: the key is found by the offset in the key row,
+    and the change row is taken from another replica or made from the key row."""
     mine, other = pair
     mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
     mine.in_sync = followers
@@ -355,8 +356,8 @@ async def test_a_damaged_change_row_is_as_it_was(pair: tuple[Replica, Replica], 
 
 
 async def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica, Replica]) -> None:
-    """The key that changed just before is neither taken for damaged nor kept from a replica that asks for it; what
-    stands before is given to a follower first, and what is damaged is named by its offset."""
+    """The key that changed just before is neither taken for damaged nor withheld from a replica that requests it; rows
+    before the damage are sent to a follower first, and the damaged one is named by its offset."""
     mine, _ = pair
     mine.driver.put(CHANGES + rows.U64.pack(7), b"x")
     segment = segment_of(key_hash(b"b", b"6"))
@@ -369,8 +370,8 @@ async def test_a_neighbour_of_a_damaged_change_row_is_whole(pair: tuple[Replica,
 
 
 async def test_a_damaged_change_row_of_nothing_goes(pair: tuple[Replica, Replica]) -> None:
-    """No key row points to it: it goes, unless a key row cannot be decoded, whose it may be, or it is another by then.
-    What no key row can prove stays."""
+    """No key row points to it, so it is deleted, unless it may belong to an undecodable key row or has changed by then.
+    A row that no key row can prove stays."""
     mine, other = pair
     name = CHANGES + rows.U64.pack(100)
     mine.driver.put(name, b"x")

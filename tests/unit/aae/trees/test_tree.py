@@ -1,4 +1,4 @@
-"""Laws of the trees: order, parts and folds make no difference, and a difference is found where it is."""
+"""Laws of the trees: order, parts and folds do not matter, and a difference is found in its segment."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tree_of(found: list[tuple[int, int]]) -> HashTree:
 @settings(max_examples=share(40), deadline=None, derandomize=True)
 @given(changes, st.randoms(use_true_random=False))
 def test_the_order_of_changes_makes_no_difference(found: list[tuple[int, int]], chance: object) -> None:
-    """Changes in any order, one by one or together, give the same tree; a change made twice is none."""
+    """Changes in any order, one by one or together, give the same tree; a change made twice cancels itself."""
     shuffled = list(found)
     chance.shuffle(shuffled)  # type: ignore[attr-defined]
     one_by_one = HashTree()
@@ -98,7 +98,7 @@ def test_trees_differ_exactly_where_rows_changed(common: list[tuple[int, int]], 
 
 
 def test_a_tree_survives_its_file_form_and_the_wire() -> None:
-    """What is dumped loads as the same tree, hashes travel unchanged, and what is cut short is refused."""
+    """A dump loads as the same tree, hashes are unchanged over the wire, and truncated data is refused."""
     tree = tree_of([(5, 1 << 63), (SEGMENT_COUNT - 1, 3)])
     again = HashTree.load(tree.dump())
     assert not again.differing_leaves(tree)
@@ -135,8 +135,8 @@ def test_memory_grows_with_the_branches_that_are_touched() -> None:
 @settings(max_examples=share(40), deadline=None, derandomize=True)
 @given(changes, st.integers(0, SEGMENT_COUNT - 1), st.integers(1, SEGMENT_COUNT))
 def test_a_tree_of_a_range_is_that_part_of_the_whole(found: list[tuple[int, int]], first: int, end: int) -> None:
-    """Wherever its range begins and ends, within a branch or not: branches, leaves, file and merging are those of a
-    whole tree that has changes there alone; changes page by page are the same as one by one."""
+    """For any range, aligned to branches or not, its branches, leaves, file and merge equal those of a whole tree with
+    changes only there; changes by page equal changes one by one."""
     first, end = min(first, end - 1), max(first + 1, end)
     within = sorted(c for c in found if first <= c[0] < end)
     whole, part, paged = tree_of(within), HashTree(first, end), HashTree(first, end)

@@ -1,4 +1,5 @@
-"""What a build takes from key rows as they are equals what apply makes of their fields; no damage becomes a leaf."""
+"""A build takes the same leaves from encoded key rows as apply takes from their fields; damaged rows never become
+leaves."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def cut(row: bytes, chance: random.Random) -> bytes:
 
 
 def longer(row: bytes, chance: random.Random) -> bytes:
-    """Something stands behind its end."""
+    """Bytes after the row's end."""
     return row + chance.randbytes(1 + chance.randrange(3))
 
 
@@ -71,8 +72,8 @@ def other(row: bytes, chance: random.Random) -> bytes:
 
 @pytest.mark.parametrize("damage", [cut, longer, other])
 def test_a_damaged_row_is_an_error_or_its_decoded_leaf(damage: Callable[[bytes, random.Random], bytes]) -> None:
-    """Beside good rows, a row that was cut, lengthened or changed in a byte gives what decoding it gives: an error that
-    names the key, or the leaf of another row that stands there now; never one of its own."""
+    """Beside good rows, a row that was cut, lengthened or changed in a byte gives the result of decoding it: an error
+    that names the key, or the leaf of the row that the bytes now encode; never a third result."""
     chance = random.Random(7)
     errors = 0
     for turn in range(600):
@@ -96,8 +97,8 @@ def test_a_damaged_row_is_an_error_or_its_decoded_leaf(damage: Callable[[bytes, 
 
 
 def test_no_byte_makes_a_row_that_decodes_and_has_no_leaf() -> None:
-    """Every byte of a row changed to every other: Corruption, or a leaf, and an offset that there may be; never an
-    error of the program, which nobody takes for damage and mends."""
+    """Every byte of a row is changed to every other value: the result is Corruption, or a leaf and a possible offset,
+    never an internal error, which would not be treated as damage and repaired."""
     row = encode_key_row(Summary(b"clock", 2**64 - 7, 1_790_000_000_000, 300, 1, False), 70_000)
     refused = 0
     for at in range(len(row)):

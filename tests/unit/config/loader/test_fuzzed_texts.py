@@ -42,7 +42,7 @@ def check_text(text: str) -> None:
 
 
 def test_the_sample_is_sound() -> None:
-    """What the changes below begin with is a configuration."""
+    """The text that the tests below mutate is a valid configuration."""
     load_text(SAMPLE, Path("/nowhere/node.toml"))
 
 

@@ -193,7 +193,7 @@ def test_a_fault_in_an_inline_table_has_its_line() -> None:
     ],
 )
 def test_text_that_is_no_toml_gives_one_line(text: str, sentence: str | None) -> None:
-    """Syntax errors have line and column; hostile nesting and numbers are refused, never a traceback."""
+    """Syntax errors have line and column; hostile nesting and numbers are refused without a traceback."""
     found = faults(text)
     if sentence is not None:
         assert found == [sentence]
@@ -201,13 +201,14 @@ def test_text_that_is_no_toml_gives_one_line(text: str, sentence: str | None) ->
 
 @pytest.mark.parametrize("data_dir", ["", " ", "~/data", "a\\u0000b"])
 def test_a_data_directory_is_a_plain_path(data_dir: str) -> None:
-    """What a shell would expand, or no system could open, is refused when the file is read."""
+    """A path that a shell would expand, or that no system could open, is refused when the file is read."""
     (sentence,) = faults(f'[node]\nname = "n"\ncluster = "c"\ndata_dir = "{data_dir}"\n')
     assert sentence.startswith("4: node.data_dir: ")
 
 
 def test_origins_and_effective_values_name_file_and_line() -> None:
-    """What the file set has FILE:LINE, all else "default", and values read as they would stand in a file."""
+    """Values set in the file have FILE:LINE as origin, all others "default"; values are printed as they would be
+    written in a file."""
     settings = load('[[queues]]\nname = "q"\n[sink]\npoll = "1000ms"\n')
     rows = {row.path: row[1:] for row in effective(settings)}
     file = "/etc/isthmus/node.toml"
@@ -221,7 +222,7 @@ def test_origins_and_effective_values_name_file_and_line() -> None:
 
 
 def test_effective_values_make_the_same_settings_again() -> None:
-    """What `effective` prints is a config file: loading it gives equal settings."""
+    """The output of `effective` is a config file: loading it gives equal settings."""
     peer = '[[sink.peers]]\nurl = "http://west-1.example:8098"\nqueue = "east"\n'
     settings = load_text((SAMPLES / "node.toml").read_text() + peer, SAMPLES / "node.toml")
     plain, tables = [], []

@@ -61,7 +61,8 @@ def test_each_fault_is_named(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_a_queue_that_is_registered_later_may_be_named(tmp_path: Path) -> None:
-    """The file loads also when it has queues of its own; that this one is not among them is a doubt, not a fault."""
+    """The file loads even if it has queues of its own and this one is not among them; that gives a warning, not a
+    fault."""
     file = tmp_path / "n1.toml"
     file.write_text(BASE.replace('queue = "to-west"\n', 'queue = "later"\n'))
     settings = load_file(file)

@@ -128,7 +128,7 @@ def test_a_peer_is_scheme_host_and_port(text: str) -> None:
     ],
 )
 def test_a_broken_relation_is_a_fault_at_the_key_that_was_set(text: str, path: str, line: int) -> None:
-    """Values that are right alone and wrong together are refused, where the file can be mended."""
+    """Values that are each valid but wrong together are refused, at the line where the file can be corrected."""
     with pytest.raises(ConfigError) as caught:
         load_text(NODE + text, Path("n.toml"))
     (fault,) = caught.value.faults
@@ -136,7 +136,7 @@ def test_a_broken_relation_is_a_fault_at_the_key_that_was_set(text: str, path: s
 
 
 def test_a_relation_is_silent_where_one_value_is_wrong_by_itself() -> None:
-    """Nobody is sent after a second fault that only follows from the first."""
+    """A second fault that only follows from the first is not reported."""
     text = "[[queues]]\nname = ''\n[[queues]]\nname = ''\n[sink]\ndelay_min = '9s'\ndelay_max = 5\n"
     with pytest.raises(ConfigError) as caught:
         load_text(NODE + text, Path("n.toml"))
@@ -144,7 +144,7 @@ def test_a_relation_is_silent_where_one_value_is_wrong_by_itself() -> None:
 
 
 def test_ports_may_agree_where_nothing_clashes() -> None:
-    """Port 0, and one port on two different hosts, are no clash."""
+    """Port 0, and one port on two different hosts, do not clash."""
     for text in ["[listen]\nhttp = '127.0.0.1:0'\nadmin = '127.0.0.1:0'", "[listen]\nhttp = '127.0.0.2:8099'"]:
         load_text(NODE + text, Path("n.toml"))
 
@@ -166,7 +166,7 @@ def test_every_default_text_has_the_form_of_its_field() -> None:
 
 
 def test_keys_in_files_carry_no_unit() -> None:
-    """The unit stands in the value: the key is the field's name without it."""
+    """The unit is part of the value: the key is the field's name without its unit."""
     names = {name: file_name(name) for name in ("poll_ms", "log_size_bytes", "log_file_bytes", "object_limit_count")}
     assert list(names.values()) == ["poll", "log_size", "log_file_size", "object_limit"]
     assert not [key.name for key in every_key() if key.name.endswith(("_ms", "_bytes", "_count"))]
@@ -210,7 +210,7 @@ def test_filters_that_a_start_takes_pass_the_check(text: str) -> None:
     ],
 )
 def test_a_secret_in_a_url_is_not_repeated(url: str, told: str) -> None:
-    """Faults end in logs and tickets: what may be a password or a token is left out of them."""
+    """Faults end up in logs and tickets, so they omit anything that may be a password or a token."""
     with pytest.raises(ValueError, match=re.escape(told)) as fault:
         validation.check_peer_url(url)
     assert "ter2" not in str(fault.value)
@@ -239,14 +239,15 @@ def test_the_url_of_a_collector_is_taken_as_it_is(url: str) -> None:
     ],
 )
 def test_another_url_is_no_collectors(url: str, told: str) -> None:
-    """It says what would be one, and repeats no secret."""
+    """The message describes a valid URL, and repeats no secret."""
     with pytest.raises(ValueError, match=re.escape(told)) as fault:
         validation.check_collector_url(url)
     assert "ter2" not in str(fault.value)
 
 
 def test_headers_for_a_collector_over_http_are_doubted() -> None:
-    """They may be a token; on this machine, over TLS, and without any, nothing is said."""
+    """The headers may contain a token. There is no warning for an endpoint on this machine, over TLS, or without
+    headers."""
     for url, headers, said in (
         ("http://collector:4318/v1/traces", 'headers_file = "h"\n', ["traces.endpoint"]),
         ("http://127.0.0.1:4318/v1/traces", 'headers_file = "h"\n', []),
@@ -266,14 +267,16 @@ def test_the_embedded_metastore_has_a_port_of_its_own() -> None:
 
 
 def test_a_peers_limit_beyond_the_pool_is_doubted() -> None:
-    """It can never bind, so somebody means something else; 0, an equal share, and the whole pool are right."""
+    """The limit never takes effect, so it is likely a mistake. There is no warning for 0, an equal share, or for the
+    whole pool."""
     for limit, said in ((9, ["sink.peer_limit"]), (4, []), (0, [])):
         settings = load_text(f"{NODE}[sink]\nworkers = 4\npeer_limit = {limit}\n", Path("node.toml"))
         assert [doubt.path for doubt in warnings_of(settings)] == said
 
 
 def test_a_node_is_not_compared_with_itself() -> None:
-    """Among the URLs of a full-sync as at a sink's peer: it would be proven in sync with nobody."""
+    """A URL of a full-sync may not be this node's own, as with a sink's peer: the node would only be compared with
+    itself."""
     text = f'{NODE}[listen]\nhttp = "10.0.0.1:8098"\n[[fullsync]]\nname = "west"\nqueue = "q"\n'
     load_text(text + 'urls = "http://10.0.0.2:8098,http://10.0.0.1:8097"\n', Path("node.toml"))
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1:8098 is this node itself") as error:
@@ -285,7 +288,7 @@ def test_a_node_is_not_compared_with_itself() -> None:
     ("runs", "apart"), [("data", False), ("data/runs", False), (".", False), ("/data", True), ("data-runs", True)]
 )
 def test_runs_of_spark_lie_apart_from_the_nodes_data(runs: str, apart: bool) -> None:
-    """Neither directory is, or lies in, the other: what writes there is not the node."""
+    """Neither directory is, or lies in, the other, since other programs write into the directory of runs."""
     text = f'{NODE}[reconcile]\nruns_dir = "{runs}"\n'
     if apart:
         assert load_text(text, Path("/srv/n.toml")).reconcile.runs_dir == Path("/srv") / runs

@@ -22,7 +22,7 @@ NOTHING_LOST = {"unreadable": 0, "lost": 0}
 
 
 class Cluster:
-    """Nodes n1 to n3, of which n1 is asked; n4 is known and down."""
+    """Nodes n1 to n3, of which n1 gets the requests; n4 is known and down."""
 
     def __init__(self, directory: Path) -> None:
         self.links = QueryLinks()
@@ -99,7 +99,7 @@ async def test_all_nodes_are_joined_and_those_without_an_answer_are_null(tmp_pat
 
 
 async def test_the_log_of_the_asked_node_may_be_the_unknown_one(tmp_path: Path) -> None:
-    """Its disk fails: the others are shown all the same."""
+    """If its disk fails, the acts of the other nodes are still shown."""
     async with cluster_of(tmp_path) as cluster:
         await cluster.act("n2", 20)
         (tmp_path / "n1" / "audit").write_text("no directory")
@@ -109,7 +109,8 @@ async def test_the_log_of_the_asked_node_may_be_the_unknown_one(tmp_path: Path) 
 
 
 async def test_pages_go_on_over_all_nodes(tmp_path: Path) -> None:
-    """Each act once; acts that come meanwhile are not on later pages; a node that was away stays away from them."""
+    """Each act is shown once; acts recorded meanwhile are not on later pages; a node that was unreachable is left out
+    of them."""
     async with cluster_of(tmp_path) as cluster:
         for at_ms in range(12):
             await cluster.act(f"n{at_ms % 3 + 1}", at_ms)
@@ -127,15 +128,15 @@ async def test_pages_go_on_over_all_nodes(tmp_path: Path) -> None:
 
 
 async def test_a_cursor_is_checked(tmp_path: Path) -> None:
-    """One of a node that is gone asks nobody; one of another form is refused."""
+    """A cursor that names only a removed node returns no acts; a malformed one is refused."""
     async with cluster_of(tmp_path) as cluster:
         assert (await cluster.get("before=n9:4"))["acts"] == []
         assert (await cluster.get("before=,"))["reason"] == "bad-query"
 
 
 async def test_acts_are_filtered_on_all_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a person, an act, an object, an outcome, a time; page by page, though each node reads a few lines at a
-    time: no act is lost or shown twice, and the page says how far the search has come."""
+    """The filters are a person, an act, an object, an outcome, and a time, page by page, although each node reads a few
+    lines at a time: no act is lost or shown twice, and the page shows the progress of the search."""
     monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 100)
     async with cluster_of(tmp_path) as cluster:
         for at_ms in range(30):

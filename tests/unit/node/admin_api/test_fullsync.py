@@ -1,4 +1,4 @@
-"""Full-sync's admin paths: mistyped values are refused, and nothing is kept; any node answers for all."""
+"""Full-sync's admin paths: mistyped values are refused, and nothing is stored; any node answers for all."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def services_of(node: str, manager: CheckScheduler, others: dict[str, ClusterQue
 async def test_a_mistyped_value_is_refused_and_nothing_is_stored(
     path: str, body: dict[str, Any] | None, client_api: Any, send_request: Any, tmp_path: Path
 ) -> None:
-    """Times beyond every clock, text that is none, a check of nothing: 400, and what is remembered stays as it was and
-    can still be written."""
+    """Times out of range, malformed texts, and a check of nothing are refused with 400; the stored state is unchanged
+    and can still be saved."""
     manager = manager_in(tmp_path)
     manager.start()
 
@@ -168,8 +168,8 @@ def result(began_ms: int) -> CheckResult:
 async def test_a_range_and_left_out_checks_are_set_on_the_node_that_is_named(
     client_api: Any, send_request: Any, tmp_path: Path
 ) -> None:
-    """The node that is asked passes the act on and answers with the peers of the other one; its own state stays. A node
-    that nobody knows is refused with those that there are; one that is down is not ready."""
+    """The node passes the request on and answers with the peers of the other one; its own state is unchanged. An
+    unknown node is refused with a list of the known ones; a node that is down is not ready."""
     here, there = manager_in(tmp_path / "n1"), manager_in(tmp_path / "n2")
     for manager in (here, there):
         manager.start()
@@ -205,7 +205,7 @@ async def test_a_range_and_left_out_checks_are_set_on_the_node_that_is_named(
 
 
 async def test_a_check_of_nothing_is_refused_by_the_node_that_would_begin_it(tmp_path: Path) -> None:
-    """Kind none crosses the wire, and begins nothing."""
+    """The kind "none" is sent to the other node, and begins nothing."""
     manager = manager_in(tmp_path)
     manager.start()
     query = services_of("n1", manager, {}).query
@@ -218,7 +218,7 @@ async def test_a_check_of_nothing_is_refused_by_the_node_that_would_begin_it(tmp
 async def test_results_of_all_nodes_are_joined_the_newest_first(
     client_api: Any, send_request: Any, tmp_path: Path
 ) -> None:
-    """Each with its node and peer, as many as asked for; a node without an answer is named with the reason."""
+    """Each result has its node and peer, up to the limit; a node without an answer is named with the reason."""
     here, there = manager_in(tmp_path / "n1"), manager_in(tmp_path / "n2")
     for manager, began in ((here, (10, 30)), (there, (20, 40))):
         manager.start()

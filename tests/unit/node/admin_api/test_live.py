@@ -1,4 +1,4 @@
-"""One viewer's stream of live events, and the rounds' answer to a state that cannot be told."""
+"""One viewer's stream of live events, and the event for an unavailable state."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def viewer(connection: FakeConnection | None = None, lifetime_s: float = 60.0) -
 
 
 async def test_a_slow_viewer_gets_the_newest_of_each_kind() -> None:
-    """While it does not read, an event replaces the one of its kind that waits; both kinds are sent then, each once.
-    An end that comes while it does not read is seen as soon as it reads."""
+    """While it does not read, a new event replaces the waiting one of the same kind; both kinds are sent then, each
+    once. An end of the stream meanwhile takes effect as soon as it reads."""
     one = viewer()
     stream = one.chunks()
     assert await anext(stream) == RETRY
@@ -52,7 +52,7 @@ async def test_a_slow_viewer_gets_the_newest_of_each_kind() -> None:
 
 
 async def test_a_silent_stream_has_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an event a comment comes, and events go on after it."""
+    """Without an event a comment is sent, and later events follow it."""
     monkeypatch.setattr(live, "HEARTBEAT_S", 0.01)
     one = viewer()
     stream = one.chunks()
@@ -71,7 +71,7 @@ async def test_a_stream_ends_after_its_time() -> None:
 
 
 async def test_an_end_cuts_off_only_who_does_not_read() -> None:
-    """The connection of a viewer whose stream waits for it is cut; one that waits for events ends in order."""
+    """The connection of a viewer that does not read is cut; one that waits for events ends in order."""
     deaf, listening = FakeConnection(), FakeConnection()
     for connection, reads in ((deaf, False), (listening, True)):
         one = viewer(connection)
@@ -88,7 +88,7 @@ async def test_an_end_cuts_off_only_who_does_not_read() -> None:
 
 
 async def test_a_state_that_cannot_be_told_is_an_event() -> None:
-    """The viewer learns why, in the place of the state that waited; a bug is one, too, and the next round goes on."""
+    """The viewer gets the reason instead of the state; this also holds for a bug, and the next round continues."""
     errors: list[Exception] = [NotReady("no records"), ValueError("a bug")]
 
     class FailingView:
@@ -116,7 +116,7 @@ async def test_a_state_that_cannot_be_told_is_an_event() -> None:
 
 
 def test_a_node_that_has_no_sample_yet_has_no_numbers() -> None:
-    """What never happened is 0 in a sample, and unknown without one."""
+    """An event that never happened counts 0 in a sample, and is unknown without one."""
     none = newest_series({}, "default")
     assert set(none.values()) == {None}
     some = newest_series(

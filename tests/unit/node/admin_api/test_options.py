@@ -31,7 +31,7 @@ LAG = "replication.max.time.lag.millis"
 
 
 class MemoryController:
-    """A controller on a metastore in memory; woken, it brings options into its records, unless it is lame."""
+    """A controller on a metastore in memory; when woken, it writes options into its records, unless `lame` is set."""
 
     def __init__(self, metastore: MemoryMetastore) -> None:
         self.metastore = metastore
@@ -57,7 +57,7 @@ class MemoryController:
 
 
 def a_record(partition: int, bucket_type: str, replicas: tuple[str, ...]) -> PartitionRecord:
-    """LedPartition by n1, with two in sync."""
+    """A partition led by n1, with two replicas in sync."""
     isr = frozenset(Member(node, 1) for node in replicas[:2])
     online, leader = PartitionStatus.ONLINE, Incarnation("n1", 7)
     return PartitionRecord(
@@ -94,7 +94,7 @@ def nodes_of(controller: MemoryController, own: EffectiveOptions) -> ClusterQuer
 
 
 async def answers_to(*requests: tuple[str, str, Any], lame: bool = False) -> list[tuple[int, dict[str, Any]]]:
-    """The answers of one node's admin face to some requests, one after the other."""
+    """The answers of one node's admin API to some requests, one after the other."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda _state: None)
@@ -133,12 +133,12 @@ async def answer(admin: AdminApi, method: str, path: str, body: Any) -> tuple[in
 
 
 def facts(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a row says of its value."""
+    """The fields of a row about its value."""
     return tuple(row[key] for key in ("bucket_type", "set", "effective", "origin", "by"))
 
 
 async def test_every_option_is_listed_with_what_is_in_force() -> None:
-    """A row each for the cluster; of min-ISR one for each bucket type, too; nothing is set at first."""
+    """Each option has a row for the cluster; min-ISR has one for each bucket type, too; nothing is set at first."""
     ((status, answered),) = await answers_to(("GET", "/admin/options", None))
     rows = answered["options"]
     assert status == 200
@@ -152,7 +152,7 @@ async def test_every_option_is_listed_with_what_is_in_force() -> None:
 
 
 async def test_an_option_is_set_and_unset_with_who_and_when() -> None:
-    """The answer shows the row as it is in force then, and what it was before."""
+    """The answer has the row with the effective value and the previous value."""
     path = f"/admin/options/{LAG}"
     (_, done), (_, again), (_, undone), (_, once_more) = await answers_to(
         ("POST", f"{path}/set", {"value": "2s", "by": "ann@desk"}),
@@ -173,7 +173,7 @@ async def test_an_option_is_set_and_unset_with_who_and_when() -> None:
 
 
 async def test_min_isr_is_clamped_and_the_consequences_are_noted() -> None:
-    """Set and effective value are both there, with notes on clamping and on partitions that refuse writes then."""
+    """The row has the set and the effective value, with notes on clamping and on partitions that then refuse writes."""
     path = f"/admin/options/{MIN_ISR}"
     (_, high), (_, low), (_, seen) = await answers_to(
         ("POST", f"{path}/set", {"value": 9}),
@@ -202,7 +202,7 @@ async def test_min_isr_is_clamped_and_the_consequences_are_noted() -> None:
 
 
 async def test_a_dry_run_changes_nothing() -> None:
-    """It shows what would be in force."""
+    """It shows the value that would be in effect."""
     (_, said), (_, listed) = await answers_to(
         ("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3, "dry_run": True}),
         ("GET", f"/admin/options/{MIN_ISR}?bucket_type=default", None),
@@ -214,7 +214,7 @@ async def test_a_dry_run_changes_nothing() -> None:
 
 
 async def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer comes although no controller acts, and names the partitions that wait."""
+    """The answer comes although no controller is active, and names the partitions that wait."""
     monkeypatch.setattr(options_room, "IN_FORCE_S", 0.1)
     ((_, done),) = await answers_to(("POST", f"/admin/options/{MIN_ISR}/set", {"value": 3}), lame=True)
     assert done["options"][0]["waiting"] == [0, 1]
@@ -234,15 +234,16 @@ async def test_an_option_not_in_force_in_time_is_reported(monkeypatch: pytest.Mo
     ],
 )
 async def test_an_invalid_option_is_refused(path: str, body: Any, status: int, reason: str, says: str) -> None:
-    """With what would be right."""
+    """The message says which values are valid."""
     ((got, answered),) = await answers_to(("POST", f"/admin/options/{path}", body))
     assert (got, answered["reason"]) == (status, reason)
     assert says in answered["error"]
 
 
 async def test_a_change_of_what_another_operator_changed_is_refused() -> None:
-    """With the value that is expected the change is made, and its reason is kept; with another one nothing is done, and
-    the sentence says what is there and by whom. A dry run is refused alike. Null expects that nothing is set."""
+    """With the expected value the change is made, and its reason is stored. With another one nothing is changed, and
+    the message has the current value and its operator; a dry run is refused in the same way. Null expects that nothing
+    is set."""
     path = f"/admin/options/{LAG}"
     first, late, dry, again, gone, unset = await answers_to(
         ("POST", f"{path}/set", {"value": 2_000, "by": "ann", "expected": None, "reason": "slow disks"}),
@@ -264,8 +265,8 @@ async def test_a_change_of_what_another_operator_changed_is_refused() -> None:
 
 
 async def test_nodes_with_other_values_and_silent_ones_are_named() -> None:
-    """n2 has the value of its file, until one is set for all; a dry run shows what would be in force there. n3 does not
-    answer, and n4 is down."""
+    """n2 has the value of its file, until one is set for all; a dry run shows its future value. n3 does not answer, and
+    n4 is down."""
     path = f"/admin/options/{LAG}"
     (_, before), (_, dry), (_, done), (_, undo) = await answers_to(
         ("GET", path, None),

@@ -97,7 +97,7 @@ def row(answer: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 async def test_a_dry_run_shows_the_properties_as_they_would_be() -> None:
-    """And leaves them as they are; what is unset has its bucket type's value again."""
+    """A dry run changes nothing; an unset property has its bucket type's value again."""
     async with a_node() as node:
         wish = {"props": {"max_siblings": 5}, "by": "ann", "reason": "a test"}
         status, said = await node.ask(f"{TYPE}/set", {**wish, "dry_run": True})
@@ -119,7 +119,8 @@ async def test_a_dry_run_shows_the_properties_as_they_would_be() -> None:
 
 
 async def test_a_change_of_what_another_operator_changed_is_refused() -> None:
-    """409 in the dry run and in the change; with what is there now it is made. What does not fit is 400."""
+    """The dry run and the change are refused with 409; with the current value the change is made. A malformed request
+    is 400."""
     async with a_node() as node:
         await node.ask(f"{TYPE}/set", {"props": {"allow_mult": False}, "by": "ann", "expected": {}})
         for dry_run in (True, False):
@@ -138,7 +139,8 @@ async def test_a_change_of_what_another_operator_changed_is_refused() -> None:
 
 
 async def test_notes_say_what_has_no_effect_and_which_buckets_keep_their_own() -> None:
-    """Of a bucket type the buckets that have a value of their own for one of the properties; five are named."""
+    """The note for a bucket type names the buckets that have a value of their own for one of the properties, up to
+    five."""
     async with a_node() as node:
         assert (await node.ask(f"{TYPE}/set", {"props": {"r": 1}, "dry_run": True}))[1]["warnings"] == [
             "r is stored and shown, and has no effect"
@@ -156,7 +158,7 @@ async def test_notes_say_what_has_no_effect_and_which_buckets_keep_their_own() -
 
 
 async def test_nodes_that_have_read_older_properties_are_named() -> None:
-    """As soon as one has read newer ones; a node that is down is unknown."""
+    """They are named as soon as one node has read newer ones; a node that is down is unknown."""
     async with a_node() as node:
         assert ((await node.ask(TYPE))[1]["behind"], (await node.ask(TYPE))[1]["unknown"]) == ([], {"n3": "not alive"})
         await node.ask(f"{TYPE}/set", {"props": {"allow_mult": False}})

@@ -12,7 +12,7 @@ from isthmus.queues.queue_documents import PUBLISHING, SERVING
 
 
 def listed(waiting: int | None) -> dict[str, Any]:
-    """A node's listing of one queue with so many waiting real-time changes."""
+    """A node's listing of one queue with the given number of waiting real-time changes."""
     priority = {"waiting": waiting, "in_flight": 0}
     empty = {"waiting": 0, "in_flight": 0}
     return {
@@ -33,7 +33,7 @@ def listed(waiting: int | None) -> dict[str, Any]:
     ],
 )
 def test_a_suspension_of_serving_alone_makes_no_gap(what: Sequence[str], node: str | None, effect: str) -> None:
-    """Only publishing makes a gap of what comes; without serving, everything waits."""
+    """Only suspended publishing makes a gap of new changes; with serving suspended, everything waits."""
     plan = plan_of("suspend", "to-west", {"n1": [listed(2)]}, bucket_types=set(), what=what, node=node)
     assert effect in plan["effect"]
     assert ("gap" in plan["effect"]) is (PUBLISHING in what)

@@ -1,4 +1,4 @@
-"""Runs on Spark in the admin API: any node answers for all, and says what it does not know."""
+"""Runs on Spark in the admin API: any node answers for all, and names the nodes without an answer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def query_of(node: str, directory: Path | None, others: dict[str, ClusterQuery])
 async def test_runs_of_all_nodes_are_listed_and_one_is_shown(
     client_api: Any, send_request: Any, tmp_path: Path
 ) -> None:
-    """The node that is asked has no directory, another one has: its runs are listed with it, its path, and the nodes
-    that are unknown. A run of any node is shown; a name of bytes, HTML or another kind is no run."""
+    """The queried node has no directory, another one has: its runs are listed with the node, its path, and the nodes
+    that are unknown. A run of any node is shown; a run id of bytes, HTML or another kind is not found."""
     RunDirectory(str(tmp_path), "may").write("run.json", {"bucket_type": "<b>"})
     other = query_of("n2", tmp_path, {})
     broken = query_of("n3", tmp_path / "gone", {})

@@ -1,4 +1,4 @@
-"""GET /admin/explain of a cluster: nodes that do not answer or are down are named, and what they know is missing."""
+"""GET /admin/explain of a cluster: nodes that do not answer or are down are named, and their facts are missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.query_links import QueryLinks
 
 
 class Knowledge:
-    """What one node knows of any key, and which keys it was asked for."""
+    """The answers of one node for any key, and the keys it was asked for."""
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -28,7 +28,7 @@ class Knowledge:
 
 
 class Cluster:
-    """Nodes n1 to n3, of which n1 is asked and n2 leads; n4 is down."""
+    """Nodes n1 to n3, of which n1 gets the requests and n2 leads; n4 is down."""
 
     def __init__(self) -> None:
         self.links = QueryLinks()
@@ -65,7 +65,7 @@ class Cluster:
 
 
 async def test_nodes_without_an_answer_are_named() -> None:
-    """The state is known as long as the leader answers; without it, it is unknown and the reason is there."""
+    """The state is known as long as the leader answers; otherwise it is unknown, with the reason."""
     cluster = Cluster()
     cluster.links.cut.add("n3")
     answer = await cluster.get("bucket=b&key=k")

@@ -31,7 +31,7 @@ from tests.support.queue_source import SINK as WEST
 
 
 class AcceptingCluster:
-    """What dead letters are pushed into: it accepts all."""
+    """A cluster that accepts all dead letters pushed to it."""
 
     def __init__(self) -> None:
         self.pushed: list[bytes] = []
@@ -107,9 +107,8 @@ class Letters:
 
 
 async def test_any_node_lists_the_letters_of_all(tmp_path: Path, send_request: Any) -> None:
-    """Each node's, the oldest first, with how many it keeps; names of bytes are escaped, and also there
-    percent-encoded. A node that is gone is null
-    with the reason, though its letters are on its disk."""
+    """The letters of each node are listed, the oldest first, with the number it keeps; names of bytes are escaped, and
+    also given percent-encoded. A gone node is null with the reason, although its letters are on its disk."""
     async with Letters(tmp_path, send_request) as letters:
         status, answer = await letters.get()
         assert status == 200
@@ -124,7 +123,7 @@ async def test_any_node_lists_the_letters_of_all(tmp_path: Path, send_request: A
 
 
 async def test_letters_come_in_pages(tmp_path: Path, send_request: Any) -> None:
-    """At most so many of each node; those of one node go on behind a number."""
+    """A page has at most the limit of each node; the next page of one node begins after a number."""
     async with Letters(tmp_path, send_request) as letters:
         (here, _, _) = (await letters.get("?limit=2"))[1]["nodes"]
         assert ([one["id"] for one in here["dead_letters"]], here["more"], here["kept"]) == ([1, 2], True, 3)
@@ -144,14 +143,15 @@ async def test_letters_come_in_pages(tmp_path: Path, send_request: Any) -> None:
 async def test_a_wrong_question_is_refused(
     tmp_path: Path, send_request: Any, query: str, status: int, words: str
 ) -> None:
-    """With what would be right."""
+    """The message says what is valid."""
     async with Letters(tmp_path, send_request) as letters:
         found, error = await letters.get(query)
         assert (found, words in str(error)) == (status, True)
 
 
 async def test_letters_of_another_node_are_retried_and_dropped_there(tmp_path: Path, send_request: Any) -> None:
-    """By the number that they have there, on that node alone; without a node on the one that is asked."""
+    """They are selected by their number there, on that node alone; without a node on the one that receives the
+    request."""
     async with Letters(tmp_path, send_request) as letters:
         status, answer = await letters.post("retry", ids=[1], node="n2")
         assert (status, [one["outcome"] for one in answer["retried"]]) == (200, ["applied"])
@@ -164,7 +164,7 @@ async def test_letters_of_another_node_are_retried_and_dropped_there(tmp_path: P
 
 
 async def test_letters_of_a_node_that_does_not_answer_stay(tmp_path: Path, send_request: Any) -> None:
-    """Nothing is dropped elsewhere in its place: a node that is not known is refused, one that is down cannot be
+    """No letters of other nodes are dropped in their place: an unknown node is refused, and one that is down cannot be
     reached."""
     async with Letters(tmp_path, send_request) as letters:
         for act in ("retry", "drop"):

@@ -1,4 +1,4 @@
-"""The admin listener's reaps: what waits, and one key asked for."""
+"""The admin listener's reaps: waiting tombstones, and the reap of one key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isthmus.repl.model.keys import Key
 
 
 class RecordingReaper:
-    """A reaper that says what it was asked."""
+    """A reaper that records its requests."""
 
     def __init__(self) -> None:
         self.keys: list[Key] = []

@@ -1,4 +1,4 @@
-"""Backups of a data directory without its node: what is refused, what is copied, what is left after a failure."""
+"""Backups of a data directory without its node: refusals, copied files, and the state after a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOOT = "one boot"
 
 
 def quiet(_phase: str, _done: int, _total: int) -> None:
-    """Progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
 def open_store(directory: Path) -> LevelStore:
@@ -73,7 +73,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_a_backup_is_restored_with_a_renewed_identity(data: Path, tmp_path: Path) -> None:
-    """Log, audit log and databases come back; what is made again does not; every replica gets a new gen."""
+    """Log, audit log and databases are restored, derived files are not; every replica gets a new log id."""
     manifest = create(data, tmp_path / "backup", node="east-1", cluster="east", progress=quiet)
     assert verify(tmp_path / "backup", quiet) == (manifest, [])
     assert [(one.partition, one.applied, one.floor, one.log_start, one.log_end) for one in manifest.partitions] == [
@@ -138,7 +138,7 @@ def test_places_that_cannot_take_a_backup_are_refused(data: Path, tmp_path: Path
 def test_the_current_directory_and_mount_points_are_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A finished backup takes the place of its directory, which neither of these allows."""
+    """A finished backup replaces its directory, which neither of these allows."""
     here = tmp_path / "here" / "below"
     here.mkdir(parents=True)
     monkeypatch.chdir(here)
@@ -154,7 +154,7 @@ def test_the_current_directory_and_mount_points_are_refused(
 
 
 def test_a_database_that_stays_locked_ends_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a time that is known; the size of a data directory counts databases, too."""
+    """The copy ends after a bounded time; the size of a data directory includes databases."""
     monkeypatch.setattr(creating, "DATABASE_S", 0.3)
     monkeypatch.setattr(creating, "DATABASE_POLL_S", 0.05)
     source = tmp_path / "letters.sqlite"
@@ -202,7 +202,7 @@ def test_directories_that_are_no_data_directories_are_refused(data: Path, tmp_pa
 
 
 def test_a_damaged_log_is_not_backed_up_in_silence(data: Path, tmp_path: Path) -> None:
-    """A bad frame before whole ones loses entries: the error names the partition."""
+    """A damaged frame before whole ones loses entries: the error names the partition."""
     path = next((data / "log").glob("*.log"))
     spoiled = bytearray(path.read_bytes())
     spoiled[200] ^= 1

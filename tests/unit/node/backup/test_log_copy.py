@@ -1,4 +1,5 @@
-"""Copies of a log's files while the log is written and trimmed: recovery finds what was whole when the copy began."""
+"""Copies of a log's files while the log is written and trimmed: recovery finds the entries that were complete when the
+copy began."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.support.log_history import CLUSTER, Listener, entries
 
 
 def ignored(_size_bytes: int) -> None:
-    """Progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
 class WrittenLog:
@@ -38,7 +39,7 @@ class WrittenLog:
         self.end = 0
 
     def write(self, count: int) -> None:
-        """Append so many entries of 1 KB, and wait until they are durable."""
+        """Appends `count` entries of 1 KB, and waits until they are durable."""
         for first in range(self.end, self.end + count, 4):
             self.log.append(0, entries(1, first, 4, size=1_000))
             self.end = first + 4
@@ -86,7 +87,7 @@ def test_a_frame_that_is_half_copied_is_cut_off_with_what_follows(
     source: WrittenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame is zeros in the copy, and the next one is whole, since both were written during it: recovery would take
-    that for corruption, but the copy ends before the first."""
+    that for corruption, so the copy ends before the first."""
     newest = max(source.directory.glob("*.log"))
     before = source.end
 
@@ -124,7 +125,7 @@ def test_files_that_are_trimmed_between_the_steps_are_left_out(source: WrittenLo
 def test_files_that_are_trimmed_during_the_end_spoil_the_attempt(
     source: WrittenLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A listed file is gone before it is copied: another attempt is needed, and has what is there."""
+    """A listed file is gone before it is copied: another attempt is needed, which copies the existing files."""
 
     def trim() -> None:
         source.log.trim({0: 150})
@@ -139,7 +140,7 @@ def test_files_that_are_trimmed_during_the_end_spoil_the_attempt(
 
 
 def test_a_newest_file_of_an_attempt_before_is_copied_again_or_dropped(source: WrittenLog, tmp_path: Path) -> None:
-    """The newest file of one attempt is finished, or gone, in the next one: no piece of it is left."""
+    """The newest file of one attempt is finished, or gone, in the next one: no part of the old copy is left."""
     copier = LogCopier(source.directory, tmp_path / "copy", ignored)
     copier.cut()
     source.write(200)

@@ -1,4 +1,4 @@
-"""The manifest of a backup: what is written is read back, and nothing else is."""
+"""The manifest of a backup: a written manifest is read back, and any other is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_changed_byte_of_a_manifest_is_noticed() -> None:
 
 
 def test_a_manifest_of_another_version_is_refused() -> None:
-    """A manifest of a later layout is no damage, and the error names both versions."""
+    """A manifest of a later version is not reported as damage, and the error names both versions."""
     data = encode(msgspec.structs.replace(MANIFEST, version=VERSION + 1))
     with pytest.raises(LocalFault, match=f"version {VERSION + 1}, this program reads {VERSION}") as caught:
         decode(data, WHERE)

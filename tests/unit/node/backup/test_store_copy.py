@@ -25,7 +25,7 @@ def rows(tmp_path: Path) -> Path:
 
 
 def copied(tmp_path: Path) -> dict[str, str]:
-    """What the copy has."""
+    """The files of the copy, with their texts."""
     return {path.name: path.read_text() for path in (tmp_path / "copy").iterdir()}
 
 
@@ -44,7 +44,7 @@ def before_copying(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[],
 
 
 def ignored(_size_bytes: int) -> None:
-    """Progress that nobody looks at."""
+    """A progress callback that does nothing."""
 
 
 def test_logs_are_copied_in_their_order_and_before_the_manifest(
@@ -62,7 +62,8 @@ def test_logs_are_copied_in_their_order_and_before_the_manifest(
 def test_a_log_that_is_flushed_meanwhile_is_replaced_by_its_table(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A log vanishes before it is copied, since its table is there: the copy has the table, and the newer MANIFEST."""
+    """A log disappears before it is copied, since it was flushed to a table: the copy has the table, and the newer
+    MANIFEST."""
 
     def flush() -> None:
         (rows / "000011.ldb").write_text("seven")
@@ -105,7 +106,7 @@ def test_a_table_that_was_copied_while_it_grew_is_copied_again(rows: Path, tmp_p
 def test_a_node_that_starts_meanwhile_spoils_the_attempt(
     rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another CURRENT at the end means files of two runs; the next attempt has those of one, and nothing of before."""
+    """Another CURRENT at the end means files of two runs; the next attempt has those of one, and none of the first."""
 
     def start() -> None:
         (rows / "MANIFEST-000013").write_text("new")
@@ -134,7 +135,7 @@ def test_too_many_new_tables_spoil_the_attempt(rows: Path, tmp_path: Path) -> No
 
 
 def test_a_directory_without_a_database_is_named(tmp_path: Path) -> None:
-    """An empty directory is no store: the error names it."""
+    """An empty directory is not a store: the error names it."""
     (tmp_path / "rows").mkdir()
     with pytest.raises(LocalFault, match=str(tmp_path / "rows")):
         StoreCopier(tmp_path / "rows", tmp_path / "copy", ignored).cut()

@@ -1,4 +1,4 @@
-"""Batches: an answer per item, in order; what is wrong with one item is that item's affair."""
+"""Batches: an answer per item, in order; an error of one item does not affect the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batch(client_api, verb, items, **options):
 
 
 def test_a_batch_put_is_read_by_a_batch_get(client_api):
-    """What one batch wrote, as text or as bytes, another reads, in the order of the request."""
+    """A batch get returns what a batch put wrote, as text or as bytes, in the order of the request."""
     put = batch(
         client_api,
         "put",
@@ -59,7 +59,7 @@ def test_the_context_of_an_item_replaces_and_nil_deletes(client_api):
 
 
 def test_extras_travel_with_a_value(client_api):
-    """Encoding, metadata, links and indexes of an item are what the object then has, also as headers."""
+    """Encoding, metadata, links and indexes of an item are stored with the object, and are also returned as headers."""
     extras = ["gzip", [["colour", "red"]], [["b", "k2", "next"]], [["age_int", "3"]]]
     batch(client_api, "put", [[T, "b", "k", b"v", "a/b", None, extras]])
     headers = client_api.call("GET", "/buckets/b/keys/k").headers
@@ -123,7 +123,7 @@ BAD_ITEMS = [
 
 @pytest.mark.parametrize("bad", BAD_ITEMS)
 def test_a_malformed_item_is_its_own_400(client_api, bad):
-    """The items around a malformed one are written, and its answer stands in its place."""
+    """The items around a malformed one are written, and its error is at its position."""
     answers = batch(client_api, "put", [[T, "b", "1", b"v"], bad, [T, "b", "2", b"v"]])
     assert [a[0] for a in answers] == [204, 400, 204]
     status, clock, reason = answers[1]
@@ -145,7 +145,8 @@ def test_refusals_of_the_cluster_are_per_item(client_api, client_api_with):
 
 
 def test_a_batch_has_limits_of_items_bytes_and_answer(client_api_with):
-    """Too many items or bytes are 413 as a whole; an answer that would grow too large tells the rest to ask again."""
+    """Too many items or bytes are 413 for the whole request; if an answer grows too large, the remaining items are to
+    be requested again."""
     client_api = client_api_with(batch_items=3, batch_bytes=200)
     many = client_api.call("POST", "/batch/put", msgpack.packb([[T, "b", "k", b"v"]] * 4))
     assert (many.status, many.reason) == (413, "too-large")
@@ -210,7 +211,7 @@ element = st.recursive(
 @settings(max_examples=share(80), deadline=None, derandomize=True)
 @given(st.lists(element, max_size=4) | st.binary(max_size=30))
 def test_any_batch_is_answered(client_api_with, items):
-    """Whatever is sent, each item has a status, or the whole request is 400."""
+    """For any body, each item has a status, or the whole request is 400."""
     body = items if isinstance(items, bytes) else msgpack.packb(items)
     client_api = client_api_with()
     for verb in ("put", "get"):

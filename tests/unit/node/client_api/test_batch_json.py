@@ -30,7 +30,7 @@ def batch(client_api, verb, items):
 
 
 def test_a_batch_put_is_read_by_a_batch_get(client_api):
-    """Values in each form are what a GET sends, with the type of their form, and come back in the form of the type."""
+    """Values in each form are returned by GET with the type of their form, and by a batch in the form of the type."""
     put = batch(
         client_api,
         "put",
@@ -77,7 +77,7 @@ def test_the_clock_of_an_item_replaces_and_delete_deletes(client_api):
 
 
 def test_all_that_a_value_may_have_goes_both_ways(client_api):
-    """Encoding, metadata, links, indexes and request id; what an answer shows may be sent back."""
+    """Encoding, metadata, links, indexes and request id are accepted, and an item of an answer may be sent back."""
     item = {
         "bucket": "b", "key": "k", "base64": "eA==", "content_type": "a/b", "content_encoding": "gzip",
         "metadata": [["colour", "red"], ["raw", {"base64": "/w=="}]], "links": [["b", "k2", "next"]],
@@ -95,7 +95,8 @@ def test_all_that_a_value_may_have_goes_both_ways(client_api):
 
 
 def test_both_forms_give_the_same_answers(client_api):
-    """Written in one form, read in the other; Accept chooses the form of an answer, whatever that of the request."""
+    """A value written in one form can be read in the other; Accept selects the form of an answer, independent of that
+    of the request."""
     batch(client_api, "put", [{"bucket": "b", "key": "k", "json": 1}])
     packed = msgpack.packb([["default", "b", "k"]])
     in_msgpack = client_api.call("POST", "/batch/get", packed)
@@ -152,7 +153,7 @@ BAD_ITEMS = [
 
 @pytest.mark.parametrize(("bad", "words"), BAD_ITEMS)
 def test_a_malformed_item_is_its_own_400(client_api, bad, words):
-    """What is wrong with one member is told of its item; its neighbours are written."""
+    """An error in one member is reported for its item; its neighbours are written."""
     first, refused, last = batch(client_api, "put", [{**GOOD, "json": 1}, bad, {**GOOD, "key": "2", "json": 1}])
     assert (first["status"], refused["status"], last["status"]) == (204, 400, 204), refused
     assert refused.keys() == {"status", "reason", "error"}
@@ -167,8 +168,8 @@ def test_a_malformed_item_is_its_own_400(client_api, bad, words):
     ],
 )  # fmt: skip
 def test_a_body_of_another_form_is_400_as_a_whole(client_api, body):
-    """No JSON, no list, an item that is no object or has an unknown member: nothing is written, and the text says what
-    an item may have."""
+    """A body that is not JSON, not a list, or has an item that is not an object or has an unknown member writes
+    nothing; the text lists the members of an item."""
     for verb in ("put", "get"):
         answer = call(client_api, verb, body)
         assert (answer.status, answer.reason) == (400, "bad-json"), answer.body
@@ -253,7 +254,7 @@ values = st.recursive(
 @settings(max_examples=share(150), deadline=None, derandomize=True)
 @given(st.lists(st.dictionaries(fields, values, max_size=6), max_size=5))
 def test_any_batch_of_objects_is_answered(client_api_with, items):
-    """An answer per item, whatever its members hold; never a fault."""
+    """Every item has an answer, for any members, and never a server error."""
     client_api = client_api_with()
     answers = batch(client_api, "put", items)
     assert len(answers) == len(items)

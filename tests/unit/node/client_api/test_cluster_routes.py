@@ -14,7 +14,7 @@ HERE = "n2.example:8098"
 
 
 def test_pollers_get_the_document_only_when_it_has_changed(client_api: Any) -> None:
-    """200 with a tag; 304 without body while the tag is the one that the client has, whatever the form of the tag."""
+    """The answer is 200 with a tag; it is 304 without body while the client sends the current tag, in any form."""
     document = client_api.routes
     found = client_api.call("GET", "/cluster/routes")
     assert (found.status, found.body, found.headers["content-type"]) == (200, b'{"v":0}', "application/json")
@@ -59,7 +59,7 @@ def test_answers_to_forwarded_requests_name_the_leader(client_api: Any) -> None:
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
 def test_refusals_by_another_leader_name_it(client_api: Any, method: str) -> None:
-    """A refusal that the leader decided teaches a client as well as an answer does."""
+    """A client learns the leader from its refusal as well as from its answer."""
     client_api.kv.fail = ConditionFailed("another version")
     assert "x-isthmus-leader" not in client_api.call(method, K, b"v", {"content-type": "a/b"}).headers
     client_api.kv.fail.leader = "n2"

@@ -1,4 +1,4 @@
-"""Continuation tokens: exact for every name, of one listing, refused when damaged."""
+"""Continuation tokens: exact for every name, bound to one listing, refused if damaged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_token_gives_its_name_back(name: bytes, listing: tuple[bytes, ...]) ->
 @EXAMPLES
 @given(st.text(max_size=60))
 def test_any_text_that_is_no_token_is_refused(text: str) -> None:
-    """Garbage is a 400 with what would be right, whatever characters it has."""
+    """Any malformed text is a 400 that says what is valid."""
     with pytest.raises(RequestRefused, match="not a token of this listing") as refused:
         name_before(LISTING, text)
     assert (refused.value.status, refused.value.reason) == (400, "bad-query")
@@ -36,7 +36,7 @@ def test_any_text_that_is_no_token_is_refused(text: str) -> None:
 
 def test_a_changed_token_or_that_of_another_listing_is_refused() -> None:
     """Each character counts, also the bits of the last one that base64 ignores; so do kind, type, bucket and prefix,
-    wherever one ends and the next begins."""
+    and the boundaries between them."""
     token = continuation_token(LISTING, b"eu-2")
     assert token in (Path(__file__).parents[4] / "docs" / "http.md").read_text()
     for at in range(len(token)):

@@ -17,7 +17,7 @@ EXAMPLES = settings(max_examples=share(200), deadline=None, derandomize=True)
 
 
 def shown(value: bytes, content_type: bytes, encoding: bytes = b"") -> tuple[str, object]:
-    """The form of a value and what stands there, as a client reads it."""
+    """The form of a value and its content, as a client reads it."""
     sibling = Sibling((b"a" * 20, 3), 1_700_000_000_123, False, value, content_type, encoding)
     (row,) = json.loads(encoded(shown_siblings([sibling])))
     (form,) = {"json", "text", "base64"} & row.keys()
@@ -68,7 +68,7 @@ def test_json_stays_as_it_was_written() -> None:
 @EXAMPLES
 @given(st.binary(max_size=40), st.sampled_from([b"application/json", b"text/plain", b"a/b", b"x+json"]), st.binary())
 def test_every_sibling_has_a_document(value: bytes, content_type: bytes, other: bytes) -> None:
-    """Whatever bytes an object of another cluster has in any field, the answer is JSON and gives them back."""
+    """For any bytes in any field of another cluster's object, the answer is JSON that contains them."""
     sibling = Sibling(
         (b"a" * 20, 3), 5, False, value, content_type, b"", ((b"n", other),), ((other, b"k", b"t"),), ((b"i", other),)
     )

@@ -21,7 +21,7 @@ from tests.support.query_links import QueryLinks
 
 
 class FixedTime:
-    """A time source that stands still."""
+    """A time source that does not advance."""
 
     def now_ms(self) -> int:
         return 1
@@ -78,7 +78,8 @@ async def started(api: PropertyApi) -> AsyncIterator[Any]:
 
 
 async def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
-    """GET, PUT of one, GET again, PUT of all that was read, DELETE: as Riak's clients do it, by all three forms."""
+    """GET, PUT of one, GET again, PUT of all that was read, DELETE: the sequence of Riak's clients, in all three
+    forms."""
 
     async with started(api) as ask:
         status, before, _ = await ask("GET", "/buckets/b/props")
@@ -99,7 +100,7 @@ async def test_a_bucket_shows_riaks_properties_and_takes_them_back(api):
 
 
 async def test_a_bucket_type_has_properties_that_its_buckets_have(api):
-    """Set for the type they count for its buckets, but for those with their own; n_val is the type's factor."""
+    """A property set for the type applies to its buckets, except those with their own; n_val is the type's factor."""
 
     async with started(api) as ask:
         assert (await ask("PUT", "/types/notes/props", {"props": {"last_write_wins": True, "n_val": 3}}))[0] == 204
@@ -122,7 +123,7 @@ async def test_a_bucket_type_has_properties_that_its_buckets_have(api):
     ],
 )
 async def test_an_invalid_property_is_400_with_a_reason_and_sets_nothing(api, body, text):
-    """The whole request is refused, whatever else it holds."""
+    """The whole request is refused, with any other content."""
 
     async with started(api) as ask:
         status, answer, reason = await ask("PUT", "/buckets/b/props", body)
@@ -132,7 +133,7 @@ async def test_an_invalid_property_is_400_with_a_reason_and_sets_nothing(api, bo
 
 
 async def test_unknown_types_methods_and_full_documents_are_refused(api, monkeypatch):
-    """404 with the types that there are, 405 with what is answered, 422 at the bound."""
+    """The answers are 404 with the existing types, 405 with the allowed methods, and 422 at the limit."""
     monkeypatch.setattr(properties_room, "OWN_BUCKETS_MAX", 1)
 
     async with started(api) as ask:
@@ -147,7 +148,8 @@ async def test_unknown_types_methods_and_full_documents_are_refused(api, monkeyp
 
 
 async def test_operators_see_who_set_what_and_where_it_comes_from(api):
-    """Rows with value, origin, who and when; a dry run judges and changes nothing; names are taken back one by one."""
+    """Rows show value, origin, operator and time; a dry run validates and changes nothing; properties are unset one by
+    one."""
 
     async with started(api) as ask:
         base = "/admin/bucket-types/notes/properties"

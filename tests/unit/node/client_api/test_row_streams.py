@@ -1,4 +1,4 @@
-"""POST /batch/push: what a body may be, and an outcome for each item, without a cluster."""
+"""POST /batch/push: valid bodies and an outcome for each item, without a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OBJECT = encode_object(write(None, EMPTY, Content(b"v"), (actor_of(b"\x02" * 16,
 
 
 def pushes(client_api: Any, **limits: int) -> RowRoutes:
-    """The routes, beside the others of a face."""
+    """The routes, beside the others of an application."""
     nobody: Any = None
     return RowRoutes(
         nobody, nobody, client_api.kv, LimitSettings(**limits), client_api.app, cluster=UUID, cluster_name="east"
@@ -25,7 +25,7 @@ def pushes(client_api: Any, **limits: int) -> RowRoutes:
 
 
 def test_each_item_of_a_push_has_its_outcome(client_api: Any) -> None:
-    """What is no item is rejected in its place; the others are pushed."""
+    """A malformed item is rejected at its position; the others are pushed."""
     pushes(client_api)
     items = [[b"default", b"b", b"k", OBJECT], [b"default", b"b"], [b"default", b"", b"k", OBJECT], "x"]
     answer = client_api.call("POST", "/batch/push", msgpack.packb([1, None, items]))

@@ -64,7 +64,7 @@ def imports_of(name: str, body: bytes) -> set[str]:
 
 
 def test_every_import_and_link_is_a_file_and_every_file_is_reached() -> None:
-    """What modules import and the page links is among the files, and the page needs all of these."""
+    """Every file that modules import and the page links exists, and every file is used."""
     found = dashboard_files()
     wanted = {"index.html", *re.findall(r'(?:href|src)="/dashboard/([^"]+)"', found["index.html"].body.decode())}
     new = set(wanted)
@@ -77,7 +77,7 @@ def test_every_import_and_link_is_a_file_and_every_file_is_reached() -> None:
 
 
 def test_pages_never_make_html_from_text() -> None:
-    """No module of ours has a way to turn text into HTML or code, and the page has no script or style of its own."""
+    """No module of the project can turn text into HTML or code, and the page has no inline script or style."""
     banned = re.compile(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|\.srcdoc"
     )

@@ -112,7 +112,7 @@ async def test_every_file_is_served_with_its_headers(node: Node, path: str) -> N
 
 
 def test_the_policy_allows_nothing_inline_and_nothing_elsewhere() -> None:
-    """No directive has a way around: no inline, no eval, no other origin, no frames."""
+    """No directive allows inline code, eval, another origin, or frames."""
     policy = dict(each.split(b" ", 1) for each in CONTENT_SECURITY_POLICY.split(b"; "))
     assert policy.pop(b"img-src") == b"'self' data:"
     assert policy.pop(b"require-trusted-types-for") == b"'script'"
@@ -150,7 +150,7 @@ async def test_without_tokens_there_is_no_login(open_node: Node) -> None:
 
 
 async def test_a_token_opens_a_session_with_its_roles(node: Node, folder: CertificateFolder) -> None:
-    """The session may do what its token may, and says so; without it nothing but the files is answered."""
+    """The session has exactly the roles of its token, and shows them; without it only the files are served."""
     assert (await node.send("GET", "/dashboard/session")).value["roles"] is None
     assert (await node.send("GET", "/admin/cluster")).status == 401
     browser = await node.log_in(folder.token(TokenRole.READ))
@@ -193,7 +193,7 @@ async def test_a_link_logs_in_once_with_the_role_of_who_made_it(node: Node, fold
 
 
 async def test_a_logout_ends_the_session(node: Node, folder: CertificateFolder) -> None:
-    """After it the cookie is worth nothing, and the browser is told to forget it; no password dialog is provoked."""
+    """After it the cookie is invalid, and the answer deletes it in the browser; no password dialog appears."""
     browser = await node.log_in(folder.token(TokenRole.READ))
     answer = await node.send("POST", "/dashboard/session/end", {}, [*browser, SAME_ORIGIN])
     assert (answer.status, answer.value["roles"]) == (200, None)
@@ -211,8 +211,8 @@ async def test_a_logout_ends_the_session(node: Node, folder: CertificateFolder) 
 async def test_a_page_without_its_cookie_provokes_no_password_dialog(
     node: Node, headers: Headers, challenges: int
 ) -> None:
-    """A request of a page is refused without a challenge, also when the browser has no cookie any more; a program is
-    told how to send a token."""
+    """A request of a page is refused without a challenge, also when the browser has no cookie any more; a program gets
+    the challenge, which names the scheme."""
     sent: list[dict[str, Any]] = []
 
     async def send(message: dict[str, Any]) -> None:
@@ -225,7 +225,7 @@ async def test_a_page_without_its_cookie_provokes_no_password_dialog(
 
 
 async def test_a_session_ends_with_its_token(folder: CertificateFolder, tmp_path: Any) -> None:
-    """A token that is taken out of its file takes its sessions with it."""
+    """Removing a token from its file ends its sessions."""
     file = tmp_path / "read.token"
     file.write_text("a-token-of-some-length-0123456789\n")
     file.chmod(0o600)
@@ -239,7 +239,7 @@ async def test_a_session_ends_with_its_token(folder: CertificateFolder, tmp_path
 
 
 async def test_the_cookie_is_secure_under_tls(node: Node, folder: CertificateFolder) -> None:
-    """Secure stands in the cookie of a TLS connection only: without TLS a browser would drop it."""
+    """Only the cookie of a TLS connection is Secure: without TLS a browser would drop it."""
     body = {"token": folder.token(TokenRole.READ)}
     plain = await node.send("POST", "/dashboard/session", body)
     over_tls = await node.send("POST", "/dashboard/session", body, tls=True)
@@ -249,7 +249,7 @@ async def test_the_cookie_is_secure_under_tls(node: Node, folder: CertificateFol
 
 
 async def test_a_session_changes_nothing_for_other_pages(node: Node, folder: CertificateFolder) -> None:
-    """A change under a session needs the browser's word that the page is this node's; a token needs none."""
+    """A change in a session requires the browser's header that the page is this node's; a token needs none."""
     browser = await node.log_in(folder.token(TokenRole.OPERATE))
     path = "/admin/leaders/balance"
     for header, status in (

@@ -1,4 +1,4 @@
-"""What the demo kills and when, decided from snapshots, which are made up here."""
+"""When the demo kills which node, decided from snapshots that the test makes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_greatest_leader_dies_and_returns_and_then_the_zookeeper() -> None:
 
 
 def test_partitions_that_do_not_move_are_reported_and_the_node_is_started_all_the_same() -> None:
-    """The demo does not hang on a cluster that fails; it says what it sees."""
+    """The demo does not hang on a failing cluster; it reports what it sees."""
     fixture = Fixture()
     fixture.observe(0.3, LEADERS)
     fixture.now_s += AWAY_MOST_S
@@ -86,7 +86,7 @@ def test_partitions_that_do_not_move_are_reported_and_the_node_is_started_all_th
 
 @pytest.mark.parametrize("looks", range(5))
 def test_at_the_end_what_is_down_is_started_and_nothing_more_is_killed(looks: int) -> None:
-    """Wherever the breaking is when the replay is over: a node that is down is started, and that was all."""
+    """At any step of the chaos, a node that is down at the end of the replay is started, and nothing else happens."""
     fixture = Fixture()
     moved = {"east-1": 7, "east-2": 0, "east-3": 5}
     snapshots: list[dict[str, Any]] = [

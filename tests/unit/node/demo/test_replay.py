@@ -147,8 +147,8 @@ def verdict_of(node: FakeNode, history: MadeHistory) -> VerifyResult:
 
 @pytest.mark.parametrize(("fault_share", "remembers_ids"), [(0.0, True), (0.1, True), (0.1, False)])
 def test_every_key_ends_as_expected_and_without_siblings(fault_share: float, remembers_ids: bool) -> None:
-    """Whatever fails, the end is the history's end, nothing has siblings, and each key saw its values in order; also
-    where the node has forgotten the request id that a write is repeated under."""
+    """For any failures, the final state is the history's, nothing has siblings, and each key had its values in order;
+    also if the node has forgotten the request id of a repeated write."""
     history = MadeHistory(3, 500)
     with running(fault_share) as node:
         node.remembers_ids = remembers_ids
@@ -198,7 +198,7 @@ def test_a_replay_is_paced() -> None:
 
 
 def test_a_definite_refusal_ends_the_replay_with_the_key_named() -> None:
-    """An answer that repeating cannot change stops the replay and says which key it was."""
+    """A refusal that a repetition cannot change stops the replay with an error that names the key."""
     history = MadeHistory(3, 100)
     with running(0.0) as node:
         node.fixed_status = 413
@@ -210,7 +210,7 @@ def test_a_definite_refusal_ends_the_replay_with_the_key_named() -> None:
 
 
 def test_a_node_that_stays_away_is_given_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the patience is over the replay ends with the last failure named instead of hanging."""
+    """When the time for retries is over the replay ends with the last failure instead of hanging."""
     monkeypatch.setattr(demo_client, "RETRY_LIMIT_S", 0.3)
     with running(0.0) as node:
         url = node.url
@@ -222,7 +222,7 @@ def test_a_node_that_stays_away_is_given_up_in_words(monkeypatch: pytest.MonkeyP
 
 
 def test_a_stopped_replay_starts_no_further_request() -> None:
-    """After `stop` the replay comes to rest with operations left over."""
+    """After `stop` the replay ends with operations left over."""
     history = MadeHistory(3, 5000)
     with running(0.0) as node:
         replay = HistoryReplay([node.url], [history], rate=100)

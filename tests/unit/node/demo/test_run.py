@@ -66,7 +66,8 @@ def test_a_long_repository_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_without_git_a_made_history_serves_but_not_for_a_named_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No git at all still gives a demo with a seed of its own; a repository that was asked for must be readable."""
+    """Without git the demo uses a generated history with a seed of its own; a repository named by the user must be
+    readable."""
     monkeypatch.setenv("PATH", str(tmp_path))
     view = RecordingView()
     (history,) = choose_histories(DemoOptions(), view)
@@ -77,7 +78,7 @@ def test_without_git_a_made_history_serves_but_not_for_a_named_repository(
 
 
 def test_a_directory_that_holds_anything_is_refused(tmp_path: Path) -> None:
-    """The demo starts from nothing: leftovers would look like differences."""
+    """The demo starts from an empty directory: leftovers would look like differences."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "file").touch()
     options = DemoOptions(git=repository(tmp_path / "r", 1), directory=tmp_path / "data")
@@ -88,7 +89,7 @@ def test_a_directory_that_holds_anything_is_refused(tmp_path: Path) -> None:
 def test_started_clusters_are_stopped_although_the_output_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C at `isthmus demo | tee log` ends tee, too: clusters and their directory go all the same."""
+    """Ctrl-C at `isthmus demo | tee log` ends tee, too: clusters are still stopped and their directory is removed."""
     done: list[str] = []
 
     class FailingView(RecordingView):

@@ -1,4 +1,4 @@
-"""The comparison says equal only when every key of every cluster is as expected."""
+"""The comparison reports equality only if every key of every cluster is as expected."""
 
 from __future__ import annotations
 

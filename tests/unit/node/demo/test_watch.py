@@ -1,4 +1,4 @@
-"""A snapshot joins the answers of a cluster's nodes; what they do not cover is unknown, not nothing."""
+"""A snapshot joins the answers of a cluster's nodes; numbers that they do not cover are unknown, not 0."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def seen(**changed: Any) -> ClusterSnapshot:
 
 
 def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
-    """One partition without a leader, one replica out of sync, one node away: not whole; and the line shows it."""
+    """With one partition without a leader, one replica out of sync, or one node away it is not whole, and the line
+    shows it."""
     assert seen().missing == 0
     assert seen().text() == "east: leaders a 0, b 12; 36 of 36 replicas in sync"
     offline = seen(partitions={"total": 12, "online": 11})
@@ -44,13 +45,13 @@ def test_a_cluster_is_whole_only_with_all_online_in_sync_and_there() -> None:
 
 
 def test_the_newest_view_counts() -> None:
-    """Of several nodes the one that read the metastore last is shown, never one that has not read it."""
+    """The view of the node that read the metastore last is shown, never one of a node that has not read it."""
     views = [VIEW | {"read_at_ms": 7, "replicas": {"total": 36, "in_sync": 30}}, VIEW, VIEW | {"read_at_ms": None}]
     assert cluster_snapshot("east", views, [], []).in_sync == 30
 
 
 def test_a_queue_is_known_only_when_its_nodes_cover_every_partition() -> None:
-    """Counts of a cluster's nodes are added up; with a partition that nobody led the sum is unknown, not nothing."""
+    """Counts of a cluster's nodes are added up; if a partition has no leader the sum is unknown, not 0."""
     whole = cluster_snapshot("east", [VIEW], [queue(4, 2), queue(5, 0), queue(3, 7)], [])
     assert (whole.waiting, whole.in_flight, whole.outstanding) == (9, 3, 12)
     partial = cluster_snapshot("east", [VIEW], [queue(4, 0), queue(5, 0)], [])
@@ -63,7 +64,7 @@ def test_a_queue_is_known_only_when_its_nodes_cover_every_partition() -> None:
 
 
 def test_links_of_one_queue_have_the_worst_lag() -> None:
-    """p50 of the middle link, p99 of the worst, and the first trouble."""
+    """It has the p50 of the middle link, the p99 of the worst, and the first problem."""
     links = [link(1.0, 9.0), link(None, None, "refused"), link(2.0, 4.0), link(7.0, 5.0)]
     found = cluster_snapshot("west", [VIEW], [], links)
     assert found.lag_ms == found.recent_lag_ms == (2.0, 9.0)

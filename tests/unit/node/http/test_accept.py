@@ -36,12 +36,13 @@ EXAMPLES = settings(max_examples=share(150), deadline=None, derandomize=True)
     ],
 )
 def test_json_is_for_those_who_name_it(accept: bytes | None, json: bool) -> None:
-    """With the weight of text at least; Riak's clients, which name it beside multipart, get what they know."""
+    """JSON is chosen if it has at least the weight of text; Riak's clients, which name it beside multipart, get the
+    forms that they know."""
     assert asks_for_json(accept) is json
 
 
 def test_the_usual_type_wins_ties_and_wildcards() -> None:
-    """Of two types the usual one, unless the other has more weight by its own name or its family's."""
+    """The usual type is chosen unless the other one has more weight by its own name or its family's."""
     packed, json = b"application/msgpack", b"application/json"
     for accept in (None, b"*/*", b"application/*", b"application/json, application/msgpack", b"application/json;q=0"):
         assert not prefers(accept, json, packed)

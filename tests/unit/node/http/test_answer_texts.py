@@ -15,6 +15,6 @@ def test_the_warning_about_a_silent_node_is_recognised() -> None:
 
 
 def test_the_age_of_an_answer_is_removed() -> None:
-    """Whatever it is; the rest of the reason stays."""
+    """Any age is removed; the rest of the reason stays."""
     assert without_age(status.as_it_answered("the source is suspended", 12_345)) == "the source is suspended"
     assert without_age("nothing was fetched yet") == "nothing was fetched yet"

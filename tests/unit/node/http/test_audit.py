@@ -137,7 +137,7 @@ async def test_a_line_names_who_from_where_what_and_how_it_ended() -> None:
 
 
 async def test_requests_that_read_and_dry_runs_are_not_recorded() -> None:
-    """Neither a GET nor an act that only shows its effect; a refused dry run changed nothing, either."""
+    """A GET and a dry run are not recorded; a refused dry run is not, either, since it changed nothing."""
     recorded = Recorded()
     assert await recorded.send(method="GET") == 200
     assert await recorded.send({"dry_run": True}) == 200
@@ -147,7 +147,7 @@ async def test_requests_that_read_and_dry_runs_are_not_recorded() -> None:
 
 
 async def test_a_dry_run_that_the_body_has_no_right_to_is_recorded() -> None:
-    """The checked struct decides: a text "true", or a key that the act does not know, hides nothing."""
+    """The parsed struct decides: a text "true", or an unknown key, does not hide the act."""
     for body in ({"dry_run": "true"}, {"dry_run": True, "unknown": 1}, b"{", b"[]"):
         recorded = Recorded()
         assert await recorded.send(body) == 400
@@ -155,7 +155,7 @@ async def test_a_dry_run_that_the_body_has_no_right_to_is_recorded() -> None:
 
 
 async def test_an_act_whose_query_is_refused_is_recorded() -> None:
-    """A parameter that the act does not have, or any that is there twice."""
+    """Covered are an unknown parameter and one that is repeated."""
     for query, named in ((b"value=2", "value"), (b"x=1&x=1", "x is there more than once")):
         recorded = Recorded()
         assert await recorded.send({"value": 2}, query_string=query) == 400
@@ -176,7 +176,7 @@ async def test_an_act_whose_query_is_refused_is_recorded() -> None:
 async def test_an_act_that_fails_is_recorded_with_the_reason(
     end: BaseException, outcome: str, status: int, error: str, logged: Any
 ) -> None:
-    """Refused: nothing was changed. Unknown: it may have been carried out."""
+    """A refused act changed nothing; the outcome of a failed one is unknown."""
     recorded = Recorded()
     recorded.end = end
     assert await recorded.send({"by": "ann"}) == status
@@ -205,14 +205,15 @@ async def test_an_act_that_the_stop_cuts_is_recorded_as_unknown(logged: Any) -> 
     ],
 )
 async def test_the_way_is_the_claim_of_the_request(headers: list[tuple[bytes, bytes]], via: str) -> None:
-    """One of three words; browsers name themselves."""
+    """It is one of three words; browsers are recognized."""
     recorded = Recorded()
     await recorded.send({}, headers)
     assert recorded.line["via"] == via
 
 
 async def test_a_known_token_is_named_by_role_and_digest_and_never_shown(folder: CertificateFolder) -> None:
-    """Also where the request repeats it; a token without the role is recorded as refused; an unknown one is not."""
+    """This holds even if the request repeats it; a token without the role is recorded as refused; an unknown one is
+    not."""
     files = {role: folder.path / f"{role}.token" for role in ("operate", "admin")}
     guard = Guard("admin", TokenSettings(**files))
     recorded = Recorded(guard)
@@ -254,7 +255,7 @@ async def test_secrets_in_bodies_are_redacted() -> None:
 
 
 def test_what_is_nested_without_end_is_left_out() -> None:
-    """A body as deep as a parser takes it costs no error."""
+    """The deepest body that a parser accepts causes no error: the line keeps DEPTH_MAX levels of it."""
     deep: Any = "x"
     for _ in range(900):
         deep = [deep]
@@ -275,7 +276,7 @@ def test_values_that_json_does_not_have_are_text() -> None:
 
 
 async def test_words_of_an_act_are_bounded() -> None:
-    """Thousands of names are no words."""
+    """Thousands of names are truncated."""
     recorded = Recorded()
     await recorded.send({"value": ["k" * 20] * 5_000, "urls": "u" * 1_000}, path="/admin/things/" + "n" * 2_000)
     what = recorded.line["what"]
@@ -284,7 +285,7 @@ async def test_words_of_an_act_are_bounded() -> None:
 
 
 async def test_an_act_without_a_request_is_recorded() -> None:
-    """As that of a signal."""
+    """A reload by a signal has a line, too, also if it fails."""
     recorded = Recorded()
     assert isinstance(recorded.app.audit, AuditTrail)
     await recorded.app.audit.local("reload", "signal", None)
@@ -306,7 +307,7 @@ def all_routes(client_api: ClientApi) -> dict[str, HttpApplication]:
 
 
 def changing(app: HttpApplication) -> set[tuple[str, str]]:
-    """(method, pattern) of every route that is no GET."""
+    """(method, pattern) of every route except GET."""
     return {(method, pattern) for pattern, method, _ in app.router.routes() if method != "GET"}
 
 
@@ -322,8 +323,8 @@ def test_every_route_that_may_change_something_is_an_act_or_listed_as_none(
 
 
 async def test_every_act_is_recorded(client_api: ClientApiFixture, logged: Any) -> None:
-    """A request to each route of both listeners leaves one line when it is an act, whatever comes of it, and none when
-    it is not."""
+    """A request to each route of both listeners leaves one line if the route is an act, with any outcome, and none
+    otherwise."""
     for listener, app in all_routes(client_api.app).items():
         for method, pattern in sorted(changing(app)):
             kept = MemoryAuditLog()
@@ -338,7 +339,7 @@ async def test_every_act_is_recorded(client_api: ClientApiFixture, logged: Any) 
 
 
 async def test_a_route_that_nobody_thought_of_is_recorded_all_the_same() -> None:
-    """Words are missing then, the line is not."""
+    """The act's words are missing then, but the line is written."""
     recorded = Recorded()
 
     async def act(_request: Request) -> Reply:

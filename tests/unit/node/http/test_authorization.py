@@ -1,4 +1,4 @@
-"""Claims about tokens and roles: which request needs which, what is answered without, and that no secret is shown."""
+"""Tokens and roles: the role that each request needs, the answer without it, and that no secret is shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings_of(folder: CertificateFolder, **more: Any) -> TokenSettings:
 
 
 def status(guard: Guard, method: str, path: str, credential: str | None = None) -> int:
-    """What a guard would answer; 200 when it lets in."""
+    """The status of a guard's answer; 200 if the request is permitted."""
     headers = [] if credential is None else [(b"authorization", credential.encode())]
     try:
         guard.check(method, path.encode(), headers)
@@ -73,8 +73,8 @@ def status(guard: Guard, method: str, path: str, credential: str | None = None) 
     ],
 )
 def test_requests_of_clients_need_the_least_role_that_does(method: str, path: str, needed: set[TokenRole]) -> None:
-    """Looking needs `read`, changing objects `write`, properties `operate`, what sinks do `replicate`; comparing trees
-    and reading rows is looking, and what sinks may do, too."""
+    """Reads need `read`, changes of objects `write`, properties `operate`, requests of sinks `replicate`; comparing
+    trees and reading rows are reads, which sinks may do, too."""
     assert http_roles(method, path.encode()) == needed
 
 
@@ -107,7 +107,7 @@ def test_requests_of_clients_need_the_least_role_that_does(method: str, path: st
 def test_operator_requests_need_operate_only_where_it_is_required(
     method: str, path: str, needed: set[TokenRole]
 ) -> None:
-    """What can be taken back needs `operate`; all else that changes something, known or not, needs `admin`."""
+    """Changes that can be undone need `operate`; all others, known or not, need `admin`."""
     assert admin_roles(method, path.encode()) == needed
 
 
@@ -129,7 +129,8 @@ def test_a_token_permits_what_its_role_includes(folder: CertificateFolder) -> No
 
 
 def test_only_a_complete_known_token_is_accepted(folder: CertificateFolder) -> None:
-    """Cut, extended, of another case, of another scheme, empty, two at once: 401; as a password, it does."""
+    """A token that is cut, extended, of another case or scheme, empty, or sent twice is 401; sent as a password it is
+    accepted."""
     guard = Guard("http", settings_of(folder))
     token = folder.token(R)
     for wrong in ("", "Bearer", "Bearer ", f"Bearer {token[:-1]}", f"Bearer {token}x", token, f"Digest {token}"):
@@ -158,7 +159,7 @@ def test_http_may_be_open_for_some_and_metrics_for_all(folder: CertificateFolder
 
 
 def test_tokens_are_reloaded_while_the_node_runs(tmp_path: Path) -> None:
-    """Old and new are both good while both stand in the file; a removed one is not; a broken file changes nothing."""
+    """Old and new tokens are valid while both are in the file; a removed one is not; a broken file changes nothing."""
     file = tmp_path / "t"
     file.write_text("old-token-0123456789\n")
     file.chmod(0o600)
@@ -184,8 +185,8 @@ def test_tokens_are_reloaded_while_the_node_runs(tmp_path: Path) -> None:
 
 
 def test_the_permissions_of_a_token_end_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that was let in before may no more than the files say now: in another file it has that role, in none it
-    is unknown; the others keep theirs."""
+    """A token that was accepted before has only the role of the current files: in another file it has that role, in
+    none it is unknown; the others are unchanged."""
     monkeypatch.setattr("isthmus.repl.security.watched_files.RECHECK_S", 0.0)
     files = {role: tmp_path / f"{role.value}.token" for role in (R, W)}
 
@@ -228,7 +229,8 @@ def test_world_readable_files_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["PRIVATE KEY", "CERTIFICATE", "EC PRIVATE KEY"])
 def test_a_key_named_by_mistake_is_not_shown_as_a_token(tmp_path: Path, what: str) -> None:
-    """A file of a key or certificate, whose lines look like tokens, holds none; the refusal does not repeat it."""
+    """A file of a key or certificate, whose lines look like tokens, has no token; the refusal does not repeat its
+    lines."""
     file = tmp_path / "ca.key"
     line = "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg"
     file.write_text(f"-----BEGIN {what}-----\n{line}\n-----END {what}-----\n")

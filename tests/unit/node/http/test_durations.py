@@ -30,7 +30,7 @@ def test_a_duration_is_in_every_bucket_that_holds_it() -> None:
 
 
 def test_labels_are_bounded() -> None:
-    """Statuses count by class, and methods that no route has together, whatever clients send."""
+    """Statuses are counted by class, and methods without a route together, so clients cannot add labels."""
     durations = RequestDurations()
     assert durations.series("object", "PUT", 200) is durations.series("object", "PUT", 204)
     assert durations.series("object", "PUT", 200) is not durations.series("object", "PUT", 400)

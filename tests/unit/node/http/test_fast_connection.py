@@ -1,4 +1,4 @@
-"""What is read of a request at a glance is what the parser reads in it; what could be doubted is left to the parser."""
+"""The fast path reads a request as the parser does; ambiguous requests are left to the parser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GET = b"GET /buckets/b/keys/k?r=1 HTTP/1.1\r\nHost: x\r\nAccept: */*\r\nConnecti
 
 
 class Parsed:
-    """Everything that the parser tells of some bytes."""
+    """All callbacks of the parser for some bytes."""
 
     def __init__(self, raw: bytes) -> None:
         self.url = self.body = b""
@@ -60,7 +60,7 @@ class Parsed:
 
 
 def compare(raw: bytes) -> RawRequest | None:
-    """Read at a glance; what is taken must be what the parser reads."""
+    """Reads the request on the fast path, and checks that an accepted one equals the parser's result."""
     whole = read_whole(raw, LIMIT)
     assert read_whole(raw, LIMIT) == whole  # now perhaps from the cache
     if whole is None:
@@ -153,7 +153,7 @@ def test_a_head_up_to_the_limit_is_taken() -> None:
 
 
 def test_the_lines_that_are_kept_are_bounded_and_no_secret() -> None:
-    """A client that sends ever new lines makes all be learned anew; contexts, ids and tokens are not kept at all."""
+    """A client that sends ever new lines resets the cache; contexts, ids and tokens are not cached at all."""
     for number in range(2 * LINES_KEPT + 5):
         assert compare(PUT.replace(b"Host: x", b"Host: h%d" % number)) is not None
         assert len(_lines) <= LINES_KEPT
@@ -218,8 +218,8 @@ def requests(draw: Any) -> bytes:
 @example(PUT)
 @example(GET)
 def test_accepted_requests_are_read_as_by_the_parser(raw: bytes) -> None:
-    """Of nearly right requests, changed byte by byte: whatever is taken, the parser takes as one whole request that
-    keeps the connection, with the same method, path, query, headers and body."""
+    """Nearly valid requests are changed byte by byte: one that the fast path accepts is also one whole request to the
+    parser, which keeps the connection, with the same method, path, query, headers and body."""
     compare(raw)
 
 

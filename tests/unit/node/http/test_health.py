@@ -1,10 +1,10 @@
-"""What probes and Prometheus see."""
+"""The endpoints for probes and Prometheus."""
 
 from __future__ import annotations
 
 
 def test_probes_answer_for_the_process_and_for_its_partitions(client_api):
-    """/ping and /livez always answer; /readyz says why when not every partition is served."""
+    """/ping and /livez always answer; /readyz gives the reason if not every partition is served."""
     assert client_api.call("GET", "/ping").body == b"OK"
     assert client_api.call("HEAD", "/livez").status == 200
     assert client_api.call("GET", "/readyz").status == 200

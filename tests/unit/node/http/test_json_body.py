@@ -1,4 +1,4 @@
-"""JSON bodies as structs: what is accepted, what is refused and with which words, and the schema in /openapi.json."""
+"""JSON bodies as structs: accepted bodies, refusals and their messages, and the schema in /openapi.json."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SampleRequest(AuditedRequest, frozen=True, kw_only=True):
 
 
 def test_a_body_of_known_keys_and_types_is_a_struct() -> None:
-    """Keys that are left out have their defaults; a key may have another name than its field; null body: empty."""
+    """Omitted keys have their defaults; a key may have another name than its field; a null body is an empty one."""
     found = parse_body({"name": "q", "from": 7, "count": None, "by": "ann"}, SampleRequest)
     assert found == SampleRequest(name="q", start=7, by="ann")
     with pytest.raises(RequestRefused, match="name is needed: a text that is not empty"):
@@ -68,7 +68,7 @@ def test_a_wrong_body_is_refused_with_what_would_be_right(body: Any, words: str)
 
 
 def test_every_typed_body_of_the_admin_api_is_in_its_description() -> None:
-    """Each POST of the admin API has a body with a schema, whose properties are exactly the keys that are accepted."""
+    """Each POST of the admin API has a body with a schema, whose properties are exactly the accepted keys."""
     api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
     document = json.loads(json.dumps(describe(api, "t", "1", objects=False)))
     posts = 0

@@ -1,4 +1,4 @@
-"""/openapi.json against the router: what is routed is described, with statuses that docs/http.md knows."""
+"""/openapi.json against the router: every route is described, with statuses that docs/http.md lists."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def operations(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]
 
 
 def test_the_description_matches_the_routes(client_api: Any, described: dict[str, Any]) -> None:
-    """Every method of every route stands in the document, objects among them, each in words of its own."""
+    """Every method of every route is in the document, including objects, each with a summary of its own."""
     routed = {(method, pattern) for pattern, method, _ in client_api.app.router.routes()}
     objects = {(method, pattern) for pattern in OBJECT_PATHS for method in METHODS if method != "HEAD"}
     found = operations(described)
@@ -46,7 +46,7 @@ def test_the_description_matches_the_routes(client_api: Any, described: dict[str
 
 
 def test_operations_of_the_admin_api_are_its_routes() -> None:
-    """What is said of one operation there is said of one that is routed, and stands in its description."""
+    """Every operation in ADMIN_OPERATIONS is a route of the admin API and is in its description."""
     api = AdminApi(SimpleNamespace(), FakeNodeStatus())  # type: ignore[arg-type]
     found = operations(describe(api, "operators", "1", objects=False))
     assert ADMIN_OPERATIONS.keys() <= found.keys()
@@ -54,7 +54,7 @@ def test_operations_of_the_admin_api_are_its_routes() -> None:
 
 
 def test_object_paths_are_distinguished_from_routes(client_api: Any) -> None:
-    """Each object path is answered by the object room for each of its methods: never 405, never an unknown path."""
+    """Each object path is answered by the object handlers for each of its methods: never 405, never an unknown path."""
     for pattern in OBJECT_PATHS:
         path = pattern.replace("{type}", "default").replace("{bucket}", "b").replace("{key}", "k")
         for method in METHODS:
@@ -76,7 +76,7 @@ def test_every_status_is_one_that_the_documents_know(described: dict[str, Any]) 
 
 
 def test_parameters_are_those_that_are_checked(client_api: Any, described: dict[str, Any]) -> None:
-    """Every value that the description allows is taken, and one beside it is refused, by example."""
+    """Every value that the description allows is accepted, and one outside is refused, by examples."""
     found = operations(described)["GET", "/buckets/{bucket}/keys/{key}"]
     client_api.put("/buckets/b/keys/k", b"v")
     for parameter in found["parameters"]:

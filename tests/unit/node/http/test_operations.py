@@ -73,7 +73,7 @@ def test_what_riaks_clients_send_is_accepted(client_api: Any) -> None:
 
 @pytest.mark.parametrize("path", ["/ping", "/livez", "/readyz", "/metrics", "/", "/cluster/nodes"])
 def test_probes_and_requests_of_other_clusters_may_have_any(path: str) -> None:
-    """A load balancer may add something, and a newer cluster knows more."""
+    """A load balancer may add parameters, and a newer cluster may have more."""
     assert parameters_of("GET", path) is None
     assert parameters_of("HEAD", path) is None
     for other in ("/queues/{queue}/fetch", "/trees/leaves", "/rows", "/batch/push"):

@@ -49,7 +49,7 @@ def subclasses(kind):
 
 
 def test_the_documented_table_is_complete_and_true():
-    """Every refusal that the code can make stands in docs/http.md with its status, and no other does."""
+    """docs/http.md lists every refusal of the code with its status, and no other."""
     taken_in = (
         errors,
         conditions,

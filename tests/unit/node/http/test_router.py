@@ -101,7 +101,7 @@ def test_the_router_finds_handlers_by_segments_and_method():
     ),
 )
 def test_every_path_of_known_words_is_matched_or_refused(client_api_with, method, words):
-    """No combination of the words that routes are made of does anything but match or be refused with 400, 404, 405."""
+    """Every combination of the routes' words is matched, or refused with 400, 404 or 405."""
     router = client_api_with().app.router
     assert status_of(lambda: router.match(method, b"/" + b"/".join(words))) in (200, 400, 404, 405)
 
@@ -120,7 +120,7 @@ def test_a_wrong_method_names_the_right_ones(client_api):
 
 
 def test_an_unknown_bucket_type_and_an_unknown_path_are_404_with_a_reason(client_api):
-    """What is not there is told apart: no such path, no such type."""
+    """The reasons distinguish an unknown path and an unknown bucket type."""
     assert client_api.call("GET", "/buckets/b/keys/a/b").reason == "unknown-path"
     assert b"%2F" in client_api.call("GET", "/buckets/b/keys/a/b").body
     for method in ("GET", "PUT", "DELETE"):
@@ -141,7 +141,7 @@ def test_header_parsers_give_a_value_or_a_400(value):
 @pytest.mark.timing
 @pytest.mark.parametrize("value", [b'<x>; rel=%b"x"y', b'<x>; riaktag="%b"y', b"<x>; rel=a%by", b'<x>%b;"', b"%b<x"])
 def test_a_link_header_of_blanks_is_judged_at_once(value):
-    """No header keeps the node busy: the whole of its room in blanks is refused within a moment."""
+    """A header full of spaces, up to the limit, is refused quickly."""
     began_s = thread_time()
     with pytest.raises(RequestRefused):
         parse_links(value % (b" " * 60_000))
@@ -150,5 +150,5 @@ def test_a_link_header_of_blanks_is_judged_at_once(value):
 
 @pytest.mark.parametrize("value", [b"riaktag=t", b'riaktag="t"', b'riaktag = "t" ', b"riaktag= t "])
 def test_a_link_tag_may_be_quoted_or_bare(value):
-    """Blanks around a tag are none of it."""
+    """Spaces around a tag are ignored."""
     assert parse_links(b"</buckets/b/keys/k>; " + value) == ((b"b", b"k", b"t"),)

@@ -1,4 +1,4 @@
-"""Claims about logins of browsers: codes work once and for minutes, sessions end, and their number has a limit."""
+"""Logins of browsers: codes work once and for minutes, sessions end, and their number is limited."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def logins(clock: Clock) -> LoginSessions:
-    """Of node n of cluster c."""
+    """The sessions of node n of cluster c."""
     return LoginSessions("isthmus-c-n", clock)
 
 
@@ -38,7 +38,7 @@ def cookie(secret: str) -> list[tuple[bytes, bytes]]:
 
 
 def test_a_code_works_once_and_for_minutes(logins: LoginSessions, clock: Clock) -> None:
-    """A code is used up by its use, and by its age; another one is none."""
+    """A code expires with its use and with its age; a wrong one is refused."""
     code = logins.new_code(TOKEN)
     assert logins.use_code("another") is None
     assert logins.use_code(code) == TOKEN
@@ -49,7 +49,7 @@ def test_a_code_works_once_and_for_minutes(logins: LoginSessions, clock: Clock) 
 
 
 def test_a_session_stands_for_its_token_until_it_ends(logins: LoginSessions, clock: Clock) -> None:
-    """The cookie finds the token's digest, until the logout or the session's age; a foreign cookie finds none."""
+    """The cookie gives the token's digest, until the logout or the end of the session; another cookie gives none."""
     ended, kept = logins.open(TOKEN), logins.open(b"e" * 32)
     assert logins.token_of(cookie(ended)) == TOKEN
     logins.end(cookie(ended))

@@ -20,7 +20,7 @@ from isthmus.node.observability.audit_log import AuditLog, AuditPage
 
 
 def line(at_ms: int, act: str = "set option x") -> dict[str, Any]:
-    """A line as `node.http.audit` makes it, without what does not matter here."""
+    """A line as `node.http.audit` makes it, reduced to the fields of these tests."""
     return {"at_ms": at_ms, "who": {"by": "ann"}, "what": {"act": act, "request": None}}
 
 
@@ -45,7 +45,7 @@ def files(directory: Path) -> list[Path]:
 
 
 async def test_lines_are_numbered_and_on_the_disk_when_append_returns(tmp_path: Path) -> None:
-    """One JSON object a line, in the order of the calls, readable by others than the node's user by nobody."""
+    """Each line is one JSON object, in the order of the calls, readable only by the node's user."""
     async with opened(tmp_path) as log:
         for at_ms in (5, 6, 7):
             await log.append(line(at_ms))
@@ -56,7 +56,7 @@ async def test_lines_are_numbered_and_on_the_disk_when_append_returns(tmp_path: 
 
 
 async def test_pages_go_from_the_newest_to_the_oldest(tmp_path: Path) -> None:
-    """A page ends at its limit and says so; the next one goes on below an id; lines before `since` are left out."""
+    """A page ends at its limit and sets `more`; the next one begins below an id; lines before `since` are left out."""
     async with opened(tmp_path) as log:
         for at_ms in range(10, 17):
             await log.append(line(at_ms))
@@ -72,8 +72,8 @@ async def test_pages_go_from_the_newest_to_the_oldest(tmp_path: Path) -> None:
 
 
 async def test_a_page_reads_a_bounded_part_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where few lines are wanted, the page ends early and says to where it has read; the next one goes on there. What
-    is older than `since` by more than clocks go astray ends the reading."""
+    """If few lines match, the page ends early and reports how far it has read; the next one begins there. Lines older
+    than `since` by more than the clock tolerance end the reading."""
     monkeypatch.setattr(audit_log, "SCAN_BYTES_MAX", 250)
     async with opened(tmp_path, file_bytes=400, files=100) as log:
         for at_ms in range(20):
@@ -131,7 +131,7 @@ async def test_a_lower_limit_holds_from_the_next_file_on(tmp_path: Path) -> None
 
 
 async def test_a_restart_goes_on_in_the_same_file(tmp_path: Path) -> None:
-    """Ids go on, and nothing is overwritten."""
+    """Ids continue, and nothing is overwritten."""
     for run in range(3):
         async with opened(tmp_path) as log:
             await log.append(line(run))
@@ -159,7 +159,7 @@ async def test_a_torn_last_line_costs_only_itself(tmp_path: Path, torn: bytes) -
 
 
 async def test_a_file_that_is_torn_alone_keeps_its_place_in_the_order(tmp_path: Path) -> None:
-    """The newest file has no whole line: ids go on behind its name."""
+    """The newest file has no complete line: ids continue after the one in its name."""
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "000000000040.jsonl").write_bytes(b'{"id":40')
     async with opened(tmp_path) as log:
@@ -168,8 +168,8 @@ async def test_a_file_that_is_torn_alone_keeps_its_place_in_the_order(tmp_path: 
 
 
 async def test_on_a_full_disk_lines_are_lost_counted_and_marked(tmp_path: Path) -> None:
-    """append returns all the same. The loss is logged with who did what; the first line that is written again has the
-    number of those before it, and their ids stay free."""
+    """append returns nevertheless. The loss is logged with the operator and the act; the next written line has the
+    number of lost lines before it, and their ids are not used."""
     async with opened(tmp_path) as log:
         await log.append(line(1))
         (file,) = files(tmp_path)
@@ -195,7 +195,7 @@ async def test_on_a_full_disk_lines_are_lost_counted_and_marked(tmp_path: Path) 
 
 
 async def test_a_disk_that_fills_amid_a_line_tears_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a line was written before the disk was full: the next line begins on a line of its own."""
+    """Half a line was written before the disk was full: the next line begins on a new line."""
     write, room = os.write, [200]
 
     def short(fd: int, data: Any) -> int:
@@ -217,7 +217,7 @@ async def test_a_disk_that_fills_amid_a_line_tears_no_other(tmp_path: Path, monk
 
 
 async def test_a_failed_sync_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line is there and may not survive a power failure."""
+    """The line is written and may not survive a power failure."""
 
     def failing(_fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -233,8 +233,8 @@ async def test_a_failed_sync_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_a_disk_that_hangs_bounds_the_wait_and_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """append gives up waiting after WAIT_S; beyond QUEUE_MAX lines new ones are lost; those that wait are written when
-    the disk goes on."""
+    """append stops waiting after WAIT_S; beyond QUEUE_MAX lines new ones are lost; waiting ones are written when the
+    disk recovers."""
     monkeypatch.setattr(audit_log, "WAIT_S", 0.05)
     monkeypatch.setattr(audit_log, "QUEUE_MAX", 3)
     goes_on, sync = threading.Event(), os.fsync
@@ -295,7 +295,7 @@ async def test_two_logs_on_one_directory_tear_no_line(tmp_path: Path) -> None:
 
 
 async def test_a_line_that_is_too_long_loses_its_values(tmp_path: Path) -> None:
-    """Who and what stay; the line says that it was cut."""
+    """The operator and the act stay; the line is marked as cut."""
     huge = {**line(1), "before": "x" * 50_000, "after": "y", "what": {"act": "a", "request": {"k": "z" * 50_000}}}
     async with opened(tmp_path) as log:
         await log.append(huge)
@@ -315,7 +315,7 @@ async def test_texts_of_any_kind_come_back(tmp_path: Path) -> None:
 
 
 async def test_a_long_file_is_read_backward_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of a block, lines are whole."""
+    """Lines are complete for any block size."""
     async with opened(tmp_path) as log:
         for at_ms in range(20):
             await log.append(line(at_ms))
@@ -326,7 +326,7 @@ async def test_a_long_file_is_read_backward_in_blocks(tmp_path: Path, monkeypatc
 
 
 async def test_a_page_of_large_lines_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fits into one answer between nodes, and the next page goes on."""
+    """It fits into one answer between nodes, and the next page continues after it."""
     monkeypatch.setattr(audit_log, "PAGE_BYTES_MAX", 1_000)
     async with opened(tmp_path) as log:
         for at_ms in range(30):

@@ -15,7 +15,7 @@ def kept(*events: tuple[str, dict[str, object]], limit: int = EVENTS_MAX) -> Rec
 
 
 def test_events_have_a_kind_and_the_fields_of_the_log() -> None:
-    """What stands in every line is not repeated; a long text is cut."""
+    """Fields of every line are not repeated; a long text is cut."""
     events = kept(("isr.shrunk", {"partition": 3, "removed": ["n2"]}), ("storage.full", {"why": "x" * 1_000}))
     first, second = events.since(0, 10)
     assert (first.kind, first.event, first.text) == ("replica", "isr.shrunk", "partition 3, removed ['n2']")
@@ -24,7 +24,8 @@ def test_events_have_a_kind_and_the_fields_of_the_log() -> None:
 
 
 def test_acts_noise_and_requests_are_left_out() -> None:
-    """Acts are the audit log's; debug lines, events of single requests and the steps of an election are no news."""
+    """Acts belong to the audit log; debug lines, events of single requests and the steps of an election are not
+    events."""
     events = kept(("placement.ordered", {"by": "ann"}), ("trees.built", {}), ("http.request_dropped", {}), ("x", {}))
     events.keep(None, "debug", {"event": "isr.ready"})
     for role in ("candidate", "follower", "leader"):
@@ -35,13 +36,13 @@ def test_acts_noise_and_requests_are_left_out() -> None:
 
 
 def test_events_of_a_kind_are_chosen_before_the_limit() -> None:
-    """However many others are newer."""
+    """This holds however many newer events of other kinds there are."""
     events = kept(("storage.full", {}), *((f"node.event_{number}", {}) for number in range(9)))
     assert [each.event for each in events.since(0, 2, "disk")] == ["storage.full"]
 
 
 def test_the_newest_are_kept_in_their_order() -> None:
-    """No more than the limit, whatever happens; the oldest go first."""
+    """At most the limit is kept; the oldest go first."""
     events = kept(*((f"node.event_{number}", {}) for number in range(9)), limit=4)
     assert [each.event for each in events.since(0, 10)] == [f"node.event_{number}" for number in (5, 6, 7, 8)]
     assert [each.event for each in events.since(0, 2)] == ["node.event_7", "node.event_8"]

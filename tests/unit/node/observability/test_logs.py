@@ -1,4 +1,4 @@
-"""What is logged may be lost; what is done may not fail by it."""
+"""A log line may be lost, but a failure to write it never fails the operation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ log.info("three", node="n2")
 
 
 def test_a_full_disk_under_the_log_stops_nothing():
-    """Events that no disk takes raise nothing in who tells them; they are counted."""
+    """An event that cannot be written raises nothing in its caller; the failures are counted."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=full, text=True, timeout=30, check=False
@@ -58,7 +58,7 @@ def test_a_full_disk_under_the_log_stops_nothing():
 
 
 def test_lines_are_written_again_once_there_is_space(monkeypatch):
-    """A file that refuses one line is asked for the next; what could not be told stands in the metric."""
+    """After a failed line the next one is written to the file again; the metric counts the lost ones."""
 
     class Refusing(io.StringIO):
         full = True
@@ -78,7 +78,7 @@ def test_lines_are_written_again_once_there_is_space(monkeypatch):
 
 
 def test_events_of_every_thread_bear_the_node():
-    """From the loop or from a thread; `node` is the node that writes, whatever an event passes."""
+    """Events from the loop and from threads have the name of the writing node in `node`, whatever the event passes."""
     done = subprocess.run([sys.executable, "-c", THREADS], stderr=subprocess.PIPE, text=True, timeout=30, check=True)
     told = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(event["event"], event["node"]) for event in told] == [("one", "n1"), ("two", "n1"), ("three", "n1")]
@@ -107,8 +107,8 @@ log.error("last")
 
 
 def test_lines_of_libraries_are_events_and_the_level_changes_while_loggers_are_in_use():
-    """A library's warning is one JSON line, what it repeats is left out for a while, arguments that do not fit harm
-    nothing; another level counts for loggers that have logged already."""
+    """A library's warning is one JSON line, its repetitions are suppressed for a while, and mismatching arguments raise
+    nothing; a new level applies to loggers that are in use."""
     done = subprocess.run([sys.executable, "-c", LIBRARIES], stderr=subprocess.PIPE, text=True, timeout=30, check=True)
     told = [json.loads(line) for line in done.stderr.splitlines()]
     assert [(event["event"], event.get("message"), event["level"]) for event in told] == [
@@ -153,8 +153,8 @@ raise ValueError("at the top")
 
 
 def test_warnings_and_exceptions_of_the_interpreter_are_events():
-    """With `python -W always`: a warning is logged once and not for each repetition; an exception of a thread, of a
-    finalizer, of a callback of the loop, and one that ends the process, each with its traceback."""
+    """With `python -W always`, a warning is logged once and not for each repetition; exceptions of a thread, of a
+    finalizer, of a callback of the loop, and one that ends the process are logged with their tracebacks."""
     done = subprocess.run(
         [sys.executable, "-W", "always", "-c", PYTHON], stderr=subprocess.PIPE, text=True, timeout=30, check=False
     )
@@ -179,8 +179,8 @@ def test_warnings_and_exceptions_of_the_interpreter_are_events():
 
 
 def test_lines_that_repeat_are_held_back_and_counted():
-    """Ten lines of one event about one subject in ten seconds; another subject has ten of its own; the next line has
-    the number of those between. Debug events are not limited."""
+    """Ten lines of one event about one subject are written in ten seconds; another subject has a limit of its own; the
+    next line has the number of suppressed ones. Debug events are not limited."""
     now_s = [0.0]
     sink = logs.LineSink()
     limit = logs.RepeatLimit(sink, lambda: now_s[0])
@@ -201,7 +201,8 @@ def test_lines_that_repeat_are_held_back_and_counted():
 
 
 def test_an_event_of_many_subjects_has_a_limit_of_its_own():
-    """A thousand lines in ten seconds: subjects without end do not fill the disk."""
+    """Only a thousand lines are written in ten seconds, so that an endless number of subjects does not fill the
+    disk."""
     limit = logs.RepeatLimit(logs.LineSink(), lambda: 0.0)
     passed = 0
     for number in range(logs.BURST_EVENT + 50):
@@ -212,7 +213,7 @@ def test_an_event_of_many_subjects_has_a_limit_of_its_own():
 
 
 def test_a_limit_forgets_subjects_instead_of_growing():
-    """Those whose interval is over first; a subject that is forgotten is written again."""
+    """Subjects whose interval is over are dropped first; a dropped subject is logged again."""
     now_s = [0.0]
     limit = LogLimit(lambda: now_s[0])
     assert [limit.due(number) for number in range(KEYS_MAX)] == [0] * KEYS_MAX
@@ -224,7 +225,7 @@ def test_a_limit_forgets_subjects_instead_of_growing():
 
 
 def test_an_event_whose_cause_lasts_is_logged_once_in_ten_seconds_with_what_was_left_out():
-    """The first at once, then one for each interval, which says how many were not written."""
+    """The first event is logged at once, then one for each interval, with the number of suppressed ones."""
     now_s = [0.0]
     limit = LogLimit(lambda: now_s[0])
     assert [limit.due(), limit.due(), limit.due()] == [0, None, None]
@@ -238,7 +239,7 @@ OTHER_WORDS = ("node", "follower", "holder", "member", "suspect", "with_node", "
 
 
 def test_no_event_overwrites_the_node_that_writes_it():
-    """No module passes `node=` to a logger: the processor sets it, and another node is `peer`, in no other word."""
+    """No module passes `node=` to a logger: the processor sets it, and another node is always named `peer`."""
     calls = []
     may_be_wrong = re.compile(rf"\blog\.\w.*\b({'|'.join(OTHER_WORDS)})\s*=", re.DOTALL)
     for package in ("aae", "config", "node", "queues", "repl", "sink"):
@@ -253,7 +254,7 @@ def test_no_event_overwrites_the_node_that_writes_it():
 
 
 def test_addresses_are_shown_as_host_and_port():
-    """Whatever family the socket is of; what is unknown is nothing."""
+    """Addresses of all socket families are shown; an unknown one is an empty text."""
     assert shown_address(("127.0.0.1", 44002)) == "127.0.0.1:44002"
     assert shown_address(("::1", 44002, 0, 0)) == "[::1]:44002"
     assert shown_address(None) == ""

@@ -40,7 +40,7 @@ from isthmus.node.observability.redaction import MASK, Redactor
     ],
 )
 def test_secrets_are_removed(text: str, clean: str) -> None:
-    """Known ones wherever they stand, others by their form."""
+    """Known secrets are removed anywhere, others by their form."""
     assert Redactor(["PLANTED-secret", "short"]).clean(text) == clean
 
 
@@ -59,5 +59,5 @@ def test_secrets_are_removed(text: str, clean: str) -> None:
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
-    """Paths of files, empty values and plain words are needed to understand a case."""
+    """Paths of files, empty values and plain words are needed to analyse a problem."""
     assert Redactor(["short"]).clean(text) == text

@@ -1,4 +1,4 @@
-"""What a node tells the service manager that started it."""
+"""A node's messages to the service manager that started it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_without_a_manager_that_listens_nothing_fails(environment: dict[str, str
 
 
 def test_the_variables_do_not_reach_child_processes() -> None:
-    """They are taken out of the environment, or a supervisor that the node starts could report in its place."""
+    """They are removed from the environment; otherwise a supervisor that the node starts could report in its place."""
     environment = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "20000000", "WATCHDOG_PID": "7", "PATH": "/bin"}
     ServiceManager(environment, pid=7)
     assert environment == {"PATH": "/bin"}
@@ -81,5 +81,5 @@ def test_the_variables_do_not_reach_child_processes() -> None:
     ],
 )
 def test_the_manager_hears_twice_within_the_time_that_it_waits(variables: dict[str, str], interval_s: float) -> None:
-    """Half of WATCHDOG_USEC, if it is meant for this process; without it the manager does not watch."""
+    """The interval is half of WATCHDOG_USEC, if that is meant for this process; without it there is no watchdog."""
     assert ServiceManager({"NOTIFY_SOCKET": "/x", **variables}, pid=7).watchdog_interval_s == interval_s

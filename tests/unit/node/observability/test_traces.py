@@ -1,4 +1,4 @@
-"""The export of spans: in batches, bounded, and never waited for; and what turns it on."""
+"""The export of spans: in batches, bounded, without blocking; and the settings that enable it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_spans_are_exported_in_batches_and_what_does_not_fit_is_dropped() -> Non
 
 @pytest.mark.parametrize("raises", [None, RuntimeError("a fault")])
 def test_what_the_collector_does_not_take_is_counted(raises: Exception | None) -> None:
-    """Whether the exporter says so or raises; the thread goes on."""
+    """A failure is counted whether the exporter returns it or raises; the thread continues."""
     exporter = Exporter()
     exporter.result, exporter.raises = None, raises
     queue = SpanQueue(exporter, 1_000, SUCCESS)
@@ -77,7 +77,7 @@ def test_what_the_collector_does_not_take_is_counted(raises: Exception | None) -
 
 
 def test_a_stop_waits_for_a_collector_that_hangs_no_longer_than_it_may() -> None:
-    """What waits is dropped, and so is what comes later."""
+    """Waiting spans are dropped, and so are later ones."""
     exporter = Exporter()
     exporter.held.clear()
     queue = SpanQueue(exporter, 1_000, SUCCESS)
@@ -123,7 +123,7 @@ def test_without_an_endpoint_there_is_no_tracer() -> None:
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When traces are on; when they are off nothing is asked for."""
+    """It is raised when traces are on; when they are off the extra is not needed."""
     monkeypatch.setattr("isthmus.repl.extras.is_installed", lambda _: False)
     traces.check_traces(TracesSettings())
     with pytest.raises(MissingExtra, match=r"traces\.endpoint needs .*opentelemetry.*pip install 'isthmus\[traces\]'"):

@@ -30,7 +30,7 @@ def page(acts: list[tuple[int, int]], *, more: bool = False) -> NodeAudit:
 
 
 def all_pages(logs: dict[str, list[int]], limit: int, node_limit: int) -> list[tuple[str, int]]:
-    """(node, id) of all acts, page by page; `logs` has the times of a node's lines, of which a node gives
+    """(node, id) of all acts, page by page; `logs` has the times of a node's lines, and a node returns at most
     `node_limit` at once."""
     found: list[tuple[str, int]] = []
     before: dict[str, int] | None = dict.fromkeys(logs, 1 << 40)
@@ -50,22 +50,22 @@ def all_pages(logs: dict[str, list[int]], limit: int, node_limit: int) -> list[t
 
 
 def test_acts_of_all_nodes_come_newest_first() -> None:
-    """A node without an answer has no acts, and is no end of the others."""
+    """A node without an answer has no acts, and does not end the pages of the others."""
     acts, following = merged({"n1": page([(2, 30), (1, 10)]), "n2": page([(7, 20)]), "n3": None}, 10)
     assert [act["at_ms"] for act in acts] == [30, 20, 10]
     assert following is None
 
 
 def test_a_page_goes_on_where_the_one_before_ended() -> None:
-    """Of each node below the id that was shown last, or at its first line that was not."""
+    """Each node continues below the last id shown, or at its first line that was not shown."""
     answers = {"n1": page([(2, 30), (1, 10)]), "n2": page([(7, 20)]), "n3": page([(5, 1)])}
     acts, following = merged(answers, 2)
     assert ([act["id"] for act in acts], following) == ([2, 7], {"n1": 2, "n3": 6})
 
 
 def test_a_node_that_found_nothing_yet_holds_back_older_acts_of_others() -> None:
-    """It has read back to id 8 at time 25: what it has below may come before the act of n2 at time 20. The page ends
-    there, and goes on with both."""
+    """n1 has read back to id 8 at time 25: its earlier lines may precede the act of n2 at time 20. The page ends there,
+    and both continue."""
     answers = {"n1": NodeAudit([], True, 0, 0, (8, 25)), "n2": page([(7, 20)])}
     assert merged(answers, 10) == ([], {"n1": 8, "n2": 8})
     assert searched_to(answers) == 25
@@ -112,7 +112,7 @@ ACT = {
     ],
 )
 def test_acts_are_wanted_by_what_who_object_outcome_and_time(wanted: WantedActs, *, included: bool) -> None:
-    """Each part that is given must be found, in any case of letters; null has no text."""
+    """Each given part must match, case-insensitively; null matches no text."""
     assert wanted.include(ACT) is included
 
 
@@ -125,7 +125,7 @@ def test_a_line_that_lacks_parts_is_no_fault() -> None:
 
 
 def test_acts_of_a_node_that_does_not_filter_are_filtered_here() -> None:
-    """One of an earlier version sends all of its lines, and nothing of how far it has read."""
+    """A node of an earlier version sends all of its lines, without its reading position."""
     answer = NodeAudit([{**ACT, "id": 9}, {**ACT, "id": 8, "who": {}}], True, 0, 0).only(WantedActs(who="ann"))
     assert ([act["id"] for act in answer.acts], answer.read_to) == ([9], (8, 50))
     assert merged({"n1": answer}, 10)[1] == {"n1": 8}
@@ -133,8 +133,8 @@ def test_acts_of_a_node_that_does_not_filter_are_filtered_here() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_act_is_shown_once_and_in_its_nodes_order(seed: int) -> None:
-    """Whatever the sizes of pages are, and although clocks are set back; with clocks that only go on, the whole is in
-    the order of times."""
+    """This holds for any page sizes, and if clocks are set back; with monotonic clocks the whole is in the order of
+    times."""
     rng = random.Random(seed)
     steady = seed % 2 == 0
     logs = {
@@ -163,7 +163,7 @@ def test_an_answer_without_ids_or_times_is_refused(act: dict[str, Any]) -> None:
 
 
 async def test_a_log_that_cannot_be_read_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory that is none, and a disk that hangs."""
+    """Covered are a file in place of the directory, and a disk that hangs."""
     (tmp_path / "audit").write_text("no directory")
     log = AuditLog(tmp_path, 100_000, 8)
     responder = AuditResponder("n1", log, SimpleNamespace(wall_ms=lambda: 5_000))

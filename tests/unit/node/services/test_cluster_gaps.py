@@ -1,4 +1,4 @@
-"""Which queues' gaps a comparison proves: those of the cluster that was compared with, as far as its repairs reach."""
+"""The queues whose gaps a comparison proves: those owned by the compared cluster, as far as its repairs reach."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class OneNodeQuery:
 
 
 async def test_gaps_belong_to_the_queues_owner_types_and_keys() -> None:
-    """A real-time queue beside a queue for repairs: a comparison with the cluster that owns both proves the gaps of
-    both, of another cluster's queue none; one by a queue whose filter lets out less proves nothing of the wider one.
-    Bulk references may be of each type that their queue accepts."""
+    """A real-time queue is beside a queue for repairs: a comparison with the cluster that owns both proves the gaps of
+    both, but none of another cluster's queue. A comparison through a queue with a narrower filter proves nothing of the
+    wider one. Bulk references may be of each type that their queue accepts."""
 
     async with audited_node(
         QueueSettings("rt"),

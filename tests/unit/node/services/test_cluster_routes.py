@@ -96,5 +96,5 @@ def test_the_document_is_made_once_a_change() -> None:
 
 
 def test_settings_have_what_the_document_shows() -> None:
-    """The stand-in of this test has the attributes that real settings have."""
+    """The fake settings of this test have attributes of the real ones."""
     assert {"node", "tls"} <= Settings.__dataclass_fields__.keys()

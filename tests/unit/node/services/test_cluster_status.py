@@ -1,4 +1,4 @@
-"""What an operator is shown of a cluster: nodes, partitions, reasons; the unknown stays unknown."""
+"""The status of a cluster for operators: nodes, partitions, reasons; unknown facts stay unknown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def record(partition: int = 0, **changes: Any) -> PartitionRecord:
 
 
 def facts(gen: int, leo: int = 10, **changes: Any) -> ReplicaFacts:
-    """What a node says of its replica."""
+    """A node's facts about its replica."""
     base = ReplicaFacts("follower", 6, gen, leo, leo, leo, leo, ready=False, reason="following: a leads")
     return structs.replace(base, **changes)
 
@@ -82,7 +82,7 @@ def test_a_partition_shows_its_leaders_offsets_and_the_lag_of_the_last() -> None
 
 
 def test_a_silent_node_is_unknown_and_so_is_everything_that_depends_on_it() -> None:
-    """A silent follower: the lag is unknown. A silent leader: all offsets are. Nothing is filled in."""
+    """With a silent follower the lag is unknown; with a silent leader all offsets are. No number is estimated."""
     found = row(record(), {**SAID, "c": None})
     assert (found["leo"], found["lag"]) == (12, None)
     silent = found["replica_states"][2]
@@ -94,7 +94,8 @@ def test_a_silent_node_is_unknown_and_so_is_everything_that_depends_on_it() -> N
 
 
 def test_every_state_of_a_partition_has_a_reason() -> None:
-    """Out of sync and why, below min-ISR, not served yet, and what the record says when it is not online."""
+    """Reasons cover out-of-sync replicas, a partition below min-ISR or not served yet, and the record's reason if it is
+    not online."""
     out = record(isr=frozenset({A, B}))
     assert row(out, SAID)["reason"] == "c is out of sync: following: a leads"
     lead = structs.replace(LEADER, out={"c": "lags, taken out 3 s ago; waits out its back-off of 5 s, 2 s left"})
@@ -115,14 +116,14 @@ def test_every_state_of_a_partition_has_a_reason() -> None:
 
 
 def test_a_replica_with_another_log_is_not_in_sync() -> None:
-    """The record means gen 2 of b; what b has is gen 22."""
+    """The record has log id 2 for b; the replica of b has log id 22."""
     found = row(record(), {**SAID, "b": {0: facts(22)}})
     assert found["replica_states"][1]["in_sync"] is False
     assert found["reason"] == "b is out of sync: following: a leads"
 
 
 def test_nodes_are_live_leaving_or_gone() -> None:
-    """Registered, registered as leaving, or only named by records; what a gone node had is unknown."""
+    """A node is registered, registered as leaving, or only named by records; facts of a gone node are unknown."""
     registrations = {"a": ALL["a"], "b": Registration("b", 1, False, id=1)}
     rows = cluster_status.node_rows({0: record(), 1: record(1)}, registrations)
     assert [(each["name"], each["state"], each["leaders"], each["replicas"]) for each in rows] == [
@@ -138,7 +139,7 @@ def test_nodes_are_live_leaving_or_gone() -> None:
 
 
 def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
-    """Every way to be amiss has its sentence, and there are not more than fit on a screen."""
+    """Every problem has its sentence, and there are not more than fit on a screen."""
     whole = {0: record(), 1: record(1)}
     assert cluster_status.problems(whole, ALL, "") == []
     assert cluster_status.partition_counts(whole) == {
@@ -163,7 +164,8 @@ def test_problems_are_none_only_when_all_is_online_and_in_sync() -> None:
 
 
 def test_an_out_of_sync_replica_is_named_with_the_reason_from_its_node() -> None:
-    """A full disk comes first, also that of a leader whose replicas are all in sync; who does not answer is unknown."""
+    """A full disk comes first, also that of a leader whose replicas are all in sync; a node without an answer is
+    unknown."""
     full = "out-of-storage: the log's disk is full"
     out = {0: record(isr=frozenset({A, B})), 1: record(1, isr=frozenset({A, B}))}
     said = {**SAID, "c": dict.fromkeys(out, facts(3, 7, reason=full))}
@@ -186,7 +188,7 @@ def test_an_out_of_sync_replica_is_named_with_the_reason_from_its_node() -> None
 
 
 def test_a_live_but_silent_node_is_reported_although_all_are_in_sync() -> None:
-    """A process that is frozen, or a link that is cut, shows in no record before others have waited long enough."""
+    """A frozen process, or a broken link, shows in no record before others have waited long enough."""
     said = {**SAID, "c": None}
     assert cluster_status.problems({0: record()}, ALL, "", (), said) == []
     (warning,) = cluster_status.silent(said)
@@ -195,7 +197,7 @@ def test_a_live_but_silent_node_is_reported_although_all_are_in_sync() -> None:
 
 
 def a_replica(partition: int) -> Any:
-    """As much of a replica as is told."""
+    """The part of a replica that facts are made from."""
     return SimpleNamespace(
         partition=partition,
         member=B,
@@ -253,7 +255,7 @@ async def test_facts_are_gathered_from_all_nodes_that_answer() -> None:
 
 
 async def test_an_answer_of_the_previous_version_is_decoded() -> None:
-    """It says nothing of why replicas are out of sync; the rest is as it said it."""
+    """It has no reasons for out-of-sync replicas; all other fields are the same."""
 
     said = ["follower", 6, 2, 9, 8, 7, 6, False, "follows: a", 5, "", False]
     found = await query_of({"a": msgpack.packb({0: said})}).ask(REPLICAS, ReplicaForm.WITH_OUT, ["a"])
@@ -302,7 +304,8 @@ async def test_an_answer_of_another_form_is_no_answer(answer: bytes) -> None:
 
 
 def test_nodes_that_are_gone_are_unknown_and_not_left_out():
-    """What every node says has a place for one that is gone and holds replicas; one that did not answer keeps its."""
+    """Answers of all nodes have an entry for a gone node that holds replicas; a node that did not answer keeps its
+    entry."""
     assert cluster_status.with_gone({0: record()}, {"d": {"x": 1}, "a": None, "b": {"x": 2}}) == {
         "a": None,
         "b": {"x": 2},

@@ -18,7 +18,7 @@ from isthmus.repl.model.errors import CodecError
 
 
 class ManyLetters:
-    """A sink with letters 1 to `count`, each of so many bytes."""
+    """A sink with letters 1 to `count`, each of the given size."""
 
     def __init__(self, count: int, size: int = 0) -> None:
         self.count = count
@@ -42,7 +42,7 @@ async def pages(sink: Any, limit: int) -> list[LetterPage]:
 
 @pytest.mark.parametrize("limit", [1, 3, 5, PAGE_MAX, 10 * PAGE_MAX])
 async def test_every_letter_is_on_one_page(limit: int) -> None:
-    """However many are asked for: a page has at most its limit, and the last one says that there are no more."""
+    """For any limit, a page has at most its limit, and the last one reports that there are no more."""
     found = await pages(ManyLetters(PAGE_MAX + 5 if limit > 5 else 10), limit)
     numbers = [letter["id"] for page in found for letter in page.dead_letters]
     assert numbers == list(range(1, found[0].kept + 1))
@@ -51,7 +51,7 @@ async def test_every_letter_is_on_one_page(limit: int) -> None:
 
 
 async def test_large_letters_make_short_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page ends behind the letter that exceeds its size, so that one letter of any size still comes."""
+    """A page ends after the letter that exceeds its size, so that a letter of any size is still sent."""
     monkeypatch.setattr(dead_letter_query, "PAGE_BYTES_MAX", 1_000)
     assert [len(page.dead_letters) for page in await pages(ManyLetters(5, size=600), 100)] == [2, 2, 1]
     assert [len(page.dead_letters) for page in await pages(ManyLetters(2, size=5_000), 100)] == [1, 1]

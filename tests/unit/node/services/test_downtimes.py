@@ -1,4 +1,4 @@
-"""Since when nodes are down."""
+"""The times since which nodes are down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What explain promises: no full-sync that will not come."""
+"""explain never announces a full-sync that will not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rings of a node's history: places, rates, gaps, the day, clocks that are set, and the bound of its memory."""
+"""The rings of a node's history: slots, rates, gaps, the day, clock changes, and the limit of its memory."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def places(history: History, name: str, count: int, span: Span = HOUR, label: st
 
 
 def test_gauges_are_kept_and_counters_become_rates() -> None:
-    """The first sample only begins the counters; then a gauge is kept as it is, and a counter as its rate over the time
-    that passed, whatever that was."""
+    """The first sample only starts the counters; then a gauge is kept as it is, and a counter as its rate over the
+    actual time between samples."""
     history = History()
     for at_ms, rss, cpu in ((0, 5, 100), (2_000, 6, 110), (4_000, 7, 110), (7_000, 8, 140)):
         sample(history, at_ms, (RSS, "", rss), (CPU, "", cpu))
@@ -56,7 +56,7 @@ def test_gauges_are_kept_and_counters_become_rates() -> None:
 
 
 def test_places_without_a_sample_are_unknown() -> None:
-    """Where the process stood still there are gaps, not the numbers before or after, and not those of an hour ago."""
+    """While the process was blocked there are gaps, not the numbers before or after, and not those of an hour ago."""
     history = History()
     for place in range(HOUR.places):
         sample(history, 2_000 * place, (RSS, "", place))
@@ -70,7 +70,7 @@ def test_places_without_a_sample_are_unknown() -> None:
 
 
 def test_a_pause_longer_than_the_ring_leaves_nothing_old() -> None:
-    """After two hours asleep the hour has one place."""
+    """After two hours without samples the hour has only the new one."""
     history = History()
     for at_ms in range(0, 200_000, 2_000):
         sample(history, at_ms, (RSS, "", 1))
@@ -82,7 +82,8 @@ def test_a_pause_longer_than_the_ring_leaves_nothing_old() -> None:
 
 
 def test_a_clock_that_is_set_back_repeats_its_time() -> None:
-    """Samples after the step overwrite the time that comes again; what lay after it is unknown until it does."""
+    """Samples after the step overwrite those of the repeated time; later ones are unknown until their time comes
+    again."""
     history = History()
     for n in range(6):
         history.add([(RSS, "", n)], 2_000 * n, START_MS + 2_000 * n)
@@ -93,7 +94,7 @@ def test_a_clock_that_is_set_back_repeats_its_time() -> None:
 
 
 def test_a_minute_is_merged_by_the_columns_rule() -> None:
-    """Of a minute the day keeps the mean of gauges and rates over the samples that there are, the largest maximum, and
+    """For each minute, the day keeps the mean of gauges and rates over the existing samples, the largest maximum, and
     the worst ISR."""
     history = History()
     for n in range(40):
@@ -155,8 +156,8 @@ def test_a_counter_that_begins_again_is_unknown_once() -> None:
 
 
 def test_columns_that_are_not_measured_for_a_day_are_given_back() -> None:
-    """Names that come and go do not fill the memory: after a day without a sample of them their place is another's, and
-    nothing old is in it."""
+    """Names that come and go do not fill the memory: after a day without samples their space is reused, with nothing
+    old in it."""
     history = History(limit_bytes=3 * COLUMN_BYTES)
     waiting = COLUMNS["queue.waiting"]
     for n in range(3):
@@ -192,8 +193,8 @@ def readings_of(types: int, queues: int, links: int, number: int) -> list[Readin
 
 
 def test_the_memory_of_a_large_node_is_within_its_limit() -> None:
-    """14 bucket types with every kind of entry, 10 queues and 10 links fit whole; what Python takes for them, samples
-    under way included, is at most 16 MB."""
+    """14 bucket types with every kind of entry, 10 queues and 10 links fit; Python's memory for them, including a
+    sample in progress, is at most 16 MB."""
     sets = [readings_of(14, 10, 10, number) for number in range(4)]
     History()  # modules and caches
     tracemalloc.start()

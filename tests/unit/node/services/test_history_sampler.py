@@ -70,8 +70,8 @@ class FakeSource:
 
 
 def test_what_is_picked_is_measured() -> None:
-    """Each metric that a column is made of exists and has the labels that the column's scope needs; counters become
-    rates, and gauges do not."""
+    """Each metric of a column exists and has the labels that the column's scope needs; counters become rates, and
+    gauges do not."""
     needed = {Scope.LINK: {"queue", "peer"}, Scope.QUEUE: {"queue"}, Scope.REQUEST: {"kind"}, Scope.NODE: set[str]()}
     for metric, picks in PICKS.items():
         for pick in picks:
@@ -83,7 +83,7 @@ def test_what_is_picked_is_measured() -> None:
 
 
 def test_every_column_is_in_a_series() -> None:
-    """No column is kept that nobody can see, and every series has its columns, of its scope."""
+    """Every column is used by a series, and every series has only columns of its scope."""
     used = {column for series in SERIES.values() for column in series.columns}
     assert used == COLUMNS.keys() - {"sampled"}
     for series in SERIES.values():
@@ -118,7 +118,7 @@ def test_samples_of_metrics_become_columns() -> None:
 
 
 async def test_the_loop_runs_between_queues() -> None:
-    """A node with many queues reads one in a turn of the loop; their numbers are of one sample all the same."""
+    """A node with many queues reads one per turn of the loop; their numbers still belong to one sample."""
     turns: list[str] = []
 
     def by_queue() -> Iterator[list[Sample]]:
@@ -144,7 +144,7 @@ async def test_the_loop_runs_between_queues() -> None:
 
 
 async def test_a_source_that_fails_is_left_out_and_logged_once() -> None:
-    """The others' numbers are kept; it counts again as soon as it works."""
+    """The others' numbers are kept; the source is used again as soon as it works."""
     time, history = FakeTime(), History()
     rss = COLUMNS["process.rss_bytes"]
     broken = FakeSource(None)
@@ -195,8 +195,8 @@ async def test_a_disk_that_hangs_is_unknown_and_stops_nothing(tmp_path: Path) ->
 
 
 def test_names_of_series_lead_back_to_them() -> None:
-    """A label may have any character; one that lacks, one too many, and a misspelt name are refused with what would be
-    right."""
+    """A label may have any character; a missing or surplus label and a misspelt name are refused with a message that
+    says what is valid."""
     queue = SERIES["queue.waiting"]
     for label in ("to-west", "a,b", "100%", "q@http://h:1"):
         name = name_of(queue, label)
@@ -225,8 +225,7 @@ def history_of_one() -> History:
 
 
 async def test_places_travel_between_nodes() -> None:
-    """The places of the columns that a node has arrive as they are; columns that no version knows are left out, and too
-    many are refused."""
+    """The places of a node's columns arrive unchanged; unknown columns are skipped, and too many are refused."""
     responder, codec = PlacesResponder(history_of_one()), PlacesBody()
     first = WALL_MS // HOUR.step_ms
     keys = [("process.rss_bytes", ""), ("disk.free_bytes", ""), ("of.the.future", "")]
@@ -242,7 +241,7 @@ async def test_places_travel_between_nodes() -> None:
 
 
 async def test_the_newest_sample_travels_without_other_bucket_types() -> None:
-    """Of the columns by bucket type those that were asked for and those over all; a sample that is old is none."""
+    """The answer has the requested bucket types' columns and those over all types; an old sample is not sent."""
     time, codec = FakeTime(), NewestBody()
     time.at_ms = 3_000
     responder = NewestResponder(history_of_one(), time)
@@ -261,7 +260,7 @@ async def test_the_newest_sample_travels_without_other_bucket_types() -> None:
      msgpack.packb([["a", "b", bytes(7200)], ["c", "d", bytes(5760)]])],
 )  # fmt: skip
 def test_a_malformed_answer_is_refused(body: bytes) -> None:
-    """Bytes that are no rows of columns, or of one number each, are refused as a fault of their sender."""
+    """Bytes that are not rows of columns, or not of one number each, are refused as a fault of their sender."""
     for codec in (PlacesBody(), NewestBody()):
         with pytest.raises(CodecError):
             codec.decode(body)

@@ -77,8 +77,8 @@ def values_of(metrics: LagMetrics, side: str = "source") -> dict[str, float]:
 
 
 async def test_what_is_led_here_is_summed_as_the_command_does_it() -> None:
-    """The worst partition's seconds, the sums of objects and bytes. The partitions of other nodes are theirs: that this
-    one does not know them is no gap."""
+    """The metric has the worst partition's seconds, and the sums of objects and bytes. Partitions of other nodes are
+    not counted as unknown."""
     metrics = metrics_of(Reader(queue(part(0, 3.5, 2, 200), part(1, 7.0, 1, 50))), Clock())
     assert list(metrics.samples()) == []
     await metrics.measure()
@@ -89,7 +89,7 @@ async def test_what_is_led_here_is_summed_as_the_command_does_it() -> None:
 
 @pytest.mark.parametrize("parts", [(part(0, 3.5, 2, 200),), (part(0, 3.5, 2, 200), part(1, None, None, None))])
 async def test_a_partition_that_is_not_known_makes_all_of_it_not_known(parts: tuple[dict[str, Any], ...]) -> None:
-    """Led here and without a cursor yet, or not read in time: NaN, and `unknown` is 1."""
+    """If it is led here and has no cursor yet, or was not read in time, the numbers are NaN, and `unknown` is 1."""
     metrics = metrics_of(Reader(queue(*parts)), Clock())
     await metrics.measure()
     values = values_of(metrics)
@@ -98,7 +98,7 @@ async def test_a_partition_that_is_not_known_makes_all_of_it_not_known(parts: tu
 
 
 async def test_a_number_alone_that_is_not_known_is_nan() -> None:
-    """More objects than sizes are added up for: seconds and objects are known."""
+    """If there are too many objects to add up their sizes, seconds and objects are still known."""
     metrics = metrics_of(Reader(queue(part(0, 3.5, 20_000, None), part(1, 0.0, 0, 0))), Clock())
     await metrics.measure()
     values = values_of(metrics)
@@ -107,7 +107,7 @@ async def test_a_number_alone_that_is_not_known_is_nan() -> None:
 
 
 async def test_scrapes_that_come_together_cost_one_reading() -> None:
-    """At once, and until FRESH_MS later."""
+    """This holds for concurrent ones, and until FRESH_MS later."""
     clock, reader = Clock(), Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
     metrics = metrics_of(reader, clock)
     await asyncio.gather(*(metrics.measure() for _ in range(3)))
@@ -120,7 +120,7 @@ async def test_scrapes_that_come_together_cost_one_reading() -> None:
 
 
 async def test_a_scrape_that_is_cancelled_ends_no_other() -> None:
-    """A reading belongs to all who wait for it; `stop` ends it."""
+    """All waiting scrapes share one reading; `stop` ends it."""
     reader = Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
     metrics = metrics_of(reader, Clock())
     first, second = (asyncio.create_task(metrics.measure()) for _ in range(2))
@@ -132,7 +132,7 @@ async def test_a_scrape_that_is_cancelled_ends_no_other() -> None:
 
 
 async def test_old_numbers_are_not_shown() -> None:
-    """A reading that fails is logged and leaves none, and none stay that nobody has read again."""
+    """A failed reading is logged and removes the numbers; numbers that were not read again expire."""
     clock, reader = Clock(), Reader(queue(part(0, 1.0, 1, 1), part(1, 1.0, 1, 1)))
     metrics = metrics_of(reader, clock)
     await metrics.measure()
@@ -149,6 +149,6 @@ async def test_old_numbers_are_not_shown() -> None:
 
 
 async def test_the_sinks_side_is_what_was_fetched_and_is_not_stored() -> None:
-    """By the cluster that it comes from."""
+    """It is labelled by the source cluster."""
     metrics = metrics_of(Reader(), Clock(), [FetchedLag("to-east", "west", b"default", 0.5, 3, 300)])
     assert values_of(metrics, "sink") == {"seconds": 0.5, "objects": 3, "bytes": 300, "unknown": 0}

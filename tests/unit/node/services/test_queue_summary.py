@@ -27,7 +27,7 @@ RECORDS = {0: record(0, "a"), 1: record(1, "b"), 2: record(2, "b")}
 
 
 def listed(partitions: int, waiting: int | None = 0, **facts: Any) -> dict[str, Any]:
-    """A node's listing of queue q, whose cursors it knows in so many partitions."""
+    """A node's listing of queue q, whose cursors it knows in the given number of partitions."""
     rates = {"bytes_per_second": 100.5, "objects_per_second": 2.0}
     row = {
         "name": "q", "filter": "any", "cascade": False, "overflow": "replay", "riak_fetch": False,
@@ -51,8 +51,9 @@ def joined(answers: dict[str, Any], records: dict[int, PartitionRecord] = RECORD
 
 
 def test_numbers_of_all_nodes_are_added() -> None:
-    """Depth by priority, achieved rates and the time that limits held back; the oldest change is the oldest of any
-    node, and a node without changes has none. A node that leads nothing counts too: bulk references lie anywhere."""
+    """It has depth by priority, achieved rates and the time that limits delayed fetches; the oldest change is the
+    oldest of any node, and a node without changes has none. A node that leads nothing counts too, since bulk references
+    may be on any node."""
     bulk = {"real_time": EMPTY, "full_sync": {"waiting": 4, "in_flight": 1}, "fold": {"waiting": 2, "in_flight": 0}}
     row = joined({"a": [listed(1, 3)], "b": [listed(2, 0)], "c": [listed(0, priorities=bulk, oldest_age_ms=None)]})
     assert row["priorities"] == {
@@ -67,7 +68,7 @@ def test_numbers_of_all_nodes_are_added() -> None:
 
 
 def test_nothing_waits_where_every_node_says_so() -> None:
-    """Then the oldest change has no age, and that is known."""
+    """The oldest change has no age then, and that is known."""
     row = joined({"a": [listed(1)], "b": [listed(2)]})
     assert (row["priorities"]["real_time"]["waiting"], row["oldest_age_ms"], row["unknown"]) == (0, 0, "")
 
@@ -92,8 +93,8 @@ def test_nothing_waits_where_every_node_says_so() -> None:
 def test_a_missing_part_makes_the_sum_unknown(
     answers: dict[str, Any], records: dict[int, PartitionRecord], why: str
 ) -> None:
-    """A node that does not answer, is gone, or has no such queue; a partition without leader or cursor; changes that
-    could not be counted. The reason says which, and what is known is the least that there is."""
+    """A node may not answer, be gone, or lack the queue; a partition may have no leader or cursor; changes may not be
+    counted. The reason says which, and the known part is a lower bound."""
     row = joined(answers, records)
     depth = row["priorities"]["real_time"]
     assert why in row["unknown"]
@@ -102,7 +103,7 @@ def test_a_missing_part_makes_the_sum_unknown(
 
 
 def test_a_silent_node_makes_bulk_references_and_rates_unknown_a_missing_leader_does_not() -> None:
-    """Bulk references lie in the memory of any node; what a gone node had is lost, and waits no more."""
+    """Bulk references are in the memory of any node; those of a gone node are lost, so they do not wait any more."""
     row = joined({"a": [listed(1)], "b": None})
     assert row["priorities"]["full_sync"] == {"waiting": None, "in_flight": None, "at_least": 0}
     assert (row["rates"]["achieved"]["bytes_per_second"], row["rates"]["throttled_seconds"]) == (None, None)
@@ -112,8 +113,8 @@ def test_a_silent_node_makes_bulk_references_and_rates_unknown_a_missing_leader_
 
 
 def test_fetches_of_one_node_at_several_are_one_consumer() -> None:
-    """With its newest fetch and where that was, the nodes at which it waits, and the sums; the newest fetch comes
-    first. A node of an earlier version, which names no consumers, breaks nothing."""
+    """The consumer has its newest fetch and that node, the nodes at which it waits, and the sums; the newest fetch
+    comes first. A node of an earlier version, which names no consumers, is tolerated."""
 
     def fetched(node: str, fetch_ms: int, given_ms: int | None, given: int, *, waits: bool) -> dict[str, Any]:
         return {"node": node, "waits": waits, "last_fetch_ms": fetch_ms, "last_given_ms": given_ms, "given": given,
@@ -142,8 +143,8 @@ def test_fetches_of_one_node_at_several_are_one_consumer() -> None:
 
 
 def test_what_nodes_have_differently_is_named() -> None:
-    """A state that is not the same everywhere is mixed, and each reason names its nodes; facts that should be the same
-    and are not are listed; of a bucket type that is held back, the oldest time counts."""
+    """A state that differs between nodes is mixed, and each reason names its nodes; other differing facts are listed;
+    for a bucket type that is held back, the oldest time counts."""
     row = joined(
         {
             "a": [listed(1, serving="suspended", reason="serving suspended", held_types={"t": 9})],
@@ -156,6 +157,6 @@ def test_what_nodes_have_differently_is_named() -> None:
 
 
 def test_queues_are_listed_by_name_though_one_node_alone_has_them() -> None:
-    """A queue that only one node has, as its file alone names it, is a row, and the others are named as lacking it."""
+    """A queue that only one node has, from its file, is a row, and the nodes without it are named."""
     rows = queue_rows({"b": [listed(2), listed(2, name="more")], "a": [listed(1)]}, RECORDS)
     assert [(row["name"], row["lacking"]) for row in rows] == [("more", ["a"]), ("q", [])]

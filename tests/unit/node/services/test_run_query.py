@@ -33,7 +33,7 @@ def reader_of(directory: Path | None) -> tuple[RunReader, SetTime]:
 
 
 async def test_a_node_without_a_directory_has_no_runs() -> None:
-    """It says so, and knows none by name."""
+    """It reports that, and finds no run by name."""
     reader, _ = reader_of(None)
     assert await reader.runs() == NodeRuns(None)
     assert await reader.run(RunKind.COMPARISON, "one") is None
@@ -55,7 +55,7 @@ async def test_a_listing_answers_for_a_while(tmp_path: Path) -> None:
 
 
 async def test_viewers_that_wait_for_one_reading_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that waited looks at what was read meanwhile before it begins another reading."""
+    """A request that waited uses the result of the reading that it waited for."""
     reader, _ = reader_of(tmp_path)
     begun = []
 
@@ -81,7 +81,7 @@ async def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 async def test_a_disk_that_hangs_holds_one_thread_and_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests end with the name of the directory; none begins a second thread; when the disk goes on, they are
+    """Requests end with the name of the directory; none starts a second thread; when the disk recovers, they are
     answered."""
     go_on, begun = threading.Event(), []
 
@@ -107,8 +107,8 @@ async def test_a_disk_that_hangs_holds_one_thread_and_no_request(
 
 
 def test_a_shared_run_is_listed_once() -> None:
-    """With the nodes that see it; runs of one name in two directories are two, since they began at two moments. The
-    newest comes first, and what cannot be read last."""
+    """It has the nodes that see it; runs of one name in two directories are two, since they began at different times.
+    The newest comes first, and unreadable ones last."""
 
     def row(name: str, started_ms: int | None) -> dict[str, Any]:
         return {"kind": "comparison", "run": name, "started_ms": started_ms}

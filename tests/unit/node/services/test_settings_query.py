@@ -14,7 +14,7 @@ from isthmus.node.services.settings_query import SettingsInForce, settings_of_no
 
 
 async def test_the_wait_for_other_nodes_ends_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long each answer takes; the last complete ones are returned."""
+    """This holds however long each answer takes; the last complete answers are returned."""
     monkeypatch.setattr(settings_query, "READ_S", 0.3)
     monkeypatch.setattr(settings_query, "POLL_S", 0.01)
     asked = 0

@@ -18,7 +18,7 @@ PLANTED = "planted-token-0123456789"
 
 
 async def test_a_nodes_part_has_config_log_and_metrics_without_secrets() -> None:
-    """A token that the node shows to others is removed wherever it stands; the part survives its encoding."""
+    """A token that the node sends to others is removed everywhere; the part survives its encoding."""
     lines = LineSink()
     lines.msg(f"asked with {PLANTED}")
     lines.msg('{"event": "isr.ready"}')
@@ -60,7 +60,7 @@ async def test_the_event_loop_runs_meanwhile() -> None:
 
 
 def test_the_last_lines_are_bounded() -> None:
-    """No more than LAST_BYTES_MAX characters, the newest, and of a long line its begin."""
+    """At most LAST_BYTES_MAX characters are kept, the newest, and the begin of a long line."""
     lines = LineSink()
     for number in range(100):
         lines.msg(f"{number:03}" + "x" * (LINE_KEPT_MAX + 5))

@@ -1,4 +1,4 @@
-"""Replication in numbers, gathered from all nodes: how it is merged, what is unknown, and what the command shows."""
+"""Replication metrics gathered from all nodes: how they are merged, unknown numbers, and the output of the command."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ RECORDS = [record(0, "a", "abc"), record(1, "b", "bc"), record(2, "a", "abc", "l
 
 
 def test_averages_are_made_of_sums_and_rates_are_added() -> None:
-    """Of two nodes, one with two logs and one with one, the average is over three logs, maxima are the largest, rates
-    are the sum of what each did in its own span, and failures are added by kind and reason."""
+    """One node has two logs and another one has one: the average is over three logs, maxima are the largest, rates are
+    added, each over its own span, and failures are added by kind and reason."""
     document = telemetry_document(RECORDS, {"a": {"default": ONE}, "b": {"default": TWO}})
     level = document["cluster"]
     assert level["replogs"]["leader"] == {
@@ -62,8 +62,8 @@ def test_averages_are_made_of_sums_and_rates_are_added() -> None:
 
 
 def test_failures_have_rates_that_are_added_over_nodes() -> None:
-    """3 in 30 s at one node and 6 in 60 s at another are 0.2 a second; of a node of the version before, which says no
-    rate, the total counts."""
+    """3 in 30 s at one node and 6 in 60 s at another are 0.2 per second; the totals of a node of the previous version,
+    which sends no rate, are added."""
     rate = ("write", "timed-out")
     one = TypeFacts(failures={rate: 9}, recent_failures={rate: (3, 30_000)})
     two = TypeFacts(failures={rate: 6}, recent_failures={rate: (6, 60_000)})
@@ -76,8 +76,8 @@ def test_failures_have_rates_that_are_added_over_nodes() -> None:
 
 
 def test_a_silent_node_is_unknown_and_in_no_sum() -> None:
-    """A node that said nothing is named, its numbers are null, and so is every level that nobody measured; the ISR is
-    known from the metastore all the same."""
+    """A node without an answer is named, its numbers are null, and so is every level without any measurement; the ISR
+    is still known from the metastore."""
     document = telemetry_document(RECORDS, {"a": {"default": ONE}, "b": None})
     assert (document["nodes_counted"], document["nodes_unknown"]) == (["a"], ["b"])
     assert document["cluster"]["replicate"]["write"]["total"] == 1000
@@ -90,7 +90,7 @@ def test_a_silent_node_is_unknown_and_in_no_sum() -> None:
 
 
 def test_numbers_travel_between_nodes_as_they_are() -> None:
-    """What one node packs another unpacks; rows of kinds that are not known are left out."""
+    """Encoded numbers decode to the same; rows of unknown kinds are skipped."""
     failed = {("write", "timed-out"): (3, 30_000)}
     facts = {"default": ONE, "large": TypeFacts(failures={("write", "timed-out"): 9}, recent_failures=failed)}
     assert BODY.decode(BODY.encode(facts)) == facts
@@ -102,13 +102,13 @@ def test_numbers_travel_between_nodes_as_they_are() -> None:
              b"\x91\x95\xa1d\xa8failures\xa1w\xa0\xff", b"\x91\x95\xa1d\xa8failures\xa1w\xa0\xa1x"]
 )  # fmt: skip
 def test_a_malformed_answer_is_refused(body: bytes) -> None:
-    """Bytes that are no rows of numbers from 0 are refused as a fault of their sender."""
+    """Bytes that are not rows of non-negative numbers are refused as a fault of their sender."""
     with pytest.raises(CodecError):
         BODY.decode(body)
 
 
 async def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
-    """The node's own numbers come without a request, a refusal or nonsense of another counts as no answer."""
+    """The node's own numbers need no request; a refusal or a malformed answer of another node counts as no answer."""
     answers: dict[str, Any] = {"b": BODY.encode({"default": TWO}), "c": NotReady("no connection"), "d": b"\xc1"}
 
     async def request(node: str, method: str, _body: bytes, _timeout_ms: int) -> bytes:
@@ -128,7 +128,8 @@ async def test_all_nodes_are_asked_and_a_silent_one_is_none() -> None:
 
 
 def test_the_command_shows_levels_and_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`-o json` prints the answer unchanged; the tables have a line a level, and say who is not counted."""
+    """`-o json` prints the answer unchanged; the tables have a line per level, and name the nodes that are not
+    counted."""
     document = telemetry_document(RECORDS, {"a": {"default": ONE}, "b": {"default": TWO}, "c": None})
     monkeypatch.setattr(AdminClient, "get", lambda _client, path: {"/admin/telemetry": document}[path])
     plain = CliRunner().invoke(telemetry, ["-o", "json"])

@@ -1,4 +1,4 @@
-"""Which writes are traced, and how their leader gets to know."""
+"""The selection of traced writes, and the notification of their leader."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Span:
 
 
 class Parts:
-    """Everything beside the component: tracer, changes, routes and links."""
+    """The collaborators of the component: tracer, changes, routes and links."""
 
     def __init__(self, leader: str | None = "n1") -> None:
         self.spans: list[Span] = []
@@ -107,7 +107,7 @@ class Parts:
     ],
 )
 def test_the_client_decides_or_else_chance(settings: TracesSettings, headers: Any, parent: object) -> None:
-    """A sampled context is gone on with, one that is not traces nothing; a malformed one is none."""
+    """A sampled context is continued, an unsampled one traces nothing; a malformed one is ignored."""
     parts = Parts()
     traces = parts.traces(settings)
     begun = traces.begin("PUT", KEY, headers)
@@ -117,7 +117,7 @@ def test_the_client_decides_or_else_chance(settings: TracesSettings, headers: An
 
 
 def test_chance_takes_about_as_many_as_it_should() -> None:
-    """A tenth."""
+    """About a tenth of the writes is traced."""
     parts = Parts()
     traces = parts.traces(TracesSettings(sample_per_million=100_000))
     for _ in range(2_000):
@@ -126,7 +126,7 @@ def test_chance_takes_about_as_many_as_it_should() -> None:
 
 
 async def test_a_started_write_ends_with_its_result() -> None:
-    """One of its own node at once; one that was refused or forwarded when its answer is made."""
+    """A write of this node ends at once; a refused or forwarded one when its answer is made."""
     parts = Parts()
     traces = parts.traces()
     loop = asyncio.get_running_loop()
@@ -146,7 +146,7 @@ async def test_a_started_write_ends_with_its_result() -> None:
 
 
 async def test_another_leader_is_told_in_a_message_of_its_own() -> None:
-    """Which it decodes to the same; that it refuses the method harms nothing."""
+    """The leader decodes the message to the same values; a refusal of the method has no effect."""
     parts, there = Parts("n2"), Parts()
     span = parts.traces().begin("PUT", KEY, HEADERS)
     assert span is not None
@@ -162,7 +162,7 @@ async def test_another_leader_is_told_in_a_message_of_its_own() -> None:
 
 @pytest.mark.parametrize("fails", [None, NotReady("not known yet")])
 def test_without_a_leader_nothing_is_told(fails: IsthmusError | None) -> None:
-    """The request is traced all the same."""
+    """The request is traced nevertheless."""
     parts = Parts(None)
     parts.fails = fails
     assert parts.traces().begin("PUT", KEY, HEADERS) is not None
@@ -171,6 +171,6 @@ def test_without_a_leader_nothing_is_told(fails: IsthmusError | None) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xc0", b"\x95\xc4\x01t\xc4\x01b\xc4\x01k\xa1x\xc3", b"\x91\xc4\x01t"])
 async def test_a_malformed_note_is_refused(body: bytes) -> None:
-    """As any body of another node."""
+    """It is refused like any malformed body of another node."""
     with pytest.raises(CodecError, match=METHOD):
         await Parts().leader_watch.request_handlers()[METHOD]("n2", body)

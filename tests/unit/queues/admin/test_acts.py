@@ -1,4 +1,4 @@
-"""Claims about what operators may do with source queues: register, suspend, clear, release, push, throttle, look."""
+"""Operators' commands on source queues: register, suspend, clear, release, push, throttle, peek."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACT = AuditInfo("ann", 1_000, "because")
 
 
 def audit_info(queue_node: QueueNode) -> AuditInfo:
-    """An act of now."""
+    """The audit info of a command that is issued now."""
     return AuditInfo("ann", queue_node.clock.wall_ms(), "because")
 
 
@@ -37,7 +37,7 @@ def keys(*names: bytes) -> list[Key]:
 
 
 async def settled(queue_node: QueueNode, name: str = "q") -> None:
-    """All CURSOR entries that are due have been applied."""
+    """Waits until all due CURSOR entries are applied."""
 
     def done() -> bool:
         (queue,) = [q for q in queue_node.served() if q.settings.name == name]
@@ -55,12 +55,13 @@ async def settled(queue_node: QueueNode, name: str = "q") -> None:
 
 
 async def caught_up(queue_node: QueueNode) -> None:
-    """The windows know all that waits."""
+    """Waits until the windows have read all waiting changes."""
     await queue_node.eventually(lambda: not queue_node.served()[0].machine.incomplete_windows())
 
 
 async def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
-    """Only changes of buckets that the filter offers arrive, applied before the first fetch or after it."""
+    """Only changes of buckets that the filter includes are served, whether they were applied before the first fetch or
+    after it."""
 
     async with audited_node(QueueSettings("q"), QueueSettings("not", filter="!bucketname:bucket")) as queue_node:
         queue_node.put(b"a", b"b")
@@ -74,8 +75,8 @@ async def test_a_filter_holds_back_in_memory_and_from_the_index_alike() -> None:
 
 
 async def test_a_queue_registered_at_run_time_begins_at_the_given_position_on_all_nodes() -> None:
-    """Registered from now it gives later changes only, from 0 everything; it is there after a restart and on another
-    node, and delisted it is nowhere."""
+    """A queue registered from now has later changes only, from 0 all of them; it exists after a restart and on another
+    node; after it is delisted it exists nowhere."""
 
     ensemble = MemoryEnsemble()
     queue_node, other = QueueNode(ensemble=ensemble), QueueNode(ensemble=ensemble)
@@ -112,8 +113,8 @@ async def test_a_queue_registered_at_run_time_begins_at_the_given_position_on_al
 
 
 async def test_the_gap_is_exactly_the_changes_published_while_suspended() -> None:
-    """What waited before goes, what came meanwhile is left out, counted and in a gap that survives a crash, what comes
-    after goes; a full-sync closes the gap, and nothing else does."""
+    """Changes that waited before the suspension are served. Changes during it are left out, counted, and in a gap that
+    survives a crash; later ones are served. Only a full-sync closes the gap."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -150,7 +151,7 @@ async def test_the_gap_is_exactly_the_changes_published_while_suspended() -> Non
 
 
 async def test_one_node_may_be_suspended_alone() -> None:
-    """A suspension that names another node changes nothing here, and is listed all the same."""
+    """A suspension that names another node changes nothing here, but is listed."""
 
     async with audited_node() as queue_node:
         await queue_node.acts.suspend("q", SERVING, "elsewhere", audit_info(queue_node))
@@ -163,8 +164,8 @@ async def test_one_node_may_be_suspended_alone() -> None:
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
 async def test_a_clear_drops_exactly_the_backlog_whatever_the_wall_clock(off_ms: int) -> None:
-    """The node that was asked may be an hour behind or ahead of the leaders: all that was applied is given up, in a gap
-    that reaches over the time when it was made; what is applied afterwards goes."""
+    """The clock of the node that receives the command may be an hour off those of the leaders: a clear gives up all
+    that was applied, in a gap that covers the time of the changes; later changes are served."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -181,7 +182,8 @@ async def test_a_clear_drops_exactly_the_backlog_whatever_the_wall_clock(off_ms:
 
 
 async def test_where_no_leader_answered_a_clear_goes_by_the_latest_clock() -> None:
-    """A partition whose leader did not tell what it has applied is cleared up to the latest wall clock of the nodes."""
+    """A partition whose leader did not report its applied offset is cleared up to the latest wall clock of the
+    nodes."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -201,8 +203,8 @@ async def test_where_no_leader_answered_a_clear_goes_by_the_latest_clock() -> No
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
 async def test_from_now_is_an_offset_and_not_a_time(off_ms: int) -> None:
-    """A queue that begins now, or is released from now, offers what is applied afterwards and nothing of before,
-    whatever the wall clock of the node that was asked says."""
+    """A queue that begins now, or is released from now, offers only changes applied afterwards, for any wall clock of
+    the node that receives the command."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"old")
@@ -221,7 +223,7 @@ async def test_from_now_is_an_offset_and_not_a_time(off_ms: int) -> None:
 
 
 async def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
-    """Both are suspended, and both go on again, each by one write."""
+    """Both are suspended, and both resumed, each by one write."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -238,8 +240,8 @@ async def test_serving_and_publishing_may_be_suspended_in_one_act() -> None:
 
 @pytest.mark.parametrize("wrong", ["bucketname:%zz", "bucketname: sp", "buckettype:a, bucketname:50%"])
 async def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong: str) -> None:
-    """A percent sign that encodes nothing and a space behind the colon are slips: they are refused where a queue is
-    registered; a queue that was registered so by an older program is served on."""
+    """A percent sign that encodes nothing and a space after the colon are mistakes: they are refused at the
+    registration of a queue; a queue that an older version registered so is still served."""
 
     async with audited_node() as queue_node:
         with pytest.raises(BadInput):
@@ -250,7 +252,7 @@ async def test_a_filter_that_reads_otherwise_than_it_was_meant_is_refused(wrong:
 
 
 async def test_a_clear_drops_the_backlog_and_records_a_gap() -> None:
-    """After a clear nothing of before goes, a gap covers it, and what comes later goes."""
+    """After a clear no earlier change is served, a gap covers them, and later ones are served."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -270,8 +272,8 @@ async def test_a_clear_drops_the_backlog_and_records_a_gap() -> None:
 
 
 async def test_a_clear_of_an_unstarted_queue_covers_its_whole_backlog() -> None:
-    """A partition that had no leader since the queue was registered learns of both at once; what the clear gave up
-    there is a gap, as it is where the queue stood already."""
+    """A partition without a leader since the queue was registered gets the registration and the clear at once; it
+    records the changes given up as a gap, as a partition that had a position does."""
 
     queue_node = QueueNode()
     await queue_node.start(lead=False)
@@ -287,7 +289,7 @@ async def test_a_clear_of_an_unstarted_queue_covers_its_whole_backlog() -> None:
 
 
 async def test_a_released_queue_goes_to_another_cluster_from_the_given_position() -> None:
-    """The old owner cannot take it back at once nor acknowledge any more; the new one begins at 0."""
+    """The old owner cannot fetch at once or acknowledge any more; the new one begins at 0."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
@@ -308,7 +310,7 @@ async def test_a_released_queue_goes_to_another_cluster_from_the_given_position(
 @pytest.mark.parametrize("then", ["placed", "cleared"])
 async def test_a_partition_that_missed_a_release_applies_it_before_the_next_command(then: str) -> None:
     """R-DECREE: while a partition has no leader its queue is released, then placed elsewhere or cleared. The next owner
-    has nothing of what the old one got: it is given out again, or in the gap."""
+    has none of the old owner's changes: they are served again, or are in the gap."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
@@ -328,7 +330,8 @@ async def test_a_partition_that_missed_a_release_applies_it_before_the_next_comm
 
 @pytest.mark.parametrize("off_ms", [-3_600_000, 3_600_000])
 async def test_the_former_owner_waits_a_minute_whatever_the_wall_clock(off_ms: int) -> None:
-    """The node that released the queue may be an hour ahead or behind: the minute is counted where the queue is."""
+    """The clock of the node that released the queue may be an hour ahead or behind: the minute is counted by the node
+    of the queue."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
@@ -344,8 +347,9 @@ async def test_the_former_owner_waits_a_minute_whatever_the_wall_clock(off_ms: i
 
 
 async def test_a_placed_queue_goes_on_from_exact_offsets_and_leaves_no_gap() -> None:
-    """Each partition that is named goes on at its offset, forward or back, others stand where they stood; what is
-    passed over is no gap, since it was brought by other means; above what is applied means from there on."""
+    """Each named partition continues at its offset, forward or back, and others keep their position. The skipped
+    changes are not a gap, since they were copied by other means. An offset above the applied one takes effect when it
+    is reached."""
 
     async with audited_node() as queue_node:
         first, second = PARTITIONS[:2]
@@ -372,7 +376,7 @@ async def test_a_placed_queue_goes_on_from_exact_offsets_and_leaves_no_gap() -> 
 
 
 async def test_a_queue_may_be_registered_at_exact_offsets() -> None:
-    """It gives what stands at its offset and above, and everything of a partition that is not named."""
+    """The queue serves changes at its offset and above, and all changes of a partition that is not named."""
 
     async with audited_node() as queue_node:
         first, second = PARTITIONS[:2]
@@ -388,7 +392,7 @@ async def test_a_queue_may_be_registered_at_exact_offsets() -> None:
 
 
 async def test_registering_a_queue_that_is_there_moves_nothing() -> None:
-    """It is refused, and what waited in that queue goes all the same."""
+    """The registration is refused, and the changes that waited in the queue are still served."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
@@ -429,8 +433,8 @@ async def test_a_queue_registered_under_an_earlier_name_begins_anew() -> None:
 
 
 async def test_bulk_references_go_last_and_are_bounded() -> None:
-    """Real time comes before full-sync, full-sync before fold, whatever was queued first; a producer of too much waits,
-    and gets in as soon as there is room."""
+    """Real time comes before full-sync, and full-sync before fold, in any order of pushes; a producer at the limit
+    waits until there is room."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=10)) as queue_node:
         queue_node.put(b"a", b"b", b"c", b"d")
@@ -461,7 +465,7 @@ async def test_bulk_references_go_last_and_are_bounded() -> None:
 
 
 async def test_references_lost_in_a_stop_are_counted_and_recorded() -> None:
-    """Bulk references that wait when a node stops are on record when it is back."""
+    """Bulk references that wait when a node stops are recorded as lost when it is back."""
 
     queue_node = QueueNode()
     await queue_node.start()
@@ -474,8 +478,8 @@ async def test_references_lost_in_a_stop_are_counted_and_recorded() -> None:
 
 
 async def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up() -> None:
-    """Of twenty changes that nobody fetches the first ten go; the rest is one gap, which survives a crash, and what
-    comes once there is room goes again."""
+    """The first ten of twenty changes without a fetch are served; the others are one gap, which survives a crash, and
+    later changes are served once there is room."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=10, overflow="discard")) as queue_node:
         await settled(queue_node)
@@ -498,7 +502,7 @@ async def test_a_queue_that_discards_keeps_its_limit_and_names_what_it_gave_up()
 
 
 async def test_the_default_at_the_limit_is_to_wait_and_lose_nothing() -> None:
-    """Twice as many changes as the limit all arrive, with no gap."""
+    """Twice as many changes as the limit are all served, without a gap."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=10)) as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -512,8 +516,8 @@ async def test_the_default_at_the_limit_is_to_wait_and_lose_nothing() -> None:
 
 
 async def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
-    """At ten changes a second a batch has ten at most and the next one waits; the limit is live, shown with what binds,
-    and kept over a restart."""
+    """At ten changes a second a batch has at most ten and the next one waits; the limit can be changed at run time, is
+    shown with the limit in effect, and survives a restart."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -540,7 +544,7 @@ async def test_a_throttled_queue_gives_out_no_more_than_it_may() -> None:
 
 
 async def test_a_disabled_source_creates_no_reference_and_reports_it() -> None:
-    """With the switch off nothing is given out, what comes is a gap, and ledger, status and answers tell why."""
+    """With the switch off nothing is served, new changes are a gap, and ledger, status and answers show the reason."""
 
     async with audited_node(enabled=False) as queue_node:
         await settled(queue_node)
@@ -557,7 +561,7 @@ async def test_a_disabled_source_creates_no_reference_and_reports_it() -> None:
 
 
 async def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
-    """The references of real time come first, also those that are only in the index, then bulk references."""
+    """Real-time references come first, also those that are only in the index, then bulk references."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
@@ -569,7 +573,8 @@ async def test_peek_shows_what_would_go_next_and_takes_nothing() -> None:
 
 
 async def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
-    """Every change is acknowledged, collapsed, waiting or under lease, and the outcomes that the sink told add up."""
+    """Every change is acknowledged, collapsed, waiting or under lease, and the outcomes that the sink reported add
+    up."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -592,8 +597,8 @@ async def test_the_ledger_closes_over_fetches_failures_and_hot_keys() -> None:
 
 
 async def test_the_ledger_adds_up_over_leaderships_and_moved_cursors() -> None:
-    """What waits when a leadership ends, or when an operator clears, is handed on, and found by whoever leads next: the
-    columns that are shown add up at every moment."""
+    """Changes that wait when a leadership ends, or when an operator clears, are handed on and found by the next leader:
+    the columns of the ledger always add up."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -624,7 +629,8 @@ A_KEY = Key(b"default", b"bucket", b"a")
 
 
 async def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
-    """A push may replace a write of ours as the pusher's when only a queue for repairs has not passed it (R-OWED)."""
+    """If only a queue for repairs has not passed a local write, a push that replaces it keeps the pusher's origin
+    (R-OWED)."""
 
     async with audited_node(QueueSettings("q", filter="block_rtq")) as queue_node:
         queue_node.put(b"a")
@@ -636,7 +642,7 @@ async def test_a_queue_without_real_time_makes_no_write_unreplicated() -> None:
 
 
 async def test_filtered_changes_do_not_count_as_unreplicated() -> None:
-    """A push over a write of ours stays the pusher's when no queue would ever have offered that write (R-OWED)."""
+    """If no queue would have offered a local write, a push that replaces it keeps the pusher's origin (R-OWED)."""
 
     async with audited_node(QueueSettings("q", filter="buckettype:default,!bucketname:bucket")) as queue_node:
         queue_node.put(b"a")
@@ -646,8 +652,8 @@ async def test_filtered_changes_do_not_count_as_unreplicated() -> None:
 
 
 async def test_a_dangling_reference_does_not_block_those_behind_it() -> None:
-    """A pushed key of a bucket type that does not exist can never be read: it goes as vanished, and the next ones go
-    out; one that cannot be read now waits."""
+    """A pushed key of a missing bucket type can never be read: it is counted as vanished, and the next ones are served;
+    a key that cannot be read now waits."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
@@ -682,7 +688,7 @@ def put_into_bucket(queue_node: QueueNode, bucket: bytes, *names: bytes) -> None
 
 
 async def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passed_over() -> None:
-    """What comes after the change goes; what the old filter passed over below the cursor lies in a gap on all
+    """Changes after the update are served. Changes that the old filter skipped below the cursor are in a gap on all
     partitions, over a restart; a key there is explained as in the gap, not as acknowledged."""
 
     async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
@@ -709,8 +715,8 @@ async def test_a_wider_filter_keeps_the_cursor_and_makes_a_gap_of_what_was_passe
 
 
 async def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
-    """What waited and is not offered any more never goes, in memory and in the index alike; the rest goes; --default
-    brings the old filter back, with a gap."""
+    """Waiting changes that are excluded now are never served, from memory or from the index; the others are. --default
+    restores the old filter, with a gap."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -731,7 +737,7 @@ async def test_a_narrower_filter_drops_the_backlog_and_makes_no_gap() -> None:
 
 
 async def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() -> None:
-    """Instead of a gap the queue begins again."""
+    """The queue begins again, so there is no gap."""
 
     async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         queue_node.put(b"a")
@@ -744,8 +750,8 @@ async def test_with_from_0_everything_is_offered_once_more_and_no_gap_is_made() 
 
 
 async def test_a_later_command_does_not_hide_a_partition_that_missed_a_wider_filter() -> None:
-    """A partition without a leader at the change obeys the clear that came after it, and has the gap all the same; so
-    has one that missed two changes of which the second offers less than the first."""
+    """A partition without a leader during the change executes the later clear and still records the gap; so does one
+    that missed two changes of which the second includes less than the first."""
 
     async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
         away = PARTITIONS[1]
@@ -764,7 +770,7 @@ async def test_a_later_command_does_not_hide_a_partition_that_missed_a_wider_fil
 
 
 async def test_a_new_leader_reads_a_changed_filter_first() -> None:
-    """What the partition has obeyed is newer than what the node knows: it does not go by the filter of before."""
+    """If the partition has executed a newer command than the node knows, the leader does not use the old filter."""
 
     ensemble = MemoryEnsemble()
     queue_node = QueueNode(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}"), ensemble=ensemble)
@@ -775,7 +781,7 @@ async def test_a_new_leader_reads_a_changed_filter_first() -> None:
     await settled(queue_node)
     queue_node.queues.leadership(PARTITIONS[0], False, 0)
     queue = queue_node.served()[0]
-    queue.apply_state(queue.stored._replace(command=None), "e1")  # as of before the watch told of it
+    queue.apply_state(queue.stored._replace(command=None), "e1")  # the state before the notification
     assert str(queue.filter) != "any"
     put_into_bucket(queue_node, b"other", b"b")
     queue_node.lead(PARTITIONS[0])
@@ -786,7 +792,8 @@ async def test_a_new_leader_reads_a_changed_filter_first() -> None:
 
 
 async def test_limits_change_while_the_queue_runs_and_nothing_else_does() -> None:
-    """Limits count at once and over a restart, no cursor moves and nothing comes twice; what cannot be is refused."""
+    """Limits take effect at once and after a restart, no cursor moves and nothing is served twice; invalid values are
+    refused."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")

@@ -1,4 +1,4 @@
-"""Acts on queues that meet each other, or what cannot be had at the moment: nothing is lost, made twice, or held up."""
+"""Commands on queues that run concurrently, or meet something unavailable: nothing is lost, done twice, or blocked."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ P = PARTITIONS[0]
 
 
 async def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None:
-    """A partition without a leader, or a damaged object, must not hold up repairs of all others: what cannot be read
-    is looked at again after a rest, behind what can, and goes once it can be read."""
+    """A partition without a leader, or a damaged object, must not block repairs of all others: an unreadable reference
+    is retried after a pause, behind readable ones, and is served once it can be read."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b", b"x", b"z")
@@ -61,7 +61,7 @@ async def test_a_reference_that_cannot_be_read_waits_behind_the_others() -> None
 
 
 async def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
-    """What can be read of a batch of bulk references goes at once, and what comes in real time is not behind it."""
+    """The readable references of a bulk batch are served at once, and real-time changes do not wait for the others."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"x")
@@ -91,9 +91,9 @@ async def test_a_fetch_does_not_sit_where_a_partition_has_no_leader() -> None:
 
 
 async def test_definitions_are_followed_one_after_the_other() -> None:
-    """A hint and an act tell of a new queue at once: it is made once, or what was pushed into the first would be gone
-    with it. A queue that is delisted while it is still being made is none, and what is decided of one meanwhile is
-    heard."""
+    """A hint and a command announce a new queue at once: it is created once, or references pushed into the first one
+    would be lost. A queue that is delisted during its creation does not exist, and commands for a queue meanwhile are
+    executed."""
 
     async with audited_node() as queue_node:
         made, gate, make, begin = [], asyncio.Event(), queue_node.queues._build, queue_node.queues.bulk_marks.begin
@@ -133,8 +133,8 @@ async def test_definitions_are_followed_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_clear_while_publishing_is_suspended_keeps_the_gap(waits: bool) -> None:
-    """What is left out meanwhile stays in the gap that grows, from its first change on, whether the cursor has passed
-    that already or something waits below it; what the clear takes is a gap of its own."""
+    """Changes left out meanwhile stay in the growing gap, from the first one on, whether the cursor has passed it or a
+    change waits below it; the changes that the clear gives up are a gap of their own."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")
@@ -161,8 +161,8 @@ async def test_a_clear_while_publishing_is_suspended_keeps_the_gap(waits: bool) 
 
 
 async def test_a_clear_applied_late_records_the_end_time_of_its_gap() -> None:
-    """It takes all of its second, also what was changed after the act: the gap's time covers that, or a full-sync that
-    began between the two would close it."""
+    """It covers its whole second, including changes made after the command: the gap's time must include them, or a
+    full-sync that began in between would close it."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -186,7 +186,7 @@ async def test_a_clear_applied_late_records_the_end_time_of_its_gap() -> None:
 
 
 async def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
-    """What it held before is not known yet: whoever pushes is told to come back."""
+    """Its earlier references are not known yet, so a push gets NotReady."""
 
     queue_node = QueueNode()
     read, gate = queue_node.metastore.get, asyncio.Event()
@@ -207,8 +207,8 @@ async def test_a_queue_that_is_only_beginning_takes_nothing_in() -> None:
 
 
 async def test_a_queue_that_this_version_does_not_understand_stops_no_other() -> None:
-    """A later version registers a queue with a rule that is not known here: it is not here, and all else is, also when
-    the node begins again."""
+    """A later version registers a queue with a rule that this version does not know: that queue is missing here, and
+    all others work, also after a restart of the node."""
 
     async with audited_node() as queue_node:
         rows = {name: {"filter": rule} for name, rule in (("later", "key_begins:a"), ("plain", "any"))}
@@ -222,12 +222,12 @@ async def test_a_queue_that_this_version_does_not_understand_stops_no_other() ->
 
 
 async def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
-    """Gaps are closed one partition after the other. What has grown meanwhile, under the id that it had, was not part
-    of what was proven."""
+    """Gaps are closed one partition after the other. An extension in the meantime, under the same id, was not part of
+    the proof."""
 
     async with audited_node() as queue_node:
         await settled(queue_node)
-        # Nobody fetches: the cursor stays where the first clear ended, and the second joins it.
+        # Without a fetch the cursor stays at the end of the first clear, and the second gap joins the first.
         for partition in PARTITIONS:
             queue_node.put(b"a", partition=partition)
         await queue_node.acts.clear("q", audit_info(queue_node))
@@ -256,8 +256,8 @@ async def test_a_gap_that_grows_while_others_are_closed_stays() -> None:
 async def test_a_release_whose_cursor_command_cannot_be_written_leaves_the_owner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The decree says where the next owner begins, so it is written first: were the owner gone already, whoever fetched
-    then would begin where the one before stood, without a gap that says so."""
+    """The command has the position at which the next owner begins, so it is written first. If the owner were removed
+    first, the next one could begin at the old position, without a gap."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a")

@@ -1,5 +1,4 @@
-"""Claims about what an operator is told of a queue: every kind of reference, gaps' times, and whether it serves
-again."""
+"""An operator's view of a queue: every kind of reference, the times of gaps, and whether it serves again."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_peek_shows_a_tombstone_that_is_about_to_be_reaped() -> None:
-    """It is of a kind of its own, whether it is still in the index alone or in memory, and can be shown."""
+    """It has a kind of its own and can be shown, from the index or from memory."""
 
     async with audited_node() as queue_node:
         entry = queue_node.factory.data(PARTITIONS[0], b"a", delete=True)._replace(kind=EntryKind.LEAVING)
@@ -33,13 +32,13 @@ async def test_peek_shows_a_tombstone_that_is_about_to_be_reaped() -> None:
 
 @pytest.mark.parametrize("kind", ReferenceKind)
 def test_a_reference_of_each_kind_is_shown(kind: ReferenceKind) -> None:
-    """What may wait in a queue, `queue peek` can tell."""
+    """`queue peek` can show every kind of reference."""
     shown = reference_shown((int(kind), 3, 7, b"t", b"b", b"k", b"\xa0", 5, b"xy"))
     assert (shown["kind"], shown["key"], shown["bytes"]) == (kind.name.lower(), "k", 2)
 
 
 def test_names_that_look_alike_are_told_apart() -> None:
-    """The byte FF and the text that escapes it are shown alike for people; percent-encoded they differ."""
+    """The byte FF and the text that escapes it look alike to people; percent-encoded they differ."""
     byte, text = (reference_shown((0, 3, 7, b"t", name, name, b"\xa0", 5, b"")) for name in (b"\xff", rb"\xff"))
     assert (byte["key"], byte["bucket"]) == (text["key"], text["bucket"])
     assert (byte["key_encoded"], byte["bucket_encoded"]) == ("%FF", "%FF")
@@ -48,8 +47,8 @@ def test_names_that_look_alike_are_told_apart() -> None:
 
 @pytest.mark.parametrize("what", [SERVING, PUBLISHING])
 async def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str) -> None:
-    """Resuming a node alone under a suspension of all is refused, with who made it, and changes nothing; resuming all
-    ends both."""
+    """Resuming a single node while all are suspended is refused, with the operator of that suspension, and changes
+    nothing; resuming all ends both."""
 
     async with audited_node() as queue_node:
         await queue_node.acts.suspend("q", what, None, audit_info(queue_node))
@@ -68,8 +67,8 @@ async def test_one_node_is_not_called_resumed_while_all_are_suspended(what: str)
 
 
 async def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
-    """From the first change that waited, not from the beginning of time, to the second of the act; a second clear
-    begins where the first one ended."""
+    """The gap's time begins with the first waiting change, not at time 0, and ends with the second of the command; a
+    second clear begins where the first one ended."""
 
     async with audited_node() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -87,7 +86,7 @@ async def test_the_gap_of_a_clear_has_the_times_of_what_it_covers() -> None:
 
 
 async def test_a_clear_with_nothing_to_give_up_leaves_no_gap() -> None:
-    """Where nothing waits, and only entries of the house lie above the cursor, a clear gives nothing up."""
+    """If nothing waits and only internal entries are above the cursor, a clear gives nothing up."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")

@@ -1,4 +1,4 @@
-"""What filters say of whole bucket types: laws over the answer for one bucket."""
+"""Filters applied to whole bucket types: laws relative to the answer for one bucket."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ filters = st.one_of(
 
 @given(filters, filters, st.sampled_from(TYPES))
 def test_types_are_judged_as_all_their_buckets_are(one, other, bucket_type) -> None:  # type: ignore[no-untyped-def]
-    """A type may be offered when some bucket of it is; repairs of a whole type are taken only when those of every
-    bucket are; a filter covers another only when it takes each bucket whose repairs or changes the other takes."""
+    """A type may be offered if some bucket of it is; repairs of a whole type are accepted only if those of every bucket
+    are; a filter covers another one only if it includes each bucket whose repairs or changes the other includes."""
     offered = [one.includes(bucket_type, bucket) for bucket in BUCKETS]
     assert one.includes_some(bucket_type) >= any(offered)
     if one.accepts_all_repairs(bucket_type):
@@ -35,8 +35,8 @@ def test_types_are_judged_as_all_their_buckets_are(one, other, bucket_type) -> N
 
 
 def test_usual_filters_cover_each_other_as_operators_expect() -> None:
-    """A queue for repairs alone, and one of all, cover each real-time queue; one by bucket covers itself alone; of a
-    type that the other leaves out nothing can be missing."""
+    """A queue for repairs alone, and one for everything, cover each real-time queue; a filter by bucket covers only
+    itself; a type that the other queue excludes cannot be missing."""
     cover = {
         ("block_rtq", "any"): True,
         ("any", "bucketname:x"): True,

@@ -1,4 +1,4 @@
-"""Claims about what a queue looks at of a change: its filter, and whether it is a tombstone."""
+"""The properties of a change that a queue evaluates: its filter, and whether it is a tombstone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.samples import share
 
 
 def test_only_known_filters_are_taken() -> None:
-    """A filter that is not known, or says nothing, is refused in words that name those there are."""
+    """An unknown or empty filter is refused with a message that lists the valid ones."""
     assert parse_filter("any").everything
     assert str(parse_filter("any")) == "any"
     for wrong in ("bucket:x", "", "bucketname:", "!any", "block_rtq, any", "any, bucketname:b", "bucketname:a,,"):
@@ -42,7 +42,8 @@ def test_only_known_filters_are_taken() -> None:
 def test_a_filter_reports_what_it_offers_and_by_which_rule(
     text: str, bucket_type: bytes, bucket: bytes, offered: bool, rule: str | None
 ) -> None:
-    """A negation that fits decides first, then any rule that fits; with negations alone, all others are offered."""
+    """A matching negation decides first, then any matching rule; with negations alone, all other buckets are
+    included."""
     decision = parse_filter(text).decide(bucket_type, bucket)
     assert decision.included is offered
     assert (None if decision.rule is None else str(decision.rule)) == rule
@@ -60,7 +61,7 @@ def test_the_tombstone_flag_of_a_row_is_found_without_decoding(
 
 
 def test_a_deleted_object_is_recognized_from_its_bytes() -> None:
-    """The short look at an object's bytes and its decoder agree."""
+    """The check of an object's encoded bytes agrees with the decoder."""
     for content in (Content(b""), Content(b"x" * 1000), Content(b"", tombstone=True)):
         data, _ = encode_with_summary(write(None, (), content, (b"a" * 20, 5), 1))
         assert is_deleted_object(data) is decode_object(data).deleted is content.tombstone
@@ -88,7 +89,7 @@ def test_a_deleted_object_is_recognized_from_its_bytes() -> None:
     ],
 )
 def test_filters_are_compared_by_their_rules(before: str, now: str, more: bool) -> None:
-    """Of bucket type t: less or the same is known to be so, all else counts as more."""
+    """For bucket type t, only a filter that certainly includes the same or less counts as not more."""
     assert includes_more(parse_filter(now), parse_filter(before), b"t") is more
     buckets = (b"a", b"b", b"ab", b"abc", b"z")
     if not more:

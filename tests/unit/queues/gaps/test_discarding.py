@@ -1,4 +1,5 @@
-"""Gaps of a queue that discards: what they cover and count, while more is given up than an entry under way says."""
+"""Gaps of a queue with overflow `discard`: their range and count while more is dropped than the pending entry
+records."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ LIMIT = 10
 
 
 def test_changes_dropped_while_an_entry_is_pending_are_counted_once() -> None:
-    """Changes are given up between the claim of a gap and the CURSOR entry that records it: the next entry adds only
+    """Changes are dropped between the claim of a gap and the CURSOR entry that records it: the next entry adds only
     those, and both together are one gap that counts each change once."""
     fixture = QueueFixture(reference_limit=LIMIT)
     fixture.budget.discard = True
@@ -41,8 +42,8 @@ def test_changes_dropped_while_an_entry_is_pending_are_counted_once() -> None:
 
 
 async def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way() -> None:
-    """A full-sync closes an old gap while the CURSOR entry of a new one is being written: both entries say all of the
-    queue's state, and the one that comes last must not forget the new gap, whichever it is."""
+    """A full-sync closes an old gap while the CURSOR entry of a new one is being written: both entries have the whole
+    state of the queue, and the later one must keep the new gap, whichever it is."""
 
     queue_node = QueueNode(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
     await queue_node.start()
@@ -69,8 +70,8 @@ async def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way(
 
 
 async def test_the_entry_that_closes_a_gap_records_all_changes_dropped_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each CURSOR entry says the whole state, so one entry closes the old gap and records the new one: an entry of the
-    new one that was written before, and of which nobody knows what became, may be applied on either side of it."""
+    """Each CURSOR entry has the whole state, so one entry closes the old gap and records the new one: an earlier entry
+    of the new gap, of unknown outcome, may be applied before or after it."""
 
     queue_node = QueueNode(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
     await queue_node.start()
@@ -92,8 +93,8 @@ async def test_the_entry_that_closes_a_gap_records_all_changes_dropped_since(mon
 
 
 def test_acknowledgements_above_an_unrecorded_overflow_are_not_lost() -> None:
-    """The CURSOR entry of a gap is late: what was acknowledged above it is neither lost to the ledger, nor pending to
-    the lag, nor a riddle to explain; what was given up is nobody's either."""
+    """The CURSOR entry of a gap is late: changes acknowledged above it are counted in the ledger, not pending in the
+    lag, and explained correctly; the dropped changes are not counted as anything else."""
     fixture = QueueFixture(reference_limit=LIMIT)
     fixture.budget.discard = True
     for number in range(LIMIT + 5):
@@ -112,8 +113,8 @@ def test_acknowledgements_above_an_unrecorded_overflow_are_not_lost() -> None:
 
 
 def test_the_second_of_two_entries_counts_even_if_it_drops_less() -> None:
-    """Nobody knew what became of an entry that executes a clear, and a second one stands behind it, by which less is
-    cleared: what only the first left out is offered."""
+    """The outcome of an entry that executes a clear is unknown, and a second one follows that clears less: changes that
+    only the first one left out are offered."""
     fixture = QueueFixture()
     for number in range(6):
         fixture.write(b"a%d" % number)

@@ -1,7 +1,7 @@
-"""Claims about gaps under any order of writes, fetches, suspensions, decrees, overflows and CURSOR entries that are
-late, refused, or of which nobody knows what became: whatever a cursor has passed is acknowledged or lies in a gap.
+"""Gaps under any order of writes, fetches, suspensions, commands, overflows and CURSOR entries that are late, refused,
+or of unknown outcome: every change that a cursor has passed is acknowledged or lies in a gap.
 
-The schedule is that of `tests.unit.queues.source_queue.test_state_machine`, with what operators do beside it.
+The schedule is that of `tests.unit.queues.source_queue.test_state_machine`, with operators' commands added.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.unit.queues.source_queue.test_state_machine import NAME, PARTITIONS, 
 
 
 class OperatedSchedule(Schedule):
-    """A queue that operators steer; half of them discard at their limit."""
+    """A queue with operators' commands; half of the queues discard at their limit."""
 
     def __init__(self, seed: int, cascade: bool) -> None:
         self.publishing_suspended: PublishingSuspended | None = None
@@ -70,7 +70,7 @@ class OperatedSchedule(Schedule):
         self.seen["suspended"] += 1
 
     def act(self) -> None:
-        """Clear, release from somewhere, or place: what becomes of it is up to each partition."""
+        """Clear, release or place; each partition executes it for itself."""
         self.now += 1
         version = 1 if self.decree is None else self.decree.version + 1
         what = self.rng.choice([CLEARED, CLEARED, RELEASED, PLACED])
@@ -78,7 +78,7 @@ class OperatedSchedule(Schedule):
         self.seen[what] += 1
 
     def claim(self) -> None:
-        """As `CursorKeeper.write_pending_cursors` does it, of one partition."""
+        """Same as `CursorKeeper.write_pending_cursors`, for one partition."""
         due: dict[int, CursorState | None] = dict(self.queue.wanted_cursors(self.now))
         if self.decree is not None:
             version = self.decree.version
@@ -102,7 +102,8 @@ class OperatedSchedule(Schedule):
         return execute(window.state, window.advance(), self.decree, start, self.now)
 
     def claim_lands(self) -> None:
-        """The entry is refused, or applied; of some nobody hears, and the next claim begins before it is told."""
+        """The entry is refused or applied; for some, the outcome stays unknown, and the next claim begins before the
+        notification."""
         if not self.claims:
             return
         partition, state = self.claims.pop(self.rng.randrange(len(self.claims)))
@@ -115,7 +116,7 @@ class OperatedSchedule(Schedule):
             self.seen["unknown"] += 1
 
     def close_gaps(self) -> None:
-        """As `CursorKeeper.close_gaps` does it: a full-sync has brought what lies in them."""
+        """Same as `CursorKeeper.close_gaps`: a full-sync has copied the changes in the gaps."""
         partition = self.rng.choice(PARTITIONS)
         window = self.queue.windows[partition]
         chosen = [gap for gap in window.state.gaps if not gap.is_open and self.rng.getrandbits(1)]
@@ -137,7 +138,7 @@ class OperatedSchedule(Schedule):
                 self.acked[name] = max(offset, self.acked.get(name, -1))
 
     def lead_again(self, partition: int) -> None:
-        """Whoever waited for an entry of the leadership before is told that its fate is not known."""
+        """Writers that wait for an entry of the previous leadership get an unknown outcome."""
         super().lead_again(partition)
         self.claims = [claim for claim in self.claims if claim[0] != partition]
         self.claiming.discard(partition)
@@ -155,7 +156,7 @@ class OperatedSchedule(Schedule):
         return old or bool(self.claims or self.queue.wanted_cursors(self.now))
 
     def drain(self) -> None:
-        """All that was decided is executed, and what is given up meanwhile comes on record."""
+        """All pending commands are executed, and changes dropped meanwhile are recorded."""
         self.queue.publishing_suspended = self.publishing_suspended = None
         super().drain()
         self.seen["gaps"] += sum(len(window.state.gaps) for window in self.queue.windows.values())
@@ -164,7 +165,7 @@ class OperatedSchedule(Schedule):
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("cascade", [False, True])
 def test_changes_below_a_cursor_are_acknowledged_or_in_a_gap(cascade: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-GAP holds after every step of any schedule, for the queue as for whoever begins from the store."""
+    """R-GAP holds after every step of any schedule, for the queue and for a new leader that begins from the store."""
     monkeypatch.setattr(window_room, "REFILL_ROWS", ROWS)
     monkeypatch.setattr(window_room, "TAIL_MAX", 5)
     seen: Counter[str] = Counter()

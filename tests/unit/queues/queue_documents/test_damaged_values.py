@@ -21,8 +21,8 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> None:
-    """Damaged limits keep what they were, are told with their path, and a suspension made meanwhile counts, also for a
-    node that starts."""
+    """Damaged limits keep their last values and are reported with their path; a suspension made meanwhile takes effect,
+    also on a node that starts."""
 
     ensemble = MemoryEnsemble()
     queue_node = QueueNode(ensemble=ensemble)
@@ -45,8 +45,8 @@ async def test_one_value_that_cannot_be_read_hides_no_other_of_its_queue() -> No
 
 
 async def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing_out() -> None:
-    """Whether an operator has suspended it nobody knows: it is held and says why, gaps stay as they are, pushes wait;
-    once the value can be read, or an operator resumes the queue, it goes on by itself."""
+    """It is unknown whether an operator has suspended it: the queue serves nothing and shows the reason, gaps stay, and
+    pushes wait. Once the value can be read, or an operator resumes the queue, it continues by itself."""
 
     ensemble = MemoryEnsemble()
     queue_node = QueueNode(ensemble=ensemble)
@@ -87,8 +87,8 @@ async def test_a_queue_whose_suspensions_cannot_be_read_at_a_start_gives_nothing
 
 @pytest.mark.parametrize("value", [b"{", b'{"bytes": -1, "objects": 0, "by": "", "at_ms": 1, "reason": ""}'])
 async def test_a_limit_that_cannot_be_read_is_not_taken_for_none(value: bytes) -> None:
-    """After a restart nobody knows which limit an operator has set: the queue gives nothing out and says why, and
-    setting the limit again, or --default, ends it. While the process runs the limit stays as it was."""
+    """After a restart the operator's limit is unknown: the queue serves nothing and shows the reason until the limit is
+    set again, or reset with --default. While the process runs, the limit stays."""
 
     ensemble = MemoryEnsemble()
     queue_node = QueueNode(ensemble=ensemble)
@@ -114,7 +114,7 @@ async def test_a_limit_that_cannot_be_read_is_not_taken_for_none(value: bytes) -
 
 @pytest.mark.parametrize("name", ["..", ".", "a/b", "", "a b"])
 async def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) -> None:
-    """A name becomes a part of paths: a queue with another one, written by hand, is not here; all others are."""
+    """A name becomes part of paths: a queue with an invalid name, written by hand, is ignored; all others work."""
 
     ensemble = MemoryEnsemble()
     queue_node = QueueNode(ensemble=ensemble)
@@ -128,8 +128,8 @@ async def test_a_definition_under_what_is_no_name_stops_nothing_else(name: str) 
 
 
 async def test_nothing_is_served_while_the_list_of_queues_is_unreadable() -> None:
-    """Definitions that cannot be read at a start may delist a queue of the file, or name one that is not here: nothing
-    is given out, what was written is owed, and no tombstone is reaped, until they can be read."""
+    """Unreadable definitions may delist a queue of the file, or define one that is not here. Until they can be read,
+    nothing is served, local writes count as unreplicated, and no tombstone is reaped."""
 
     ensemble = MemoryEnsemble()
     queue_node = QueueNode(ensemble=ensemble)
@@ -167,7 +167,7 @@ async def test_nothing_is_served_while_the_list_of_queues_is_unreadable() -> Non
 
 
 async def test_an_unreadable_owner_is_reported_and_does_not_count_as_none() -> None:
-    """The list names the path, and does not say that nobody has fetched yet; nobody else gets the queue."""
+    """The listing names the path instead of showing no owner; no other cluster gets the queue."""
 
     ensemble = MemoryEnsemble()
     queue_node = QueueNode(ensemble=ensemble)

@@ -1,4 +1,4 @@
-"""A metastore that was restored from a copy of before: what it forgot of queues, and partitions remember."""
+"""A metastore restored from an older copy, while partitions keep newer queue state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ async def assert_positions(queue_node: QueueNode, cluster: bytes) -> None:
 
 
 async def test_a_command_after_a_restore_is_applied_although_its_number_was_used() -> None:
-    """Acts that were forgotten were obeyed; the next one is another, and every partition obeys it."""
+    """Commands that the metastore lost were executed; the next one is a new command, and every partition executes
+    it."""
 
     async with restorable_node() as (queue_node, restore):
         queue_node.put(b"a")
@@ -66,9 +67,9 @@ async def test_a_command_after_a_restore_is_applied_although_its_number_was_used
 
 
 async def test_a_queue_whose_owner_was_restored_serves_it() -> None:
-    """Partitions stand under a later owner version than the metastore says: who owns the queue by the metastore gets a
-    newer one, and changes go. It begins where the last CURSOR entry stood: what the other owner acknowledged settles
-    nothing for it, so changes that it had may come again."""
+    """Partitions have a later owner version than the metastore: the metastore's owner gets a newer version, and changes
+    are served. It begins at the last CURSOR entry, since acknowledgements of the other owner do not count for it; so
+    changes may be served again."""
 
     async with restorable_node() as (queue_node, restore):
         queue_node.put(b"a")
@@ -85,7 +86,7 @@ async def test_a_queue_whose_owner_was_restored_serves_it() -> None:
 
 
 async def test_a_lost_and_reregistered_queue_begins_at_the_given_position() -> None:
-    """Its partitions have obeyed later decrees than the restored metastore knows of."""
+    """Its partitions have executed later commands than the restored metastore has."""
 
     async with restorable_node() as (queue_node, _):
         queue_node.put(b"a")

@@ -1,4 +1,4 @@
-"""A change row that cannot be decoded holds its partition back until it is mended; nothing is passed over."""
+"""A change row that cannot be decoded blocks its partition until it is repaired; no change is skipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P, OTHER = PARTITIONS
 
 
 async def fetch_all(queue_node: QueueNode, polls: int) -> list[bytes]:
-    """Keys that so many polls bring, all acknowledged but the last one's."""
+    """The keys of this many polls, all acknowledged except the last one's."""
     got: list[bytes] = []
     acks: list[BatchAck] = []
     for _ in range(polls):
@@ -30,9 +30,9 @@ async def fetch_all(queue_node: QueueNode, polls: int) -> list[bytes]:
 
 
 async def test_a_damaged_change_row_is_waited_for_and_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What stands before it in the partition goes out, and all of other partitions; nothing behind it, though sinks ask
-    and writes come. The reason names the row, lags can be told, it is reported to be mended without a storm of reads,
-    and afterwards the queue goes on by itself with the key of that row and those behind it."""
+    """Changes before it in the partition, and all of other partitions, are served; none behind it is, although sinks
+    fetch and writes arrive. The reason names the row, lags can be shown, and the row is reported for repair without
+    repeated reads. Afterwards the queue continues by itself with the key of that row and those behind it."""
     monkeypatch.setattr(queue_server, "DAMAGED_ROW_PAUSE_S", 0.05)
 
     queue_node = QueueNode(QueueSettings("q"))

@@ -1,4 +1,4 @@
-"""Claims about where a queue stands at a new leader, whatever that was told."""
+"""The position of a queue at a new leader, for any earlier notifications."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ P = PARTITIONS[0]
 
 
 async def test_a_soft_cursor_above_the_log_of_its_leader_hides_no_change() -> None:
-    """A follower may know a cursor above what its own log holds. Made to lead, it writes those offsets anew: what
-    stands there then is offered, and the store no longer says that it is acknowledged."""
+    """A follower may know a cursor above the end of its own log. As the leader, it writes those offsets again: the new
+    entries there are offered, and the store no longer reports them as acknowledged."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -48,9 +48,9 @@ def acknowledged(queue_node: QueueNode) -> tuple[int, int, int]:
 
 
 async def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader() -> None:
-    """A copy that knows what the leader before a forced one was acknowledged may lead after it, under the same CURSOR
-    entry: others stand at those offsets by then, and they are offered. What is acknowledged from then on counts there,
-    and is all that counts."""
+    """A replica that knows acknowledgements of the leader before a forced one may lead after it, under the same CURSOR
+    entry: other entries are at those offsets by then, and they are offered. Only acknowledgements from then on
+    count."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b", b"c")
@@ -69,8 +69,8 @@ async def test_a_cursor_of_the_lineage_that_was_lost_counts_for_no_later_leader(
 
 
 async def test_a_leader_of_an_old_lineage_sends_no_cursor_of_the_next_one() -> None:
-    """A leader hears of its successor by force from the record that has the new lineage: what it lets travel then is of
-    the lineage under which it was acknowledged."""
+    """A leader learns of a forced successor from the record, which has the new lineage: the soft cursors that it sends
+    then have the lineage under which the changes were acknowledged."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b")
@@ -82,7 +82,7 @@ async def test_a_leader_of_an_old_lineage_sends_no_cursor_of_the_next_one() -> N
 
 
 async def test_missed_notifications_are_read_from_the_change_index() -> None:
-    """A window that knew all, and hears of a change behind some that it never heard of, reads those from the store."""
+    """A complete window that is notified of a change after missed ones reads the missed ones from the store."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -96,8 +96,8 @@ async def test_missed_notifications_are_read_from_the_change_index() -> None:
 
 @pytest.mark.virtual_time(False)  # a thread waits for the loop
 async def test_a_decision_of_another_leader_during_a_read_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leadership goes and comes back while the read of where the queue stands is under way: what counts is the CURSOR
-    entry that came between, not what that read brings."""
+    """Leadership is lost and regained while the read of the queue's position is in progress: the CURSOR entry written
+    in between counts, not the result of that read."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -130,9 +130,9 @@ async def test_a_decision_of_another_leader_during_a_read_stands(monkeypatch: py
 async def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_leader_decided(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A queue that never stood anywhere is to begin at a time. While its offset is looked for, leadership goes and
-    comes back, and the leader between has written where the queue stands, with a gap: no second beginning is written
-    over that, or the gap would be forgotten."""
+    """A queue without a position begins at a given time. While its offset is searched, leadership is lost and regained,
+    and the other leader has written a position with a gap: no second position overwrites it, or the gap would be
+    lost."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")

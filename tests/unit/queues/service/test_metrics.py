@@ -18,8 +18,8 @@ def numbers(queue_node: QueueNode) -> dict[str, float]:
 
 
 async def test_the_age_of_the_last_fetch_grows_though_the_queue_leaves_memory() -> None:
-    """A queue that nobody fetches from drops what it has in memory, and the age of its oldest change with it. The age
-    of the last fetch goes on. Without an owner nobody has to fetch."""
+    """A queue without fetches drops its window, and the age of its oldest change with it. The age of the last fetch
+    keeps growing. Without an owner, there is no such age."""
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
         assert "isthmus_queue_last_fetch_age_seconds" not in numbers(queue_node)
@@ -33,7 +33,7 @@ async def test_the_age_of_the_last_fetch_grows_though_the_queue_leaves_memory() 
 
 
 async def test_a_fetch_that_waits_has_no_age() -> None:
-    """A long poll without changes is a fetch under way."""
+    """A long poll without changes is a fetch in progress."""
     async with QueueNode() as queue_node:
         waiting = asyncio.create_task(queue_node.fetch(wait_ms=20_000))
         await asyncio.sleep(15)
@@ -42,7 +42,7 @@ async def test_a_fetch_that_waits_has_no_age() -> None:
 
 
 async def test_a_restarted_node_counts_from_its_start() -> None:
-    """A node that nobody has fetched from since its start counts from there."""
+    """On a node without a fetch since its start, the age counts from the start."""
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=0)
         await queue_node.crash()
@@ -52,7 +52,7 @@ async def test_a_restarted_node_counts_from_its_start() -> None:
 
 
 async def test_an_unbalanced_ledger_shows_while_the_queue_serves() -> None:
-    """Changes that a ledger lacks are in the metric within the second in which ledgers are checked."""
+    """Changes missing from a ledger appear in the metric within the second in which ledgers are checked."""
     async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b", b"c")
         await queue_node.drain()

@@ -1,4 +1,4 @@
-"""A queue that a Riak fetches from: order, acknowledgement, owner, and what puts a change back."""
+"""A queue from which Riak fetches: order, acknowledgement, owner, and changes that return to the queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def key_of(item: Item) -> bytes:
 
 
 async def pop(queue_node: QueueNode) -> bytes | None:
-    """The key of the next change, None when there is none; the first one of an owner waits for its CURSOR entries."""
+    """The key of the next change, or None; the first pop of an owner waits for its CURSOR entries."""
     found = await queue_node.queues.pop("q", key_of)
     if found is None:
         machine = queue_node.queues.named("q").machine
@@ -40,8 +40,8 @@ async def drained(queue_node: QueueNode) -> list[bytes]:
 
 
 async def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
-    """Real time first, then full-sync, then folds; the ledger closes with all of real time acknowledged, nothing is
-    under lease, the cursors have moved, and an empty queue answers at once."""
+    """Real time comes first, then full-sync, then folds; the ledger adds up with all of real time acknowledged, nothing
+    is under lease, the cursors have moved, and an empty queue answers at once."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b", b"c", b"d")
@@ -61,7 +61,7 @@ async def test_changes_go_once_by_priority_and_count_as_acknowledged() -> None:
 
 
 async def test_a_stop_keeps_what_was_handed_out_away() -> None:
-    """After an orderly stop and start the queue goes on behind the last change that it handed out."""
+    """After an orderly stop and start the queue continues after the last change that it served."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b", b"c")
@@ -72,7 +72,8 @@ async def test_a_stop_keeps_what_was_handed_out_away() -> None:
 
 
 async def test_a_change_that_could_not_be_sent_is_served_again() -> None:
-    """A change whose answer there is no room for goes back, and is the next one; nothing is acknowledged."""
+    """A change whose answer could not be encoded for lack of space returns to the queue and is served next; nothing is
+    acknowledged."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b")
@@ -88,7 +89,7 @@ async def test_a_change_that_could_not_be_sent_is_served_again() -> None:
 
 
 async def test_a_change_that_cannot_be_encoded_becomes_a_gap_and_blocks_nothing() -> None:
-    """The next one is handed out by the same request."""
+    """The same request returns the next change."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"broken", b"c")
@@ -110,7 +111,7 @@ async def test_a_change_that_cannot_be_encoded_becomes_a_gap_and_blocks_nothing(
 
 
 async def test_a_queue_for_a_riak_refuses_sinks_and_a_sinks_queue_refuses_a_riak() -> None:
-    """Each by name: the setting, before anybody owns the queue, and the owner."""
+    """Both refusals have the reason: the setting, before the queue has an owner, and otherwise the owner."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a")
@@ -130,7 +131,7 @@ async def test_a_queue_for_a_riak_refuses_sinks_and_a_sinks_queue_refuses_a_riak
 
 
 async def test_a_suspended_queue_answers_like_an_empty_one() -> None:
-    """At once; what waits is handed out after `resume`."""
+    """It answers at once; waiting changes are served after `resume`."""
 
     async with audited_node(RIAK) as queue_node:
         queue_node.put(b"a", b"b")

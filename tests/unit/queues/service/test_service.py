@@ -1,4 +1,4 @@
-"""Claims about the source actor: cursors, owners, long polls, suspensions, restarts."""
+"""The source actor: cursors, owners, long polls, suspensions, restarts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def keys(reply: Any) -> list[bytes]:
 
 
 async def test_a_new_queue_begins_at_the_beginning_of_every_led_partition() -> None:
-    """Leading a partition in which a queue never stood writes a CURSOR entry with start 0."""
+    """The leader of a partition in which the queue has no position writes a CURSOR entry with start 0."""
 
     async with QueueNode() as queue_node:
         for partition in PARTITIONS:
@@ -79,7 +79,7 @@ async def test_the_first_fetch_makes_its_cluster_the_owner_and_another_is_refuse
 
 
 async def test_one_owner_though_two_clusters_come_at_once_and_writes_are_ambiguous() -> None:
-    """Whatever becomes of the conditional write, exactly one of two clusters owns the queue."""
+    """For any outcome of the conditional write, exactly one of two clusters owns the queue."""
 
     for fault in WriteFault:
         queue_node = QueueNode()
@@ -110,7 +110,7 @@ async def test_unknown_queues_and_a_fetch_by_the_own_cluster_are_refused() -> No
 
 
 async def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
-    """The long poll ends when a change is applied, not when its time is over."""
+    """The long poll ends when a change is applied, not at its time-out."""
 
     async with QueueNode() as queue_node:
         assert keys(await queue_node.fetch(wait_ms=0)) == []
@@ -127,8 +127,8 @@ async def test_a_waiting_fetch_is_answered_by_the_next_change() -> None:
 
 
 async def test_long_polls_end_each_at_its_own_time() -> None:
-    """One timer serves all that wait: one that is short ends before a longer one that came first, which stays; and one
-    that goes takes nobody's end along."""
+    """One timer serves all waiting fetches: a short one ends before a longer one that came first, which stays; a
+    cancelled one ends no other."""
 
     async with QueueNode() as queue_node:
         loop = asyncio.get_running_loop()
@@ -148,7 +148,7 @@ async def test_long_polls_end_each_at_its_own_time() -> None:
 
 
 async def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a high rate a waiting fetch leaves with many changes, and nothing waits for ever."""
+    """At a high rate a waiting fetch returns many changes, and none waits for ever."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -167,7 +167,7 @@ async def test_a_flood_is_gathered_and_still_arrives(monkeypatch: pytest.MonkeyP
 
 
 async def test_an_acknowledged_change_never_comes_again_and_an_unacknowledged_one_does() -> None:
-    """The durable cursor: after a crash everything above what was saved comes, nothing below it."""
+    """The cursor is durable: after a crash all changes above the saved one are served again, and none below it."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a", b"b")
@@ -215,7 +215,7 @@ async def test_failed_changes_of_a_batch_come_again_and_the_others_do_not() -> N
 
 
 async def test_a_batch_is_served_again_when_its_lease_is_over() -> None:
-    """A sink that takes a batch and goes away holds nothing up for longer than the lease."""
+    """A sink that takes a batch and disappears delays its changes no longer than the lease."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -241,7 +241,7 @@ async def test_several_fetches_at_once_get_distinct_changes() -> None:
 
 
 async def test_a_fetch_that_is_given_up_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cancelling a long poll, or one that reads its objects beside the loop, leaves every change to the next fetch."""
+    """Cancelling a long poll, or a fetch that reads its objects in a thread, leaves every change to the next fetch."""
     monkeypatch.setattr(serving_room, "READ_HERE_COUNT", 0)
 
     async with QueueNode() as queue_node:
@@ -286,7 +286,7 @@ async def test_a_backlog_is_drained_from_the_change_index_in_bounded_memory() ->
 
 
 async def test_waiting_is_unknown_rather_than_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where too many rows would have to be read, or a partition was not found out yet, the listing says None."""
+    """If too many rows would have to be read, or a partition is not loaded yet, the listing has None."""
 
     async with QueueNode() as queue_node:
         monkeypatch.setattr(counting_room, "ROWS_MAX", 4_000)
@@ -334,7 +334,7 @@ async def test_a_suspended_queue_serves_nothing_over_restarts_until_it_is_resume
 
 
 async def test_an_owner_made_at_another_node_is_learned_from_the_metastore() -> None:
-    """Any node of the owner may fetch at any node of the source; a stranger is refused at all of them."""
+    """Any node of the owner may fetch at any node of the source; another cluster is refused at all of them."""
 
     ensemble = MemoryEnsemble()
     queue_node, other = QueueNode(ensemble=ensemble), QueueNode(ensemble=ensemble)
@@ -402,7 +402,7 @@ async def test_a_queue_taken_over_during_each_read_keeps_its_newest_owner(monkey
 
 
 async def test_refused_cursor_entries_are_tried_again() -> None:
-    """A write path that is not ready, or does not know, delays a queue and loses nothing."""
+    """A write path that is not ready, or whose outcome is unknown, delays a queue and loses nothing."""
 
     queue_node = QueueNode()
     queue_node.refusals = [NotReady("election"), OutcomeUnknown("lost"), NotReady("election")]
@@ -455,7 +455,8 @@ async def test_changes_of_an_outage_are_read_after_it() -> None:
 
 
 async def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_where_it_stood() -> None:
-    """Losing leadership saves the cursor and drops the window; on return nothing acknowledged comes again."""
+    """Losing leadership saves the cursor and drops the window; after its return no acknowledged change is served
+    again."""
 
     async with QueueNode() as queue_node:
         queue_node.put(b"a")
@@ -469,7 +470,7 @@ async def test_a_partition_that_is_led_elsewhere_is_not_served_here_and_resumes_
 
 
 async def test_changes_of_a_follower_are_not_offered() -> None:
-    """I-Q-COMMITTED: the leader's apply feeds the queue, nobody else's."""
+    """I-Q-COMMITTED: only the leader's apply feeds the queue."""
 
     async with QueueNode() as queue_node:
         await queue_node.fetch(wait_ms=0)
@@ -479,7 +480,7 @@ async def test_changes_of_a_follower_are_not_offered() -> None:
 
 
 async def test_stop_answers_the_fetches_that_wait() -> None:
-    """A stopping node lets no sink hang: waiting fetches get an answer, later ones a refusal."""
+    """A stopping node does not block sinks: waiting fetches get an answer, later ones a refusal."""
 
     async with QueueNode() as queue_node:
         poll = asyncio.ensure_future(queue_node.fetch(wait_ms=30_000))
@@ -491,7 +492,7 @@ async def test_stop_answers_the_fetches_that_wait() -> None:
 
 
 async def test_more_waiting_fetches_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long polls are bounded; one more is told to come back."""
+    """The number of long polls is bounded; one more gets Overloaded."""
 
     async with QueueNode() as queue_node:
         monkeypatch.setattr(polls_room, "WAITING_FETCHES_MAX", 2)
@@ -531,7 +532,7 @@ async def test_every_sample_has_a_help_line_and_the_listing_is_json() -> None:
 
 
 async def test_without_queues_the_actor_is_there_and_idle() -> None:
-    """An unconfigured source says so and costs nothing."""
+    """An unconfigured source reports it and costs nothing."""
 
     queue_node = QueueNode()
     queue_node.settings = ()

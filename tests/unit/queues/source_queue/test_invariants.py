@@ -1,5 +1,5 @@
-"""Claims about a source queue under its invariants' names: order of priorities, what references carry, who never waits;
-and about its bounds as the source texts give them."""
+"""Invariants of a source queue, by their names: the order of priorities, the content of references, writes that never
+wait; and its limits, as in the source texts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def named(start: bytes, numbers: range) -> list[Key]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> None:
-    """I-Q-PRIO: over random writes, pushes, fetches and lost batches a batch is of one priority, the highest that has
-    something; and what is pushed below neither takes a place of real time nor delays it."""
+    """I-Q-PRIO: over random writes, pushes, fetches and lost batches, a batch has one priority, the highest with
+    waiting references; and bulk pushes neither take places of real time nor delay it."""
     rng, fixture = Random(seed), QueueFixture(reference_limit=40)
     machine = fixture.queue
     by_priority = {bulk.priority: bulk for bulk in machine.bulk_queues}
@@ -68,8 +68,8 @@ def test_a_fetch_gives_no_lower_priority_while_a_higher_one_waits(seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_served_object_is_the_referenced_version_or_newer(seed: int) -> None:
-    """I-Q-REF: tombstones are given out whole, never as a reference, also beyond both object limits; what a reference
-    names comes with a clock that has seen the reference's, or is counted as vanished."""
+    """I-Q-REF: tombstones are served whole, never as a reference, also beyond both object limits. The object of a
+    reference has a clock that has seen the reference's, or is counted as vanished."""
     rng, fixture = Random(seed), QueueFixture(size_limit=100, object_limit=3)
     clocks: dict[bytes, list[tuple[object, ...]]] = {}
     given: list[Item] = []
@@ -103,8 +103,8 @@ def test_a_served_object_is_the_referenced_version_or_newer(seed: int) -> None:
 
 @pytest.mark.parametrize("overflow", ["replay", "discard"])
 async def test_a_write_waits_for_no_queue(overflow: str) -> None:
-    """I-Q-NOBLOCK: while real time is at its limit, bulk queues are full, a producer waits for them, the metastore
-    is away and no sink comes, what apply tells the queues is taken in without the loop; memory stays at its bounds."""
+    """I-Q-NOBLOCK: while real time is at its limit, bulk queues are full, a producer waits, the metastore is away and
+    no sink fetches, queues accept notifications of apply without the event loop; memory stays within its limits."""
 
     queue_node = QueueNode(QueueSettings("q", overflow=overflow, queue_limit_count=10))
     await queue_node.start()
@@ -129,7 +129,8 @@ async def test_a_write_waits_for_no_queue(overflow: str) -> None:
 
 
 def test_the_bounds_are_those_of_the_source_texts() -> None:
-    """300,000 references a priority, 1,000 whole objects, of 200 KB at most; what does not fit waits in the store."""
+    """The limits are 300,000 references per priority and 1,000 whole objects of at most 200 KB; further changes wait in
+    the store."""
     assert (DEFAULTS.queue_limit_count, DEFAULTS.object_limit_count) == (300_000, 1_000)
     assert (DEFAULTS.object_size_limit_bytes, DEFAULTS.overflow) == (200_000, "replay")
     fixture = QueueFixture(size_limit=DEFAULTS.object_size_limit_bytes, object_limit=DEFAULTS.object_limit_count)
@@ -147,8 +148,8 @@ def test_the_bounds_are_those_of_the_source_texts() -> None:
 
 
 def test_a_partition_that_may_not_give_yet_holds_up_no_lower_priority() -> None:
-    """The queue has a new owner, and one partition cannot write the CURSOR entry that says so, since it has too few in
-    sync: what waits there is for nobody, and repairs of all others go on."""
+    """The queue has a new owner, and one partition cannot write the CURSOR entry for it, since it has too few in-sync
+    replicas: its changes are not served, and repairs of all others continue."""
     fixture = QueueFixture(partitions=(P, Q))
     for partition in (P, Q):
         fixture.write(b"r", partition)
@@ -177,8 +178,8 @@ def test_a_partition_that_may_not_give_yet_holds_up_no_lower_priority() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("discard", [False, True])
 def test_at_the_bound_of_references_replay_keeps_all_and_discard_names_the_rest(discard: bool) -> None:
-    """At 300,000 references: with `replay` the window stops there, all arrive in order, and nothing is given up; with
-    `discard` what comes then is given up, counted, and is exactly the range of one gap."""
+    """At 300,000 references, with `replay`, the window stops there, all changes are served in order, and none is
+    dropped; with `discard` later changes are dropped, counted, and are exactly the range of one gap."""
     limit, more = DEFAULTS.queue_limit_count, 1_000
     fixture = QueueFixture(reference_limit=limit, object_limit=DEFAULTS.object_limit_count)
     fixture.budget.discard = discard

@@ -1,4 +1,4 @@
-"""Claims about single rules of a source queue: places, limits, fairness, leases, owners, gathering."""
+"""Single rules of a source queue: places, limits, fairness, leases, owners, gathering."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def keys(items: list[Item]) -> list[bytes]:
 
 
 def test_a_hot_key_keeps_its_place_and_goes_once_with_its_newest_object() -> None:
-    """A key that changes again while it waits is served in its old place, current, and its newer rows are passed
-    over."""
+    """A key that changes again while it waits is served in its old place, with the current object, and its newer rows
+    are skipped."""
     fixture = QueueFixture()
     fixture.write(b"hot", time_ms=1)
     fixture.write(b"cold")
@@ -93,7 +93,7 @@ def test_a_hot_key_keeps_its_place_and_goes_once_with_its_newest_object() -> Non
 
 
 def test_a_hot_key_is_not_starved_by_its_own_changes() -> None:
-    """However fast a key changes, it is in the next batch after the keys that waited before it."""
+    """However often a key changes, it is in the next batch after the keys that waited before it."""
     fixture = QueueFixture()
     for round_number in range(20):
         fixture.write(b"k%d" % round_number)
@@ -108,8 +108,8 @@ def test_a_hot_key_is_not_starved_by_its_own_changes() -> None:
 
 
 def test_a_key_that_changes_in_a_stopped_window_is_still_sent_once() -> None:
-    """The newer row of a reference that waited in a full window is passed over when the window reads on, waiting or
-    done."""
+    """The newer row of a reference that waited in a full window is skipped when the window reads on, whether the
+    reference waits or is done."""
     fixture = QueueFixture(reference_limit=2)
     fixture.write(b"a")
     fixture.write(b"b")
@@ -130,7 +130,7 @@ def test_a_key_that_changes_in_a_stopped_window_is_still_sent_once() -> None:
 
 
 def test_a_key_that_changes_while_it_is_away_comes_again_at_its_new_place() -> None:
-    """What is acknowledged is the version that went; the newer one is offered by itself."""
+    """The acknowledgement covers the version that was sent; the newer one is offered by itself."""
     fixture = QueueFixture()
     fixture.write(b"a")
     batch, items = fixture.take()
@@ -144,7 +144,7 @@ def test_a_key_that_changes_while_it_is_away_comes_again_at_its_new_place() -> N
 
 
 def test_when_the_lease_of_an_overtaken_change_ends_only_the_newer_one_goes() -> None:
-    """An unacknowledged batch comes again, but not a change whose key has a newer one waiting by itself."""
+    """An unacknowledged batch is served again, except a change whose key has a newer one waiting."""
     fixture = QueueFixture()
     fixture.write(b"a")
     fixture.write(b"b")
@@ -161,7 +161,8 @@ def test_when_the_lease_of_an_overtaken_change_ends_only_the_newer_one_goes() ->
 
 @pytest.mark.parametrize("away", [False, True])
 def test_our_change_that_a_third_cluster_replaced_before_it_went_still_goes(away: bool) -> None:
-    """A push from elsewhere over a change of ours that has not gone out must not make the sink miss ours (R-OWED)."""
+    """A push of another cluster over a local change that was not sent must not make the sink miss the local one
+    (R-OWED)."""
     fixture = QueueFixture()
     fixture.write(b"a")
     if away:
@@ -177,7 +178,7 @@ def test_our_change_that_a_third_cluster_replaced_before_it_went_still_goes(away
 
 @pytest.mark.parametrize("away", [False, True])
 def test_a_change_that_the_owner_itself_replaced_needs_no_sending(away: bool) -> None:
-    """A push of the owner over a waiting change of ours settles it: the owner has what it pushed."""
+    """A push of the owner over a waiting local change settles it: the owner has the pushed object."""
     fixture = QueueFixture()
     fixture.write(b"a")
     if away:
@@ -193,7 +194,7 @@ def test_a_change_that_the_owner_itself_replaced_needs_no_sending(away: bool) ->
 def test_rows_of_other_clusters_are_offered_only_when_cascading_and_never_to_their_origin(
     cascade: bool, expected: list[bytes]
 ) -> None:
-    """I-Q-NOLOOP: the cluster that a row came from is never offered it, neither from memory nor from the index."""
+    """I-Q-NOLOOP: a row is never offered to the cluster it came from, neither from memory nor from the index."""
     for through_index in (False, True):
         fixture = QueueFixture(cascade=cascade)
         if through_index:
@@ -211,7 +212,8 @@ def test_rows_of_other_clusters_are_offered_only_when_cascading_and_never_to_the
 
 
 def test_large_and_surplus_objects_are_kept_as_references_and_tombstones_whole() -> None:
-    """Above the size limit or the object limit an object is read when it is served; a tombstone is whole always."""
+    """Above the size limit or the object limit an object is read when it is served; a tombstone is always kept
+    whole."""
     fixture = QueueFixture(size_limit=200, object_limit=2)
     fixture.write(b"large", size=500)
     for name in (b"1", b"2", b"3"):
@@ -230,7 +232,7 @@ def test_large_and_surplus_objects_are_kept_as_references_and_tombstones_whole()
 
 
 def test_tombstones_read_from_the_index_are_marked_so() -> None:
-    """What a reference is read as follows from the object: a tombstone is served as one."""
+    """The kind of a reference read from the index follows from the object: a tombstone is served as one."""
     fixture = QueueFixture()
     fixture.queue.windows[P].reset()
     fixture.write(b"a")
@@ -241,7 +243,7 @@ def test_tombstones_read_from_the_index_are_marked_so() -> None:
 
 
 def test_an_object_that_vanished_is_counted_and_its_place_settled() -> None:
-    """A reference whose object is there no more goes to nobody and holds no cursor back."""
+    """A reference whose object no longer exists is not served and does not block the cursor."""
     fixture = QueueFixture(object_limit=0)
     fixture.write(b"a")
     fixture.write(b"b")
@@ -254,7 +256,7 @@ def test_an_object_that_vanished_is_counted_and_its_place_settled() -> None:
 
 
 def test_references_that_did_not_fit_when_read_wait_again_in_order() -> None:
-    """The byte limit holds for objects whose size was not known when they were taken, and order is kept."""
+    """The byte limit also holds for objects whose size was not known when they were selected, and order is kept."""
     fixture = QueueFixture(object_limit=0)
     for name in (b"1", b"2", b"3", b"4"):
         fixture.write(name, size=1_000)
@@ -270,7 +272,7 @@ def test_references_that_did_not_fit_when_read_wait_again_in_order() -> None:
 
 
 def test_order_is_kept_and_what_came_back_goes_first() -> None:
-    """I-Q-FIFO: changes of a partition go in the order of their places, repeats before what never went."""
+    """I-Q-FIFO: changes of a partition are served in the order of their places, repeated ones before new ones."""
     fixture = QueueFixture()
     for number in range(9):
         fixture.write(b"%d" % number)
@@ -381,7 +383,7 @@ def test_another_cluster_or_owner_version_acknowledges_nothing() -> None:
 
 
 def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:
-    """R-OWNER: the metastore's word alone opens no window; the partition's CURSOR entry does."""
+    """R-OWNER: an owner in the metastore alone opens no window; the partition's CURSOR entry does."""
     fixture = QueueFixture()
     fixture.write(b"a")
     fixture.queue.set_owner(THIRD, 2)
@@ -400,7 +402,7 @@ def test_nothing_is_served_before_the_owners_cursor_entry_is_applied() -> None:
 
 
 def test_a_suspended_queue_gives_nothing_and_still_takes_acknowledgements() -> None:
-    """Suspending serving: the cursor waits, what is under lease may still be settled."""
+    """Serving is suspended: the cursor stays, and changes under lease may still be acknowledged."""
     fixture = QueueFixture()
     fixture.write(b"a")
     batch, _ = fixture.take()
@@ -415,7 +417,7 @@ def test_a_suspended_queue_gives_nothing_and_still_takes_acknowledgements() -> N
 
 
 def test_a_sink_that_is_away_costs_no_memory() -> None:
-    """After a quiet minute the window holds nothing, and the next fetch finds everything in the index."""
+    """After a minute without a fetch the window is empty, and the next fetch finds everything in the index."""
     fixture = QueueFixture()
     for number in range(10):
         fixture.write(b"%d" % number)
@@ -432,8 +434,8 @@ def test_a_sink_that_is_away_costs_no_memory() -> None:
 
 
 def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
-    """A lone change leaves at once; a flood gathers, for a few milliseconds at most or until enough wait; and what
-    comes alone after the flood leaves at once again."""
+    """A single change is served at once; a flood gathers, for a few milliseconds at most or until enough changes wait;
+    a single change after the flood is served at once again."""
     fixture = QueueFixture()
     fixture.now = 1_000
     fixture.write(b"lone")
@@ -456,7 +458,8 @@ def test_lag_comes_first_at_low_rates_and_batches_at_high_ones() -> None:
 
 
 def test_a_burst_after_a_pause_is_not_delayed_like_a_flood() -> None:
-    """At 1,000 changes a second, forty that come together behind a pause of the source leave no later than others."""
+    """At 1,000 changes a second, forty that come together after a pause of the source are served no later than
+    others."""
     pace = BatchPacing()
     for now in range(1_000, 1_300):
         pace.arrived(1, now)
@@ -467,8 +470,8 @@ def test_a_burst_after_a_pause_is_not_delayed_like_a_flood() -> None:
 
 
 def test_nothing_gathers_at_a_moderate_rate_while_the_sinks_have_nothing_to_do() -> None:
-    """Up to 1,500 changes a second a change leaves at once while no batch is under lease, gathers while one is, and
-    leaves with its acknowledgement; of a flood it gathers in any case."""
+    """Up to 1,500 changes per second, a change is served at once while no batch is under lease; while one is, changes
+    gather and are served with its acknowledgement. At higher rates they always gather."""
     fixture = QueueFixture()
     for fixture.now in range(1_000, 1_200):
         fixture.write(b"%d" % fixture.now)
@@ -489,8 +492,8 @@ def test_nothing_gathers_at_a_moderate_rate_while_the_sinks_have_nothing_to_do()
 
 
 def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> None:
-    """Below 300 changes a second nothing waits; up to 1,500, where lag counts, it waits 2 ms; from 2,000 on, where the
-    cost of a round counts, 10 ms; in between the wait never falls as the rate rises."""
+    """Below 300 changes a second nothing waits. Up to 1,500, where lag counts, a fetch waits 2 ms; from 2,000 on, where
+    the cost of a round counts, 10 ms; in between the wait never falls as the rate rises."""
     assert [gather_ms(rate) for rate in (0.0, 0.29, 0.3, 1.0, 1.5)] == [0, 0, GATHER_MS, GATHER_MS, GATHER_MS]
     assert [gather_ms(rate) for rate in (2.0, 5.0, 1_000.0)] == [GATHER_MOST_MS] * 3
     waits = [gather_ms(rate / 100) for rate in range(400)]
@@ -505,7 +508,7 @@ def test_a_fetch_gathers_longer_the_more_comes_and_never_beyond_its_bound() -> N
 
 
 async def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting reads rows in steps and says "unknown" rather than read on for ever."""
+    """Counting reads rows in steps and returns unknown rather than read without limit."""
     fixture = QueueFixture()
     for number in range(10):
         fixture.write(b"%d" % number, time_ms=100 + number, origin=OURS if number else SINK)
@@ -526,8 +529,8 @@ async def test_waiting_rows_are_counted_from_the_index_within_a_bound(monkeypatc
 
 
 def test_while_changes_come_a_sink_holds_one_small_batch_of_bulk_references() -> None:
-    """So its other fetches wait for what comes in real time. Another node's sink gets its own after a rest; when no
-    change came for a while, batches are as large and as many as asked for."""
+    """Its other fetches then wait for real-time changes. Another node's sink gets its own batch after a pause; after a
+    while without changes, batches are as large and as many as requested."""
     fixture = QueueFixture()
     other = SESSION._replace(node="w2")
     second = SESSION._replace(link=1)
@@ -559,8 +562,8 @@ def test_while_changes_come_a_sink_holds_one_small_batch_of_bulk_references() ->
 
 
 def test_rows_read_before_the_window_was_dropped_are_not_taken_for_newer_ones() -> None:
-    """A read of the change index is still under way when a window that nobody fetches from is let go, and when the sink
-    comes back: what it brings was read before changes that came since, and must not hide them."""
+    """A read of the change index is in progress when an idle window is dropped and the sink returns: its rows were read
+    before later changes, and must not hide them."""
     fixture = QueueFixture()
     fixture.write(b"a")
     fixture.now += IDLE_MS

@@ -1,4 +1,4 @@
-"""Claims about the shares of a source queue: a node of the sink's cluster is served what it leads there."""
+"""The shares of a source queue: a node of the sink's cluster gets the changes of the partitions it leads there."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SharedQueue:
 
 
 def test_each_node_takes_the_changes_of_the_partitions_that_it_leads() -> None:
-    """Whichever node comes first, and however many it may take."""
+    """The order of the nodes' fetches, and their sizes, do not matter."""
     queue = SharedQueue()
     queue.write(0, b"a", b"b")
     queue.write(1, b"c")
@@ -69,7 +69,7 @@ def test_each_node_takes_the_changes_of_the_partitions_that_it_leads() -> None:
 
 
 def test_changes_that_their_own_node_does_not_take_go_to_any_node_after_a_patience() -> None:
-    """Counted from when a fetch first passed them over; the fetch that may have them then is due at that moment."""
+    """The wait begins when a fetch first skips them; the fetch that may have them then is due at that moment."""
     queue = SharedQueue()
     queue.write(0, b"a")
     assert queue.due("w2") == SHARE_PATIENCE_MS
@@ -84,7 +84,7 @@ def test_changes_that_their_own_node_does_not_take_go_to_any_node_after_a_patien
 
 
 def test_a_node_with_changes_of_its_own_takes_no_others_however_old() -> None:
-    """So nodes that all catch up with a backlog push at home; one that has nothing left helps."""
+    """Nodes that all catch up with a backlog each take their own changes; a node without any helps."""
     queue = SharedQueue()
     for position in range(3):
         queue.write(position, *[b"%d-%d" % (position, number) for number in range(100)])
@@ -130,7 +130,7 @@ def test_a_share_changes_with_the_leadership_over_there() -> None:
 
 
 def test_nodes_without_shares_and_other_numbers_of_partitions_are_served_everything() -> None:
-    """As by the version before; a node with shares still leaves those of others alone."""
+    """They get all changes, as in the previous version; a node with shares still leaves those of others alone."""
     queue = SharedQueue()
     queue.fetch("w1", None)
     queue.write(1, b"a")
@@ -153,7 +153,7 @@ def test_another_owner_begins_without_shares() -> None:
 
 
 def test_bulk_references_go_to_any_node() -> None:
-    """They have no partition here; and as before, only while nothing waits in real time, in any share."""
+    """They have no partition here; as before, they are served only while nothing waits in real time, in any share."""
     queue = SharedQueue()
     keys = [Key(b"default", BUCKET, b"bulk%d" % number) for number in range(3)]
     for bulk in queue.queue.bulk_queues:
@@ -168,8 +168,8 @@ def test_bulk_references_go_to_any_node() -> None:
 
 
 def test_each_share_gathers_by_itself() -> None:
-    """At a high rate: what was taken from one share neither ends the gathering of another one nor goes without; and
-    enough changes end only the gathering of their own share."""
+    """At a high rate, each share gathers for its own time: taking the changes of one does not end the gathering of
+    another, and enough changes end only the gathering of their own share."""
     queue = SharedQueue()
     for number in range(3_000):
         queue.now += number % 10 == 0

@@ -1,8 +1,7 @@
-"""Claims about the queue's machine under any order of writes, fetches, acknowledgements, losses and restarts.
+"""The queue's state machine under any order of writes, fetches, acknowledgements, losses and restarts.
 
-A seeded schedule over one queue of two partitions with tiny limits, a lossy sink, a store that is ahead of what the
-queue is told, and reads of rows that arrive late; every claim is checked after every step. A failure names its
-seed.
+A seeded schedule over one queue of two partitions with tiny limits, a lossy sink, a store that is ahead of the
+notifications, and reads of rows that arrive late; every claim is checked after every step. A failure names its seed.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ class Sent(NamedTuple):
 
 
 class Schedule:
-    """The world and one random order of events."""
+    """The environment and one random order of events."""
 
     def __init__(self, seed: int, cascade: bool, *, drops_notifications: bool = False) -> None:
-        """`drops_notifications`: the queue is not told of some entries. What those were its ledger cannot know."""
+        """`drops_notifications`: the queue is not notified of some entries, so its ledger cannot count them."""
         self.rng = Random(seed)
         self.sharing = Random(f"shares {seed}")
         self.shares_are_sent = self.sharing.random() < 0.7
@@ -116,7 +115,7 @@ class Schedule:
     # ------------------------------------------------------------------ the world
 
     def start(self) -> None:
-        """A new life of the node: what was in memory is gone, what is in the store is told."""
+        """A restart of the node: memory is lost, and the queue is loaded from the store."""
         self.life += 1
         self.reads, self.unread, self.reading = [], [], []
         self.budget = Budget(SIZE_LIMIT, OBJECT_LIMIT, REFERENCE_LIMIT, self.discard)
@@ -173,8 +172,8 @@ class Schedule:
         self.notify_some(self.rng.choice(PARTITIONS), self.rng.choice([1, 2, 100]))
 
     def drop_notifications(self) -> None:
-        """What tells the queue has failed once: it hears of what comes behind. A CURSOR entry, by which its base is
-        known, is heard of."""
+        """A notification is lost: the queue gets only later ones. A CURSOR entry, which sets its base, is always
+        notified."""
         partition = self.rng.choice(PARTITIONS)
         if len(self.unnotified[partition]) > 1:
             del self.unnotified[partition][: self.rng.randint(1, len(self.unnotified[partition]) - 1)]
@@ -224,7 +223,8 @@ class Schedule:
         self.sent.append(Sent(self.life, batch.owner_version, batch.session, batch.id, items))
 
     def acknowledge(self) -> None:
-        """Of any batch ever sent, whole, in part or not at all; also late, also of an earlier life."""
+        """Acknowledges any batch that was ever sent, in whole, in part or not at all; also late, or from before a
+        restart."""
         if not self.sent:
             return
         sent = self.sent.pop(self.rng.choice([0, -1, self.rng.randrange(len(self.sent))]))
@@ -245,14 +245,14 @@ class Schedule:
                 self.acked[partition, key] = max(row, self.acked.get((partition, key), -1))
                 self.seen["acknowledged"] += 1
         if self.rng.random() < 0.1:
-            self.sent.append(sent)  # said twice
+            self.sent.append(sent)  # sent twice
 
     def lose_an_answer(self) -> None:
         if self.sent:
             self.sent.pop(self.rng.randrange(len(self.sent)))
 
     def no_longer_held(self) -> None:
-        """The sink's next fetch names nothing: what its link held comes back at once."""
+        """The sink's next fetch names no batches, so those of its link are served again at once."""
         self.queue.on_fetch(self.session, (), self.now)
         assert all(batch.session != self.session for batch in self.queue.leases.batches.values())
 
@@ -326,7 +326,7 @@ class Schedule:
                 self.queue.on_fetch(self.session, None, self.now)
 
     def a_new_base(self) -> None:
-        """A CURSOR entry of the same owner, the cursor as it stood or moved back by its rule."""
+        """A CURSOR entry of the same owner, with the cursor unchanged or moved back by its rule."""
         partition = self.rng.choice(PARTITIONS)
         self.notify_some(partition, 1_000)
         window = self.queue.windows[partition]
@@ -358,7 +358,7 @@ class Schedule:
             self.check_passed(partition, position.cursor, position.state.gaps)
 
     def check_passed(self, partition: int, cursor: int, gaps: Gaps) -> None:
-        """What lies below a cursor is acknowledged, or on record as left out."""
+        """Every change below a cursor is acknowledged or recorded as left out."""
         for offset, change in self.fake_store.rows[partition].items():
             if offset < cursor:
                 assert (
@@ -369,14 +369,14 @@ class Schedule:
                 ), ("a cursor stands above what is owed", partition, change, cursor, gaps)
 
     def decide(self) -> None:
-        """What is decided of the queue while all settles: here nothing."""
+        """Commands that are executed while the queue drains: none here."""
 
     def undecided(self) -> bool:
-        """Whether something still is to be."""
+        """True if commands are still pending."""
         return False
 
     def drain(self) -> None:
-        """Everything that is owed arrives once the faults end."""
+        """All pending changes are served once the faults end."""
         self.now += LEASE_MS
         self.queue.expire(self.now)
         for node in NODES:
@@ -452,7 +452,7 @@ def test_every_pending_change_is_served_and_no_cursor_passes_unacknowledged_ones
 
 @pytest.mark.timeout(180)
 def test_changes_without_a_notification_are_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries of which it never hears, at any moment of a read of rows, too, are found in the change index."""
+    """Entries without a notification, at any moment of a read of rows, are found in the change index."""
     monkeypatch.setattr(window_room, "REFILL_ROWS", ROWS)
     seen: Counter[str] = Counter()
 

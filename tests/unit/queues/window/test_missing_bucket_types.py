@@ -1,4 +1,4 @@
-"""Bucket types that the sink's cluster lacks: their changes wait at the source, and nothing else waits for them."""
+"""Bucket types that the sink's cluster lacks: their changes wait at the source, and do not block others."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ MANY = [b"m%04d" % n for n in range(3 * HELD_BACK_ROWS)]
 
 
 def two_types(queue_node: QueueNode) -> None:
-    """Partition MISSING is of a type that the sink lacks."""
+    """Assigns partition MISSING to a bucket type that the sink lacks."""
     queue_node.types[MISSING] = b"orders"
 
 
 @pytest.mark.parametrize("overflow", ["replay", "discard"])
 async def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: str) -> None:
-    """More changes of it than the queue may hold take no place from the others: they wait in the store, nothing is
-    given up, few are in memory, and the answer names the type and since when. Once the sink has it all arrives, also
-    after a restart of the source."""
+    """If it has more changes than the queue may hold, the others lose no place: its changes wait in the store, none is
+    dropped, few are in memory, and the answer names the type and the time since which it waits. Once the sink has the
+    type all are served, also after a restart of the source."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=2 * HELD_BACK_ROWS, overflow=overflow)) as queue_node:
         two_types(queue_node)
@@ -65,8 +65,8 @@ async def test_a_type_that_the_sink_lacks_waits_and_the_others_go_on(overflow: s
 
 
 async def test_references_of_a_missing_type_leave_the_memory_once_the_sink_reports_it() -> None:
-    """A sink that tells nothing of its types is given all; once one tells that it lacks a type, what waits of it leaves
-    the memory as soon as nothing of it is under lease."""
+    """A sink that does not report its types gets all changes; once it reports that it lacks a type, that type's waiting
+    changes leave the memory as soon as none is under lease."""
 
     async with audited_node() as queue_node:
         two_types(queue_node)
@@ -87,8 +87,8 @@ async def test_references_of_a_missing_type_leave_the_memory_once_the_sink_repor
 
 
 async def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself_alone() -> None:
-    """Two nodes of the sink's cluster disagree: the one that knows the type is given its changes, the other waits for
-    what it can store, without a busy loop and without a batch."""
+    """Two nodes of the sink's cluster differ: the one that knows the type gets its changes, and the other waits for
+    changes that it can store, without a busy loop and without a batch."""
 
     async with audited_node() as queue_node:
         two_types(queue_node)
@@ -102,8 +102,8 @@ async def test_a_node_that_does_not_know_a_new_type_yet_holds_it_back_for_itself
 
 
 async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
-    """Bulk references that wait are put aside when their turn comes, take no room, and come back once the
-    type is there; new ones are refused with a reason until then."""
+    """Waiting bulk references are set aside when their turn comes, take no room, and return once the type exists; until
+    then new ones are refused with a reason."""
 
     async with audited_node(QueueSettings("q", queue_limit_count=3)) as queue_node:
         two_types(queue_node)
@@ -129,9 +129,9 @@ async def test_references_of_a_missing_type_take_no_space_from_others() -> None:
 
 
 async def test_changes_refused_and_not_stored_by_the_sink_are_a_gap() -> None:
-    """Of a batch some changes are refused for good and have no room among the dead letters there: they lie in a gap of
-    their partition, with the times of the changes, over restarts; the others are acknowledged, and the ledger closes.
-    The record of bulk references is in the metastore."""
+    """Some changes of a batch are refused permanently and find no room among the sink's dead letters: they lie in a gap
+    of their partition, with their times, over restarts. The others are acknowledged, and the ledger adds up. The record
+    of bulk references is in the metastore."""
 
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b", b"c")

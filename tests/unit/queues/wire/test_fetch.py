@@ -1,4 +1,4 @@
-"""Claims about the bodies of a fetch: round trips, limits, hostile bytes."""
+"""The bodies of a fetch: round trips, limits, hostile bytes."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ _odd = st.recursive(
 
 
 def _outcome(decode: Callable[[bytes], object], body: bytes) -> object:
-    """What decoding returns, or its error."""
+    """The result of decoding, or its error."""
     try:
         return decode(body)
     except CodecError as error:
@@ -132,8 +132,8 @@ def _outcome(decode: Callable[[bytes], object], body: bytes) -> object:
 @settings(max_examples=share(300), deadline=None, derandomize=True)
 @given(_requests | _replies, st.data())
 def test_usual_bodies_are_decoded_like_all_others(message: FetchRequest | FetchReply, data: st.DataObject) -> None:
-    """The decoder of usual bodies takes what this version writes, and never differs from the general one, whatever
-    field or byte of the body is another. The encoders write what msgpack writes."""
+    """The fast decoder accepts bodies that this version writes, and never differs from the general one if any field or
+    byte is changed. The encoders write the same bytes as msgpack."""
     if isinstance(message, FetchRequest):
         body, decode = encode_request(message), decode_request
         usual, general = wire._usual_request, wire._any_request
@@ -165,7 +165,7 @@ def test_usual_bodies_are_decoded_like_all_others(message: FetchRequest | FetchR
 
 
 def test_compressed_answers_come_back_as_they_went_and_are_smaller() -> None:
-    """A batch that was asked for in zstd is the same on the other side; one with nothing to gain goes as it is."""
+    """A batch requested in zstd decodes to the same one; a batch that compression does not shrink is sent plain."""
     items = tuple((1, 2, n, b"default", b"bucket", b"key", b"o" * 16, 7, b"payload" * 50) for n in range(20))
     reply = FetchReply(b"c" * 16, "east", 1, b"b", 5, 6, SERVING, items, 2, {b"default": b"d" * 8}, 1_234)
     body = encode_reply(reply, ZSTD)
@@ -175,7 +175,7 @@ def test_compressed_answers_come_back_as_they_went_and_are_smaller() -> None:
 
 
 def test_a_frame_with_a_wrong_or_no_size_is_refused_unread() -> None:
-    """A compressed answer is believed no size above the bound, nor one that does not say its size."""
+    """A compressed answer with a size above the limit, or without a size, is refused before decompression."""
     body = msgpack.unpackb(encode_reply(REPLY))
     del body["items"]
     endless = zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 1000)
@@ -186,7 +186,8 @@ def test_a_frame_with_a_wrong_or_no_size_is_refused_unread() -> None:
 
 
 def test_messages_of_before_the_added_fields_are_understood() -> None:
-    """Fields that came later may be absent, and an unknown one is passed over: neighbouring versions talk."""
+    """Fields of later versions may be absent, and an unknown one is skipped, so neighbouring versions can
+    communicate."""
     old = msgpack.unpackb(encode_request(FetchRequest(SESSION, "west", (BatchAck(b"b", 1),))))
     for name in ("outcomes", "compress", "properties"):
         del old[name]
@@ -207,7 +208,7 @@ def test_another_version_is_refused_with_a_reason() -> None:
 
 
 def test_requested_amounts_are_cut_to_the_limits() -> None:
-    """However much a sink wants, a batch and a wait stay bounded."""
+    """Batches and waits stay bounded for any request."""
     wanted = FetchRequest(SESSION, "west", max_count=1 << 60, max_bytes=1 << 60, wait_ms=1 << 60)
     got = decode_request(encode_request(wanted))
     assert (got.max_count, got.max_bytes, got.wait_ms) == (COUNT_MAX, BYTES_MAX, WAIT_MS_MAX)
@@ -220,7 +221,7 @@ def test_a_request_over_the_size_limit_is_not_decoded() -> None:
 
 
 def test_the_longest_request_that_a_sink_makes_is_taken() -> None:
-    """All changes of the largest batch failed, and as many bucket types as are told have the longest names."""
+    """All changes of the largest batch failed, and the maximum number of bucket types have the longest names."""
     acks = (BatchAck(b"b" * NAME_MAX, 1 << 60, tuple(range(COUNT_MAX)), (0, 0, 0, 0)),)
     properties = {b"%0255d" % number: bytes(8) for number in range(DIGESTS_MAX)}
     scopes = {b"t": {b"%069d" % number: bytes(10) for number in range(SCOPES_MAX)}}
@@ -247,7 +248,7 @@ NO_SHARE_BODY = bytes.fromhex(
 
 
 def test_a_request_without_a_share_has_the_bytes_of_the_version_before() -> None:
-    """So an older sink is understood, and a node that sends no share sends what it always did."""
+    """An older source can decode it, and a node without a share sends the same bytes as before."""
     acks = (BatchAck(b"batch", 2, (1,), (3, 0, 0, 0)),)
     request = FetchRequest(SESSION, "west", acks, (), 512, 4_000_000, 10_000, ZSTD, {b"t": bytes(8)}, frozenset({b"t"}))
     assert encode_request(request) == NO_SHARE_BODY
@@ -255,7 +256,7 @@ def test_a_request_without_a_share_has_the_bytes_of_the_version_before() -> None
 
 
 def test_a_share_is_one_more_field_which_an_older_source_ignores() -> None:
-    """All other fields stay as they are. Bit i % 8 of byte i // 8 stands for partition number i."""
+    """All other fields are unchanged. Bit i % 8 of byte i // 8 stands for partition number i."""
     plain, shared = FetchRequest(SESSION, "west"), FetchRequest(SESSION, "west", share=SHARE)
     fields = msgpack.unpackb(encode_request(shared))
     assert fields.pop("share") == {b"default": [12, b"\x05\x08"], b"maps": [3, b"\x00"]}
@@ -285,7 +286,7 @@ def test_a_share_is_one_more_field_which_an_older_source_ignores() -> None:
     ids=lambda share: str(share)[:40],
 )
 def test_a_share_of_a_wrong_shape_or_beyond_its_bounds_is_refused(share: object) -> None:
-    """Bits of partitions that there are not, too, so that each share has one form."""
+    """Bits of partitions that do not exist are refused, too, so that each share has one encoding."""
     body = encode_request(FetchRequest(SESSION, "west"))
     decode_request(_changed(body, share={b"default": [12, b"\x05\x08"]}))
     with pytest.raises(CodecError):
@@ -296,7 +297,7 @@ PLACES = {b"default": {b"orders": b"0123456789", b"": b"9876543210"}, b"maps": {
 
 
 def test_places_arrive_both_ways_and_may_be_absent_on_either_side() -> None:
-    """No scopes and scopes that are not sent are two things: an older node sends none, and ignores those it gets."""
+    """No scopes and absent scopes differ: an older node sends none, and ignores those it gets."""
     for scopes in (None, {}, PLACES):
         request, reply = FetchRequest(SESSION, "west", scopes=scopes), REPLY._replace(scopes=scopes)
         assert decode_request(encode_request(request)) == request
@@ -309,7 +310,7 @@ TRACES = {0: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
 
 
 def test_contexts_of_traced_changes_arrive_where_there_are_any() -> None:
-    """Without any the answer has no such field; compressed answers have it, too."""
+    """An answer without contexts has no such field; compressed answers can have it, too."""
     for compress in ("", ZSTD):
         for traces in (None, TRACES):
             body = encode_reply(REPLY._replace(traces=traces), compress)
@@ -320,7 +321,7 @@ def test_contexts_of_traced_changes_arrive_where_there_are_any() -> None:
 
 @pytest.mark.parametrize("traces", [7, [0, "x"], {-1: "x"}, {"0": "x"}, {0: b"x"}, {0: "x" * 56}, {0: {}}])
 def test_contexts_of_a_wrong_shape_are_refused(traces: object) -> None:
-    """Whatever stands there instead of a map of indexes and texts."""
+    """Any value other than a map of indexes to texts is refused."""
     with pytest.raises(CodecError):
         decode_reply(_changed(encode_reply(REPLY), traces=traces))
 
@@ -346,7 +347,7 @@ def test_contexts_of_a_wrong_shape_are_refused(traces: object) -> None:
     ids=lambda scopes: str(scopes)[:40],
 )
 def test_places_of_a_wrong_shape_or_beyond_their_bounds_are_refused(scopes: object) -> None:
-    """From either side."""
+    """This holds for both directions."""
     for body, decode in (
         (encode_request(FetchRequest(SESSION, "west")), decode_request),
         (encode_reply(REPLY), decode_reply),
@@ -419,7 +420,7 @@ def test_a_request_with_a_wrong_field_is_refused(fields: dict[str, object]) -> N
     ids=str,
 )
 def test_an_answer_with_a_wrong_field_is_refused(fields: dict[str, object]) -> None:
-    """A sink believes no answer that it could not have been sent."""
+    """A sink refuses every answer that a source cannot have sent."""
     good = encode_reply(REPLY)
     assert decode_reply(good) == REPLY
     with pytest.raises(CodecError):
@@ -455,7 +456,7 @@ def test_declared_lengths_allocate_nothing(body: bytes) -> None:
 
 
 def test_lists_longer_than_any_batch_are_refused_before_they_are_made() -> None:
-    """An answer, compressed or not, whose list is longer than a batch may be is no answer."""
+    """An answer, compressed or not, with a list longer than the largest batch is refused."""
     many = [ITEM] * (COUNT_MAX + 1)
     body = msgpack.unpackb(encode_reply(REPLY))
     with pytest.raises(CodecError):
@@ -466,7 +467,7 @@ def test_lists_longer_than_any_batch_are_refused_before_they_are_made() -> None:
 
 
 def _peak(work: Callable[[], object]) -> int:
-    """Bytes that refusing something took at most."""
+    """The maximal number of bytes allocated while something is refused."""
     tracemalloc.start()
     try:
         with pytest.raises(CodecError):
@@ -486,7 +487,8 @@ ALLOWED_BYTES = 3_000_000
 
 
 def test_nested_lists_take_no_more_memory_than_was_sent() -> None:
-    """What is declared and not there costs nothing: in a request, an answer, and what an answer has compressed."""
+    """Declared but absent elements allocate nothing: in a request, in an answer, and in a compressed part of an
+    answer."""
     assert _peak(lambda: decode_request(b"\x82\xa1v\x01\xa4acks" + DEEP)) < ALLOWED_BYTES
     for name in (b"\xa5items", b"\xa5batch", b"\xaaproperties", b"\xa6places", b"\xa5later"):
         assert _peak(lambda name=name: decode_reply(b"\x82\xa1v\x01" + name + DEEP)) < ALLOWED_BYTES, name
@@ -496,7 +498,7 @@ def test_nested_lists_take_no_more_memory_than_was_sent() -> None:
 
 
 def test_a_flood_of_empty_maps_is_refused_at_the_first() -> None:
-    """Values that take more memory than their bytes are refused one by one, not after all were made."""
+    """Values that take more memory than their bytes are refused one by one, not after all were decoded."""
     flood = b"\xdc\x01\x00" + MAPS * 256
     for name in (b"\xa5items", b"\xa5batch"):
         assert _peak(lambda name=name: decode_reply(b"\x82\xa1v\x01" + name + flood)) < 2 * len(flood) + ALLOWED_BYTES
@@ -506,7 +508,7 @@ def test_a_flood_of_empty_maps_is_refused_at_the_first() -> None:
 
 
 def test_an_unknown_field_of_any_shape_is_passed_over() -> None:
-    """A later program may add what it likes; nothing of it is made here."""
+    """A later version may add fields; they are skipped without being decoded."""
     answer = encode_reply(REPLY)
     later = {"later": [{"a": [[1], {}]}, {1: 2}], "much": [[0] * 20_000]}
     assert decode_reply(bytes([answer[0] + 2]) + answer[1:] + b"".join(map(_entry, later.items()))) == REPLY
@@ -517,7 +519,7 @@ def _entry(entry: tuple[str, object]) -> bytes:
 
 
 def test_bytes_behind_an_answer_are_refused() -> None:
-    """An answer ends where its body does, its compressed items where theirs do."""
+    """An answer ends where its body does, and its compressed items where theirs do."""
     with pytest.raises(CodecError, match="behind its end"):
         decode_reply(encode_reply(REPLY) + b"\x00")
     body = msgpack.unpackb(encode_reply(REPLY))

@@ -1,4 +1,4 @@
-"""Claims about the bodies of a request for one object: round trips, versions, hostile bytes."""
+"""The bodies of a request for one object: round trips, versions, hostile bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASE = {"v": 1, "cluster": b"c" * 16, "name": "west", "bucket_type": b"t", "buck
 
 
 def test_requests_and_answers_come_back_as_they_went() -> None:
-    """Keys and objects are opaque bytes; a field that is not known is passed over."""
+    """Keys and objects are opaque bytes; an unknown field is skipped."""
     assert decode_asking(encode_asking(ASKED)) == ASKED
     for payload in (None, b"", b"\x00" * 1_000):
         reply = ObjectReply(b"e" * 16, "east", payload)
@@ -46,7 +46,7 @@ def test_a_request_with_a_wrong_field_is_refused(fields: dict[str, object]) -> N
 
 
 def test_another_version_and_noise_are_refused_with_a_reason() -> None:
-    """Both bodies say their version; what is no map, or ends early, is malformed."""
+    """Both bodies have a version; a body that is not a map, or is truncated, is malformed."""
     for decode in (decode_asking, decode_object_reply):
         with pytest.raises(UnknownFetchVersion, match="version 2, this program speaks 1"):
             decode(msgpack.packb(BASE | {"v": 2}))

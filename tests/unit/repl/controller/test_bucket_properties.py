@@ -37,7 +37,7 @@ ODD = PropertyScope("notes", b"a/b \xff")
 
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens, happens because of a watch."""
+    """Polling is too slow to matter: every effect follows from a watch."""
     monkeypatch.setattr(watched_document, "POLL_S", 60)
 
 
@@ -56,8 +56,8 @@ async def nodes(count: int) -> list[MemoryMetastore]:
 
 
 def test_the_document_gives_back_what_went_in() -> None:
-    """Buckets of any bytes, who and when; what is damaged is told as damage, and other versions' properties are
-    passed over."""
+    """Buckets of any bytes, operators and times are kept; damage is reported as such, and properties of other versions
+    are skipped."""
     settings = PropertySettings(
         {PropertyScope("notes"): {"allow_mult": a_setting(False)}, ODD: {"delete_mode": a_setting(3_000)}}
     )
@@ -71,7 +71,7 @@ def test_the_document_gives_back_what_went_in() -> None:
 
 
 def test_a_buckets_own_setting_comes_before_its_types() -> None:
-    """Bucket, bucket type, default, in this order; other types and buckets are untouched."""
+    """The order is bucket, bucket type, default; other types and buckets are not affected."""
     settings = PropertySettings()
     settings = settings.changed(PropertyScope("notes"), {"allow_mult": a_setting(False), "warn_siblings": a_setting(9)})
     settings = settings.changed(ODD, {"allow_mult": a_setting(True)})
@@ -84,8 +84,8 @@ def test_a_buckets_own_setting_comes_before_its_types() -> None:
 
 
 async def test_every_node_goes_by_a_change_at_once() -> None:
-    """One conditional write at one node; books of all nodes have it by their watch, and lose it when it is taken
-    back."""
+    """One conditional write at one node: the property caches of all nodes get it by their watch, and drop it when it is
+    unset."""
 
     metastores = await nodes(3)
     books = [PropertyCache(metastore) for metastore in metastores]
@@ -105,7 +105,7 @@ async def test_every_node_goes_by_a_change_at_once() -> None:
 
 
 async def test_two_changes_at_the_same_time_are_both_kept() -> None:
-    """Each is made on what the other left."""
+    """Each is made on the other's result."""
 
     one, two = await nodes(2)
     await asyncio.gather(
@@ -117,8 +117,8 @@ async def test_two_changes_at_the_same_time_are_both_kept() -> None:
 
 
 async def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the bound one more bucket is refused and nothing is written, while those that are there may change; so with
-    a document that is full."""
+    """At the limit one more bucket is refused and nothing is written, while existing ones may change; the same holds
+    for a full document."""
     monkeypatch.setattr(bucket_properties, "OWN_BUCKETS_MAX", 2)
 
     (metastore,) = await nodes(1)
@@ -137,7 +137,7 @@ async def test_properties_are_bounded_in_number_and_bytes(monkeypatch: pytest.Mo
 
 
 async def test_a_change_whose_answer_is_lost_is_made_once() -> None:
-    """The next round reads what became of it; when the metastore is away, nothing was changed and that is said."""
+    """The next round reads the outcome; if the metastore is unavailable, the error says that nothing was changed."""
 
     (metastore,) = await nodes(1)
     metastore.spoil(WriteFault.ANSWER_LOST)
@@ -150,8 +150,8 @@ async def test_a_change_whose_answer_is_lost_is_made_once() -> None:
 
 
 async def test_a_change_of_what_another_operator_changed_is_refused() -> None:
-    """Of the properties that are to be changed each must be as it was seen, set or not; others may have changed. To
-    unset all, nothing may have been added. A change whose answer is lost does not refuse itself."""
+    """Each property to be changed must have its expected value, or be unset; others may have changed. To unset all,
+    none may have been added. A change whose answer is lost does not conflict with itself."""
 
     (metastore,) = await nodes(1)
     scope = PropertyScope("t")
@@ -173,7 +173,7 @@ async def test_a_change_of_what_another_operator_changed_is_refused() -> None:
 
 
 async def test_clusters_compare_their_property_digests() -> None:
-    """Digests are equal whatever does not matter to the other cluster is set to, and differ where it does."""
+    """Digests are equal if only properties differ that do not matter to the other cluster, and differ otherwise."""
 
     one, two = (await nodes(1))[0], (await nodes(1))[0]
     books = [PropertyCache(one), PropertyCache(two)]
@@ -198,7 +198,8 @@ async def test_clusters_compare_their_property_digests() -> None:
 
 
 def test_no_more_digests_are_sent_than_a_fetch_may_carry() -> None:
-    """Of more bucket types with properties of their own the first by name are told: the same ones by all clusters."""
+    """If there are too many bucket types with properties of their own, the first by name are sent, so all clusters send
+    the same ones."""
     scopes = {
         PropertyScope(f"t{number:05}"): {"delete_mode": a_setting("immediate")} for number in range(DIGESTS_MAX + 50)
     }

@@ -1,4 +1,4 @@
-"""When a node that decides lets another one decide (R-CONTACT)."""
+"""A controller without contact leaves the claim to other nodes (R-CONTACT)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_contact_is_lost_after_a_while_without_any_connection() -> None:
 
 
 def test_a_free_claim_is_left_to_others_for_a_while_and_then_kept_for_a_while() -> None:
-    """Where no node reaches any other, the claim changes hands at a bounded rate, and somebody mostly has it."""
+    """If no node reaches any other, the claim changes hands at a bounded rate, and is held most of the time."""
     contact = Contact("n1")
     contact.learn(NODES, 0)
     assert not contact.may_claim(ALONE_MS)

@@ -1,4 +1,4 @@
-"""Dynamic options in the metastore, and what controllers make of them: min-ISR in the records, timers of elections."""
+"""Dynamic options in the metastore and their effect on controllers: min-ISR in the records, timers of elections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
 
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens, happens because of an event."""
+    """Polling is too slow to matter: every effect follows from an event."""
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
@@ -44,18 +44,19 @@ def a_setting(value: int | str) -> Setting:
 
 
 def min_isrs(cluster: Cluster) -> list[set[int]]:
-    """What each living node reads of the records."""
+    """The values of min-ISR in the records that each living node has read."""
     return [{record.min_isr for record in node.controller.records.values()} for node in cluster.living]
 
 
 async def change(cluster: Cluster, name: str, value: int | str | None, kind: str | None = None) -> None:
-    """As a node that does not decide would."""
+    """Changes an option as a node that is not the controller would."""
     metastore = cluster.living[-1].metastore
     await change_option(metastore, name, kind, None if value is None else a_setting(value))
 
 
 async def test_min_isr_reaches_every_record_as_it_is_set_and_falls_back_to_one_less_than_the_factor() -> None:
-    """Set, set beyond the range, unset: all records follow, by the one that decides; effective values stay in range."""
+    """A value is set, set beyond the range, and unset: the controller updates all records, with effective values in
+    range."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -69,7 +70,7 @@ async def test_min_isr_reaches_every_record_as_it_is_set_and_falls_back_to_one_l
 
 
 async def test_a_bucket_types_own_setting_comes_before_the_clusters() -> None:
-    """And when it is unset, the cluster's counts again."""
+    """When it is unset, the cluster's setting applies again."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -82,7 +83,7 @@ async def test_a_bucket_types_own_setting_comes_before_the_clusters() -> None:
 
 
 async def test_the_next_controller_finishes_an_unfinished_change() -> None:
-    """The option is set while nobody decides; whoever takes over brings it into the records."""
+    """The option is set while no controller is active; the next one writes it to the records."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -95,8 +96,8 @@ async def test_the_next_controller_finishes_an_unfinished_change() -> None:
 
 
 async def test_a_node_that_never_could_read_what_is_set_leaves_the_records_as_they_are() -> None:
-    """It does not take "cannot be read" for "nothing is set" once it decides; elections go on, and so does min-ISR as
-    soon as it can read it."""
+    """As the controller, it does not take an unreadable document for an empty one; elections continue, and min-ISR is
+    updated as soon as the document can be read."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -162,7 +163,7 @@ async def test_lowering_min_isr_leaves_the_elr_to_the_leader() -> None:
 
 
 def test_an_unset_min_isr_follows_the_number_of_replicas() -> None:
-    """What is inferred is inferred anew when the replication factor changes; what is set is clamped anew."""
+    """An inferred value is computed again when the replication factor changes; a set value is clamped again."""
     record = PartitionRecord(0, "default", 0, 1, ("a", "b", "c"), isr=frozenset({Member("a", 1)}))
     wider = replace(record, replicas=(*record.replicas, "d", "e"))
     unset, five = OptionSettings(), OptionSettings(cluster={MIN_ISR: a_setting(5)})
@@ -171,7 +172,7 @@ def test_an_unset_min_isr_follows_the_number_of_replicas() -> None:
 
 
 async def test_the_timers_of_elections_are_those_that_are_set() -> None:
-    """A candidate that stays silent is given up after the time that is set, cluster-wide and without a restart."""
+    """A silent candidate is given up after the configured time, in the whole cluster and without a restart."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -191,7 +192,7 @@ async def test_the_timers_of_elections_are_those_that_are_set() -> None:
 
 
 async def test_an_option_is_changed_once_although_the_answer_is_lost() -> None:
-    """A lost answer, a lost request and somebody else's change meanwhile are all made up for."""
+    """The change survives a lost answer, a lost request, and a concurrent change."""
 
     ensemble = MemoryEnsemble()
     one, two = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
@@ -220,8 +221,8 @@ async def test_an_option_is_changed_once_although_the_answer_is_lost() -> None:
 
 
 async def test_of_two_operators_who_saw_the_same_the_second_is_refused() -> None:
-    """Also when both write at the same time at two nodes, and when the answer to the first write is lost: its own
-    change is no reason to refuse it."""
+    """This holds if both write at the same time at two nodes, and if the answer to the first write is lost: its own
+    change does not conflict with itself."""
 
     ensemble = MemoryEnsemble()
     one, two = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
@@ -249,7 +250,7 @@ async def test_of_two_operators_who_saw_the_same_the_second_is_refused() -> None
 
 
 async def test_a_document_that_cannot_be_read_stops_no_election() -> None:
-    """What was read before counts on, and leaders are elected."""
+    """The values read before stay in force, and leaders are elected."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

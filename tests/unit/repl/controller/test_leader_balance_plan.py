@@ -1,4 +1,4 @@
-"""Plans for balanced leadership: as even as can be, with fewest moves, and nobody who may not lead."""
+"""Plans for balanced leadership: as even as possible, with the fewest moves, and only eligible leaders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Seats = dict[int, LeaderAssignment]
 
 
 def led_after(found: Seats, moves: list[LeaderMove]) -> dict[int, str]:
-    """Who leads what once the moves are made."""
+    """The leaders after the moves."""
     leaders = {partition: seat.leader for partition, seat in found.items()}
     for partition, source, target in moves:
         assert leaders[partition] == source != target
@@ -35,14 +35,14 @@ def led_after(found: Seats, moves: list[LeaderMove]) -> dict[int, str]:
 
 
 def judged(found: Seats, leaders: dict[int, str], reluctant: set[int]) -> tuple[int, int, int]:
-    """What a plan is to make small, the most important first."""
+    """The costs that a plan minimizes, the most important first."""
     moved = [partition for partition, seat in found.items() if leaders[partition] != seat.leader]
     squares = sum(count * count for count in Counter(leaders.values()).values())
     return squares, len(moved), sum(partition in reluctant for partition in moved)
 
 
 def drawn(seed: int) -> tuple[Seats, set[int]]:
-    """A small cluster, its leaders spread by chance or crowded on one side."""
+    """A small cluster, its leaders spread randomly or crowded on one side."""
     random = Random(seed)
     nodes = [f"n{number}" for number in range(random.randint(2, 4))]
     found = {}
@@ -53,8 +53,8 @@ def drawn(seed: int) -> tuple[Seats, set[int]]:
 
 
 def test_a_plan_is_what_brute_force_finds() -> None:
-    """I-BAL-OPT: over 500 small clusters no assignment at all is more even, or as even with fewer moves, or the same
-    with fewer of the partitions that had better stay."""
+    """I-BAL-OPT: over 500 small clusters no assignment is more even, or equally even with fewer moves, or with the same
+    moves fewer of the partitions that should stay."""
     for seed in range(500):
         found, reluctant = drawn(seed)
         planned = led_after(found, plan(found, reluctant))
@@ -64,14 +64,14 @@ def test_a_plan_is_what_brute_force_finds() -> None:
 
 
 def judged_by_type(found: Seats, leaders: dict[int, str], reluctant: set[int]) -> tuple[int, int, int, int]:
-    """The same where there are several bucket types: first how even each of them is by itself."""
+    """The costs for several bucket types: first how even each of them is by itself."""
     of_types = Counter((seat.bucket_type, leaders[partition]) for partition, seat in found.items())
     return sum(count * count for count in of_types.values()), *judged(found, leaders, reluctant)
 
 
 def test_a_plan_is_even_for_each_bucket_type_then_in_all_with_the_fewest_moves() -> None:
-    """I-BAL-OPT: over 500 small clusters with two or three bucket types no assignment is more even for each type, or as
-    even and more so in the sum, or the same with fewer moves; and what was planned needs no further plan."""
+    """I-BAL-OPT: over 500 small clusters with two or three bucket types no assignment is more even for each type, or
+    equally and more even in the sum, or the same with fewer moves; a second plan is empty."""
     for seed in range(500):
         random = Random(seed)
         found, reluctant = drawn(seed)
@@ -85,8 +85,8 @@ def test_a_plan_is_even_for_each_bucket_type_then_in_all_with_the_fewest_moves()
 
 
 def test_two_bucket_types_that_are_even_only_together_are_made_even_each() -> None:
-    """Four leaderships on each of three nodes, of six partitions of two types: none of the one where many of the other
-    are. After the plan each node leads two of each type, and four in all."""
+    """Each of three nodes leads four of twelve partitions of two types, but unevenly within each type. After the plan
+    each node leads two of each type, and four in all."""
     led = {"d": "bbcccc", "e": "aaaabb"}
     found = {
         6 * number + index: LeaderAssignment(node, frozenset("abc"), kind)
@@ -103,8 +103,8 @@ def test_two_bucket_types_that_are_even_only_together_are_made_even_each() -> No
 
 @pytest.mark.timing
 def test_a_plan_for_many_bucket_types_is_quick_and_even() -> None:
-    """600 partitions of six bucket types on 30 nodes, six of which lead nothing: planned within 4 s; each type is as
-    even as it is when planned alone, and all of them together are, too."""
+    """600 partitions of six bucket types on 30 nodes, six of which lead nothing, are planned within 4 s; each type is
+    as even as if planned alone, and so is the sum."""
     random = Random(5)
     names = [f"n{number}" for number in range(30)]
     found = {}
@@ -125,7 +125,7 @@ def test_a_plan_for_many_bucket_types_is_quick_and_even() -> None:
 
 @pytest.mark.timing
 def test_a_plan_for_a_large_cluster_is_quick_and_level() -> None:
-    """1,000 partitions on 50 nodes, ten of which lead nothing: planned within 2 s, and then all lead 20."""
+    """1,000 partitions on 50 nodes, ten of which lead nothing, are planned within 2 s, and then all nodes lead 20."""
     random = Random(5)
     names = [f"n{number}" for number in range(50)]
     found = {}
@@ -143,7 +143,7 @@ def test_a_plan_for_a_large_cluster_is_quick_and_level() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_left_to_do_after_a_plan(seed: int) -> None:
-    """I-BAL-QUIET: the plan for what a plan has made is empty, so moves end by themselves."""
+    """I-BAL-QUIET: the plan after a plan is empty, so moves end by themselves."""
     found, _ = drawn(1000 + seed)
     leaders = led_after(found, plan(found))
     assert (
@@ -153,7 +153,7 @@ def test_nothing_is_left_to_do_after_a_plan(seed: int) -> None:
 
 
 def test_one_move_may_need_another() -> None:
-    """Where the busiest cannot give to the idlest, it goes by way of a third: two moves, none in vain."""
+    """If the busiest node cannot give to the idlest, the plan goes through a third one, with two moves."""
     found = {
         0: LeaderAssignment("a", frozenset("ab")),
         1: LeaderAssignment("a", frozenset("ab")),
@@ -191,7 +191,8 @@ def assignment_of(
 
 
 def test_only_members_in_sync_that_live_may_lead() -> None:
-    """The confirmed ISR, without who is gone, leaving, has another log, or has refused."""
+    """The eligible members are the confirmed ISR, without those that are gone, leaving, have another log id, or have
+    refused."""
     a, b, c = registered("a"), registered("b"), registered("c")
     assert assignment_of(RECORD, a, b, c) == LeaderAssignment("a", frozenset("abc"), "default")
     assert assignment_of(RECORD, a, b) == LeaderAssignment("a", frozenset("ab"), "default")
@@ -205,7 +206,7 @@ def test_only_members_in_sync_that_live_may_lead() -> None:
 
 
 def test_no_leadership_moves_while_others_than_the_isr_may_be_elected() -> None:
-    """I-BAL-SAFE: with a confirmed ELR, or too few in sync, the leader keeps its place; none is made up."""
+    """I-BAL-SAFE: with a confirmed ELR, or too few in sync, the leader stays."""
     there = (registered("a"), registered("b"), registered("c"))
     lone = frozenset({Member("a", 1), Member("b", 1)})
     keeps = LeaderAssignment("a", frozenset("a"), "default")
@@ -215,7 +216,7 @@ def test_no_leadership_moves_while_others_than_the_isr_may_be_elected() -> None:
 
 
 def test_loads_count_those_who_lead_nothing() -> None:
-    """A node that may lead and leads nothing has 0; one that may lead nothing is not asked."""
+    """A node that may lead and leads nothing has 0; one that may lead nothing is not counted."""
     found = {0: LeaderAssignment("a", frozenset("ab")), 1: LeaderAssignment("a", frozenset("a"))}
     assert loads(found) == {"a": 2, "b": 0}
     assert imbalance(loads(found)) == 2
@@ -224,7 +225,8 @@ def test_loads_count_those_who_lead_nothing() -> None:
 
 
 def test_a_node_that_is_to_lead_nothing_gives_everything() -> None:
-    """Drained, it passes on even what the others then have more of than it; what nobody else may have it keeps."""
+    """A drained node gives its leaderships away even if others then have more than it; it keeps those that no other
+    node may have."""
     found = {p: LeaderAssignment("a", frozenset({"b", "c"})) for p in range(3)}
     found |= {
         3: LeaderAssignment("b", frozenset({"b", "c"})),

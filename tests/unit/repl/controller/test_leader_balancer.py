@@ -1,4 +1,4 @@
-"""Leaderships are spread evenly by the node that decides: when, how many at once, and when it lets be."""
+"""The controller spreads leaderships evenly: when it starts, how many it moves at once, and when it stops."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ OFF = QUICK._replace(automatic=False)
 
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens, happens because of an event."""
+    """Polling is too slow to matter: every effect follows from an event."""
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
 def balancing_of(cluster: Cluster) -> LeaderBalancer:
-    """That of the node that decides."""
+    """The balancer of the controller."""
     (name,) = cluster.decides()
     found = cluster.nodes[name].controller.balancing
     assert found is not None
@@ -42,18 +42,18 @@ def now_ms(cluster: Cluster) -> int:
 
 
 def even(cluster: Cluster, *nodes: str) -> bool:
-    """True when all is online and these nodes lead as much as each other, but for one."""
+    """True if all partitions are online and these nodes lead equally many, with a difference of at most one."""
     counts = [cluster.leads()[node] for node in nodes]
     return cluster.online() and sum(counts) == 12 and max(counts) - min(counts) <= 1
 
 
 def sees_imbalance(cluster: Cluster) -> bool:
-    """True when all is online and the node that decides has seen all that there is to move."""
+    """True if all partitions are online and the controller has seen the imbalance."""
     return cluster.online() and len(balancing_of(cluster).status(now_ms(cluster))["plan"]) == 4
 
 
 async def in_sync_again(node: FakeNode) -> None:
-    """What leaders do once a follower has caught up: take it into the ISR."""
+    """Acts as leaders after a follower has caught up: takes it into the ISR."""
     async with asyncio.timeout(10):
         for partition in sorted(await node.metastore.records()):
             while True:
@@ -67,7 +67,7 @@ async def in_sync_again(node: FakeNode) -> None:
 
 
 async def come_back(cluster: Cluster, number: int) -> FakeNode:
-    """Kill a node, wait until others lead, start it again, in sync."""
+    """Kills a node, waits until others lead, and starts it again, in sync."""
     await eventually(cluster.online)
     await cluster.nodes[f"n{number}"].die()
     await eventually(lambda: cluster.online() and not cluster.leads()[f"n{number}"])
@@ -77,7 +77,8 @@ async def come_back(cluster: Cluster, number: int) -> FakeNode:
 
 
 async def test_leaderships_return_to_a_node_that_came_back() -> None:
-    """4/4/4, then 6/6 without the third, and 4/4/4 again: in two moves to it from each, no move more."""
+    """The numbers are 4/4/4, then 6/6 without the third node, and 4/4/4 again, with two moves from each of the others
+    and no further move."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
         await eventually(lambda: even(cluster, "n1", "n2", "n3"))
@@ -94,8 +95,8 @@ async def test_leaderships_return_to_a_node_that_came_back() -> None:
 
 
 async def test_leaderships_are_balanced_for_each_bucket_type() -> None:
-    """Three partitions of one bucket type are led by two nodes, three of another by others so that all lead two: each
-    type is spread by itself, and the status and the metrics tell both."""
+    """Three partitions of one bucket type are led by two nodes, and three of another so that all nodes lead two: each
+    type is spread by itself, and the status and the metrics show both."""
 
     six = DefaultType(partition_count=3, factor=3, min_isr=2, settle_ms=0)
     async with running(six, 1, 2, 3, balance=OFF) as cluster:
@@ -124,7 +125,7 @@ async def test_leaderships_are_balanced_for_each_bucket_type() -> None:
 
 
 async def test_the_balancer_is_idle_once_leaderships_are_even() -> None:
-    """I-BAL-QUIET: many looks later, without a change of membership, nothing was moved."""
+    """I-BAL-QUIET: without a change of membership, nothing is moved in many passes."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(delay_ms=0)) as cluster:
         await come_back(cluster, 2)
@@ -137,7 +138,7 @@ async def test_the_balancer_is_idle_once_leaderships_are_even() -> None:
 
 
 async def test_leaders_are_even_over_those_that_live() -> None:
-    """With one of three dead for good the other two lead six each, whoever was elected at first."""
+    """With one of three nodes dead for good the other two lead six partitions each, whichever were elected at first."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
         await eventually(cluster.online)
@@ -153,7 +154,7 @@ async def test_leaders_are_even_over_those_that_live() -> None:
 
 
 async def test_few_move_at_a_time_and_none_while_one_is_elected() -> None:
-    """I-BAL-SAFE: never more than `moves` hand-overs under way, and none begins beside an election."""
+    """I-BAL-SAFE: never more than `moves` hand-overs are in progress, and none begins during an election."""
 
     most = Counter[str]()
     async with running(TWELVE, 1, 2, 3, balance=OFF._replace(moves=2)) as cluster:
@@ -175,7 +176,8 @@ async def test_few_move_at_a_time_and_none_while_one_is_elected() -> None:
 
 
 async def test_off_means_that_only_operators_move_leaderships() -> None:
-    """`replication.balance = false`: uneven it stays, and says so, until somebody asks; then it is done at once."""
+    """With `replication.balance = false` leaderships stay uneven, with a reason, until an operator starts the
+    balancing, which then runs at once."""
 
     async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
         await come_back(cluster, 3)
@@ -202,7 +204,8 @@ async def test_off_means_that_only_operators_move_leaderships() -> None:
 
 
 async def test_a_partition_with_a_new_leader_stays_for_a_while() -> None:
-    """H46: what was just elected is not moved by itself before its cool-down; what others led before moves at once."""
+    """H46: a newly elected leader is not moved automatically before its cool-down; leaderships that are older are moved
+    at once."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(cool_down_ms=60_000)) as cluster:
         await eventually(lambda: even(cluster, "n1", "n2", "n3"))
@@ -228,7 +231,7 @@ async def test_nothing_moves_by_itself_when_all_have_new_leaders() -> None:
 
 
 async def test_a_refused_move_is_not_tried_again_at_once() -> None:
-    """A leader that refuses costs one try; others are asked instead, and the run says why it fell short."""
+    """A leader that refuses costs one try; others are moved instead, and the run reports why it ended short."""
 
     async with running(TWELVE, 1, 2, 3, balance=OFF._replace(cool_down_ms=60_000)) as cluster:
         await come_back(cluster, 3)
@@ -247,7 +250,7 @@ async def test_a_refused_move_is_not_tried_again_at_once() -> None:
 
 
 async def test_nothing_begins_during_an_election_or_a_leave() -> None:
-    """An operator is told what is in the way; by itself balancing waits until it is over."""
+    """A manual run is refused with the obstacle; automatic balancing waits until it is over."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK) as cluster:
         await eventually(cluster.online)
@@ -259,7 +262,7 @@ async def test_nothing_begins_during_an_election_or_a_leave() -> None:
 
 
 async def test_a_new_controller_plans_again() -> None:
-    """The node that decided dies amid the moves: another one sees what is uneven and ends it."""
+    """The controller dies amid the moves: another one detects the imbalance and completes it."""
 
     async with running(TWELVE, 1, 2, 3, balance=QUICK._replace(moves=1)) as cluster:
         await come_back(cluster, 3)

@@ -1,4 +1,4 @@
-"""What the controller hears: positions of logs and promotions, lost, late, repeated, from the wrong node."""
+"""Reports to the controller: log positions and promotions that are lost, late, repeated, or from the wrong node."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class OwnPositions:
 
 
 def positions(links: FakeLinks, on_answer: Callable[[], None] = lambda: None) -> LogPositions:
-    """Of node a, whose copy of each partition below 10 is at (4, partition)."""
+    """The log positions of node a, whose replica of each partition below 10 is at (4, partition)."""
     return LogPositions(node="a", links=links, own=OwnPositions(), on_answer=on_answer)
 
 
 async def test_one_request_asks_a_node_for_all_partitions() -> None:
-    """One's own copies without a request; what is wanted twice is asked once; a copy that is not there ranks last."""
+    """Local replicas need no request; a repeated request is sent once; a missing replica ranks last."""
 
     links = FakeLinks({1: [3, 7]})
     answered: list[int] = []
@@ -72,7 +72,7 @@ async def test_one_request_asks_a_node_for_all_partitions() -> None:
 
 
 async def test_while_a_node_is_asked_it_is_not_asked_again() -> None:
-    """What is wanted meanwhile is asked for after its answer, when it is wanted still."""
+    """Partitions requested meanwhile are sent after the answer, if they are still wanted."""
 
     links = FakeLinks({1: [3, 7], 2: [3, 8]})
     links.gate.clear()
@@ -93,7 +93,7 @@ async def test_while_a_node_is_asked_it_is_not_asked_again() -> None:
 
 
 async def test_an_answer_to_an_election_that_is_over_is_dropped() -> None:
-    """Forgotten while it was on its way: it must not rank candidates of a later election."""
+    """The answer arrives after its election: it must not rank candidates of a later one."""
 
     links = FakeLinks({1: [3, 7]})
     links.gate.clear()
@@ -110,7 +110,7 @@ async def test_an_answer_to_an_election_that_is_over_is_dropped() -> None:
 
 @pytest.mark.parametrize("answer", [b"\xc1", 7, {"x": [1, 2]}, {1: [1]}, {1: [1, -2]}, {1: 5}, {-1: [1, 2]}])
 async def test_an_answer_of_another_form_counts_as_none(answer: Any) -> None:
-    """It is asked again, not half believed."""
+    """The node is asked again, and no part of the answer is used."""
 
     links = FakeLinks(answer)
     answered: list[int] = []
@@ -122,13 +122,14 @@ async def test_an_answer_of_another_form_counts_as_none(answer: Any) -> None:
 
 
 def promotions(links: FakeLinks, heard: list[int] | None = None) -> Promotions:
-    """Of node a."""
+    """The promotions of node a."""
     told = [] if heard is None else heard
     return Promotions(node="a", links=links, on_heard=lambda: told.append(1))
 
 
 async def test_promotions_are_sent_together_and_until_the_controller_has_them() -> None:
-    """No controller known: kept. Not reached: once more, with what came meanwhile, the newest of each partition."""
+    """Without a known controller they are kept. If it is not reached they are sent again, with later ones, the newest
+    of each partition."""
 
     links = FakeLinks(failures=2)
     found = promotions(links)
@@ -149,7 +150,7 @@ async def test_promotions_are_sent_together_and_until_the_controller_has_them() 
 
 
 async def test_a_new_controller_gets_the_promotions_that_the_old_one_missed() -> None:
-    """The one that was to be told is gone; when its successor is known, it is told."""
+    """The old controller is gone; when its successor is known, it gets the promotion."""
 
     links = FakeLinks(failures=1)
     found = promotions(links)
@@ -163,7 +164,7 @@ async def test_a_new_controller_gets_the_promotions_that_the_old_one_missed() ->
 
 
 async def test_the_controller_gets_promotions_of_its_own_node() -> None:
-    """Nothing goes over a links; what was to be told to the one before is not told any more."""
+    """Nothing is sent over a link; a promotion meant for the previous controller is not sent any more."""
 
     links = FakeLinks()
     heard: list[int] = []
@@ -176,7 +177,7 @@ async def test_the_controller_gets_promotions_of_its_own_node() -> None:
 
 
 async def test_only_the_newest_promotion_of_partitions_that_exist_is_kept() -> None:
-    """Late ones of older epochs change nothing, unknown partitions take no memory, gone ones are forgotten."""
+    """Late ones of older epochs change nothing, unknown partitions take no memory, and removed ones are dropped."""
 
     found = promotions(FakeLinks())
     found.learn("a", {1, 2})

@@ -1,4 +1,4 @@
-"""What the node that decides does while orders cannot be brought further: it neither spins nor says that they were."""
+"""The controller while orders cannot progress: it neither spins nor logs progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_an_end_that_cannot_be_written_is_retried_and_not_logged() -> None:
-    """The document cannot be read any more: the controller does not spin, and the log does not say that it is over."""
+    """The document is unreadable: the controller does not spin, and does not log that the order is over."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda _state: None)
@@ -35,7 +35,7 @@ async def test_an_end_that_cannot_be_written_is_retried_and_not_logged() -> None
 
 
 async def test_an_end_whose_write_lost_its_answer_is_logged_and_counted_once() -> None:
-    """The next round finds it there."""
+    """The next round finds it written."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda _state: None)
@@ -53,8 +53,8 @@ async def test_an_end_whose_write_lost_its_answer_is_logged_and_counted_once() -
 
 
 async def test_other_placements_are_not_sought_at_every_pass_where_there_are_none() -> None:
-    """A second of work for a thousand partitions, in which nobody is elected: again when a node comes, or after a
-    while."""
+    """The search takes a second for a thousand partitions, which delays elections: it is repeated when a node arrives,
+    or after a while."""
     isr = frozenset(Member(node, 1) for node in ("n1", "n2"))
     leader = Incarnation("n2", 1)
     record = PartitionRecord(0, "default", 0, 1, ("n1", "n2"), 1, PartitionStatus.ONLINE, leader, isr=isr)

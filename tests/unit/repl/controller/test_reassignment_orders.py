@@ -1,4 +1,4 @@
-"""The document of orders: its bytes, its bounds, and how it changes."""
+"""The document of orders: its encoding, its limits, and its changes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_orders_round_trip_and_equal_ones_have_equal_bytes(placement: Placement)
 
 
 def test_malformed_bytes_are_reported_with_their_path() -> None:
-    """Whatever stands there, a Corruption names the path; nothing is believed by halves."""
+    """For any malformed value, a Corruption names the path; no part of it is used."""
     good = json.loads(
         encode_placement(
             Placement().with_order(ReassignmentKind.SPREAD, "t", "a", 1, [ReplicaMove(0, ("n1",), ("n2",))])
@@ -76,7 +76,8 @@ def test_malformed_bytes_are_reported_with_their_path() -> None:
 
 
 def test_the_document_is_bounded() -> None:
-    """One order too many is refused, the oldest history goes, texts are cut; a thousand moves take few bytes."""
+    """One order above the limit is refused, the oldest history is dropped, texts are cut; a thousand moves take few
+    bytes."""
     placement = Placement()
     for _ in range(ORDERS_MAX):
         placement = placement.with_order(ReassignmentKind.SPREAD, "t" * 999, "a" * 999, 1, [])
@@ -91,7 +92,7 @@ def test_the_document_is_bounded() -> None:
 
 
 async def test_changes_at_the_same_time_are_all_made() -> None:
-    """Each is a conditional write that is made anew on what the other left."""
+    """Each is a conditional write that is retried on the other's result."""
 
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda _state: None)

@@ -1,4 +1,4 @@
-"""Where replicas go when a placement changes: what every plan keeps to, and how little it copies."""
+"""Plans of replica placements: the rules that every plan keeps, and how little it copies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def records(count: int, factor: int, names: list[str]) -> list[PartitionRecord]:
 
 @st.composite
 def planning_inputs(draw: st.DrawFn) -> tuple[list[PartitionRecord], dict[str, PlanningNode]]:
-    """Some partitions, placed anyhow on some of the nodes, with some replicas out of sync."""
+    """Some partitions, placed randomly on some of the nodes, with some replicas out of sync."""
     names = nodes(draw(st.integers(2, 7)))
     factor = draw(st.integers(1, min(4, len(names))))
     found = []
@@ -69,7 +69,7 @@ def load(placed: dict[int, tuple[str, ...]]) -> Counter[str]:
 def test_a_replication_factor_is_reached_with_the_fewest_copies(
     ground: tuple[list[PartitionRecord], dict[str, PlanningNode]], factor: int
 ) -> None:
-    """Growing keeps all that is there; shrinking adds nothing and keeps the leader, and rather who is in sync."""
+    """Growing keeps all replicas; shrinking adds nothing and keeps the leader, and preferably members in sync."""
     found, there = ground
     board = AssignmentDraft(found, there)
     if factor > len(there):
@@ -94,7 +94,7 @@ def test_a_replication_factor_is_reached_with_the_fewest_copies(
 def test_a_drained_node_gives_all_and_the_others_keep_theirs(
     ground: tuple[list[PartitionRecord], dict[str, PlanningNode]], which: int
 ) -> None:
-    """One copy for each replica that it had, of each partition that it held and of no other."""
+    """There is one copy for each of its replicas, of exactly the partitions that it held."""
     found, there = ground
     gone = sorted(there)[which % len(there)]
     board = AssignmentDraft(found, there)
@@ -115,7 +115,8 @@ def test_a_drained_node_gives_all_and_the_others_keep_theirs(
 def test_an_even_spread_is_even_and_lessens_no_partitions_racks(
     ground: tuple[list[PartitionRecord], dict[str, PlanningNode]],
 ) -> None:
-    """Without racks no node has two more than another; with racks no partition is in fewer than it could be."""
+    """Without racks the numbers of replicas differ by at most one; with racks no partition is in fewer racks than
+    possible."""
     found, there = ground
     board = AssignmentDraft(found, there)
     board.spread()
@@ -133,7 +134,7 @@ def test_an_even_spread_is_even_and_lessens_no_partitions_racks(
 
 @pytest.mark.parametrize("seed", range(12))
 def test_an_even_spread_copies_as_little_as_brute_force(seed: int) -> None:
-    """Of all placements that are as even as can be, none has fewer copies."""
+    """No placement that is as even has fewer copies."""
     chance = random.Random(seed)
     names = nodes(chance.randint(3, 4))
     factor = chance.randint(1, 2)
@@ -167,14 +168,16 @@ def test_nodes_that_were_added_take_their_share_of_all_partitions() -> None:
 
 
 def test_other_bucket_types_decide_between_equals() -> None:
-    """A new replica goes where the bucket type has the fewest, and among those where others have the fewest."""
+    """A new replica goes to the node with the fewest of its bucket type, and among those to the one with the fewest of
+    others."""
     board = AssignmentDraft([a_record(0, ("n0",))], sites(nodes(4)), elsewhere={"n1": 5, "n2": 1, "n3": 9})
     board.factor(2)
     assert board.moves() == [ReplicaMove(0, ("n0",), ("n0", "n2"))]
 
 
 def test_one_node_replaces_another_place_by_place() -> None:
-    """Only the places of the old node change; who holds a partition already or would cost it a rack is refused."""
+    """Only the positions of the old node change; a node that holds a partition already, or would cost it a rack, is
+    refused."""
     found = records(6, 2, nodes(3))
     board = AssignmentDraft(found, sites(nodes(4)))
     board.replace("n1", "n3")
@@ -191,7 +194,7 @@ def test_one_node_replaces_another_place_by_place() -> None:
 
 
 def test_earlier_orders_count_as_done() -> None:
-    """A partition that is on its way to another node is not counted where it comes from."""
+    """A partition that is moving to another node is not counted at its old one."""
     found = [a_record(0, ("n0",)), a_record(1, ("n0",))]
     board = AssignmentDraft(found, sites(nodes(2)), pending={0: ("n1",)})
     board.spread()

@@ -1,4 +1,4 @@
-"""How far ordered changes of placement are, and which records are written next."""
+"""The progress of ordered changes of placement, and the records that are written next."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_a_move_goes_from_waiting_to_done_by_the_record() -> None:
 
 
 def test_a_cancelled_move_goes_back_by_the_same_rule() -> None:
-    """Newcomers become those who are to go, who was to go stays; what is done stays so, what waits is not begun."""
+    """Newcomers become the leaving replicas, and the leaving ones stay; completed moves stay, and waiting ones are not
+    begun."""
     begun = wanted(online(), SWAP.after, "x")
     order = an_order(SWAP, cancelled_by="bob")
     (back,) = due([order], {0: begun}, HERE, 0)
@@ -91,8 +92,8 @@ def test_a_cancelled_move_goes_back_by_the_same_rule() -> None:
 
 
 def test_a_newcomer_that_is_replaced_counts_for_no_factor() -> None:
-    """A factor is raised, the newcomer is lost and another one takes its place: until the change ends min-ISR is that
-    of the smaller factor, and the partition takes writes with the replicas that it had."""
+    """A factor is raised, and the newcomer is lost and replaced: until the change ends min-ISR is that of the smaller
+    factor, and the partition accepts writes with its old replicas."""
     one = replace(online(replicas=("n1",)), min_isr=2)
     raised = wanted(one, ("n1", "n2"), "x")
     elsewhere = wanted(raised, ("n1", "n3"), "x")
@@ -107,7 +108,7 @@ def test_a_newcomer_that_is_replaced_counts_for_no_factor() -> None:
 
 
 def test_a_leaving_newcomer_is_a_newcomer_again_when_reassigned() -> None:
-    """It has to join the ISR before the change ends, and counts for no factor before."""
+    """It must join the ISR before the change ends, and does not count for the factor before."""
     one = replace(online(replicas=("n1",)), min_isr=2)
     raised = wanted(one, ("n1", "n2"), "x")
     for turned in (wanted(raised, ("n1",), "x"), wanted(raised, ("n1", "n3"), "x")):
@@ -119,7 +120,8 @@ def test_a_leaving_newcomer_is_a_newcomer_again_when_reassigned() -> None:
 
 
 def test_no_more_than_so_many_are_under_way_and_the_oldest_order_goes_first() -> None:
-    """Two of four; one more when one is done; none with 0, and what is under way goes on."""
+    """With the option at two, two of four are in progress, and one more begins when one is done; with 0 none begins,
+    and those in progress continue."""
     first = an_order(*(ReplicaMove(p, REPLICAS, ("n1", "n2", "n4")) for p in (0, 1)))
     second = an_order(*(ReplicaMove(p, REPLICAS, ("n1", "n2", "n5")) for p in (2, 3)), number=2)
     records = {p: online(p) for p in range(4)}
@@ -130,7 +132,8 @@ def test_no_more_than_so_many_are_under_way_and_the_oldest_order_goes_first() ->
 
 
 def test_nothing_begins_where_or_while_the_cluster_is_not_well() -> None:
-    """Not beside an election, not without a leader or below min-ISR, not towards a node that is away; each says why."""
+    """No move begins during an election, without a leader, below min-ISR, or towards a node that is away; each case has
+    a reason."""
     order = an_order(SWAP)
     short = replace(online(), isr=frozenset({Member("n1", 1)}))
     offline = replace(online(), status=PartitionStatus.OFFLINE, leader=None, reason="waits for n1")
@@ -152,7 +155,7 @@ def test_nothing_begins_where_or_while_the_cluster_is_not_well() -> None:
 
 
 def test_replicas_changed_by_others_are_left_alone() -> None:
-    """Replicas that the order does not know, and a partition that is gone, end the move as refused."""
+    """Replicas that differ from the order's, and a missing partition, end the move as refused."""
     order = an_order(SWAP)
     strange = online(0, ("n1", "n5", "n6"))
     assert stage(order, strange) is ReassignmentStage.REFUSED
@@ -162,7 +165,8 @@ def test_replicas_changed_by_others_are_left_alone() -> None:
 
 
 def test_replicas_on_an_absent_node_are_planned_again() -> None:
-    """Of a plan of ours another node is chosen, under way or not; what an operator named waits."""
+    """A computed plan chooses another node, for waiting moves and for moves in progress; a plan with nodes named by an
+    operator waits."""
     there = {node: PlanningNode("", node != "n4") for node in HERE}
     here = {node: found for node, found in HERE.items() if node != "n4"}
     records = {0: wanted(online(), SWAP.after, "x"), 1: online(1)}

@@ -1,4 +1,4 @@
-"""Who may be suspected, when, and how often (docs/protocol.md R-SUSPECT)."""
+"""The conditions, times and frequency of suspicions (docs/protocol.md R-SUSPECT)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def registered(owner: int = 7, **sessions: int) -> dict[str, Registration]:
 
 
 def connected(*nodes: str, to: Iterable[str] = ("n2", "n3")) -> Suspicions:
-    """n1's suspicions of a cluster of `nodes`, whose sessions are numbered from 1, after connections with `to`."""
+    """n1's suspicions of a cluster of `nodes`, whose sessions are numbered from 1, after connections to the nodes in
+    `to`."""
     suspicions = Suspicions("n1")
     suspicions.learn(registered(**{node: number for number, node in enumerate(nodes, 1)}), 0)
     for node in to:
@@ -33,7 +34,7 @@ def held(suspicions: Suspicions) -> dict[str, float]:
 
 
 def test_a_broken_connection_and_a_refused_dial_make_a_suspect() -> None:
-    """Only both together; the suspicion names the session and ends with it."""
+    """Both are required; the suspicion names the session and ends with it."""
     suspicions = connected("n1", "n2", "n3")
     suspicions.link_changed("n2", False)
     assert suspicions.suspects() == []
@@ -46,7 +47,7 @@ def test_a_broken_connection_and_a_refused_dial_make_a_suspect() -> None:
 
 
 def test_a_connection_that_stands_again_ends_the_suspicion() -> None:
-    """A metastore that could not be reached meanwhile gets no request any more."""
+    """A metastore that was unreachable meanwhile gets no request any more."""
     suspicions = connected("n1", "n2", "n3")
     suspicions.link_changed("n2", False)
     suspicions.refused("n2", OLD_MS)
@@ -56,7 +57,7 @@ def test_a_connection_that_stands_again_ends_the_suspicion() -> None:
 
 @pytest.mark.parametrize("known", [True, False], ids=["another-session", "not-registered"])
 def test_a_session_that_is_over_is_suspected_no_more(known: bool) -> None:
-    """Another node ended it, or the process is back under another session."""
+    """Another node ended it, or the process has returned with another session."""
     suspicions = connected("n1", "n2", "n3")
     suspicions.link_changed("n2", False)
     suspicions.refused("n2", OLD_MS)
@@ -66,7 +67,7 @@ def test_a_session_that_is_over_is_suspected_no_more(known: bool) -> None:
 
 
 def test_what_was_never_reached_is_not_suspected() -> None:
-    """A wrong address or a firewall refuses from the first dial on: that proves nothing, in any session of the node."""
+    """A wrong address or a firewall refuses from the first dial on: this proves nothing, in any session of the node."""
     suspicions = connected("n1", "n2", "n3", to=("n3",))
     assert not suspicions.refused("n2", OLD_MS)
     suspicions.learn(registered(n1=1, n2=7, n3=3), OLD_MS)
@@ -76,7 +77,7 @@ def test_what_was_never_reached_is_not_suspected() -> None:
 
 
 def test_a_young_session_is_not_suspected() -> None:
-    """Below the hold time the session must end by itself; at it, it may be suspected."""
+    """Below the hold time the session must end by itself; from then on, it may be suspected."""
     suspicions = connected("n1", "n2", "n3")
     assert not suspicions.refused("n2", HOLD_MIN_MS - 1)
     assert held(suspicions) == {"young": 1}
@@ -92,7 +93,7 @@ def test_a_node_that_is_stopping_is_not_suspected() -> None:
 
 
 def test_a_node_without_connections_suspects_nobody_where_there_is_a_third() -> None:
-    """It may be its own network that fails; among two nodes nobody else can tell."""
+    """Its own network may have failed; with only two nodes no third one can confirm."""
     suspicions = connected("n1", "n2", "n3")
     suspicions.link_changed("n2", False)
     suspicions.link_changed("n3", False)
@@ -106,7 +107,7 @@ def test_a_node_without_connections_suspects_nobody_where_there_is_a_third() -> 
 
 
 def suspected_again(suspicions: Suspicions, session_id: int, now_ms: int, owner: int) -> int:
-    """n2's process `owner` registers as `session_id`, and is suspected as soon as may be; returns when."""
+    """n2's process `owner` registers as `session_id`, and is suspected as soon as possible; returns the time."""
     suspicions.learn(registered(n1=1, n3=3) | registered(owner, n2=session_id), now_ms)
     suspicions.link_changed("n2", True)
     hold_ms = suspicions.hold_ms("n2", now_ms)
@@ -120,8 +121,8 @@ def suspected_again(suspicions: Suspicions, session_id: int, now_ms: int, owner:
 
 
 def test_the_hold_time_doubles_with_each_false_suspicion_and_halves_with_time() -> None:
-    """A process that registers again and again was not dead: it is left to its session for longer and longer. After
-    hours without, all is as at first."""
+    """A process that registers again after each suspicion was not dead: its sessions are left alone for longer and
+    longer. After hours without a suspicion, the hold time is the initial one."""
     suspicions, now_ms, holds = connected("n1", "n2", "n3"), 0, []
     for session_id in range(10, 20):
         now_ms = suspected_again(suspicions, session_id, now_ms, owner=5)
@@ -135,7 +136,8 @@ def test_the_hold_time_doubles_with_each_false_suspicion_and_halves_with_time() 
 
 
 def test_a_process_that_was_dead_indeed_costs_its_successor_nothing() -> None:
-    """Killed again and again, a node is suspected each time once its session is as old as the shortest hold time."""
+    """A node that is killed again and again is suspected each time once its session is as old as the shortest hold
+    time."""
     suspicions, now_ms = connected("n1", "n2", "n3"), 0
     for session_id in range(10, 20):
         now_ms = suspected_again(suspicions, session_id, now_ms, owner=session_id)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_writes_during_a_round_make_one_batch_at_its_end() -> None:
-    """Nothing is appended while the round is open; at its end all that waited is, in one batch a partition."""
+    """Nothing is appended while the round is open; at its end all waiting writes are, in one batch per partition."""
     async with cluster(("n1", "n1", "n1", "n1")) as t:
         runtime, coordinator = t.runtimes["n1"], t.coordinators["n1"]
         runtime.rounds.begin()

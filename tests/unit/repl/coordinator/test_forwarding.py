@@ -1,4 +1,5 @@
-"""Any node answers for its cluster: what goes where, once, and what each kind of failure means."""
+"""Any node answers for its cluster: requests are routed to their leaders, once, and each kind of failure has its
+meaning."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 def content(value: bytes) -> Content:
-    """All fields, so that one that is lost on the way is missed."""
+    """A content with all fields, so that a lost one is noticed."""
     return Content(value, b"a/b", b"gzip", ((b"m", b"1"),), ((b"b", b"k", b"t"),), ((b"i_bin", b"x"),))
 
 
@@ -43,7 +44,7 @@ def values(data: object) -> list[bytes]:
 
 
 async def test_a_write_at_any_node_takes_effect_at_the_leader() -> None:
-    """The answer is the leader's: clock, object as asked for, nothing to delete; every field of the content arrives."""
+    """The answer is the leader's: clock, requested object, nothing to delete; every field of the content arrives."""
 
     async with cluster() as c:
         key = key_of(1)
@@ -63,7 +64,7 @@ async def test_a_write_at_any_node_takes_effect_at_the_leader() -> None:
 
 
 async def test_a_batch_is_split_by_leader_and_each_part_goes_once() -> None:
-    """One request a node and batch, answers in order, one bad item disturbs no other."""
+    """There is one request per node and batch, answers are in order, and an invalid item does not affect others."""
 
     async with cluster(("n1", "n2", "n3", "n2"), nodes=("n1", "n2", "n3")) as c:
         keys = [key_of(p) for p in (0, 1, 2, 3)] * 2
@@ -92,7 +93,7 @@ async def test_requests_of_one_turn_share_a_message() -> None:
 
 
 async def test_forwarded_writes_and_pushes_take_no_task() -> None:
-    """Neither at the node that forwards nor at the leader, whatever the links themselves do."""
+    """Neither the forwarding node nor the leader creates a task, apart from the links themselves."""
 
     async with cluster() as c:
         made: list[str] = []
@@ -123,8 +124,8 @@ async def test_a_write_names_the_leader_that_it_was_forwarded_to() -> None:
 
 @pytest.mark.usefixtures("short_leader_wait")
 async def test_a_read_and_a_refusal_name_the_leader_that_decided() -> None:
-    """A read that was forwarded comes with the node that answered, found or not, and one that was answered here does
-    not, also after the leadership moved here; a refusal has the leader only where a leader decided it."""
+    """A forwarded read has the name of the node that answered, found or not; one answered here has none, also after the
+    leadership moved here. A refusal has the leader only if a leader decided it."""
 
     async with cluster() as c:
         n1 = c.coordinators["n1"]
@@ -166,7 +167,7 @@ async def test_large_parts_are_cut_into_messages_in_order() -> None:
 
 
 async def test_pushes_are_forwarded_with_an_outcome_each() -> None:
-    """A sink may push into any node: applied, superseded, refused for good, not done, each in its place."""
+    """A sink may push into any node: each item is applied, superseded, rejected, or failed, in its position."""
 
     async with cluster() as c:
         items = [
@@ -187,7 +188,7 @@ async def test_pushes_are_forwarded_with_an_outcome_each() -> None:
 
 @pytest.mark.parametrize("error", [TooFewInSync("few"), Overloaded("full"), OutOfStorage("no room")])
 async def test_a_definite_refusal_stays_definite_on_the_way(error: IsthmusError) -> None:
-    """What the leader refused comes back as the same class with the same sentence, and is not asked again."""
+    """A leader's refusal is returned as the same class with the same message, and the request is not repeated."""
 
     async with cluster() as c:
         c.runtimes["n2"].refusal = error
@@ -221,7 +222,8 @@ async def test_a_broken_connection_leaves_writes_unknown_and_reads_unanswered() 
 
 @pytest.mark.usefixtures("short_leader_wait")
 async def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
-    """Without a connection a write is refused, definitely, after the wait for a leader; meanwhile one may appear."""
+    """Without a connection a write is definitely refused, after the wait for a leader, in which a connection may be
+    made."""
 
     async with cluster() as c:
         c.wire.down.add("n2")
@@ -236,7 +238,7 @@ async def test_nothing_is_sent_to_a_node_that_cannot_be_reached() -> None:
 
 @pytest.mark.usefixtures("short_leader_wait")
 async def test_a_forwarded_request_is_never_forwarded_again() -> None:
-    """Two nodes that each take the other for the leader refuse by name; the request ends, and nothing is written."""
+    """Two nodes that take each other for the leader refuse by name; the request ends, and nothing is written."""
 
     async with cluster() as c:
         c.move(1, None)
@@ -253,7 +255,7 @@ async def test_a_forwarded_request_is_never_forwarded_again() -> None:
 
 
 async def test_an_election_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a leader, writes, reads and pushes wait and go on as soon as one is known, here or elsewhere."""
+    """Without a leader, writes, reads and pushes wait and continue as soon as one is known, here or elsewhere."""
     monkeypatch.setattr("isthmus.repl.coordinator.routing.LOOK_AGAIN_S", 10)
 
     async with cluster() as c:
@@ -331,8 +333,8 @@ async def test_items_wait_for_an_upcoming_leader_only_for_a_while() -> None:
 async def test_an_item_that_waited_too_long_for_its_leader_is_refused_for_certain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """I-ANSWER: nothing was appended, so the outcome is known, though the wait ends later than the request; and it is
-    not appended afterwards."""
+    """I-ANSWER: nothing was appended, so the outcome is certain, although the wait ends later than the request; the
+    item is not appended afterwards."""
     monkeypatch.setattr("isthmus.repl.coordinator.upcoming_leadership.WAIT_S", 10)
 
     async with cluster(request_timeout_ms=100) as c:
@@ -348,7 +350,7 @@ async def test_an_item_that_waited_too_long_for_its_leader_is_refused_for_certai
 
 
 async def test_reads_of_several_upcoming_leaders_wait_once() -> None:
-    """The waits for partitions that came in one request run side by side."""
+    """The waits for partitions of one request run in parallel."""
 
     async with cluster() as c:
         for partition in (1, 2, 3):
@@ -380,8 +382,8 @@ async def test_an_item_that_waits_for_a_leader_is_refused_once_the_replica_is_re
 
 
 async def test_reads_that_do_not_wait_for_a_leader_get_the_rest_at_once() -> None:
-    """A batch of reads of partitions some of which have no leader: what is led comes without a pause, here and
-    elsewhere, and the others are refused as not ready."""
+    """In a batch of reads where some partitions have no leader, the others are answered without a pause, here and
+    elsewhere, and these are refused as not ready."""
 
     async with cluster() as c:
         await c.coordinators["n1"].write_batch([WriteRequest(key_of(n), content(b"v")) for n in range(4)])
@@ -421,8 +423,8 @@ async def test_a_wait_for_a_leader_ends_with_a_refusal() -> None:
 
 @pytest.mark.usefixtures("short_leader_wait")
 async def test_a_node_that_knows_no_records_yet_is_not_ready() -> None:
-    """Before the first records no key is ready, and without one partition's record none of that partition; none is
-    unknown."""
+    """Before the first records no key is ready; without one partition's record none of that partition is. No key is
+    reported as unknown."""
 
     async with cluster() as c:
         asked = c.coordinators["n1"]

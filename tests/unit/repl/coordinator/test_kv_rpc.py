@@ -1,4 +1,4 @@
-"""What a node decodes of another one's requests and answers: any bytes are a value of ours or CodecError."""
+"""The decoding of other nodes' requests and answers: any bytes are a valid value or a CodecError."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WRITE = kv_rpc.encode_write(
 
 
 def decoded(data: bytes) -> None:
-    """Take `data` for everything that one node sends another."""
+    """Decodes `data` as every kind of message between nodes."""
     for decode in (
         lambda: kv_rpc.decode_body(data, kv_rpc.decode_write),
         lambda: kv_rpc.decode_body(data, kv_rpc.decode_push),
@@ -53,7 +53,7 @@ def decoded(data: bytes) -> None:
 
 
 def test_requests_for_pages_cross_the_wire_and_unordered_ones_as_ever() -> None:
-    """Each request and page is decoded as it was; one without a limit has the three fields that older nodes know."""
+    """Each request and page decodes to the same one; one without a limit has the three fields that older nodes know."""
     plain = kv_rpc.ListAsk(3, b"b", (b"b", b"k"))
     assert kv_rpc.encode_list_ask(plain) == msgpack.packb([kv_rpc.VERSION, 3, b"b", [b"b", b"k"]])
     for ask in (plain, kv_rpc.ListAsk(3, None, None), kv_rpc.ListAsk(3, None, (b"b", None), b"\xff", 9, 100)):
@@ -75,7 +75,7 @@ def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
 @EXAMPLES
 @given(st.integers(0, len(WRITE) - 1), st.integers(0, 255))
 def test_a_write_with_one_changed_byte_is_another_write_or_none(place: int, byte: int) -> None:
-    """Each byte of a forwarded write may be any other: it is decoded strictly, or refused."""
+    """With any byte changed, a forwarded write is strictly decoded or refused."""
     changed = bytearray(WRITE)
     changed[place] = byte
     decoded(kv_rpc.encode_body(None, [bytes(changed)]))
@@ -107,7 +107,7 @@ pushed = st.sampled_from((applied, applied, applied, PushResult(PushOutcome.SUPE
 
 
 def outcome(decode: Callable[[bytes], object], data: bytes) -> object:
-    """What decoding returns, or its error."""
+    """The result of decoding, or its error."""
     try:
         return repr(decode(data))
     except CodecError as error:
@@ -115,7 +115,7 @@ def outcome(decode: Callable[[bytes], object], data: bytes) -> object:
 
 
 def changed(data: bytes, drawn: st.DataObject) -> bytes:
-    """`data`, or with one other byte, or shorter, or longer."""
+    """`data` unchanged, or with one byte changed, shortened, or extended."""
     at = drawn.draw(st.integers(0, len(data) - 1))
     byte = bytes([drawn.draw(st.integers(0, 255))])
     return drawn.draw(st.sampled_from((data, data[:at] + byte + data[at + 1 :], data[:at], data + byte)))
@@ -126,8 +126,8 @@ def changed(data: bytes, drawn: st.DataObject) -> bytes:
 def test_usual_bodies_are_decoded_like_all_others(
     requests: list[WriteRequest], items: list[PushItem], data: st.DataObject
 ) -> None:
-    """A body has the bytes that msgpack gives it, and is decoded as by the decoder of single items, or refused in the
-    same words, whatever byte of it is another."""
+    """A body has the bytes that msgpack gives it, and with any changed byte it is decoded as by the decoder of single
+    items, or refused with the same message."""
     body = kv_rpc.encode_body(None, [kv_rpc.encode_write(request) for request in requests])
     assert msgpack.packb(msgpack.unpackb(body)) == body
     assert kv_rpc.decode_writes(body) == requests
@@ -145,7 +145,7 @@ def test_usual_bodies_are_decoded_like_all_others(
 def test_usual_answers_are_coded_like_all_others(
     results: list[object], outcomes: list[object], data: st.DataObject
 ) -> None:
-    """As above, of answers; usual ones are also encoded like all others."""
+    """The same holds for answers; the fast encoder agrees with the general one, too."""
     answer, count = kv_rpc.encode_write_answers(results), len(results)
     assert answer == kv_rpc.encode_answers(results, kv_rpc.written_row) == msgpack.packb(msgpack.unpackb(answer))
     answer = changed(answer, data)

@@ -1,4 +1,4 @@
-"""Ordered listings; and a key row that cannot be read, met by listings and by the walk that looks for tombstones."""
+"""Ordered listings, and unreadable key rows in listings and in the scan for tombstones."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ DELETED = ListedKey(b"b", b"z", row(2, TOMBSTONE))
 
 
 def test_a_listing_with_a_damaged_row_names_it() -> None:
-    """Whether the key has a value is not known: neither with it nor without it would the listing be right. The refusal
-    names the key and what mends it."""
+    """It is unknown whether the key has a value, so the listing would be wrong with it and without it. The refusal
+    names the key and the command that repairs it."""
     assert listing._page([SOUND, DELETED], b"b", None).names == [b"a"]
     with pytest.raises(Corruption, match=r"key row of b'b'/b'k' cannot be read.*repair-keys --mend"):
         listing._page([SOUND, DAMAGED, DELETED], b"b", None)
 
 
 def test_a_damaged_row_keeps_no_tombstone_behind_it_from_being_reaped() -> None:
-    """The walk over the keys goes on behind it, or it would begin anew for ever and never come further."""
+    """The scan of the keys continues after it; otherwise it would restart for ever without progress."""
 
     def keys(*_: object) -> Any:
         yield from (SOUND, DAMAGED, DELETED)
@@ -78,7 +78,7 @@ async def pages(coordinator: Coordinator, bucket: bytes | None, prefix: bytes, l
 
 
 def older(handlers: dict[str, Any]) -> None:
-    """Make a node serve as one of the version before ordered listings."""
+    """Makes a node behave like the version before ordered listings."""
     page = handlers[kv_rpc.LIST]
 
     async def serve(node: str, body: bytes) -> bytes:
@@ -125,7 +125,8 @@ async def test_an_ordered_listing_merges_all_partitions(
 
 @pytest.mark.virtual_time
 async def test_a_page_of_few_names_reads_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit reaches the other nodes: they send about what is wanted; and of buckets, one row each."""
+    """A limit is sent to the other nodes, which return about that many names; a listing of buckets reads one row for
+    each."""
     async with cluster() as c:
         keys = [Key(b"default", b"b%d" % (n % 5), b"k%d" % n) for n in range(1_000)]
         await c.coordinators["n1"].write_batch([WriteRequest(key, Content(b"v")) for key in keys])
@@ -160,7 +161,7 @@ async def test_a_page_of_few_names_reads_few(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("wanted", [1, 3])
 async def test_a_page_is_not_kept_waiting_for_names_behind_it(monkeypatch: pytest.MonkeyPatch, wanted: int) -> None:
-    """When the last wanted name is also the last of a partition's page, no further page is read: one for each of four
+    """If the last wanted name is also the last of a partition's page, no further page is read: one for each of four
     partitions, and one for each name before the last."""
     monkeypatch.setattr(listing, "PAGE_BYTES", 1)
     async with cluster() as c:
@@ -183,8 +184,8 @@ async def test_a_page_is_not_kept_waiting_for_names_behind_it(monkeypatch: pytes
 
 @pytest.mark.virtual_time
 async def test_an_ordered_listing_is_stable_under_writes_and_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that exist all the time are listed exactly once, in order, while others come and go before and behind the
-    place that the listing has reached, and leadership moves between pages."""
+    """Names that exist all the time are listed exactly once, in order, while others are added and deleted on both sides
+    of the listing's position, and leadership moves between pages."""
     monkeypatch.setattr(listing, "BATCH_KEYS", 5)
     async with cluster(("n1", "n2", "n3", "n1"), nodes=("n1", "n2", "n3")) as c:
         stays = [Key(b"default", b"b", b"k%03d" % n) for n in range(0, 200, 2)]
@@ -218,8 +219,8 @@ async def test_an_ordered_listing_without_a_leader_is_refused() -> None:
 
 
 def test_a_page_skips_tombstones_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of a partition full of tombstones reads BATCH_KEYS rows at most, and says where it goes on; a bucket
-    whose first keys are deleted is found."""
+    """A page of a partition full of tombstones reads at most BATCH_KEYS rows, and returns the position to continue
+    from; a bucket whose first keys are deleted is found."""
     monkeypatch.setattr(listing, "BATCH_KEYS", 3)
     rows = [ListedKey(b"b", b"%d" % n, DELETED.row) for n in range(5)] + [ListedKey(b"b", b"9", SOUND.row)]
 

@@ -1,4 +1,4 @@
-"""What a read may see, when it waits, and how much one answer holds."""
+"""Reads: which entries they see, when they wait, and the size of one answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def all_of(batches: AsyncIterator[list[bytes]]) -> list[bytes]:
 
 
 async def test_uncommitted_reads_see_the_log_and_committed_ones_what_is_applied() -> None:
-    """At every node: an entry that is not applied shows itself to uncommitted reads alone; those ask nobody."""
+    """At every node, only uncommitted reads return an entry that is not applied; they need no confirmation."""
 
     async with cluster() as c:
         for node in ("n1", "n2"):
@@ -64,7 +64,7 @@ async def test_uncommitted_reads_see_the_log_and_committed_ones_what_is_applied(
 
 
 async def test_the_default_isolation_is_the_nodes_setting() -> None:
-    """A read that says nothing is as the node it was asked of is set; a forwarded one keeps that."""
+    """A read without an isolation uses the setting of the node that receives it, also if it is forwarded."""
 
     async with cluster(read_isolation="uncommitted") as c:
         await c.coordinators["n1"].get(key_of(1))
@@ -75,7 +75,7 @@ async def test_the_default_isolation_is_the_nodes_setting() -> None:
 
 
 async def test_a_committed_read_waits_for_its_confirmation_and_reads_afterwards() -> None:
-    """What was applied while the confirmation was under way is seen; a reader that leaves disturbs no other."""
+    """The read returns entries applied during the confirmation; a cancelled reader does not affect others."""
 
     async with cluster() as c:
         leader, asked = c.runtimes["n1"], c.coordinators["n1"]
@@ -92,8 +92,8 @@ async def test_a_committed_read_waits_for_its_confirmation_and_reads_afterwards(
 
 
 async def test_a_read_that_need_not_wait_is_answered_at_once() -> None:
-    """A key that is led here and confirmed needs no coroutine; one that is not confirmed yet, led elsewhere, led by
-    nobody, or of an unknown type does. All are counted alike, as `read` counts them, and so are their errors."""
+    """A confirmed read of a key led here needs no coroutine; one that is not confirmed yet, led elsewhere, without a
+    leader, or of an unknown type does. All are counted like `read`, and so are their errors."""
 
     async with cluster(("n1", "n2", None, "n1")) as c:
         asked, runtime = c.coordinators["n1"], c.runtimes["n1"]
@@ -130,7 +130,7 @@ async def test_a_read_that_need_not_wait_is_answered_at_once() -> None:
 
 
 async def test_a_batch_is_confirmed_once_a_partition() -> None:
-    """However many keys a batch has, each partition's leader is asked to confirm once; all at the same time."""
+    """For any number of keys, each partition's leader confirms once, all concurrently."""
 
     async with cluster() as c:
         keys = [key for p in range(4) for key in keys_of(p, 30)]
@@ -148,7 +148,8 @@ async def test_a_batch_is_confirmed_once_a_partition() -> None:
 
 
 async def test_a_refused_confirmation_is_retried_or_returned() -> None:
-    """Leadership that moves is waited out, another refusal is told; in a batch, for its partition's keys alone."""
+    """The read waits while leadership moves and returns any other refusal; in a batch, only for the keys of that
+    partition."""
 
     async with cluster() as c:
         for node in ("n1", "n2"):
@@ -165,7 +166,8 @@ async def test_a_refused_confirmation_is_retried_or_returned() -> None:
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
 async def test_an_answer_holds_what_fits(node: str) -> None:
-    """Objects beyond the room are refused as overloaded, one always comes, and asking again for the rest ends."""
+    """Objects beyond the limit are refused as overloaded, one is always returned, and requesting the rest repeatedly
+    ends."""
 
     async with cluster(("n1",) * 4) as c:
         keys = keys_of(1, 6)
@@ -183,7 +185,7 @@ async def test_an_answer_holds_what_fits(node: str) -> None:
 
 
 async def test_more_than_one_message_holds_comes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer to another node is cut to its limit, and the asker asks on until it has all."""
+    """An answer to another node is cut to its limit, and the caller requests the rest."""
     monkeypatch.setattr("isthmus.repl.coordinator.reads.ANSWER_BYTES", 3_000)
 
     async with cluster() as c:
@@ -204,7 +206,8 @@ async def test_more_than_one_message_holds_comes_in_several(monkeypatch: pytest.
 
 
 async def test_listings_cross_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and buckets of all partitions, each once, tombstones left out; other nodes' come in bounded pages."""
+    """Keys and buckets of all partitions are listed once, without tombstones; other nodes' names come in bounded
+    pages."""
     monkeypatch.setattr("isthmus.repl.coordinator.listing.BATCH_KEYS", 10)
     monkeypatch.setattr("isthmus.repl.coordinator.listing.PAGE_BYTES", 30)
 
@@ -225,7 +228,7 @@ async def test_listings_cross_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_a_listing_goes_on_with_the_next_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When leadership moves between two pages, to another node or to this one, no key is lost and none comes twice."""
+    """If leadership moves between two pages, to another node or to this one, no key is lost or repeated."""
     monkeypatch.setattr("isthmus.repl.coordinator.listing.BATCH_KEYS", 5)
 
     async with cluster(("n2",) * 4, nodes=("n1", "n2", "n3")) as c:

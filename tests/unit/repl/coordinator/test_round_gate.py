@@ -1,4 +1,4 @@
-"""When requests that arrived are taken: at once, at a round's end, or with those of the clients just answered."""
+"""The gate releases requests at once, at a round's end, or with those of the clients that were just answered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUND_S = 0.01
 
 
 class Taken:
-    """Counts what the gate releases, and lets each group be a round of its own if `rounds` says so."""
+    """Records the releases of the gate; with `rounds`, each group is a round of its own."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -47,7 +47,8 @@ class Taken:
 
 
 async def test_requests_after_a_round_wait_for_as_many_as_the_last_group_had() -> None:
-    """The clients that were answered send again one after the other: all their requests make one group, at once."""
+    """The answered clients send again one after the other: all their requests make one group, without a further
+    wait."""
     taken = Taken()
     await taken.round_of(3)
     for _ in range(3):
@@ -59,7 +60,7 @@ async def test_requests_after_a_round_wait_for_as_many_as_the_last_group_had() -
 
 @pytest.mark.parametrize(("lasted_s", "waits_s"), [(ROUND_S, GATHER_SHARE * ROUND_S), (1.0, GATHER_MOST_S)])
 async def test_requests_wait_for_others_for_a_share_of_the_round_only(lasted_s: float, waits_s: float) -> None:
-    """Who does not come back holds nobody up: the wait is a share of the last round, and bounded."""
+    """A requester that does not return delays no other: the wait is a share of the last round, and bounded."""
     taken = Taken()
     ended_s = await taken.round_of(3, lasted_s)
     taken.arrive(2)
@@ -70,7 +71,7 @@ async def test_requests_wait_for_others_for_a_share_of_the_round_only(lasted_s: 
 
 
 async def test_a_request_long_after_a_round_is_taken_at_once() -> None:
-    """Those who were answered would have come by now."""
+    """The answered clients would have sent by now."""
     taken = Taken()
     await taken.round_of(3)
     await asyncio.sleep(GATHER_SHARE * ROUND_S)
@@ -81,7 +82,7 @@ async def test_a_request_long_after_a_round_is_taken_at_once() -> None:
 
 
 async def test_a_client_alone_waits_for_nobody() -> None:
-    """Its own request made the last group."""
+    """Its own request was the last group."""
     taken = Taken()
     ended_s = await taken.round_of(1)
     taken.arrive()
@@ -101,7 +102,8 @@ async def test_without_rounds_requests_are_taken_with_their_turn() -> None:
 
 
 async def test_a_round_that_begins_while_requests_gather_does_not_hold_them_twice() -> None:
-    """Another append (a cursor's) may begin a round: what gathers is taken when its own wait is over."""
+    """Another append, such as a cursor's, may begin a round: gathering requests are released when their own wait is
+    over."""
     taken = Taken()
     ended_s = await taken.round_of(3)
     taken.arrive()

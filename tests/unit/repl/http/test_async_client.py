@@ -1,4 +1,4 @@
-"""Claims about the event loop's own HTTP client: kept connections that end under a request, and answers of bad will."""
+"""The event loop's own HTTP client: kept connections that end during a request, and malicious answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Says = Callable[[asyncio.StreamWriter, int, int], Awaitable[None]]
 
 
 class Source:
-    """A server that reads requests and behaves as `says` does; a connection is closed when that raises EOFError."""
+    """A server that reads requests and answers with `says`, which raises EOFError to close the connection."""
 
     def __init__(self, respond: Says) -> None:
         self._says = respond
@@ -70,8 +70,8 @@ async def ask(peer: AsyncHttpPeer, timeout_ms: int = 5_000, limit_bytes: int = 1
 
 
 async def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more() -> None:
-    """The other end closes what it kept in the moment in which it is used again: that is nobody's fault, and the
-    answer comes over a new connection."""
+    """The server closes a kept connection at the moment of its reuse: this is not a failure, and the request is
+    answered over a new connection."""
 
     async def respond(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
         if (number, asked) == (0, 1):
@@ -87,7 +87,7 @@ async def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more
 
 
 async def test_a_reset_of_a_kept_connection_is_its_end_too() -> None:
-    """A connection whose other end is gone without a word answers with a reset: the same."""
+    """A reset is treated like the end of a connection."""
 
     async def respond(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
         if (number, asked) == (0, 1):
@@ -102,7 +102,7 @@ async def test_a_reset_of_a_kept_connection_is_its_end_too() -> None:
 
 
 async def test_it_is_sent_once_more_and_not_twice_and_not_over_another_kept_connection() -> None:
-    """Where new connections end as well, the peer has failed, and it is told."""
+    """If new connections end as well, the peer has failed, and the error is raised."""
     both = asyncio.Event()
 
     async def respond(writer: asyncio.StreamWriter, number: int, asked: int) -> None:
@@ -122,7 +122,7 @@ async def test_it_is_sent_once_more_and_not_twice_and_not_over_another_kept_conn
 
 
 async def test_a_new_connection_that_ends_without_an_answer_is_a_fault_at_once() -> None:
-    """Whoever takes a connection and closes it under its first request has failed."""
+    """A peer that accepts a connection and closes it during the first request has failed."""
 
     async def respond(_writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         raise EOFError
@@ -135,7 +135,7 @@ async def test_a_new_connection_that_ends_without_an_answer_is_a_fault_at_once()
 
 @pytest.mark.parametrize("begun", [b"H", ANSWER[:-1]])
 async def test_a_request_whose_answer_had_begun_is_not_sent_again(begun: bytes) -> None:
-    """The first byte of an answer says that the request was taken: then its loss is told."""
+    """The first byte of an answer shows that the request was accepted: its loss is then an error."""
 
     async def respond(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
         writer.write(begun if asked else ANSWER)
@@ -150,7 +150,7 @@ async def test_a_request_whose_answer_had_begun_is_not_sent_again(begun: bytes) 
 
 
 async def test_a_kept_connection_on_which_nothing_comes_is_waited_for_once() -> None:
-    """A time-out has cost its time: it is told, and not doubled."""
+    """A time-out is reported and not repeated."""
 
     async def respond(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
         if asked:
@@ -165,7 +165,7 @@ async def test_a_kept_connection_on_which_nothing_comes_is_waited_for_once() -> 
 
 
 async def test_an_aborted_client_does_not_resend() -> None:
-    """What was closed by this side stays closed."""
+    """A connection that this side closed is not reopened."""
     waits = asyncio.Event()
 
     async def respond(writer: asyncio.StreamWriter, _number: int, asked: int) -> None:
@@ -196,7 +196,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
     ],
 )
 async def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> None:
-    """A head, a chunk's extension or a trailer without an end is left soon, and nobody's memory fills up with it."""
+    """An endless head, chunk extension or trailer is aborted soon, with bounded memory."""
     sent = 0
 
     async def respond(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
@@ -215,7 +215,7 @@ async def test_heads_chunk_extensions_and_trailers_are_bounded(begin: bytes) -> 
 
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", CHUNKED + b"2\r\nok\r\n2;x="])
 async def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> None:
-    """Bytes that come one by one do not hold a slot for ever, be they of the body or not."""
+    """Bytes that arrive one by one do not hold a slot for ever, in the body or elsewhere."""
 
     async def respond(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         writer.write(begin)
@@ -230,7 +230,7 @@ async def test_an_answer_that_trickles_is_left_wherever_it_is(begin: bytes) -> N
 
 
 async def test_an_answer_that_begins_late_has_its_time_to_come() -> None:
-    """The wait for the first byte is not held against the speed of what follows."""
+    """The wait for the first byte does not count for the minimal speed of the rest."""
 
     async def respond(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
         await asyncio.sleep(0.5)

@@ -23,7 +23,7 @@ Dial = type[HttpPeer] | type[PeerOnLoop]
 
 
 class PathHandler(BaseHTTPRequestHandler):
-    """Behaves as its path says."""
+    """A handler whose behaviour is selected by the path."""
 
     protocol_version = "HTTP/1.1"
     connections: ClassVar[set[object]] = set()
@@ -60,7 +60,7 @@ class PathHandler(BaseHTTPRequestHandler):
             self.close_connection = True
         elif what == "bye":
             self._reply(200, b"bye")
-            self.close_connection = True  # without a word, as one does whose keep-alive is over
+            self.close_connection = True  # without an announcement, as at the end of a keep-alive
         elif what == "owned":
             self._reply(409, b"queue q belongs to\ncluster south\n", ("X-Isthmus-Reason", "owned-by-other"))
         elif what == "admin":
@@ -89,12 +89,12 @@ class PathHandler(BaseHTTPRequestHandler):
 
 class QuietServer(ThreadingHTTPServer):
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
-        """Tells of each connection that it is closed by now."""
+        """Records that a connection is closed."""
         super().shutdown_request(request)
         PathHandler.closed.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is what these tests are about."""
+        """Ignores clients that disconnect, which these tests provoke."""
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_an_answer_comes_back_and_its_connection_is_kept(dial: Dial, url: str) -
 
 
 def test_a_connection_that_was_closed_while_it_rested_is_not_used_again(dial: Dial, url: str) -> None:
-    """The other end may close what it keeps at any time: the next request gets a new connection, and no error."""
+    """The server may close a kept connection at any time: the next request gets a new connection, and no error."""
     peer = dial(url, 1)
     for _ in range(3):
         assert post(peer, "bye") == b"bye"
@@ -166,7 +166,7 @@ def test_an_answer_over_the_limit_is_refused_without_being_read(dial: Dial, url:
 
 @pytest.mark.parametrize("what", ["short", "garbage"])
 def test_an_answer_that_is_not_whole_is_the_peers_fault(dial: Dial, url: str, what: str) -> None:
-    """A body cut short, or no HTTP at all, is told as such in one line, and the next request works."""
+    """A truncated body, or an answer that is not HTTP, is reported in one line, and the next request works."""
     peer = dial(url, 1)
     with pytest.raises(PeerFault) as caught:
         post(peer, what)
@@ -203,14 +203,14 @@ def test_a_refusal_carries_its_reason(dial: Dial, url: str) -> None:
     ],
 )
 def test_the_message_of_a_refusal_is_extracted_from_any_form(body: str, words: str) -> None:
-    """Of JSON the sentence alone, of anything else what came."""
+    """The message of a JSON body is extracted; any other body is returned as it is."""
     assert refusal_words(body) == words
 
 
 @pytest.mark.timing
 @pytest.mark.parametrize("begin", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 503 No\r\ncontent-length: 1900\r\n\r\n"])
 def test_a_trickling_head_or_error_answer_is_abandoned(dial: Dial, begin: bytes) -> None:
-    """Bytes that come one by one hold no thread for ever, be they of a head or of a refusal."""
+    """Bytes that arrive one by one hold no thread for ever, in a head or in a refusal."""
     over = threading.Event()
 
     def respond(server: socket.socket) -> None:
@@ -245,7 +245,7 @@ def test_redirections_are_not_followed(dial: Dial, url: str) -> None:
 
 
 def test_a_peer_that_is_not_there_is_a_fault_in_one_line(dial: Dial) -> None:
-    """A refused connection and a name that does not exist are told without the addresses of objects."""
+    """A refused connection and an unknown host name are reported without the addresses of Python objects."""
     for url, what in (("http://127.0.0.1:9", "refused"), ("http://no-such-host.invalid", "no-such-host")):
         peer = dial(url, 1)
         with pytest.raises(PeerFault) as caught:
@@ -257,7 +257,7 @@ def test_a_peer_that_is_not_there_is_a_fault_in_one_line(dial: Dial) -> None:
 
 
 def test_a_connect_timeout_message_names_no_python_objects() -> None:
-    """What urllib3 raises has its connection's object first: people get the sentence."""
+    """urllib3's exception begins with its connection object: the message has only the sentence."""
     error = ConnectTimeoutError(object(), "Connection to 10.0.0.7 timed out. (connect timeout=5.0)")
     assert cause_of(error) == "Connection to 10.0.0.7 timed out. (connect timeout=5.0)"
     assert cause_of(OSError(111, "Connection refused")) == "[Errno 111] Connection refused"
@@ -293,7 +293,7 @@ def test_each_request_on_a_kept_connection_has_its_own_timeout(dial: Dial, url: 
 
 @pytest.mark.timing
 def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
-    """`cut` from another thread ends what waits, and everything after fails without a connection."""
+    """`cut` from another thread ends waiting requests, and later ones fail without a connection."""
     peer = dial(url, 2)
     ended: list[Exception] = []
 
@@ -316,7 +316,7 @@ def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
 
 
 def test_proxies_of_the_environment_are_ignored(dial: Dial, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes talk to each other directly, whatever the shell that started them says."""
+    """Nodes connect to each other directly, for any proxy settings in the environment."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     peer = dial(url, 1)
@@ -333,7 +333,7 @@ def test_an_unusable_url_is_reported(dial: Dial, url: str) -> None:
 
 
 async def test_a_client_aborted_while_connecting_raises_one_error() -> None:
-    """A connection that stands and was never asked anything ends without an error of this program."""
+    """A connection that was made but never used is closed without an unhandled error."""
     said = []
 
     asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))

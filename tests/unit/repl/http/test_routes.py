@@ -1,4 +1,4 @@
-"""Routes of a client: the leader of a key by the documented hash, corrections, and answers that are no routes."""
+"""Routes of a client: the leader of a key by the documented hash, corrections, and malformed answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def document(**changes: Any) -> bytes:
 
 
 def test_the_documented_example_is_that_of_the_program() -> None:
-    """docs/http.md shows each step from bucket and key to the index, and what this program computes."""
+    """docs/http.md shows each step from bucket and key to the index, with the values that this program computes."""
     page = HTTP_PAGE.read_text()
     rows = dict(
         re.findall(r"^\| (bucket, key|joined|hash|segment|index of 12 partitions) \| (.*) \|$", page, re.MULTILINE)
@@ -63,7 +63,7 @@ def test_a_key_has_the_leader_of_its_partition_or_none() -> None:
 
 
 def test_an_answer_corrects_the_leader_of_its_partition_only() -> None:
-    """What an answer names holds for all keys of the partition; a node that is forgotten leads nothing."""
+    """The leader that an answer names holds for all keys of the partition; a forgotten node leads nothing."""
     routes = parse_routes(document(bucket_types={"default": ["n1", "n2"]}))
     keys = [b"%d" % n for n in range(50)]
     before = {key: routes.leader(b"default", b"b", key) for key in keys}
@@ -89,7 +89,7 @@ def test_what_is_no_answer_of_this_form_is_refused(raw: bytes) -> None:
 
 
 def test_a_version_that_is_infinite_is_refused() -> None:
-    """JSON of Python has infinity, which is no whole number."""
+    """Python's JSON parser accepts infinity, which is not a version."""
     document = {"v": 1, "hash": HASH, "version": float("inf"), "cluster_uuid": "u", "nodes": {}, "bucket_types": {}}
     with pytest.raises(CodecError, match="infinity"):
         parse_routes(json.dumps(document).encode())

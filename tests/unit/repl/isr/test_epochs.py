@@ -13,7 +13,7 @@ A, B, C = Member("a", 1), Member("b", 2), Member("c", 3)
 
 
 def test_a_commit_needs_members_that_a_pending_write_may_add() -> None:
-    """R-MAX: from the moment of asking, the proposed member counts; min-ISR is tested on the confirmed ISR."""
+    """R-MAX: the proposed member counts from the request on; min-ISR is tested on the confirmed ISR."""
     record = a_record(replicas=("a", "b"), isr=frozenset({A}), min_isr=2)
     assert maximal_isr(record, frozenset()) == {A}
     assert maximal_isr(record, frozenset({A, B})) == {A, B}
@@ -27,13 +27,13 @@ def test_a_commit_needs_members_that_a_pending_write_may_add() -> None:
 def test_min_isr_is_clamped_to_one_and_to_the_replication_factor(
     in_sync: int, replica_count: int, min_isr: int, too_few: bool
 ) -> None:
-    """An empty ISR is always too few; no more than all replicas are ever asked for."""
+    """An empty ISR is always too small; no more members than replicas are ever required."""
     isr = frozenset([A, B, C][:in_sync])
     assert too_few_in_sync(a_record(replicas=tuple("abc"[:replica_count]), isr=isr, min_isr=min_isr)) is too_few
 
 
 def test_a_member_that_leaves_below_min_isr_stays_electable() -> None:
-    """The last replica standing does not stand alone in the guard (H9)."""
+    """The last replica in sync is not alone in the guard (H9)."""
     record = a_record(replicas=("a", "b", "c"), isr=frozenset({A, B, C}), min_isr=2)
     first = drop_members(record, frozenset({C}))
     assert (first.isr, first.elr) == ({A, B}, frozenset())
@@ -51,7 +51,7 @@ def test_the_table_follows_from_the_entries() -> None:
 
 
 def test_an_epoch_begins_once_and_above_the_last() -> None:
-    """A table that would not ascend in both is a bug."""
+    """A table that would not ascend in both columns is a bug."""
     assert with_epoch(((2, 0),), 3, 7) == ((2, 0), (3, 7))
     for epoch, offset in ((2, 7), (1, 7), (3, 0)):
         with pytest.raises(AssertionError):
@@ -59,7 +59,8 @@ def test_an_epoch_begins_once_and_above_the_last() -> None:
 
 
 def test_logs_agree_up_to_where_an_epoch_ends_or_begins_differently() -> None:
-    """The end of the newest epoch that both began at the same place, in whichever of the two logs it ends first."""
+    """They agree up to the end of the newest epoch that both began at the same offset, in whichever log it ends
+    first."""
     assert common_prefix(((1, 0), (2, 10)), 20, ((1, 0), (3, 10)), 15) == 10
     assert common_prefix(((1, 0), (2, 10)), 20, ((1, 0),), 7) == 7
     assert common_prefix(((1, 0), (2, 10)), 20, ((1, 0), (2, 10), (4, 25)), 30) == 20
@@ -68,7 +69,7 @@ def test_logs_agree_up_to_where_an_epoch_ends_or_begins_differently() -> None:
 
 
 def test_where_logs_agree_does_not_depend_on_what_was_trimmed() -> None:
-    """Tables that begin anywhere at or below the row in which the two part say the same as whole ones."""
+    """Tables that begin anywhere at or below the row of the divergence give the same result as whole ones."""
     mine, theirs = ((1, 0), (2, 10), (4, 30), (6, 50)), ((1, 0), (2, 10), (4, 30), (5, 44))
     whole = common_prefix(mine, 60, theirs, 70)
     assert whole == 44

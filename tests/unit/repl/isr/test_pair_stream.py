@@ -26,7 +26,7 @@ STREAM = 9
 
 
 class FakeLeader:
-    """A replica at the sending end: all below `committed` is committed; joins in `over` ended."""
+    """A replica at the sending end: everything below `committed` is committed; joins in `over` have ended."""
 
     def __init__(self, committed: int = 0) -> None:
         self.committed = committed
@@ -131,7 +131,7 @@ def test_partitions_that_left_are_left_in_the_groups_that_the_acknowledgement_co
 
 
 def test_an_acknowledgement_out_of_order_ends_the_stream() -> None:
-    """One that is missing, comes twice, is the word for the end, or covers groups that were not sent."""
+    """A missing or repeated acknowledgement, the end marker, and one for groups that were not sent end it."""
     for wrong in (ack(2, 1), ack(0, 0), ack(1, 2)):
         replicas = {0: FakeLeader()}
         sender = StreamSender("n2", STREAM)
@@ -145,7 +145,7 @@ def test_an_acknowledgement_out_of_order_ends_the_stream() -> None:
 
 
 def test_an_acknowledgement_of_another_stream_has_no_effect() -> None:
-    """Late words about an older stream neither count nor end this one."""
+    """Late acknowledgements of an older stream neither count nor end this one."""
     replicas = {0: FakeLeader()}
     sender = StreamSender("n2", STREAM)
     sent(sender, replicas, 0, (0, 1))
@@ -155,7 +155,8 @@ def test_an_acknowledgement_of_another_stream_has_no_effect() -> None:
 
 
 def test_a_commit_is_announced_by_the_next_group_or_by_one_without_runs() -> None:
-    """What is acknowledged and committed is in the next group's head; an idle leader sends it alone after a while."""
+    """Acknowledged and committed runs are announced in the next group's head; an idle leader sends a group without runs
+    after a while."""
     replicas = {0: FakeLeader()}
     sender = StreamSender("n2", STREAM)
     sent(sender, replicas, 0, (0, 1))
@@ -186,7 +187,8 @@ def test_the_leader_learns_that_an_announcement_arrived_from_its_acknowledgement
 
 
 def test_an_idle_stream_becomes_silent() -> None:
-    """After the last commit is announced and acknowledged nothing is due: bare groups are not answered by others."""
+    """After the last commit is announced and acknowledged no group is due: groups without runs are not answered by
+    others."""
     replicas, follower = {0: FakeLeader()}, {0: FakeFollower(durable=1)}
     sender, receiver = StreamSender("n2", STREAM), StreamReceiver("n1")
     receiver.receive(sent(sender, replicas, 0, (0, 1)), follower, 0)
@@ -209,7 +211,8 @@ def test_an_idle_stream_becomes_silent() -> None:
 
 
 def test_a_partition_that_does_not_commit_is_held_after_a_while() -> None:
-    """Until HOLD_MS the whole group waits, then it is announced without that partition; later groups are not hit."""
+    """Until HOLD_MS the whole group waits, then it is announced without that partition; later groups are not
+    affected."""
     replicas = {0: FakeLeader(1), 1: FakeLeader(0)}
     sender = StreamSender("n2", STREAM)
     sent(sender, replicas, 0, (0, 1), (1, 1))
@@ -287,7 +290,7 @@ def test_a_stream_with_too_many_groups_ends() -> None:
 
 
 def test_runs_are_accepted_and_acknowledged_once_durable() -> None:
-    """Acknowledgements are numbered from 1, cover what is durable of all runs of a group, and say nothing twice."""
+    """Acknowledgements are numbered from 1, cover the durable runs of a group, and repeat nothing."""
     replicas = {0: FakeFollower(), 1: FakeFollower()}
     receiver = StreamReceiver("n1")
     first, second = a_group(1, a_run(0, 4, 2), a_run(1, 0)), a_group(2, a_run(0, 6))
@@ -328,7 +331,8 @@ def test_a_stream_with_too_many_groups_ends_at_the_receiver(durable: int) -> Non
 
 
 def test_a_stream_begins_with_its_first_group_only() -> None:
-    """A new stream takes the place of the older one, whose groups count no more; the middle of a stream is refused."""
+    """A new stream replaces the older one, whose groups are ignored from then on; a group from the middle of a stream
+    is refused."""
     replicas = {0: FakeFollower(durable=9)}
     receiver = StreamReceiver("n1")
     assert receiver.receive(a_group(2, a_run(0, 1)), replicas, 0) is None
@@ -351,8 +355,8 @@ def test_a_repeated_group_is_ignored() -> None:
 
 
 def test_a_run_that_is_refused_is_left_and_never_committed() -> None:
-    """It is not handed to the log, its partition is named as left, and no announcement of a commit covers it, though
-    the partition accepts later runs."""
+    """It is not passed to the log, its partition is reported as left, and no announcement of a commit covers it, even
+    if the partition accepts later runs."""
     replicas = {0: FakeFollower(nonce=0, durable=9), 1: FakeFollower(durable=9)}
     receiver = StreamReceiver("n1")
     found = receiver.receive(a_group(1, a_run(0, 0), a_run(1, 0), a_run(2, 0)), replicas, 0)
@@ -402,7 +406,7 @@ def test_commits_are_announced_up_to_the_number_but_for_held_partitions() -> Non
 
 
 def test_a_group_that_claims_its_own_commit_is_no_group() -> None:
-    """No leader knows a group as committed when it sends it: the claim is not taken, and the next group is a gap."""
+    """No leader can know a group as committed when it sends it: the group is refused, and the next group is a gap."""
     replicas = {0: FakeFollower()}
     receiver = StreamReceiver("n1")
     assert receiver.receive(a_group(1, a_run(0, 0), committed=1), replicas, 0) == Received([], [])
@@ -410,7 +414,7 @@ def test_a_group_that_claims_its_own_commit_is_no_group() -> None:
 
 
 def test_nothing_is_acknowledged_after_the_connection_broke() -> None:
-    """What was received and not acknowledged is forgotten; the stream is over."""
+    """Runs that were received but not acknowledged are dropped; the stream is over."""
     replicas = {0: FakeFollower(durable=9)}
     receiver = StreamReceiver("n1")
     receiver.receive(a_group(1, a_run(0, 0)), replicas, 0)

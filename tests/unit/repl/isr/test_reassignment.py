@@ -1,4 +1,5 @@
-"""R-RF: newcomers join, those who are to go leave, by the leader alone and after everybody who stays was asked."""
+"""R-RF: newcomers join and leaving replicas are removed, by the leader alone and after all remaining members have
+confirmed."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def five_nodes(min_isr: int = 2) -> ReplicaGroup:
 
 
 def change(group: ReplicaGroup, adding: tuple[str, ...] = (), removing: tuple[str, ...] = ()) -> None:
-    """What a controller writes."""
+    """Writes a controller's change of the record."""
     replicas = tuple(dict.fromkeys((*group.record.replicas, *adding)))
     group.write(replace(group.record, replicas=replicas, adding=adding, removing=removing))
 
@@ -38,7 +39,7 @@ def in_sync(group: ReplicaGroup) -> set[str]:
 
 
 def test_a_newcomer_catches_up_joins_and_the_change_is_over() -> None:
-    """With nobody to go, the record is as it is to be once all who were to join are in sync; their logs are equal."""
+    """Without replicas to remove, the change ends once all new replicas are in sync; their logs are equal."""
     group = five_nodes()
     change(group, adding=("n4", "n5"))
     group.advance_time(2_000)
@@ -50,8 +51,8 @@ def test_a_newcomer_catches_up_joins_and_the_change_is_over() -> None:
 
 
 def test_a_replica_that_was_removed_and_added_again_unseen_asks_to_follow() -> None:
-    """It never heard that it was removed, and the leader has forgotten it: the record that adds it again tells it so,
-    or both would wait for each other until something else happens."""
+    """It was not notified of its removal, and the leader has dropped it: the record that adds it again makes it send a
+    request; otherwise both would wait for each other."""
     group = five_nodes()
     group.isolated.add("n3")
     change(group, adding=("n4",), removing=("n3",))
@@ -66,7 +67,8 @@ def test_a_replica_that_was_removed_and_added_again_unseen_asks_to_follow() -> N
 
 
 def test_a_replaced_replica_leaves_in_one_write_after_all_remaining_members_confirmed() -> None:
-    """The write takes it out of replicas and ISR, checks the gens of all who stay, and follows their answers."""
+    """The write removes it from replicas and ISR, checks the log ids of all remaining members, and follows their
+    answers."""
     group = five_nodes()
     leader = group.replicas["n1"]
     change(group, adding=("n4",), removing=("n3",))
@@ -82,7 +84,7 @@ def test_a_replaced_replica_leaves_in_one_write_after_all_remaining_members_conf
 
 
 def test_the_removal_checks_the_log_ids_of_all_remaining_members() -> None:
-    """A stayer that the metastore does not find refuses the removal; it is tried again after a pause."""
+    """A remaining member that the metastore does not have refuses the removal; it is tried again after a pause."""
     group = five_nodes()
     group.unregistered = {"n2"}
     change(group, removing=("n3",))
@@ -95,7 +97,8 @@ def test_the_removal_checks_the_log_ids_of_all_remaining_members() -> None:
 
 
 def test_no_replica_is_removed_while_a_remaining_member_is_silent() -> None:
-    """The leader waits, says for whom, asks again, and removes as soon as it has the answer."""
+    """The leader waits, names the member it waits for, asks again, and removes the replica as soon as it has the
+    answer."""
     group = five_nodes()
     group.isolated = {"n2"}
     change(group, removing=("n3",))
@@ -113,7 +116,8 @@ def test_no_replica_is_removed_while_a_remaining_member_is_silent() -> None:
 
 
 def test_an_answer_of_another_log_id_or_below_the_commit_does_not_count() -> None:
-    """H21: a replaced disk answers with its gen, a log that does not follow says 0; neither lets anybody go."""
+    """H21: a replaced disk answers with its log id, and a log that does not follow answers 0; neither permits a
+    removal."""
     group = five_nodes()
     leader = group.replicas["n1"]
     group.isolated = {"n2", "n3"}
@@ -134,7 +138,7 @@ def test_an_answer_of_another_log_id_or_below_the_commit_does_not_count() -> Non
 
 
 def test_any_record_change_repeats_the_durability_check() -> None:
-    """Answers to the question of an older record remove nobody."""
+    """Answers for an older record remove no replica."""
     group = five_nodes()
     leader = group.replicas["n1"]
     group.isolated = {"n2"}
@@ -147,7 +151,7 @@ def test_any_record_change_repeats_the_durability_check() -> None:
 
 
 def test_no_replica_is_removed_while_too_few_remaining_members_are_in_sync() -> None:
-    """The ISR that is left must have min-ISR members; until then the leader says whom it waits for."""
+    """The remaining ISR must have min-ISR members; until then the reason names the missing ones."""
     group = five_nodes()
     group.unregistered = {"n2"}
     group.write(replace(group.record, isr=group.record.isr - {Member("n2", 1)}))
@@ -158,20 +162,21 @@ def test_no_replica_is_removed_while_too_few_remaining_members_are_in_sync() -> 
 
 
 def test_no_replica_is_removed_while_the_elr_is_not_empty() -> None:
-    """A member of the ELR may hold what nobody else in the guard will confirm: it is let go first, by its own rule."""
+    """A member of the ELR may hold entries that no other member of the guard can confirm: the ELR is emptied first, by
+    its own rule."""
     group = five_nodes(min_isr=3)
     group.write(replace(group.record, isr=frozenset({Member("n1", 1), Member("n2", 1)}), elr={Member("n3", 1)}))
     group.isolated = {"n3"}
     change(group, removing=("n3",))
     group.advance_time(600)
-    # with two replicas to stay min-ISR is two: the ELR is emptied by a write of its own, then n3 goes
+    # With two remaining replicas min-ISR is two: a write of its own empties the ELR, then n3 is removed.
     assert (group.record.replicas, group.record.elr) == (("n1", "n2"), frozenset())
     versions = group.record.version
     assert versions >= 4
 
 
 def test_a_leader_that_is_to_go_hands_over_to_a_member_that_stays() -> None:
-    """Once the newcomer is in sync it drains and has itself taken out, with a member that stays as preferred."""
+    """Once the newcomer is in sync the leader drains and removes itself, with a remaining member as preferred."""
     group = five_nodes()
     change(group, adding=("n4",), removing=("n1",))
     group.advance_time(2_000)
@@ -186,7 +191,7 @@ def test_a_leader_that_is_to_go_hands_over_to_a_member_that_stays() -> None:
 
 
 def test_a_hand_over_that_does_not_drain_is_tried_again_after_a_pause() -> None:
-    """The leader that is to go leads on, and says so, and tries again."""
+    """The leader that is to be removed continues to lead, with a reason, and tries again."""
     group = five_nodes()
     group.slow_disks = {"n2", "n3"}
     group.replicas["n1"].reconfigure(ReplicaOptions(max_time_lag_ms=600_000), group.now_ms)
@@ -204,7 +209,7 @@ def test_a_hand_over_that_does_not_drain_is_tried_again_after_a_pause() -> None:
 
 
 def test_a_cancelled_change_removes_the_newcomers_by_the_same_rule() -> None:
-    """With those who were to join now to go, the replicas are what they were."""
+    """The former newcomers are the ones to remove, so the replicas are the original ones."""
     group = five_nodes()
     group.isolated = {"n5"}
     change(group, adding=("n4", "n5"), removing=("n3",))
@@ -219,7 +224,7 @@ def test_a_cancelled_change_removes_the_newcomers_by_the_same_rule() -> None:
 
 
 def test_the_reason_names_how_far_a_newcomer_is_behind() -> None:
-    """The reason names who is late and by how many entries, while the newcomer catches up."""
+    """While the newcomer catches up, the reason has its name and the number of missing entries."""
     group = five_nodes()
     group.append(500)
     group.slow_disks = {"n4"}
@@ -232,7 +237,7 @@ def test_the_reason_names_how_far_a_newcomer_is_behind() -> None:
 
 
 def test_growth_to_more_than_are_in_sync_waits_until_min_isr_holds_afterwards() -> None:
-    """A change never leaves a partition that must not be written since too few are in sync."""
+    """A change never leaves a partition that refuses writes because too few members are in sync."""
     group = ReplicaGroup(3, ReplicaOptions(max_time_lag_ms=1_000), FIVE, ("n1", "n2"))
     group.elect("n1")
     group.isolated = {"n2"}
@@ -246,7 +251,7 @@ def test_growth_to_more_than_are_in_sync_waits_until_min_isr_holds_afterwards() 
 
 
 def test_pauses_double_while_a_member_fails_and_are_halved_in_sync() -> None:
-    """Thrown out again and again a member waits longer, up to a minute; each minute in sync halves that."""
+    """A member that is removed again and again waits longer, up to a minute; each minute in sync halves the wait."""
     pauses = RejoinBackoff()
     assert pauses.why_out("n2", 0) == ""
     now_ms, waited = 0, []

@@ -1,4 +1,4 @@
-"""Who takes over from a node that leaves: evenly, and only who is in sync."""
+"""Successors of a leaving node: evenly spread, and only members in sync."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def led_by(node: str, partition: int, in_sync: tuple[str, ...], removing: tuple[
 
 
 def test_the_leaderships_of_a_leaving_node_are_shared_evenly() -> None:
-    """Of twelve partitions each of the three others leads four in the end; each goes to a member in sync."""
+    """Each of the three others leads four of twelve partitions in the end; each partition goes to a member in sync."""
     records = {p: led_by("n1", p, NODES) for p in range(9)}
     records |= {9: led_by("n2", 9, NODES), 10: led_by("n3", 10, NODES), 11: led_by("n4", 11, NODES)}
     heirs = successors(records, "n1")
@@ -39,13 +39,13 @@ def test_the_leaderships_of_a_leaving_node_are_shared_evenly() -> None:
 
 
 def test_a_leaving_member_inherits_only_where_no_other_stays() -> None:
-    """A member that is to be no replica any more leads only where no other is in sync."""
+    """A member that is being removed leads only if no other is in sync."""
     records = {0: led_by("n1", 0, ("n1", "n2", "n3"), ("n2",)), 1: led_by("n1", 1, ("n1", "n2"), ("n2",))}
     assert successors(records, "n1") == {0: "n3", 1: "n2"}
 
 
 def test_a_leaving_leader_prefers_its_heir_among_equals() -> None:
-    """The record that gives leadership up names the heir; one that is not in sync is passed over."""
+    """The record that ends the leadership names the successor; one that is not in sync is skipped."""
     for heir, preferred in (("n2", "n2"), ("n3", "n3"), ("n9", "n3"), (None, "n3")):
         group = ReplicaGroup()
         leader = group.elect("n1")

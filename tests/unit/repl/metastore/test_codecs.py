@@ -1,4 +1,4 @@
-"""Laws of the records' bytes: canonical, and refused when they are anything else."""
+"""Laws of the records' encoding: canonical, and all other bytes are refused."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def test_a_record_survives_its_bytes(record: PartitionRecord) -> None:
 
 
 def test_a_record_is_written_in_the_oldest_format_that_holds_all_its_fields() -> None:
-    """Programs of the version before read what this one writes, until the metastore has gone back behind a record; that
-    they refuse, instead of electing by it."""
+    """Programs of the previous version can read records of this one, until the metastore has gone back behind a record;
+    they refuse such a record instead of electing by it."""
     assert b'"v":2,' in encode_record(GOOD)
     assert b'"v":3,' in encode_record(replace(GOOD, overtaken=4))
     changing = replace(GOOD, replicas=("n1", "n2", "n3"), adding=("n3",), removing=("n2",), before=("n1",))
@@ -179,7 +179,7 @@ def test_a_missing_field_is_named() -> None:
 
 
 def test_a_registration_survives_its_bytes() -> None:
-    """Node and inc come from outside the bytes, all else from them."""
+    """The node's name and the session id come from outside the bytes, all else from them."""
     registration = Registration("n1", 9, False, "http://h:1", "", {4: 1, 2: 7})
     assert decode_registration(encode_registration(registration), "n1", 9) == registration
     with pytest.raises(CodecError, match="gens"):
@@ -188,7 +188,7 @@ def test_a_registration_survives_its_bytes() -> None:
 
 @pytest.mark.parametrize(("record", "text"), GOLDEN_RECORDS)
 def test_records_keep_the_bytes_of_earlier_versions(record: PartitionRecord, text: str) -> None:
-    """What is written is what earlier versions wrote, and what they wrote is read."""
+    """Records are encoded to the bytes of earlier versions, and those are decoded."""
     assert encode_record(record) == text.encode()
     assert decode_record(text.encode(), 7) == record
 
@@ -204,7 +204,7 @@ def test_the_oldest_format_of_a_record_is_read() -> None:
 
 
 def test_registrations_keep_the_bytes_of_earlier_versions() -> None:
-    """What is written is what earlier versions wrote; form 1, without the later fields, is read."""
+    """Registrations are encoded to the bytes of earlier versions; form 1, without the later fields, is decoded."""
     registration = Registration("n1", 5, True, "http://h:1", "http://h:2", {4: 1, 2: 7}, 50, "h:9", 3, "räck")
     text = (
         '{"v":2,"active":true,"http_url":"http://h:1","admin_url":"http://h:2","cluster_address":"h:9","id":3,'

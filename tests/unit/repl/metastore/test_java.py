@@ -1,4 +1,4 @@
-"""Which java is taken: the first that is new enough, whatever else is there."""
+"""The selection of a Java: the first one that is new enough."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from isthmus.repl.model.errors import LocalFault
 
 
 def fake_java(folder: Path, says: str, code: int = 0) -> Path:
-    """An executable that prints `says` to stderr as java does."""
+    """An executable that prints `says` to stderr like java."""
     folder.mkdir(parents=True)
     path = folder / "java"
     path.write_text(f"#!/bin/sh\necho '{says}' >&2\nexit {code}\n")
@@ -33,7 +33,7 @@ def fake_java(folder: Path, says: str, code: int = 0) -> Path:
     ],
 )
 def test_the_version_is_parsed_from_the_output_of_java(tmp_path: Path, says: str, code: int, major: int | None) -> None:
-    """Old and new forms of the version are understood; silence and failure are no version."""
+    """Old and new forms of the version are parsed; no output and a failure give no version."""
     assert java_major(fake_java(tmp_path / "bin", says, code)) == major
 
 

@@ -73,7 +73,7 @@ async def test_changes_of_several_writers_are_all_made() -> None:
 
 
 async def test_a_change_that_changes_nothing_writes_nothing() -> None:
-    """Neither where the value is there already, nor where `change` returns None."""
+    """Nothing is written if the value is unchanged, or if `change` returns None."""
 
     async with two_clients() as (mine, _other):
         assert (await NAMES.change(mine, with_name("ann"))).written

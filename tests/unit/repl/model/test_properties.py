@@ -1,4 +1,4 @@
-"""Properties: what may be set, what it comes to, and what it makes of concurrent writes."""
+"""Properties: valid values, effective values, and their effect on concurrent writes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def put(current: Object | None, context: Object | None, value: bytes, number: in
     ],
 )
 def test_a_value_that_may_be_is_taken_in_every_spelling(name, raw, kept):
-    """Numbers, units, words and Riak's own forms are understood; what is fixed is taken when it says what is true."""
+    """Numbers, units, words and Riak's own forms are accepted; a fixed property accepts only its actual value."""
     assert parse_property(name, raw, 3) == kept
 
 
@@ -116,7 +116,7 @@ def test_without_allow_mult_the_newest_by_last_modified_stays():
 
 
 def test_last_write_wins_replaces_what_was_never_read():
-    """The write stays alone whatever its context was, under a clock that covers what it replaced."""
+    """The write replaces all siblings, whatever its context, under a clock that covers them."""
     both = put(put(None, None, b"1", 1), None, b"2", 2)
     assert values(both) == {b"1", b"2"}
     last = put(both, None, b"3", 3, now_ms=1, properties=LAST)

@@ -1,4 +1,4 @@
-"""The log's bytes: what is written is read back, and hostile bytes raise Corruption, cheaply."""
+"""The log's bytes: written frames are read back, and hostile bytes raise Corruption, at low cost."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_runs_come_back(partition: int, base: int, wires: list[bytes], table) ->
 def test_new_entries_decode_as_runs_and_wires(
     runs: list[tuple[int, int, list[bytes]]], flips: list[tuple[int, int]], more: int, tail: bytes
 ) -> None:
-    """The decoder for runs of new entries takes what the general ones take and finds the same; whatever they refuse, it
-    refuses, too, and besides it only runs of other kinds or of two epochs."""
+    """The decoder for runs of new entries agrees with the general ones on the runs that it accepts; it refuses all that
+    they refuse, and also runs of other kinds or of two epochs."""
     encoded = [encode_entries(RunKind.ENTRIES, p, 5, 5, base, wires, list(map(len, wires))) for p, base, wires in runs]
     body = bytearray(b"".join(part for parts in encoded for part in parts) + tail)
     for position, flip in flips:
@@ -127,7 +127,7 @@ def test_new_entries_decode_as_runs_and_wires(
 @settings(max_examples=share(300), deadline=None)
 @given(st.binary(max_size=160), st.integers(0, 5))
 def test_hostile_bodies_are_refused(body: bytes, run_count: int) -> None:
-    """Bytes that are no runs raise Corruption and nothing else."""
+    """Invalid bytes raise Corruption and no other exception."""
     try:
         for run in decode_runs(body, run_count):
             match run.kind:
@@ -176,7 +176,7 @@ def test_a_header_that_claims_too_much_is_refused_before_anything_is_allocated()
 
 
 def test_another_version_is_refused_as_a_local_fault() -> None:
-    """A whole header of another version is LocalFault, not Corruption: nobody shall call that log damaged."""
+    """A valid header of another version raises LocalFault, not Corruption, since the log is not damaged."""
     data = bytearray(encode_file_header(FileHeader(b"u" * 16, 1, 2)))
     struct.pack_into("<I", data, 8, 9)
     struct.pack_into("<Q", data, 48, xxh64_intdigest(bytes(data[:48])))

@@ -1,4 +1,4 @@
-"""The index against a model that notes, entry by entry, where the newest copy of it lies."""
+"""The index against a model that records, entry by entry, the position of its newest copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Trimming: which files go, what is copied forward, and that starts and epochs survive the files they came from."""
+"""Trimming: which files are deleted, which entries are copied forward, and that starts and epochs survive their
+files."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_an_emptied_partition_keeps_its_end_and_epoch() -> None:
 
 
 def test_the_epoch_table_is_clipped_with_the_log() -> None:
-    """Of the epochs below the start only that of the entry just below it stays, at its true first offset."""
+    """Below the start, only the epoch of the entry just below it is kept, at its true first offset."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     for epoch in range(1, 11):
@@ -78,7 +79,8 @@ def test_the_epoch_table_is_clipped_with_the_log() -> None:
 
 
 def test_needed_entries_are_copied_forward_again_and_again() -> None:
-    """An entry that is never applied wanders along at the log's head, readable all the time and after every restart."""
+    """An entry that is never applied is copied forward again and again, readable all the time and after every
+    restart."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     fill(log, listener, 1, 1, 2, size=30)
@@ -103,7 +105,7 @@ def test_needed_entries_are_copied_forward_again_and_again() -> None:
 
 
 def test_too_much_to_copy_leaves_the_file() -> None:
-    """With more than a quarter of the oldest file still needed it stays, and the log stands above its size."""
+    """If more than a quarter of the oldest file is still needed it stays, and the log exceeds its size limit."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     fill(log, listener, 0, 1, 40)
@@ -119,8 +121,7 @@ def test_too_much_to_copy_leaves_the_file() -> None:
 
 
 def test_pins_cost_twice_the_limit_and_no_more_goes_for_it() -> None:
-    """A log that a pin holds above twice its limit is freed down to that, not to the limit, and the pin holds the
-    rest."""
+    """A log that a pin holds above twice its limit is trimmed to that, not to the limit, and the pin keeps the rest."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     fill(log, listener, 0, 1, 60)
@@ -155,7 +156,7 @@ def test_entries_cut_by_a_truncation_do_not_move_the_start() -> None:
 
 
 def test_a_reader_in_the_middle_of_a_trim_gets_entries_or_a_lookup_error() -> None:
-    """When the file under a reader is trimmed away, it gets what it can still have or LookupError, never Corruption."""
+    """When the file under a reader is trimmed, it gets the remaining entries or LookupError, never Corruption."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     fill(log, listener, 0, 1, 30)
@@ -202,7 +203,8 @@ def test_a_read_in_the_middle_of_a_truncation_shows_one_log() -> None:
 
 
 def test_rotten_entries_are_not_copied_forward() -> None:
-    """When what must be copied cannot be read, the log fails; the next opening calls the partition damaged."""
+    """If an entry that must be copied cannot be read, the log fails; the next opening reports the partition as
+    damaged."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     at = log._tail.end

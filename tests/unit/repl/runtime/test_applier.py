@@ -23,7 +23,7 @@ def entries(first: int, count: int, size: int = 100) -> list[Entry]:
 
 
 class ApplierFixture:
-    """An applier over memory twins, and what it wrote, in order."""
+    """An applier over memory logs and stores that records its writes in order."""
 
     def __init__(self) -> None:
         self.log = MemoryLog()
@@ -47,7 +47,7 @@ class ApplierFixture:
 
 
 async def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) -> None:
-    """A partition that reads 40 MB back from the log gives way after each part to one whose entries are at hand."""
+    """A partition that reads 40 MB back from the log gives way after each part to one whose entries are in memory."""
 
     fixture = ApplierFixture()
     fixture.log.append(0, entries(0, 40, 1_000_000))
@@ -64,8 +64,8 @@ async def test_a_long_backlog_does_not_hold_up_other_partitions(tmp_path: Path) 
 
 
 async def test_a_step_is_reported_with_the_time_of_its_oldest_commit() -> None:
-    """What waits while a step is written is written together, and counts as committed when the oldest of it was; so
-    does each part of what is read back."""
+    """Entries that arrive while a step is written are written together, with the commit time of the oldest; so is each
+    part of entries that are read back."""
 
     fixture = ApplierFixture()
     fixture.log.append(2, entries(0, 9, 1_000_000))
@@ -81,8 +81,8 @@ async def test_a_step_is_reported_with_the_time_of_its_oldest_commit() -> None:
 
 
 async def test_read_back_and_memory_join_in_order() -> None:
-    """Jobs of one partition are written in the order of their offsets, whichever way their entries come; what is read
-    back is reported as such, and waiting read-backs are one."""
+    """Jobs of one partition are written in the order of their offsets, with entries from memory or from the log; the
+    latter are reported as read back, and waiting ones are merged."""
 
     fixture = ApplierFixture()
     fixture.log.append(0, entries(0, 12))

@@ -1,5 +1,4 @@
-"""Claims about `repl.runtime.metastore_copy`: what a copy holds, when it is kept, how an empty metastore is adopted by
-it."""
+"""`repl.runtime.metastore_copy`: the content of a copy, when it is saved, and its adoption by an empty metastore."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ IDENTITY: dict[str, Any] = {"cluster_uuid": UUID, "node": "n1", "spare": 9, "par
 
 
 class Clock:
-    """A wall clock that stands still."""
+    """A wall clock that does not advance."""
 
     def wall_ms(self) -> int:
         return 1_000
@@ -59,14 +58,14 @@ def record(partition: int, epoch: int = 3) -> PartitionRecord:
 
 @asynccontextmanager
 async def started_metastore() -> AsyncIterator[MemoryMetastore]:
-    """A metastore of its own."""
+    """A new metastore."""
     metastore = MemoryMetastore(MemoryEnsemble())
     await metastore.start(lambda _: None)
     yield metastore
 
 
 async def filled(metastore: MemoryMetastore) -> None:
-    """Two partitions, an option, a queue's state, a counter, and what nodes register."""
+    """Two partitions, an option, a queue's state, a counter, and the nodes' registrations."""
     await metastore.cluster_uuid(UUID)
     await metastore.create_records([record(0), record(1)])
     await metastore.put("/options", b'{"v":1}', None)
@@ -77,7 +76,8 @@ async def filled(metastore: MemoryMetastore) -> None:
 
 
 async def test_a_metastore_copy_holds_every_document_and_no_registration() -> None:
-    """Records and whatever was put at any depth; not the uuid, not ephemerals, not what registrations leave."""
+    """The copy has records and all values at any depth; not the uuid, ephemeral nodes, or the remains of
+    registrations."""
 
     async with started_metastore() as metastore:
         await filled(metastore)
@@ -132,8 +132,8 @@ async def copied() -> MetastoreCopy:
 
 @pytest.mark.parametrize("planted", [None, OTHER], ids=["empty", "a uuid of a node that was refused"])
 async def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted: bytes | None) -> None:
-    """All documents are there again and the uuid is the directory's. Records name no leader and wait for `reseed`; the
-    next gen is above all that were given."""
+    """All documents are restored and the uuid is the directory's. Records have no leader and wait for `reseed`; the
+    next log id is above all earlier ones."""
 
     async with started_metastore() as metastore:
         if planted is not None:
@@ -159,7 +159,7 @@ async def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted
 
 
 async def test_an_adoption_that_was_cut_off_is_finished_by_doing_it_again() -> None:
-    """Records of an unfinished adoption, of somebody else even, are no reason to refuse."""
+    """Records of an unfinished adoption, even another operator's, are not refused."""
 
     async with started_metastore() as metastore:
         adoption = await plan_adoption(metastore, IDENTITY, await copied(), node="n1", by="ann")
@@ -170,7 +170,7 @@ async def test_an_adoption_that_was_cut_off_is_finished_by_doing_it_again() -> N
 
 
 async def test_a_metastore_in_use_is_not_adopted() -> None:
-    """With records, or a live node, it is somebody's: the cluster's own, or another's."""
+    """A metastore with records or a live node is in use, by this cluster or by another."""
 
     async with started_metastore() as metastore:
         await filled(metastore)
@@ -184,7 +184,7 @@ async def test_a_metastore_in_use_is_not_adopted() -> None:
 
 
 async def test_without_a_copy_the_losses_are_reported() -> None:
-    """A directory of a release before: the uuid and the counter are written, and all that is lost is named."""
+    """In a directory of an earlier release the uuid and the counter are written, and all losses are named."""
 
     async with started_metastore() as metastore:
         adoption = await plan_adoption(metastore, IDENTITY, None, node="n1", by="ann")
@@ -199,10 +199,10 @@ async def test_without_a_copy_the_losses_are_reported() -> None:
 
 
 def test_a_directory_with_copies_is_never_advised_to_be_emptied(tmp_path: Path) -> None:
-    """Before an empty metastore, or one of another uuid, the way out that is named is adoption."""
+    """With an empty metastore, or one of another uuid, the message recommends adoption."""
     identity = NodeIdentity.open(tmp_path)
     try:
-        identity.check_metastore("east", empty=True)  # new: it takes whatever there is
+        identity.check_metastore("east", empty=True)  # a new directory accepts any metastore
         identity.adopt(UUID, "n1", "boot", {0: 7})
         for refuse in (
             lambda: identity.check_metastore("east", empty=True),

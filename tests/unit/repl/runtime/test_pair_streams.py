@@ -1,4 +1,4 @@
-"""The ends of a node's replication streams, with links, log and replicas that a test leads."""
+"""The ends of a node's replication streams, with fake links, log and replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIRST = 40
 
 
 class FakeReplica:
-    """Leads and follows, under nonce 5 unless it refuses."""
+    """A replica that leads and follows, under nonce 5 unless it refuses."""
 
     def __init__(self) -> None:
         self.nonce = 5
@@ -129,7 +129,7 @@ class FakeNode:
         self.timed.clear()
 
     def run(self) -> None:
-        """The turn of the loop is over."""
+        """Ends the turn of the loop."""
         calls, self.calls = self.calls, []
         for call in calls:
             call()
@@ -142,7 +142,7 @@ class FakeNode:
             call()
 
     def open(self, node: str) -> None:
-        """`node` takes a stream."""
+        """Opens a stream to `node`."""
         self.takers.add(node)
         self.streams.wanted(node)
 
@@ -199,8 +199,8 @@ def test_a_large_group_is_cut() -> None:
 
 
 def test_a_stream_that_ends_while_a_turn_appends_takes_nothing_of_it_along() -> None:
-    """When the connection drops a group, its stream ends at once; what the same turn appended under the old join is not
-    sent in the new stream, and what joins the new one is."""
+    """If the connection drops a group, its stream ends at once; entries that the same turn appended under the old join
+    are not sent in the new stream, and those of a new join are."""
     node = FakeNode()
     node.open("n2")
     node.append(0, 0, "n2", size_bytes=GROUP_BYTES)
@@ -217,7 +217,7 @@ def test_a_stream_that_ends_while_a_turn_appends_takes_nothing_of_it_along() -> 
 
 
 def test_nothing_is_sent_of_entries_that_the_log_did_not_take() -> None:
-    """When the log fails under an append there are no runs, and the streams take none."""
+    """If the log fails during an append there are no runs, and nothing is sent."""
     node = FakeNode()
     node.open("n2")
     node.streams.add(fx.StreamEntries((("n2", 7),), 1, 0, 1), [])
@@ -226,7 +226,7 @@ def test_nothing_is_sent_of_entries_that_the_log_did_not_take() -> None:
 
 
 def test_acknowledgements_go_to_the_replicas_and_end_the_round() -> None:
-    """Durable runs and partitions that left are passed on, and waiting requests hear when every newest group is
+    """Durable runs and partitions that left are passed on, and waiting requests are released when every newest group is
     acknowledged."""
     node = FakeNode()
     ended: list[int] = []
@@ -246,7 +246,7 @@ def test_acknowledgements_go_to_the_replicas_and_end_the_round() -> None:
 
 
 def test_a_leader_that_may_have_to_write_its_record_is_asked_after_the_commit() -> None:
-    """An acknowledgement can be what its write waits for: it follows the commit, and only in such partitions."""
+    """Its write may wait for the acknowledgement: the check follows the commit, and only in such partitions."""
     node = FakeNode()
     node.open("n2")
     node.append(0, 0, "n2")
@@ -262,7 +262,7 @@ def test_a_leader_that_may_have_to_write_its_record_is_asked_after_the_commit() 
 
 
 def test_a_round_ends_with_its_last_stream() -> None:
-    """No round stays open for a follower whose connection is gone: requests that wait for its end go on."""
+    """No round stays open for a follower whose connection is gone: waiting requests continue."""
     node = FakeNode()
     node.open("n2")
     node.append(0, 0, "n2")
@@ -273,8 +273,8 @@ def test_a_round_ends_with_its_last_stream() -> None:
 
 
 def test_a_bug_amid_a_group_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that raises while a group is taken leaves others that count runs which no log has: nothing of the
-    group is appended or acknowledged, and the runtime is told to end."""
+    """A replica that raises while a group is received leaves others with runs that the log does not have: nothing of
+    the group is appended or acknowledged, and the runtime is told to end."""
     node = FakeNode()
 
     def bad(*_arguments: object) -> int:
@@ -287,8 +287,8 @@ def test_a_bug_amid_a_group_ends_the_process(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_stream_ends_with_a_gap_its_follower_or_its_time_and_another_begins() -> None:
-    """A missing acknowledgement, the follower's word, and a group that stays unacknowledged each end the stream; a
-    follower that still takes streams gets a new one, with an id of its own."""
+    """A missing acknowledgement, the follower's end message, and a group that stays unacknowledged each end the stream;
+    a follower that still accepts streams gets a new one, with an id of its own."""
     node = FakeNode()
     node.open("n2")
     for end in range(3):
@@ -309,7 +309,7 @@ def test_a_stream_ends_with_a_gap_its_follower_or_its_time_and_another_begins() 
 
 
 def test_a_lost_connection_ends_both_directions() -> None:
-    """The stream to the node is over, and so is what came from it; without a connection no other stream begins."""
+    """The stream to the node ends, and so does the one from it; without a connection no other stream begins."""
     node = FakeNode()
     node.open("n2")
     node.streams.received("n2", a_group(1, a_run(0, 0)))
@@ -345,8 +345,8 @@ def test_a_group_is_appended_and_acknowledged_once_durable() -> None:
 
 
 def test_a_group_of_which_nothing_is_appended_is_acknowledged_at_once() -> None:
-    """Refused runs make nothing durable, so no report of the log would ever lead to their acknowledgement: a replica
-    that does not follow, is not here, or whose disk is full."""
+    """Refused runs make nothing durable, so no report of the log would lead to their acknowledgement. This covers a
+    replica that does not follow, is missing, or has a full disk."""
     node = FakeNode()
     node.partitions[0].replica.nonce = 0
     node.full.add(1)

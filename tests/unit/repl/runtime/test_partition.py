@@ -1,4 +1,5 @@
-"""Pure bookkeeping of the shell: what is in memory, what a soft cursor's way is, how batches become messages."""
+"""Bookkeeping of the runtime without I/O: entries in memory, the sending of soft cursors, and the splitting of batches
+into messages."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def entry(offset: int, epoch: int = 1, size: int = 10) -> Entry:
     st.lists(st.tuples(st.sampled_from(["appk", "enc", "tru", "rel"]), st.integers(1, 6))),
 )
 def test_entries_are_handed_over_in_log_order(submitted: int, more: int, acts: list[tuple[str, int]]) -> None:
-    """Whatever is appended, decoded or not, cut, dropped and handed over: the stretches follow on each other without a
-    gap, hold the newest entries of their offsets, and the bytes counted are those that are in memory."""
+    """For any appends, truncations, drops and hand-overs, decoded or not: the ranges follow each other without a gap,
+    have the newest entries of their offsets, and the counted bytes are those in memory."""
     window = MemoryWindow(1_000)
     unapplied = UnappliedBuffer(submitted, submitted + more, window)
     log = {offset: entry(offset) for offset in range(submitted, submitted + more)}
@@ -69,7 +70,7 @@ def test_entries_are_handed_over_in_log_order(submitted: int, more: int, acts: l
 
 
 def test_entries_that_the_store_has_already_are_not_kept() -> None:
-    """A log that ends below what is applied is filled up again without a second apply."""
+    """A log that ends below the applied offset receives those entries again without a second apply."""
     unapplied = UnappliedBuffer(5, 2, MemoryWindow(1_000))
     unapplied.append([entry(2), entry(3)])
     unapplied.append([entry(4), entry(5), entry(6)])
@@ -81,8 +82,8 @@ def test_entries_that_the_store_has_already_are_not_kept() -> None:
 
 
 def test_soft_cursors_are_sent_once_a_second_and_at_once_on_request() -> None:
-    """The newest of each queue goes to each follower, no more than once a second but at a hand-over, not again without
-    news, and again when it may have been lost."""
+    """The newest cursor of each queue is sent to each follower, at most once a second except at a hand-over, not
+    without changes, and again if it may have been lost."""
     soft = CursorGossip()
     assert soft.due("n2", 0, at_once=True) == {}
     soft.update(b"q", b"1")
@@ -104,8 +105,8 @@ def test_soft_cursors_are_sent_once_a_second_and_at_once_on_request() -> None:
 
 @given(st.lists(st.sampled_from((10, 200_000, 600_000, 1_500_000)), min_size=1, max_size=8), st.booleans())
 def test_parts_are_the_whole_in_order(sizes: list[int], whole: bool) -> None:
-    """Parts follow on each other, each says the epoch below it, none holds more than the bound but for one entry, and
-    only the one that reaches the end of the request has its number."""
+    """Parts follow each other, each has the epoch before it, none exceeds the limit except for a single entry, and only
+    the one that reaches the end of the request has its number."""
     entries = [entry(3 + at, 1 + at // 2, size) for at, size in enumerate(sizes)]
     head = AppendEntries(9, 7, 3, 1, 0, 50, 1, ("n1",))
     end = 3 + len(sizes) + (0 if whole else 1)

@@ -1,4 +1,4 @@
-"""A data directory's identity, and which of its copies are believed after a start (docs/protocol.md R-GEN, H33)."""
+"""A data directory's identity, and the replicas that are trusted after a start (docs/protocol.md R-GEN, H33)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def settled(
     clean: bool = True,
     doubt: str = "",
 ) -> tuple[dict[int, int], int]:
-    """One start of n1: the gens of its copies afterwards, and the spare one."""
+    """One start of n1: the log ids of its replicas afterwards, and the spare one."""
 
     metastore = MemoryMetastore(ensemble)
     await metastore.start(lambda _state: None)
@@ -56,7 +56,7 @@ async def settled(
 
 
 async def founded(directory: Path, ensemble: MemoryEnsemble, *, durability: str = "fsync") -> dict[int, int]:
-    """A directory with two copies, left by a kill: their gens."""
+    """A directory with two replicas, left by a kill: their log ids."""
 
     async def found() -> None:
         metastore = MemoryMetastore(ensemble)
@@ -76,14 +76,14 @@ async def founded(directory: Path, ensemble: MemoryEnsemble, *, durability: str 
 
 
 async def test_a_new_replica_takes_the_spare_log_id(tmp_path: Path) -> None:
-    """The gen that a new directory offers for new copies is the one that they get, at this and any later start."""
+    """A new replica gets the spare log id of its directory, at this and any later start."""
     ensemble = MemoryEnsemble()
     gens = await founded(tmp_path, ensemble)
     assert await settled(tmp_path, ensemble) == (gens, gens[0])
 
 
 async def test_an_undamaged_replica_keeps_its_log_id(tmp_path: Path) -> None:
-    """A clean stop, a kill and, in fsync mode, a power loss all keep the gen."""
+    """A clean stop, a kill and, in fsync mode, a power loss all keep the log id."""
     ensemble = MemoryEnsemble()
     first = await founded(tmp_path, ensemble)
     assert (await settled(tmp_path, ensemble))[0] == first
@@ -93,7 +93,7 @@ async def test_an_undamaged_replica_keeps_its_log_id(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", ["damage", "doubt", "async power loss", "new directory"])
 async def test_a_replica_that_may_have_lost_entries_takes_a_new_log_id(tmp_path: Path, case: str) -> None:
-    """R-GEN: what is damaged, emptied, doubtful after a power loss or new is not the copy that the record means."""
+    """R-GEN: a replica that is damaged, emptied, suspect after a power loss, or new is not the one in the record."""
     ensemble = MemoryEnsemble()
     directory = tmp_path / "data"
     first = await founded(directory, ensemble, durability="async" if case == "async power loss" else "fsync")
@@ -114,7 +114,7 @@ async def test_a_replica_that_may_have_lost_entries_takes_a_new_log_id(tmp_path:
 
 
 async def test_suspected_loss_outlives_an_interrupted_start(tmp_path: Path) -> None:
-    """Opening makes an emptied log anew, so that only the noted doubt can tell the next start of it."""
+    """Opening recreates an emptied log, so only the recorded suspicion informs the next start."""
     ensemble = MemoryEnsemble()
     first = await founded(tmp_path, ensemble)
     identity = NodeIdentity.open(tmp_path)
@@ -124,7 +124,7 @@ async def test_suspected_loss_outlives_an_interrupted_start(tmp_path: Path) -> N
 
 
 async def test_an_async_replica_keeps_its_log_id_when_nothing_was_lost(tmp_path: Path) -> None:
-    """In async mode a mere kill keeps the page cache, and a clean stop before a reboot loses nothing."""
+    """In async mode a plain kill keeps the page cache, and a clean stop before a reboot loses nothing."""
     ensemble = MemoryEnsemble()
     first = await founded(tmp_path, ensemble, durability="async")
     assert (await settled(tmp_path, ensemble, durability="async"))[0] == first
@@ -132,7 +132,7 @@ async def test_an_async_replica_keeps_its_log_id_when_nothing_was_lost(tmp_path:
 
 
 def test_data_missing_since_an_earlier_run_is_detected(tmp_path: Path) -> None:
-    """An identity that has held partitions misses a log or store that is absent or empty; a new one does not."""
+    """An identity that has held partitions detects a missing or empty log or store; a new one does not."""
     log, store = tmp_path / "log", tmp_path / "store"
     identity = NodeIdentity.open(tmp_path)
     assert identity.emptied(log, store) == ""
@@ -151,7 +151,7 @@ def test_data_missing_since_an_earlier_run_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_directory_serves_one_node_of_one_cluster(tmp_path: Path) -> None:
-    """H33: another node's name, another cluster's uuid, and a metastore made anew are refused in one line."""
+    """H33: another node's name, another cluster's uuid, and a recreated metastore are refused in one line."""
     identity = NodeIdentity.open(tmp_path)
     identity.adopt(UUID, "n1", "boot", {0: 1})
     with pytest.raises(LocalFault, match="in use by another process"):
@@ -168,14 +168,14 @@ def test_a_directory_serves_one_node_of_one_cluster(tmp_path: Path) -> None:
 
 
 def test_data_without_an_identity_is_refused(tmp_path: Path) -> None:
-    """A directory that holds data but lost its identity is not taken for a new one."""
+    """A directory that has data but lost its identity is not taken for a new one."""
     (tmp_path / "log").mkdir()
     with pytest.raises(WrongIdentity, match="no identity"):
         NodeIdentity.open(tmp_path)
 
 
 def test_epochs_seen_outlive_the_process_and_a_torn_slot(tmp_path: Path) -> None:
-    """What was noted is there after a reopening, also when the newest slot was torn by a power loss."""
+    """Recorded epochs are there after a reopening, also if a power loss tore the newest slot."""
     identity = NodeIdentity.open(tmp_path)
     identity.adopt(UUID, "n1", "boot", {0: 1})
     identity.note_epochs({0: (4, None)})
@@ -200,7 +200,7 @@ def test_epochs_seen_outlive_the_process_and_a_torn_slot(tmp_path: Path) -> None
 
 
 def test_both_slots_damaged_is_corruption(tmp_path: Path) -> None:
-    """With no whole slot left nothing is guessed."""
+    """Without a valid slot nothing is guessed."""
     slots = SlotFile(tmp_path, "value")
     slots.write({"a": 1})
     slots.write({"a": 2})
@@ -214,8 +214,8 @@ def test_both_slots_damaged_is_corruption(tmp_path: Path) -> None:
 
 
 def test_the_leader_of_the_highest_epoch_is_stored_with_it(tmp_path: Path) -> None:
-    """H32: an owner counts for its own epoch alone, so an epoch that was noted without one has none; a directory of an
-    older version names no owners at all."""
+    """H32: a leader counts for its own epoch alone, so an epoch stored without one has none; a directory of an older
+    version names no leaders at all."""
     identity = NodeIdentity.open(tmp_path)
     identity.adopt(UUID, "n1", "boot", {0: 1, 1: 2})
     identity.note_epochs({0: (5, Incarnation("n2", 50)), 1: (3, None)})

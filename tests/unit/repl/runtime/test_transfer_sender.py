@@ -1,4 +1,4 @@
-"""Which followers a leader gives rows to, and which must begin with an empty copy (R-FAR, R-REAP)."""
+"""The followers to which a leader sends rows, and those that must begin with an empty store (R-FAR, R-REAP)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ REAPED_AT = 2
 @pytest.mark.parametrize(
     ("position", "given"),
     [
-        (0, True),  # an empty copy lacks nothing that it would need to be told of
+        (0, True),  # an empty replica has no tombstone that it would have to remove
         (1, False),
-        (REAPED_AT, False),  # it has all below the reap, and not the reap
+        (REAPED_AT, False),  # it has everything below the reap, but not the reap
         (REAPED_AT + 1, True),
     ],
 )
 async def test_a_replica_that_ends_below_a_reap_gets_no_incremental_rows(position: int, given: bool) -> None:
-    """No row says that a tombstone was reaped, so a copy that lacks the reap would keep its tombstone for ever."""
+    """No row records that a tombstone was reaped, so a replica that lacks the reap would keep its tombstone for
+    ever."""
 
     store = MemoryStore()
     store.write([PartitionStep(0, [barrier(0), deleted(1), reap(REAPED_AT, 1), deleted(3)])])

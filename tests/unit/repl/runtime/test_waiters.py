@@ -1,4 +1,4 @@
-"""Requests that wait, also when leadership ends, and unapplied entries that the next leadership must not see."""
+"""Waiting requests, also when leadership ends, and unapplied entries that the next leadership must not see."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def test_uncommitted_writes_are_unknown_and_committed_ones_are_answered_wh
 
 
 async def test_each_read_has_a_future_of_its_own_that_its_reader_may_cancel() -> None:
-    """Reads of one confirmation are answered one by one; one whose reader has left disturbs neither the others nor a
-    later refusal."""
+    """Reads of one confirmation are answered one by one; a cancelled one affects neither the others nor a later
+    refusal."""
     waiters = Waiters()
     (left, cancelled), (stays, confirmed) = waiters.add_read(), waiters.add_read()
     assert cancelled is not confirmed
@@ -59,7 +59,7 @@ async def test_each_read_has_a_future_of_its_own_that_its_reader_may_cancel() ->
 
 async def test_an_item_that_was_refused_is_not_unknown_when_leadership_ends() -> None:
     """I-ANSWER: only the items of a batch that have entries may have taken effect. A refusal may rest on entries that
-    are dropped now, or on a leadership that had ended, so it becomes a definite 503."""
+    are dropped now, or on an ended leadership, so it becomes a definite 503."""
     forged, damaged = BadInput("clock of a newer leader"), Corruption("a damaged row")
     result = BatchResult(asyncio.get_running_loop().create_future(), 3)
     result.results[:], result.remaining = [forged, "written", damaged], 1
@@ -80,7 +80,7 @@ async def test_a_definite_failure_of_a_batch_replaces_its_refusals() -> None:
 
 
 async def test_an_answer_that_waits_for_an_older_entry_goes_before_newer_ones() -> None:
-    """Batches are answered in the order of their ends, in whatever order they were added."""
+    """Batches are answered in the order of their ends, for any order in which they were added."""
 
     waiters = Waiters()
     newer, older = waiting(waiters, 7), waiting(waiters, 3)
@@ -90,7 +90,7 @@ async def test_an_answer_that_waits_for_an_older_entry_goes_before_newer_ones() 
 
 
 async def test_answered_requests_are_dropped_and_their_uncommitted_items_counted() -> None:
-    """A request that timed out is kept no longer; its items count as late unless their entries are committed."""
+    """A request that timed out is dropped; its items count as late unless their entries are committed."""
 
     waiters = Waiters()
     for end in (4, 5, 6):
@@ -103,8 +103,8 @@ async def test_answered_requests_are_dropped_and_their_uncommitted_items_counted
 
 
 def test_a_next_leadership_does_not_read_entries_that_may_have_been_dropped() -> None:
-    """A leader reads its own entries before they are applied. When its leadership ends they may be cut off, and a write
-    of its next one must neither be judged by them nor build on their clocks."""
+    """A leader reads its own entries before they are applied. When its leadership ends they may be truncated, and a
+    write of its next one must neither be judged by them nor build on their clocks."""
     unapplied = UnappliedBuffer(0, 0, MemoryWindow(1_000))
     unapplied.add_pending_rows({(b"b", b"k"): entry(7)})
     unapplied.clear_pending_rows()

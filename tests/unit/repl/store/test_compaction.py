@@ -1,4 +1,4 @@
-"""What a store gives back when nothing is written any more, and that nothing is lost by it."""
+"""A store without writes compacts and releases memory, and loses nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINUX_WITH_PAGEOUT = (5, 4)
 
 
 def resident_bytes(directory: Path) -> int:
-    """Of the tables in `directory`, what this process holds in memory."""
+    """The bytes of the tables in `directory` that this process holds in memory."""
     ranges = {f"{start:08x}-{end:08x}" for start, end in mapped(directory)}
     size, counted = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -33,8 +33,8 @@ def resident_bytes(directory: Path) -> int:
 
 
 def test_an_idle_store_gives_back_what_is_mapped_of_its_tables_and_reads_as_before(tmp_path: Path) -> None:
-    """What the kernel counts as resident of the tables goes only when the node is idle; every object is read from them
-    again afterwards."""
+    """The tables' resident pages are released only when the node is idle; every object can be read from them again
+    afterwards."""
     kernel = tuple(map(int, os.uname().release.split(".")[:2])) if os.uname().sysname == "Linux" else (0, 0)
     if kernel < LINUX_WITH_PAGEOUT:
         pytest.skip("this system does not take pages back on demand")
@@ -75,7 +75,7 @@ class NoPartitions:
 
 
 class RestingStore(MemoryStore):
-    """Counts how it is told to rest; `at` is how far everything is applied."""
+    """A store that records its idle compactions; `at` is the applied offset of everything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,8 +93,8 @@ class RestingStore(MemoryStore):
 
 
 def test_a_store_compacts_once_after_each_load_and_frees_reads_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two checkpoints without a write it rests; what is for reading goes at the first such time in which the
-    process did nothing, and not again before something is written."""
+    """Between two checkpoints without a write it compacts. Memory for reads is released at the first such time at which
+    the process was idle, and not again before the next write."""
     store = RestingStore()
     checkpointer = Checkpointer(store, MemoryLog(), NoPartitions(), 1_000)
     idle = [False]

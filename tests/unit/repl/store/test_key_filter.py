@@ -1,4 +1,4 @@
-"""What a store knows of keys that are not there: never wrong, and without a look into LevelDB where it can be."""
+"""The filter of absent keys: never wrong, and without a look-up in LevelDB where possible."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.entry_histories import CLUSTER, History, chunks, open_store
 
 @pytest.fixture
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seven names are read at once when a store is opened, and behind a checkpoint."""
+    """Reads seven names at a time when a store is opened, and after a checkpoint."""
     monkeypatch.setattr(key_filter, "LEARN_ROWS", 7)
 
 
 class CountingDatabase:
-    """Counts what is asked of LevelDB."""
+    """Counts look-ups in LevelDB."""
 
     def __init__(self, store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -53,12 +53,12 @@ def written(store: LevelStore, count: int) -> History:
 
 
 def absent(count: int) -> Iterator[bytes]:
-    """Keys that nobody writes."""
+    """Keys that are never written."""
     return (b"absent-%d" % n for n in range(count))
 
 
 def test_in_a_new_store_absent_keys_cost_no_lookup(memory_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All keys that were written are found; of those that were not, hardly one is looked up."""
+    """All written keys are found; hardly any absent one is looked up."""
     store = open_store(memory_directory / "store")
     written(store, 50)
     assert all(row_of(store, b"k%d" % n) for n in range(50))
@@ -71,7 +71,7 @@ def test_in_a_new_store_absent_keys_cost_no_lookup(memory_directory: Path, monke
 def test_a_reopened_store_proves_nothing_until_it_has_read_all_names(
     memory_directory: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
 ) -> None:
-    """Before that every key is looked up, and found; afterwards absent ones are not."""
+    """Before, every key is looked up, and found; afterwards absent ones are not looked up."""
     store = open_store(memory_directory / "store")
     history = written(store, 50)
     store.close()
@@ -92,8 +92,8 @@ def test_a_reopened_store_proves_nothing_until_it_has_read_all_names(
 
 @pytest.mark.parametrize("seed", range(10))
 def test_keys_written_during_the_scan_are_found(memory_directory: Path, small_slices: None, seed: int) -> None:
-    """Keys come, are written over, go and come again, on both sides of where the reading of names stands, in a store
-    that is closed now and then: every look-up is what a plain dictionary says."""
+    """Keys are written, overwritten, deleted and written again, on both sides of the position of the scan, in a store
+    that is reopened now and then: every look-up agrees with a plain dictionary."""
     chance = Random(seed)
     store = open_store(memory_directory / "store")
     here: dict[tuple[int, bytes], tuple[int, bytes]] = {}
@@ -125,7 +125,7 @@ def test_keys_written_during_the_scan_are_found(memory_directory: Path, small_sl
 
 
 def reaped(offset: int, epoch: int, key: bytes, previous: int) -> Entry:
-    """The entry by which a key goes."""
+    """The entry that reaps a key."""
     return make_entry(
         EntryKind.REAP,
         epoch,
@@ -141,7 +141,7 @@ def reaped(offset: int, epoch: int, key: bytes, previous: int) -> Entry:
 
 
 def test_rows_of_another_node_are_found_at_once(memory_directory: Path) -> None:
-    """What a far copy takes comes by no entry, and is known all the same: while it comes, and once it is in sync."""
+    """Rows of a state transfer come without entries; they are found during the transfer, and after its end."""
     giver, taker = open_store(memory_directory / "giver"), open_store(memory_directory / "taker")
     history = written(giver, 30)
     snapshot = giver.transfers.snapshot(3)
@@ -157,7 +157,7 @@ def test_rows_of_another_node_are_found_at_once(memory_directory: Path) -> None:
 
 
 def test_a_repaired_row_is_found(memory_directory: Path) -> None:
-    """A key row that was lost when the names were read is there again once it came from another replica."""
+    """A key row that was missing when the names were read is found once another replica has restored it."""
     giver, taker = open_store(memory_directory / "giver"), open_store(memory_directory / "taker")
     for store in (giver, taker):
         history = written(store, 30)
@@ -174,7 +174,7 @@ def test_a_repaired_row_is_found(memory_directory: Path) -> None:
 def test_a_store_of_too_many_keys_is_not_read_through(
     memory_directory: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
 ) -> None:
-    """Beyond the limit the names stay unread, and every key is looked up and found as if there were nothing else."""
+    """Beyond the limit the names are not read, and every key is looked up and found."""
     monkeypatch.setattr(key_filter, "LEARNED_MAX", 20)
     store = open_store(memory_directory / "store")
     history = written(store, 50)
@@ -192,7 +192,7 @@ def test_a_store_of_too_many_keys_is_not_read_through(
 def test_names_that_cannot_be_read_end_nothing(
     memory_directory: Path, monkeypatch: pytest.MonkeyPatch, small_slices: None
 ) -> None:
-    """A damaged table is met by who reads it: a checkpoint is not, and nothing is taken for absent."""
+    """A damaged table is reported to its readers: a checkpoint does not fail, and nothing is taken for absent."""
     store = open_store(memory_directory / "store")
     history = written(store, 10)
     store.close()

@@ -1,4 +1,4 @@
-"""The window of remembered requests by itself."""
+"""The window of remembered requests, tested in isolation."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ NAMES = st.tuples(BYTES, BYTES)
 
 
 def tail(name: tuple[bytes, bytes]) -> bytes:
-    """(bucket, key) as it stands in a row's name."""
+    """(bucket, key) as encoded in a row's name."""
     return rows.bucket_head(name[0]) + name[1]
 
 

@@ -1,4 +1,4 @@
-"""Time marks are thinned with age, and what is found from them stays true."""
+"""Time marks are thinned with age, and results found from them stay correct."""
 
 from __future__ import annotations
 

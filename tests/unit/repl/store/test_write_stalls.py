@@ -1,4 +1,4 @@
-"""When the event loop may write a small batch itself, and what becomes of it."""
+"""The conditions under which the event loop writes a small batch itself, and the result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.repl.runtime.test_applier import entries
 
 
 class Database:
-    """What `WriteStallPredictor` asks of a database, and a clock."""
+    """A fake database and clock for `WriteStallPredictor`."""
 
     def __init__(self, write_buffer_bytes: int = 64 << 20) -> None:
         self.tables = 0
@@ -61,7 +61,8 @@ def test_tables_of_level_0_that_pile_up_are_seen_before_they_make_a_writer_wait(
 
 @pytest.mark.parametrize(("took_s", "held_s"), [(SLOW_S, 100 * SLOW_S), (10.0, 1_000.0), (60.0, HOLD_S_MAX)])
 def test_after_a_slow_write_the_thread_writes_for_a_hundred_times_as_long(took_s: float, held_s: float) -> None:
-    """At most an hour, whoever made the slow write; one that is not slow changes nothing."""
+    """The time is at most an hour, for a slow write of the thread or of the loop; a write that is not slow changes
+    nothing."""
     database = Database()
     database.at_once.wrote(1000, SLOW_S * 0.9)
     assert database.at_once.takes(1000)
@@ -73,13 +74,13 @@ def test_after_a_slow_write_the_thread_writes_for_a_hundred_times_as_long(took_s
 
 
 def test_a_large_batch_is_not_for_the_loop() -> None:
-    """Above its bytes a batch is never taken at once."""
+    """A batch above the byte limit is never written by the loop."""
     assert Database().at_once.takes(BATCH_BYTES_MAX)
     assert not Database().at_once.takes(BATCH_BYTES_MAX + 1)
 
 
 def test_the_stall_predictor_reads_the_state_of_leveldb(tmp_path: Path) -> None:
-    """A fresh store takes a few entries at once, a large batch not, and after a slow write none."""
+    """A new store accepts a few entries at once, but not a large batch, and after a slow write none."""
     store = LevelStore.open(
         tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"
     )
@@ -100,7 +101,7 @@ def test_the_stall_predictor_reads_the_state_of_leveldb(tmp_path: Path) -> None:
 
 
 class ThreadRecordingStore(MemoryStore):
-    """Notes which thread writes."""
+    """Records which thread writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +123,7 @@ COMMITTED_MS = 7
 
 
 class ApplierFixture:
-    """An applier whose store notes which thread writes."""
+    """An applier whose store records which thread writes."""
 
     def __init__(self, store: Store | None = None) -> None:
         self.store = ThreadRecordingStore()
@@ -149,8 +150,8 @@ class ApplierFixture:
 
 
 async def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> None:
-    """Which it is depends on their number and on the store's word; either way they are applied in order, and while a
-    batch waits for the loop's next turn the applier is not idle."""
+    """The choice depends on their number and on the store's prediction; in both cases they are applied in order, and
+    while a batch waits for the loop's next turn the applier is not idle."""
 
     fixture = ApplierFixture()
     here = threading.current_thread().name
@@ -169,7 +170,7 @@ async def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> N
 
 
 async def test_nothing_is_written_by_the_loop_once_the_applier_is_stopped() -> None:
-    """What waited for the loop's next turn stays unwritten, as the store is about to be closed."""
+    """Entries that waited for the loop's next turn are not written, since the store is about to be closed."""
 
     fixture = ApplierFixture()
     fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3), COMMITTED_MS)])
@@ -180,8 +181,8 @@ async def test_nothing_is_written_by_the_loop_once_the_applier_is_stopped() -> N
 
 
 async def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Path) -> None:
-    """A stop that does not wait for all that is committed closes the store while the thread's last report is yet to be
-    heard: what waited stays in the log, and the closed store is asked nothing."""
+    """A stop that does not wait for all committed entries closes the store before the thread's last report is
+    processed: waiting entries stay in the log, and the closed store is not accessed."""
 
     store = LevelStore.open(
         tmp_path, cluster_uuid=b"c" * 16, write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, boot_id="boot"
@@ -199,7 +200,7 @@ async def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Pa
 
 
 async def test_a_write_by_the_loop_that_fails_ends_the_writing() -> None:
-    """The failure is told, once, and nothing is written after it."""
+    """The failure is reported once, and nothing is written after it."""
 
     fixture = ApplierFixture()
     fixture.store.refuses = True

@@ -1,4 +1,4 @@
-"""Claims about messages as bytes: what is sent arrives the same, and nothing else is believed."""
+"""Messages as bytes: every message decodes to the same one, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def decoded(item: bytes) -> Any:
 
 @given(st.integers(0, (1 << 32) - 1), messages)
 def test_every_message_arrives_as_it_was_sent(partition: int, message: LinkMessage) -> None:
-    """Partition, kind, every field and every entry's bytes come back equal, of the same types."""
+    """Partition, kind, every field and every entry's bytes decode to equal values of the same types."""
     delivery = decoded(bytes_of(partition, message))
     assert delivery == (partition, message, {})
     assert type(delivery.message) is type(message)
@@ -159,7 +159,7 @@ def test_entries_for_several_followers_are_joined_once() -> None:
 
 @given(messages, st.data())
 def test_hostile_items_are_refused_and_nothing_else_happens(message: LinkMessage, data: st.DataObject) -> None:
-    """Whatever becomes of a message's bytes, they decode to a message or to a CodecError."""
+    """However a message's bytes are changed, they decode to a message or raise CodecError."""
     item = bytearray(bytes_of(1, message))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(item) - 1))
@@ -261,7 +261,7 @@ HOSTILE_STREAMS: list[tuple[str, list[Any]]] = [
 
 
 def test_the_group_that_hostile_ones_are_made_of_is_sound() -> None:
-    """Each refusal below is for the field that was changed."""
+    """Each refusal below is therefore caused by the changed field."""
     delivery = decoded(msgpack.packb(group_fields(a_run(), a_run(partition=9))))
     assert delivery.message == StreamGroup(7, 4, 2, (3,), (a_run(), a_run(partition=9)))
     last = a_run(start=MAX_OFFSET - 3)
@@ -270,13 +270,14 @@ def test_the_group_that_hostile_ones_are_made_of_is_sound() -> None:
 
 @pytest.mark.parametrize(("why", "hostile"), HOSTILE_STREAMS)
 def test_a_malformed_message_of_a_stream_is_refused(why: str, hostile: list[Any]) -> None:
-    """Wrong types, ranges and lengths, and runs that are no new entries of one epoch, each have their sentence."""
+    """Wrong types, ranges and lengths, and runs that are not new entries of one epoch, each have their error
+    message."""
     with pytest.raises(CodecError, match=why):
         decoded(msgpack.packb(hostile))
 
 
 def test_more_partitions_than_a_list_may_have_are_held_or_left() -> None:
-    """A pair of nodes may share more partitions than a list of a frame has items, and all of them may leave at once."""
+    """Two nodes may share more partitions than a list of a frame has items, and all of them may leave at once."""
     many = tuple(range(4 * LIST_ITEMS_MAX))
     for message in (StreamAck(1, 1, 1, many), StreamGroup(1, 2, 1, many, ())):
         assert decoded(bytes_of(0, message)).message == message

@@ -1,4 +1,4 @@
-"""Claims about bytes that no node sends, over real connections: one connection is closed and nothing else happens."""
+"""Bytes that no node sends, over real connections: one connection is closed and nothing else happens."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ AFTER: dict[str, bytes] = {
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("loop", LOOPS)
 def test_hostile_bytes_cost_one_connection(loop: str, when: str) -> None:
-    """Each is closed and counted, whether it comes before or after the handshake; two nodes that talk meanwhile notice
-    nothing, and none of it is taken for a message."""
+    """Each such connection is closed and counted, before or after the handshake; two other nodes are not affected, and
+    no hostile bytes are taken for a message."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -90,7 +90,7 @@ def test_hostile_bytes_cost_one_connection(loop: str, when: str) -> None:
 
 
 def test_random_bytes_cost_one_connection() -> None:
-    """Noise of any length, at any time, closes the connection or is waited for."""
+    """Noise of any length, at any time, closes the connection or waits for more bytes."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -108,7 +108,7 @@ def test_random_bytes_cost_one_connection() -> None:
 
 
 def test_another_version_is_refused_by_its_number() -> None:
-    """A greeting of a later version gets a refusal that names both, whatever else it holds."""
+    """A greeting of a later version gets a refusal that names both versions, whatever its other fields."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -125,7 +125,7 @@ def test_another_version_is_refused_by_its_number() -> None:
 
 @pytest.mark.parametrize("drips", [True, False])
 def test_a_handshake_has_a_deadline(drips: bool) -> None:
-    """Who says nothing, or says it a byte at a time, is closed when the limit of silence has passed."""
+    """A peer that sends nothing, or one byte at a time, is disconnected after the limit of silence."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -176,7 +176,7 @@ def test_a_frame_that_has_begun_has_a_deadline(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_unread_ping_answers_are_bounded() -> None:
-    """Who pings without end and never reads loses the connection."""
+    """A peer that sends pings without end and never reads is disconnected."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:

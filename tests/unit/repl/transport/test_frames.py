@@ -1,4 +1,4 @@
-"""Claims about frames: any cut of the stream gives the same frames, and hostile bytes end in a fault."""
+"""Frames: any split of the stream gives the same frames, and hostile bytes end in a fault."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_frames_do_not_depend_on_how_the_stream_is_cut(
 
 
 def test_pieces_of_different_lanes_may_alternate() -> None:
-    """A body in pieces is joined whatever other lanes send in between, whole or in pieces."""
+    """A body in pieces is joined even if other lanes send frames in between, whole or in pieces."""
     stream = (
         framed(FrameKind.MESSAGES, b"one ", Lane.CATCH_UP, more=True)
         + framed(FrameKind.MESSAGES, b"live", Lane.LIVE)
@@ -92,7 +92,7 @@ def header(magic: int = 0xA9B1, kind: int = 6, flags: int = 1, length: int = 4) 
     ],
 )
 def test_hostile_frames_are_named(reason: str, hostile: bytes) -> None:
-    """Each way to be no frame of ours has its reason, as soon as the header is there."""
+    """Each kind of invalid frame has its reason, as soon as the header is there."""
     with pytest.raises(FrameFault) as caught:
         frames_of(FrameReader(PIECE_BYTES_MAX, 1000), hostile)
     assert caught.value.reason == reason
@@ -128,7 +128,7 @@ def test_bytes_that_drip_in_cost_no_more_than_their_number() -> None:
 
 
 def test_a_partial_frame_has_a_deadline() -> None:
-    """A frame that has begun and a body of which a piece came age until they go on; a quiet stream does not."""
+    """An incomplete frame, and a body with missing pieces, age until they continue; an idle stream does not."""
     reader = FrameReader(PIECE_BYTES_MAX, 1 << 20)
     whole = framed(FrameKind.MESSAGES, b"x" * 100, Lane.LIVE)
     assert reader.waited_ms(10) == 0

@@ -1,4 +1,4 @@
-"""Claims about the connections of a cluster's nodes, over loopback: who hears what, and how they stand and fall."""
+"""Connections between a cluster's nodes, over loopback: delivery of messages, and how connections begin and end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.parametrize("loop", LOOPS)
 
 
 def test_messages_arrive_both_ways_in_one_frame_a_turn(loop: str) -> None:
-    """What is sent in one turn of the loop arrives in order as one frame, with partition, sender and cursors."""
+    """Messages sent in one turn of the loop arrive in order as one frame, with partition, sender and cursors."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -71,8 +71,8 @@ def test_messages_arrive_both_ways_in_one_frame_a_turn(loop: str) -> None:
 
 
 def test_each_kind_of_message_has_its_connection(loop: str) -> None:
-    """With only one of the two connections, what a follower says goes over the one that it dialled, what a leader says
-    comes back over it, and Fenced takes whichever stands."""
+    """With only one of the two connections, a follower's messages go over the one that it dialled, a leader's messages
+    return over it, and Fenced uses either."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -97,8 +97,8 @@ def test_each_kind_of_message_has_its_connection(loop: str) -> None:
 
 
 def test_a_node_takes_a_stream_over_each_connection_that_it_dialled(loop: str) -> None:
-    """Whoever is dialled hears it once for each connection, and knows it until that connection breaks; the request is
-    no handler's."""
+    """The dialled node is notified of it once for each connection, until that connection breaks; the request is not
+    passed to a handler."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -126,8 +126,8 @@ def test_a_node_takes_a_stream_over_each_connection_that_it_dialled(loop: str) -
 
 
 def test_a_node_of_an_older_version_goes_on_without_streams(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers that it does not know the request: nothing breaks, messages flow, and it is sent no stream; nor is a
-    node that never asks."""
+    """It answers that it does not know the request: the connection stays, messages flow, and it is sent no stream; nor
+    is a node that never asks."""
     monkeypatch.setattr("isthmus.repl.transport.rpc.WANT_STREAM", "of a later version")
 
     async def scenario() -> None:
@@ -173,7 +173,7 @@ def test_a_large_object_arrives_whole(loop: str) -> None:
 
 
 def test_a_message_that_the_other_side_would_not_take_is_not_sent(loop: str) -> None:
-    """Above the limit that the other end named, a message is dropped and counted, and the connection stands."""
+    """A message above the limit of the other end is dropped and counted, and the connection stays."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -189,7 +189,7 @@ def test_a_message_that_the_other_side_would_not_take_is_not_sent(loop: str) -> 
 
 
 def test_a_broken_connection_is_reported_and_dialled_again(loop: str) -> None:
-    """Both ends hear of the break, the dialler comes back, and messages flow again."""
+    """Both ends report the break, the dialler reconnects, and messages arrive again."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -210,7 +210,7 @@ def test_a_broken_connection_is_reported_and_dialled_again(loop: str) -> None:
 
 
 def test_a_node_that_comes_up_late_is_found(loop: str) -> None:
-    """Dialling goes on while nobody listens, and says so once, not at each try."""
+    """Dialling continues while nothing listens, and is logged once, not at each try."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -229,7 +229,7 @@ def test_a_node_that_comes_up_late_is_found(loop: str) -> None:
 
 
 class Observed:
-    """What a node's links reported of reachability."""
+    """Reports of a node's links about reachability."""
 
     def __init__(self, node: Node) -> None:
         self.links: list[tuple[str, bool]] = []
@@ -246,8 +246,8 @@ class Observed:
 
 
 def test_a_dial_that_is_refused_is_reported_at_once(loop: str) -> None:
-    """A process that ends closes its sockets: its peer notices and dials again within a fraction of the longest
-    pause, and reports each refusal, also for a name with several addresses."""
+    """A process that ends closes its sockets: its peer notices and dials again within a fraction of the longest pause,
+    and reports each refusal, also for a name with several addresses."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -289,7 +289,7 @@ def test_a_dial_without_an_answer_is_not_refused(loop: str) -> None:
 
 
 def test_a_node_whose_own_connection_stands_is_not_reported_as_refusing(loop: str) -> None:
-    """It lives: only its address is wrong, or closed to this node."""
+    """The node lives: only its address is wrong, or closed to this node."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -312,7 +312,7 @@ def test_a_node_whose_own_connection_stands_is_not_reported_as_refusing(loop: st
 
 
 def test_nodes_that_are_gone_are_dropped(loop: str) -> None:
-    """A node that is no longer named is not linked any more and not dialled again; a new address is dialled at once."""
+    """A removed node is disconnected and not dialled again; a new address is dialled at once."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -335,8 +335,8 @@ def test_nodes_that_are_gone_are_dropped(loop: str) -> None:
 
 
 def test_a_node_of_another_cluster_or_name_is_refused_with_a_sentence(loop: str) -> None:
-    """Where an address belongs to another cluster or another node by now, nothing stands, and the dialler's log says
-    why in the words of the other side."""
+    """If an address now belongs to another cluster or node, no connection is made, and the dialler's log has the reason
+    that the other side sent."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -365,7 +365,7 @@ def test_a_node_of_another_cluster_or_name_is_refused_with_a_sentence(loop: str)
 
 
 def test_a_second_connection_of_a_node_replaces_the_first(loop: str) -> None:
-    """The older connection is closed and its break is told; what is sent afterwards goes over the newer one."""
+    """The older connection is closed and reported as broken; later messages use the newer one."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -383,7 +383,8 @@ def test_a_second_connection_of_a_node_replaces_the_first(loop: str) -> None:
 
 @pytest.mark.timing
 def test_a_peer_that_swallows_everything_is_given_up(loop: str) -> None:
-    """Behind a proxy that takes bytes and passes none on, both ends close the connection and the dialler tries anew."""
+    """Behind a proxy that accepts bytes and forwards none, both ends close the connection and the dialler tries
+    again."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -407,15 +408,14 @@ def test_a_peer_that_swallows_everything_is_given_up(loop: str) -> None:
 
 @pytest.mark.timing
 def test_a_pause_of_this_process_kills_no_connection(loop: str) -> None:
-    """A process that stood still for longer than the limit of silence, at whatever moment, comes back to connections
-    that stand."""
+    """A process that was paused for longer than the limit of silence, at any moment, keeps its connections."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
             a, b = await cluster.pair(dead_after_ms=200)
             for moment in range(6):
                 await asyncio.sleep(0.05 + moment * 0.017)
-                time.sleep(0.25)  # noqa: ASYNC251 - the loop stands still, as after SIGSTOP
+                time.sleep(0.25)  # noqa: ASYNC251 - the loop is blocked, as after SIGSTOP
             await asyncio.sleep(0.1)
             assert a.events == [("b", True)]
             assert b.events == [("a", True)]
@@ -426,13 +426,13 @@ def test_a_pause_of_this_process_kills_no_connection(loop: str) -> None:
 
 @pytest.mark.timing
 def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes while the process stands still is read before its absence is counted, also where it stands still again
-    as soon as it has asked for it."""
+    """Bytes that arrive while the process is paused are read before silence is counted, also if it is paused again
+    right after its ping."""
     ticked, pausing = PeerConnection.tick, list[asyncio.Task[None]]()
 
     async def paused(after_s: float, for_s: float) -> None:
         await asyncio.sleep(after_s)
-        time.sleep(for_s)  # noqa: ASYNC251 - the loop stands still
+        time.sleep(for_s)  # noqa: ASYNC251 - the loop is blocked
 
     def tick(connection: PeerConnection, elapsed_ms: int) -> None:
         silent_ms = connection.silent_ms
@@ -456,7 +456,7 @@ def test_pauses_that_follow_each_other_kill_no_connection(loop: str, monkeypatch
 
 
 def test_a_reader_that_does_not_read_loses_the_connection(loop: str) -> None:
-    """Above `live_limit` what waits is dropped and the connection closed, so memory stays bounded."""
+    """Above `live_limit` waiting messages are dropped and the connection closed, so memory stays bounded."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -478,7 +478,7 @@ def test_a_reader_that_does_not_read_loses_the_connection(loop: str) -> None:
 
 
 def test_pending_handshakes_do_not_block_nodes(loop: str) -> None:
-    """Many connections that say nothing are bounded, the oldest goes first, and a node still gets in at once."""
+    """Many silent connections are bounded, the oldest is dropped first, and a node can still connect at once."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -533,8 +533,8 @@ def test_every_metric_has_a_help_line(loop: str) -> None:
 def test_a_dial_that_is_cancelled_as_its_socket_stands_leaves_nothing(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is dialled goes, or the time is over, in the turn in which the socket stands: the connection is forgotten,
-    though the loop tells nobody of its end, and the node can stop."""
+    """The dialled node is removed, or the time is over, in the same turn in which the socket connects: the connection
+    is dropped, although the loop reports no end of it, and the node can stop."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:

@@ -1,4 +1,4 @@
-"""Claims about requests between nodes: answers, errors by class, limits, and what is known when one fails."""
+"""Requests between nodes: answers, errors by class, limits, and the certainty of failed requests."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def failing(node: Node, error: Exception) -> None:
 
 
 def test_answers_are_matched_to_their_requests(loop: str) -> None:
-    """Many requests at once, small and large, each get their own answer, in whatever order they are ready."""
+    """Many requests at once, small and large, each get their own answer, in any order of completion."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -90,7 +90,7 @@ def test_definite_refusals_are_raised_as_they_were(loop: str, error: IsthmusErro
 
 @pytest.mark.parametrize("error", [Corruption("row"), PeerFault("far"), OutcomeUnknown("late"), ZeroDivisionError("x")])
 def test_all_other_failures_leave_the_outcome_unknown(loop: str, error: Exception) -> None:
-    """A failure that is no definite refusal over there is OutcomeUnknown here, and costs no connection."""
+    """A failure that is not a definite refusal is OutcomeUnknown for the caller, and the connection stays."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -205,7 +205,7 @@ def test_pending_requests_are_bounded_in_number_and_bytes(loop: str) -> None:
 
 
 def test_an_answer_that_is_too_large_is_an_error(loop: str) -> None:
-    """The asker hears of it, and the connection stands."""
+    """The caller gets the error, and the connection stays."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -224,8 +224,8 @@ def test_an_answer_that_is_too_large_is_an_error(loop: str) -> None:
 
 
 def test_a_draining_node_loses_no_answer(loop: str) -> None:
-    """Requests under way when a node stops are all answered before its connections close; whoever asks later is told
-    at once that nothing was sent."""
+    """Requests in progress when a node stops are all answered before its connections close; a later request fails at
+    once, since nothing was sent."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -266,7 +266,7 @@ def test_a_draining_node_loses_no_answer(loop: str) -> None:
 
 @pytest.mark.timing
 def test_a_drain_does_not_wait_for_silent_peers(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node whose connection goes, or that is silent, holds up no stop for longer than the limit."""
+    """A node whose connection is lost, or that is silent, delays a stop no longer than the limit."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -300,8 +300,8 @@ def test_a_drain_does_not_wait_for_silent_peers(loop: str, monkeypatch: pytest.M
 
 
 def test_many_large_answers_at_once_do_not_cost_the_connection(loop: str) -> None:
-    """Answers that are ready at the same time are more than may wait for a node that reads: those that find no room
-    wait for it, and what else goes over the connection goes on."""
+    """More answers are ready at the same time than may wait for a reading node: those without room wait for it, and
+    other messages of the connection continue."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -326,8 +326,8 @@ def test_many_large_answers_at_once_do_not_cost_the_connection(loop: str) -> Non
 
 
 def test_answers_that_wait_for_buffer_space_are_bounded_and_end_with_their_requests(loop: str) -> None:
-    """While a connection is full one answer waits, and more as far as they are within the limit; the rest is told at
-    once that its outcome is unknown. Nobody waits longer than who asked."""
+    """While a connection is full one answer waits, and more up to the limit; other requests get an unknown outcome at
+    once. No answer waits longer than its request."""
 
     async def scenario() -> None:
         put: list[Parts] = []
@@ -373,7 +373,7 @@ def test_answers_that_wait_for_buffer_space_are_bounded_and_end_with_their_reque
 
 
 class FakeConnection:
-    """Keeps what is put; full while `full`."""
+    """A connection that keeps the messages put into it; full while `full`."""
 
     def __init__(self, put: list[Parts]) -> None:
         self.put = put
@@ -392,8 +392,8 @@ def client_of(sent: list[Parts], *, bytes_max: int = 100) -> RpcClient:
 
 
 def test_requests_without_a_task_end_by_one_timer_each_at_its_own_time(loop: str) -> None:
-    """Requests with different timeouts are answered OutcomeUnknown when theirs is over, in whatever order they were
-    sent; an answered one is not, and its late answer is dropped."""
+    """Each request is answered OutcomeUnknown when its own timeout is over, for any order of sending; an answered one
+    is not, and its late answer is dropped."""
 
     async def scenario() -> None:
         sent: list[Parts] = []
@@ -418,7 +418,8 @@ def test_requests_without_a_task_end_by_one_timer_each_at_its_own_time(loop: str
 
 
 def test_a_request_makes_room_when_it_ends_in_any_way(loop: str) -> None:
-    """Answered, overdue, cancelled or broken: its bytes count no more, and what was refused for them is accepted."""
+    """When it is answered, overdue, cancelled or broken, its bytes do not count any more, and a request refused because
+    of them is accepted."""
 
     async def scenario() -> None:
         sent: list[Parts] = []

@@ -13,7 +13,8 @@ from tests.support.memory_metastore import MemoryMetastore
 
 
 async def test_limits_of_a_node_count_before_those_of_all_and_those_before_the_file() -> None:
-    """Field by field; what was set is kept in the metastore, and unsetting the last field takes the entry away."""
+    """Precedence holds for each field; limits that were set are kept in the metastore, and unsetting the last field
+    deletes the entry."""
 
     metastore = MemoryMetastore()
     await metastore.start(lambda state: None)

@@ -58,7 +58,7 @@ GOLDEN: list[tuple[Document[Any], Any, bytes]] = [
 
 @pytest.mark.parametrize(("document", "value", "written"), GOLDEN)
 def test_documents_have_the_bytes_of_earlier_versions(document: Document[Any], value: Any, written: bytes) -> None:
-    """What this version writes is what earlier ones wrote, to the byte, and is read as the same value."""
+    """This version writes the same bytes as earlier ones, and reads theirs as the same value."""
     assert document.encode(value) == written
     assert document.decode(Versioned(written, 1)) == value
 

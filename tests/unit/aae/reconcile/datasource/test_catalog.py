@@ -1,4 +1,4 @@
-"""Tables in Spark's catalog: what Spark passes when they are made and when they are used, without Java."""
+"""Tables in Spark's catalog: the options that Spark passes when a table is created and used, without Java."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ OURS = {"urls": "http://n1:1", "bucket": "users", "text": "true", "token_file": 
 
 
 def created(**options: str) -> t.StructType:
-    """The columns of a table made with these options, as Spark passes them for CREATE TABLE: each twice, with what it
-    knows of the table."""
+    """The columns of a table made with these options, as Spark passes them for CREATE TABLE."""
     named = {f"option.{name}": text for name, text in options.items()}
     found = IsthmusSource({"provider": "isthmus", "owner": "me", "comment": "x", **options, **named}).schema()
     assert isinstance(found, t.StructType)
@@ -40,7 +39,7 @@ def test_a_table_keeps_the_options_of_its_statement() -> None:
 
 
 def test_another_cluster_is_not_reached_with_a_tables_token() -> None:
-    """With urls of its own a use has none of the table's options."""
+    """A use with urls of its own gets none of the table's options."""
     source: Any = IsthmusSource({"urls": "http://west:1"}).reader(created(**OURS))
     assert source._options.urls == ("http://west:1",)
     assert source._options.credentials.token_file == ""
@@ -56,7 +55,7 @@ def test_another_cluster_is_not_reached_with_a_tables_token() -> None:
     ],
 )
 def test_a_table_that_could_not_be_used_is_not_made(options: dict[str, str], words: str) -> None:
-    """Options are judged when the table is made; properties of the table are none."""
+    """Options are validated when the table is created; table properties are not options."""
     with pytest.raises(BadInput, match=words):
         created(**options)
     with pytest.raises(BadInput, match="option urls is missing"):
@@ -64,7 +63,8 @@ def test_a_table_that_could_not_be_used_is_not_made(options: dict[str, str], wor
 
 
 def test_a_table_without_options_says_how_to_give_them() -> None:
-    """As of a table made with a list of columns or by saveAsTable; a read that forgot them is no table."""
+    """This holds for a table created with a list of columns or by saveAsTable; a read without options is not a table,
+    and its message does not suggest one."""
     names = schema_of(RowView.OBJECTS, ("bucket", "key", "value"), text=True)
     for use in (lambda: IsthmusSource({}).reader(names), lambda: IsthmusSource({}).writer(names, False)):
         with pytest.raises(BadInput, match=r"CREATE TABLE name USING isthmus OPTIONS.*\.writeTo\(name\)"):
@@ -78,7 +78,7 @@ def test_a_table_without_options_says_how_to_give_them() -> None:
 
 
 def test_columns_choose_the_view() -> None:
-    """Where no view is named, columns that only objects have are of `objects`."""
+    """If no view is named, columns that only objects have select the view `objects`."""
     source = IsthmusSource({"urls": "http://n1:1", "columns": "key,value"})
     assert source.schema() == schema_of(RowView.OBJECTS, ("key", "value"))
     reader: Any = IsthmusSource({"urls": "http://n1:1"}).reader(schema_of(RowView.OBJECTS, ("key", "value")))

@@ -1,4 +1,4 @@
-"""Delta tables of what was read, by the package deltalake: they bring back objects as they were."""
+"""Delta tables of rows that were read, by the package deltalake: objects can be restored from them unchanged."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def write(url: str, schema: t.StructType, table: pa.Table) -> dict[str, int]:
 
 
 def test_objects_come_back_from_a_delta_table(tmp_path: Path) -> None:
-    """With their clocks, from a table that was written, whose later version they replace, and from exported Parquet
-    files that became one; key rows, with times and nulls, are a table, too."""
+    """Objects keep their clocks when they are read back from a Delta table, where they replace later versions, and from
+    exported Parquet files converted to one. Key rows, with times and nulls, can be stored as a table, too."""
     rows = pa.table({"bucket": ["users"] * 3, "key": ["a", "b", "c"], "value": ["1", "2", "3"]})
     for name in ("east", "west"):
         (tmp_path / name).mkdir()

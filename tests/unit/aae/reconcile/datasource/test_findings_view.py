@@ -15,7 +15,7 @@ NO_SCHEMA = t.StructType([])
 
 
 def files(directory: Path) -> list[str]:
-    """What Spark is to read of a directory, by name below it."""
+    """The files of a directory that Spark reads, relative to it."""
     parts = FindingsReader(RunOptions(path=str(directory)), NO_SCHEMA).partitions()
     return [str(Path(part.value[1]).relative_to(directory)) for part in parts if part.value is not None]
 
@@ -27,8 +27,8 @@ def put(path: Path) -> None:
 
 
 def test_findings_are_a_run_s_and_nothing_else(tmp_path: Path) -> None:
-    """A run's own directory, its findings and a copy of them are; what Spark is writing, or has left where it was
-    killed, is no finding."""
+    """A run's own directory, its findings and a copy of them are read; files that Spark is writing, or left when it was
+    killed, are not findings."""
     run = tmp_path / "run_id=may"
     put(run / "findings" / "verdict=diverged" / "part-0.parquet")
     put(run / "findings" / "_temporary" / "0" / "_temporary" / "x" / "verdict=diverged" / "part-0.parquet")

@@ -129,7 +129,8 @@ def table(head: Head, frames: list[Rows], view: RowView = RowView.KEYS) -> list[
 
 
 async def test_a_stream_is_of_the_moment_at_which_it_was_opened(store: LevelStore) -> None:
-    """Every key comes once, in segment order, as of the offset in the head, whatever is written while it is read."""
+    """Every key is returned once, in segment order, as of the offset in the head, even if keys are written
+    meanwhile."""
 
     streams = streams_of(store)
     opened = await streams.rows(asked())
@@ -180,7 +181,7 @@ async def test_columns_match_the_store(store: LevelStore) -> None:
     ],
 )
 async def test_a_node_sends_only_what_was_asked_for(store: LevelStore, other: dict[str, Any], wanted: Any) -> None:
-    """Bucket, prefix, times and segments each leave exactly the rows that they mean."""
+    """Bucket, prefix, times and segments each select exactly the matching rows."""
 
     streams = streams_of(store)
     head, frames, _ = await taken(streams, asked(**other))
@@ -190,7 +191,7 @@ async def test_a_node_sends_only_what_was_asked_for(store: LevelStore, other: di
 
 
 async def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever a stream is taken up again, what comes is what was left, no row twice and none passed over."""
+    """A stream that is resumed after any row returns exactly the remaining rows."""
     monkeypatch.setattr("isthmus.aae.row_stream.streams.SLICE_ROWS", 7)
     monkeypatch.setattr("isthmus.aae.row_stream.streams.FRAME_SLICES", 1)
 
@@ -207,8 +208,8 @@ async def test_a_stream_goes_on_behind_any_row(store: LevelStore, monkeypatch: p
 async def test_a_stream_without_matches_reports_its_position(
     store: LevelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of rows that were not asked for a reader hears as often as of others, so that it neither takes the node for dead
-    nor keeps the thread from other streams; behind each such mark a stream goes on."""
+    """For rows that the request excludes, the reader gets position marks as often as it gets rows of others. So it does
+    not take the node for dead, and other streams get their turn. A stream can resume after each mark."""
     monkeypatch.setattr("isthmus.aae.row_stream.streams.SLICE_ROWS", 50)
     monkeypatch.setattr("isthmus.aae.row_stream.streams.FRAME_SLICES", 1)
 
@@ -228,7 +229,7 @@ async def test_a_stream_without_matches_reports_its_position(
 
 
 async def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
-    """One more than the limit is refused, and a stream that is left makes room, also before its end."""
+    """One stream more than the limit is refused; closing a stream frees its slot, also before its end."""
 
     streams = streams_of(store)
     opened = [await streams.rows(asked()) for _ in range(STREAMS_MAX)]
@@ -249,8 +250,8 @@ async def test_streams_are_bounded_and_given_back(store: LevelStore) -> None:
 async def test_a_plan_does_not_wait_for_the_frames_of_streams(
     store: LevelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that reads for many, and rests long since clients write, tells at once what it has: who asks for a plan
-    would leave it out, and nobody could read."""
+    """A node with many paused streams answers a plan request at once; otherwise the plan would omit the node, and its
+    data could not be read."""
     rested = threading.Event()
     monkeypatch.setattr("isthmus.aae.row_stream.streams.TreeThrottle.rest_s", lambda *_: 0.2)
     monkeypatch.setattr("isthmus.aae.row_stream.streams.sleep", lambda _: rested.wait(30))
@@ -272,7 +273,7 @@ async def test_a_plan_does_not_wait_for_the_frames_of_streams(
 
 
 async def test_an_estimate_is_cached_for_a_moment_only(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that follow each other read no rows; a later one counts anew."""
+    """Plans in quick succession read no rows; a later one counts again."""
 
     streams = streams_of(store)
     held = LocalReplica(b"default", PARTITION, (0, SEGMENT_COUNT), True, True)
@@ -285,7 +286,7 @@ async def test_an_estimate_is_cached_for_a_moment_only(store: LevelStore, monkey
 
 
 async def test_a_replica_that_may_not_answer_refuses_with_a_reason(store: LevelStore) -> None:
-    """No copy, one that is being filled, a follower asked for committed rows, other segments: each has its refusal."""
+    """No replica, one in state transfer, a follower asked for committed rows, and wrong segments each have a reason."""
 
     with pytest.raises(NotReady, match="no replica"):
         await streams_of(store).rows(asked(partition=4))
@@ -298,7 +299,7 @@ async def test_a_replica_that_may_not_answer_refuses_with_a_reason(store: LevelS
 
 
 async def test_changes_come_once_in_the_range_where_they_now_are(store: LevelStore) -> None:
-    """A key that changed again is in the later range alone; ranges together have every key once."""
+    """A key that changed again is only in the later range; all ranges together have every key once."""
 
     streams = streams_of(store)
     write(store, [5], COUNT, previous=5)
@@ -314,8 +315,8 @@ async def test_changes_come_once_in_the_range_where_they_now_are(store: LevelSto
 
 
 def test_damage_is_a_row_with_a_fault(store: LevelStore) -> None:
-    """A key row that cannot be read, an object that is not what its row says, and one that is missing are told in
-    `fault`; the sound rows beside them lose nothing."""
+    """`fault` reports a key row that cannot be read, an object that does not match its row, and a missing object; sound
+    rows beside them are complete."""
     names = [row_wire_name(n) for n in range(4)]
     made = [sealed(n, n) for n in range(4)]
     head = Head(CLUSTER, "east", "n1", PARTITION, 0, SEGMENT_COUNT, 1, COUNT)
@@ -330,7 +331,7 @@ def test_damage_is_a_row_with_a_fault(store: LevelStore) -> None:
 
 
 def test_an_index_has_all_of_its_values() -> None:
-    """An object may stand at several places of one index; a reader sees them all, in their order."""
+    """An object may have several values in one index; a reader gets all of them, in order."""
     pairs = ((b"town_bin", b"corinth"), (b"age_int", b"7"), (b"town_bin", b"argos"))
     dot = (actor_of(CLUSTER, PARTITION), pack_counter(1, 1))
     sibling = Sibling(dot, 1_000, False, b"v", b"text/plain", indexes=pairs)
@@ -341,11 +342,11 @@ def test_an_index_has_all_of_its_values() -> None:
 
 
 async def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes with its fault, among the others; who goes on behind a frame with such a row passes nothing over."""
+    """The row is returned with its fault, among the others; a reader that resumes after the frame misses no row."""
     real = store.transfers.snapshot
 
     class DamagedSnapshot:
-        """A moment of the store in which one key row is damaged."""
+        """A snapshot of the store in which one key row is damaged."""
 
         def __init__(self, partition: int) -> None:
             self._snapshot = real(partition)
@@ -374,13 +375,13 @@ async def test_a_damaged_row_stops_no_stream_of_changes(store: LevelStore, monke
 
 
 def row_wire_name(n: int) -> bytes:
-    """A name as it stands in a frame."""
+    """A name as it is encoded in a frame."""
     bucket, key = name_of(n)
     return segment_of(key_hash(bucket, key)).to_bytes(3, "big") + bucket.replace(b"\0", b"\0\xff") + b"\0\1" + key
 
 
 def test_frames_survive_any_cut_and_no_garbage() -> None:
-    """However the bytes of a stream are cut into pieces the frames are the same; what is none is CodecError."""
+    """However the bytes of a stream are split, the frames are the same; invalid bytes raise CodecError."""
     rows = Rows([row_wire_name(1)], [sealed(1, 1)[0]], ())
     passed = SkippedTo(row_wire_name(2))
     data = wire.encode_frame(rows) + wire.encode_skipped_to(passed) + wire.encode_tail(Tail(1))
@@ -456,7 +457,7 @@ def test_options_read_as_they_are_meant() -> None:
 
 
 def test_a_batch_of_changes_is_shared_out_and_never_too_large() -> None:
-    """Limits are kept, nothing goes back, what is small is taken whole, and something is always taken."""
+    """Limits are kept, no position goes back, small partitions are taken completely, and every batch makes progress."""
     begun, ends = {1: 10, 2: 0, 3: 5}, {1: 12, 2: 1_000, 3: 5}
     assert shared(begun, ends, 100) == {1: 12, 2: 98, 3: 5}
     assert shared(begun, ends, 10_000) == ends
@@ -467,8 +468,8 @@ def test_a_batch_of_changes_is_shared_out_and_never_too_large() -> None:
 
 
 def test_existing_changes_come_in_batches_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With availableNow a query goes in steps of rows_per_batch to what was applied when it began, and not beyond; what
-    is applied meanwhile is for the next one, which goes on from there."""
+    """With availableNow, a query advances in steps of rows_per_batch up to the offset that was applied when it began.
+    Later changes are for the next query, which continues from there."""
     applied = {0: 25, 1: 3}
 
     def plan(*_: object) -> ReplicaDirectory:

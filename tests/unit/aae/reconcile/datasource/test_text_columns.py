@@ -1,5 +1,5 @@
-"""Names and values as strings, against a real node: what is UTF-8 is read as it is written; what is not is an error or
-null, never another text."""
+"""Names and values as strings, against a real node: UTF-8 is read as it was written; other bytes are an error or null,
+never another text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_text_is_read_as_it_was_written(url: str) -> None:
 
 
 def test_what_is_no_text_is_an_error_that_names_its_key(url: str) -> None:
-    """The first that is met, with what would be right; columns that are text are read, and so are bytes."""
+    """The error is for the first such value, and says what to do; text columns are read, and so are bytes."""
     with pytest.raises(BadInput, match="column key of bucket 0x6d69786564, key 0xff00 is not UTF-8: read it as binary"):
         read(url, bucket="mixed", text="true", columns="key")
     with pytest.raises(BadInput, match=r"column value of bucket 0x6d69786564, key 0x76616c7565 .* not_utf8 = null"):
@@ -82,7 +82,7 @@ def test_what_is_no_text_is_an_error_that_names_its_key(url: str) -> None:
 
 
 def test_with_null_what_is_no_text_is_null_with_a_fault(url: str) -> None:
-    """All rows come; the fault has the bytes."""
+    """All rows are returned; the fault has the bytes."""
     rows = read(url, bucket="mixed", text="true", not_utf8="null", columns="key,value,fault")
     assert rows == [
         {"key": None, "value": "text", "fault": "key is not UTF-8: 0xff00"},
@@ -107,7 +107,7 @@ def test_rows_replace_what_is_there(url: str) -> None:
 
 
 def test_findings_are_read_as_text(tmp_path: Path) -> None:
-    """Names of findings, too; one that is no text is an error or null."""
+    """Names of findings are read as text, too; a name that is not UTF-8 is an error or null."""
     run = tmp_path / "run_id=may"
     table = [{"bucket": b"b", "key": key, "verdict": "diverged"} for key in (b"k", b"\xff")]
     pq.write_to_dataset(pa.Table.from_pylist(table), run / "findings", partition_cols=["verdict"])
@@ -124,7 +124,7 @@ def test_findings_are_read_as_text(tmp_path: Path) -> None:
 
 
 def test_other_columns_are_bytes() -> None:
-    """Clocks and objects have no text; the message says which type is right."""
+    """Clocks and objects cannot be read as text; the message names the right type."""
     schema = schema_of(RowView.OBJECTS, text=True)
     kinds = {field.name: field.dataType for field in schema.fields}
     assert {name for name in ("bucket", "key", "value", "clock", "object") if kinds[name] == t.StringType()} == {

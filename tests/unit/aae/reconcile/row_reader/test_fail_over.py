@@ -1,4 +1,4 @@
-"""How a read goes on when nodes break, refuse or are busy, and what it plans, without Java and without nodes."""
+"""Reads when nodes fail, refuse or are busy, and their plans, without Java and without nodes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def copies(*nodes: str) -> tuple[ReplicaEndpoint, ...]:
 
 
 def test_another_replica_continues_a_broken_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows come once each although the first node breaks off; both pieces stand in the manifest, as of their own
-    offsets; with `resume` off the range fails instead."""
+    """Each row is returned once although the first node disconnects; the manifest has both pieces, each with its own
+    offset. With `resume` off the range fails instead."""
     names = [row_wire_name(n) for n in range(4)]
     rows = [sealed(n, n)[0] for n in range(4)]
     asks: list[tuple[str, bytes]] = []
@@ -76,8 +76,8 @@ def test_another_replica_continues_a_broken_stream(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that a node has passed over are not looked at again by the next one, and to have passed some is progress: a
-    range of which only that comes is not given up. No row came of it, so with `resume` off the range does not fail."""
+    """The next node does not read again the rows that the first one has skipped, and skipping counts as progress, so
+    the range is not given up. The first node sent no row, so with `resume` off the range does not fail."""
     monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     now = [0.0]
     monkeypatch.setattr(row_reader, "monotonic", lambda: now[0])
@@ -116,7 +116,7 @@ def test_a_reader_goes_on_behind_what_was_passed_over(monkeypatch: pytest.Monkey
 
 
 def test_a_range_without_any_replica_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no copy that answers the error names partition and segments; another cluster's answer is refused at once."""
+    """If no replica answers, the error names partition and segments; another cluster's answer is refused at once."""
     monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     told = [HEAD._replace(cluster=b"\x09" * 16)]
 
@@ -137,8 +137,8 @@ def test_a_range_without_any_replica_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that serves as many streams as it may is there, and has room when one of them ends: a job of more tasks
-    than that does not fail, however long ranges are. There is an end to it all the same."""
+    """A node that serves its maximum of streams has room when one of them ends, so a job with more tasks does not fail,
+    however long the ranges are. The wait is bounded."""
     now = [0.0]
     monkeypatch.setattr(row_reader, "monotonic", lambda: now[0])
     monkeypatch.setattr(row_reader, "sleep", lambda pause_s: now.__setitem__(0, now[0] + 10 * pause_s))
@@ -163,8 +163,8 @@ def test_a_range_waits_for_its_place_at_a_node_that_is_busy(monkeypatch: pytest.
 
 
 def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Spark packs the reader before it plans, so a task has from its range what share of the rate is its own, and where
-    the manifest of its read is; a later plan is another read."""
+    """Spark serializes the reader before it plans, so a task gets its share of the rate, and the manifest of its read,
+    from its range; a later plan is another read."""
     held = (ReplicaEndpoint("n1", "http://n1", False, True, 1, COUNT),)
     plan = ReplicaDirectory(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
     monkeypatch.setattr(row_reader, "fetch_plan", lambda *_: plan)
@@ -191,8 +191,8 @@ def test_a_plan_travels_with_its_ranges(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_followers_share_the_splits_and_the_leader_is_asked_last() -> None:
-    """Whatever the number of splits: a follower first, each of them for as many pieces, and no piece begins at a leader
-    while there is one."""
+    """With any number of splits, each piece begins at a follower, and the followers get equal numbers of pieces. A
+    piece begins at the leader only if there is no follower."""
     leader = ReplicaEndpoint("n3", "http://n3", True, True, 1, COUNT)
     held = PartitionPlan(0, 0, SEGMENT_COUNT, COUNT, (*copies("n1", "n2"), leader))
     plan = ReplicaDirectory(CLUSTER, "east", "default", (held, held._replace(partition=1, copies=(leader,))))
@@ -211,8 +211,8 @@ def test_no_filter_is_pushed_into_a_reader() -> None:
 
 
 def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Spark plans a table once, whatever is done with it. What an action read does not stand in for what a later one
-    has not read yet; a range that an action reads twice, in two of its tasks, has the pieces of both."""
+    """Spark plans a table once for all actions on it. The pieces that one action read do not count for a later action;
+    a range that an action reads twice, in two of its tasks, has the pieces of both."""
     held = (ReplicaEndpoint("n1", "http://n1", False, True, 1, COUNT),)
     plan = ReplicaDirectory(CLUSTER, "east", "default", (PartitionPlan(PARTITION, 0, SEGMENT_COUNT, None, held),))
     monkeypatch.setattr(row_reader, "fetch_plan", lambda *_: plan)
@@ -229,7 +229,7 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
         yield HEAD._replace(first=part.first, end=part.end, offset=as_of[0]), iter([Tail(0)])
 
     class FakeTaskContext:
-        """Of Spark: the tasks of an action say which it is."""
+        """A substitute for Spark's TaskContext, which tells the actions of its tasks apart."""
 
         execution = "0"
         number = 0
@@ -264,7 +264,7 @@ def test_each_action_on_a_table_has_a_manifest_of_its_own(monkeypatch: pytest.Mo
 
 
 def test_a_plan_with_a_hole_is_refused() -> None:
-    """Partitions that leave out a segment, or are none, are no plan: a key would be passed over."""
+    """Partitions that leave out a segment, or an empty list, are not a plan, since a key would be missed."""
     good = (
         b'{"cluster":"e","cluster_uuid":"%s","bucket_type":"t","partitions":[{"partition":0,"segments":[%d,1048576],'
         b'"rows_estimate":null,"copies":[]}]}'
@@ -282,8 +282,8 @@ def test_a_plan_with_a_hole_is_refused() -> None:
 
 
 def test_replicas_are_read_with_tls_if_the_plan_was() -> None:
-    """Nodes with `tls.http = "allow"` list themselves with http://: a job that came with TLS, and its token, does not
-    go on in plain text; one that came without it does."""
+    """Nodes with `tls.http = "allow"` list themselves with http://: a job that connected with TLS, and its token, does
+    not continue in plain text; one that connected without it does."""
     plan = json.dumps(
         {
             "cluster": "e",
@@ -312,7 +312,7 @@ def test_replicas_are_read_with_tls_if_the_plan_was() -> None:
 
 
 def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that never make a frame hold a task no longer than a frame may take."""
+    """Bytes that never complete a frame hold a task no longer than a frame may take."""
     now = [0.0]
 
     def take() -> bytes:
@@ -334,8 +334,8 @@ def test_a_node_that_trickles_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_leader_that_changes_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all known copies refuse, who holds the range is asked anew; rows go on behind the last one. A plan without a
-    leader is asked for again, as long as there is time."""
+    """When all known replicas refuse, the plan is requested again, and rows continue after the last one. A plan without
+    a leader is requested again until the time is over."""
     monkeypatch.setattr(row_reader, "RETRY_S", 0.01)
     rows = [sealed(n, n)[0] for n in range(2)]
 

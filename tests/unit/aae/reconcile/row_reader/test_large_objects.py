@@ -1,4 +1,4 @@
-"""What batch jobs make of an object that is larger than any frame they read. Without Java."""
+"""Batch jobs and objects that are larger than any frame they read, without Java."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MB = 1_000_000
 
 
 def test_an_object_too_large_to_send_is_an_error_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would end the stream of its range, again and again, and with it the job; now it is named, with the limit, and
-    all others are read. A comparison of bodies goes by its row, and does not call it corrupt."""
+    """Sending the object would end the stream of its range again and again, and with it the job; it is reported with
+    the limit instead, and all others are read. A comparison of bodies uses its row, and does not call it corrupt."""
     monkeypatch.setattr(wire, "FRAME_BYTES_MAX", 4 * MB)
     for module in (wire, streams, compare_range):
         monkeypatch.setattr(module, "OBJECT_BYTES_MAX", 2 * MB)
@@ -53,7 +53,8 @@ def test_an_object_too_large_to_send_is_an_error_row(tmp_path: Path, monkeypatch
 
 
 def test_a_seed_names_the_size_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it cannot copy is damaged to it, with why; an object that is missing is told apart."""
+    """An object that a seed cannot copy is reported as damaged with the reason, which differs from that of a missing
+    object."""
     monkeypatch.setattr(wire, "OBJECT_BYTES_MAX", 100)
     rows = Rows(
         [b"n", b"m"],

@@ -1,4 +1,4 @@
-"""Of what Spark says when a job fails people are shown the sentence that says why."""
+"""The report of a failed Spark job shows only the sentence with the cause."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Driver stacktrace:"""
     ],
 )  # fmt: skip
 def test_a_failure_is_reported_in_one_line(said: str, words: str) -> None:
-    """Our own sentence before Spark's, which has codes and traces around it."""
+    """The report has the program's own sentence, without Spark's error codes and stack traces around it."""
     assert spark_error_line(RuntimeError(said)) == words
 
 

@@ -1,4 +1,4 @@
-"""Where Spark's own messages go, and what is said of a session that does not start, without Spark."""
+"""The log file of Spark's own messages, and the error of a session that does not start, without Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def java(path: Path, text: str) -> Path:
 
 
 def test_the_script_of_a_java_sends_its_messages_to_a_file(tmp_path: Path) -> None:
-    """Standard error alone, appended, whatever the name of the file; without one it stays where it is."""
+    """Only standard error is redirected, appended to the file of any name; without a file it is not redirected."""
     log = tmp_path / "it's a log"
     real = java(tmp_path / "real", "echo out; echo err >&2")
     for nice in (0, 5):
@@ -50,7 +50,8 @@ except spark_session.SparkNotStarted as error:
 
 
 def test_a_session_that_does_not_start_says_why(tmp_path: Path) -> None:
-    """The last line of Java's that is no trace, and the file that has the others; nothing else is printed."""
+    """The error has Java's last line that is not a stack trace, and the name of the log file; nothing else is
+    printed."""
     real = java(tmp_path / "real", "echo 'Error: no memory' >&2; echo '    at x.y(Z.java:1)' >&2; exit 1")
     log = tmp_path / "run" / "spark.log"
     env = {name: value for name, value in os.environ.items() if name != "PYSPARK_GATEWAY_PORT"}
@@ -70,8 +71,8 @@ class Session:
 
 
 def test_the_log_of_a_job_is_kept_if_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job without a directory of its own has a temporary file: gone after a job that ended well, named after one that
-    did not. A file that was named is left alone; with `verbose` there is none."""
+    """A job without a directory of its own logs into a temporary file, which is deleted if the job succeeds and named
+    in the error if it fails. A log file named by the user is left alone; with `verbose` there is none."""
     logs: list[Path | None] = []
 
     def started(*_: Any, log: Path | None, **__: Any) -> Session:

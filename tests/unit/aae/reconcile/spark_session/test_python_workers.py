@@ -1,4 +1,4 @@
-"""What `register` says of workers that run another Python than the driver, without Java."""
+"""`register` reports workers that run another Python than the driver, without Java."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def script(path: Path, text: str) -> str:
 
 
 def test_workers_without_isthmus_are_reported_before_the_first_action(tmp_path: Path) -> None:
-    """The sentence names both interpreters, what is missing, and what to set; nothing is registered then."""
+    """The message names both interpreters, the missing package, and the setting to change; nothing is registered
+    then."""
     other = script(tmp_path / "python3", "echo \"ModuleNotFoundError: No module named 'isthmus'\" >&2; exit 1")
     session = Session(other)
     with pytest.raises(BadInput) as told:
@@ -58,8 +59,8 @@ def test_workers_without_isthmus_are_reported_before_the_first_action(tmp_path: 
 
 
 def test_workers_that_can_do_it_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver's own interpreter is not started; another one that has Isthmus will do; workers elsewhere, and those
-    that are sent their files, are not judged, nor is one that is slow."""
+    """The driver's own interpreter is not started; another one that has Isthmus is accepted. Workers elsewhere, those
+    that get their files from the driver, and a slow one are not checked."""
     sent = Session("nowhere")
     sent._sc._python_includes.append("isthmus.zip")
     monkeypatch.setattr(spark_session, "IMPORT_S", 0.2)
@@ -75,7 +76,7 @@ def test_workers_that_can_do_it_are_left_alone(tmp_path: Path, monkeypatch: pyte
 
 
 def test_workers_with_the_archive_of_the_driver_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An Isthmus from --py-files is on the workers' path; what it needs must be in their interpreter."""
+    """With an Isthmus from --py-files on the workers' path, its dependencies must be in their interpreter."""
     archive = tmp_path / "isthmus.zip"
     monkeypatch.setattr(spark_session.aae, "__file__", f"{archive}/isthmus/aae/__init__.py")
     seen = tmp_path / "seen"

@@ -1,4 +1,5 @@
-"""When checks begin on nodes that start at different times, restart, come and go: the day's slots are everybody's."""
+"""The moments of checks on nodes that start at different times, restart, arrive and leave; all share the day's
+slots."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ NODES = ("n0", "n1", "n2")
 
 
 def offsets(fixture: SchedulerFixture) -> set[int]:
-    """Where in their hour the checks to come are, in minutes."""
+    """The minutes within the hour at which upcoming checks begin."""
     return {at_ms % HOUR_MS // MINUTE_MS for at_ms, _ in fixture.scheduler.upcoming("west")}
 
 
@@ -28,7 +29,7 @@ def began(fixture: SchedulerFixture, name: str = "west") -> list[int]:
 
 
 async def test_nodes_that_start_at_different_times_stay_apart(tmp_path: Path) -> None:
-    """Three nodes that start at odd moments, one of which starts again at the worst one, keep a third of a slot between
+    """Three nodes that start at odd moments, one of which restarts at the worst one, keep a third of a slot between
     their checks all day."""
 
     starts = {"n0": 13 * MINUTE_MS + 7, "n1": 34 * MINUTE_MS + 901, "n2": 59 * MINUTE_MS}
@@ -47,7 +48,8 @@ async def test_nodes_that_start_at_different_times_stay_apart(tmp_path: Path) ->
 
 @pytest.mark.parametrize("minute", [1, 19, 20, 21, 45])
 async def test_a_restart_within_a_slot_repeats_nothing_and_skips_what_has_gone_by(tmp_path: Path, minute: int) -> None:
-    """A check whose moment is to come runs; one whose moment was before the start does not, and is not called late."""
+    """A check whose moment is still ahead runs; one whose moment was before the start does not, and is not called
+    late."""
 
     fixture = SchedulerFixture(tmp_path, WEST, live=NODES, start_ms=START + 5 * HOUR_MS + minute * MINUTE_MS)
     await fixture.pass_until(START + 7 * HOUR_MS)
@@ -92,7 +94,8 @@ async def test_nodes_that_come_and_go_move_the_moments_and_no_slot_runs_twice(tm
 
 
 async def test_before_the_other_nodes_are_known_nothing_is_lost(tmp_path: Path) -> None:
-    """A node that does not know yet who lives plans as if alone; what comes by its true rank in the same slot runs."""
+    """A node that does not know the live nodes yet plans as if it were alone; a check that is due by its later rank in
+    the same slot still runs."""
 
     fixture = SchedulerFixture(tmp_path, WEST, live=(), node="n2", start_ms=START + HOUR_MS + 10 * MINUTE_MS)
     fixture.members.live = list(NODES)
@@ -102,8 +105,8 @@ async def test_before_the_other_nodes_are_known_nothing_is_lost(tmp_path: Path) 
 
 
 async def test_the_last_check_of_a_day_may_begin_after_midnight(tmp_path: Path) -> None:
-    """What is due before midnight and waits for a longer check begins after it, within half a slot; what waits longer
-    is named as late; the new day's plan begins at its midnight."""
+    """A check that is due before midnight and waits for a longer one begins after midnight, within half a slot; one
+    that waits longer is reported as late. The new day's plan begins at midnight."""
 
     for ends_at, minutes, late in ((20, [20, 50], 0), (21, [50], 1)):
         east = replace(WEST, name="east")  # of two peers and three nodes: at 50 of each hour

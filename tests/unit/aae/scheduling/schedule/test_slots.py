@@ -1,4 +1,5 @@
-"""Schedules: every want gets its slot, nodes and peers do not meet, what is late is left out, and auto's choice."""
+"""Schedules: every configured check gets its slot, nodes and peers take turns, late checks are skipped, and `auto`
+chooses."""
 
 from __future__ import annotations
 
@@ -79,8 +80,8 @@ def test_a_late_check_is_skipped_and_a_due_one_is_not() -> None:
 
 
 def test_moments_before_a_nodes_start_have_gone_by() -> None:
-    """A node that starts in mid-slot neither begins what was due before nor calls it late: the next moment of its own
-    is its first, where it would have been without the restart."""
+    """A node that starts within a slot neither begins the check that was due before nor calls it late: its first check
+    is the next one of the schedule, as without a restart."""
     plan = plan_day({CheckKind.HOUR: 24}, START, "")
     assert plan is not None
     started_ms = START + 5 * HOUR_MS + 30 * 60_000
@@ -93,7 +94,7 @@ def test_moments_before_a_nodes_start_have_gone_by() -> None:
 @pytest.mark.parametrize("nodes", [1, 2, 3, 5])
 @pytest.mark.parametrize("others", [1, 2, 4])
 def test_clusters_in_slices_of_their_own_never_begin_in_anothers(nodes: int, others: int) -> None:
-    """Whatever the numbers of nodes and peers, each cluster's checks begin in its quarter of the slot."""
+    """With any numbers of nodes and peers, each cluster's checks begin in its quarter of the slot."""
     plan = plan_day({CheckKind.AUTO: 24}, START, "")
     assert plan is not None
     for slice_, count in ((1, nodes), (2, others), (3, nodes), (4, others)):
@@ -128,8 +129,9 @@ def test_windows_end_before_their_end_and_go_over_midnight(first: int, end: int,
 
 
 def test_autos_choice() -> None:
-    """In sync: since then. Learned: that first. Failed: all within the window, a day outside; and nothing for a while
-    where nothing can be repaired from here, unless the peer is told, too."""
+    """After a check in sync, `auto` compares the changes since then. A learned range comes first. After a failure, it
+    compares everything within the window and a day outside it; it skips checks for a while if repairs are not possible
+    from here, unless the peer repairs, too."""
     night = CheckHours(0, 0)
     standing = PeerScheduleState(START)
     assert choose_auto(standing, night, DAY_MS, both_ways=False)[0] is CheckKind.RANGE
@@ -158,8 +160,8 @@ def test_autos_choice() -> None:
 
 
 def test_an_operator_leaves_out_checks_of_kind_auto() -> None:
-    """So many, whatever was found and whatever was learned; checks in between do not end it. How many are left out by
-    themselves is a setting."""
+    """The given number of checks is skipped, whatever was found or learned; other checks in between do not end it. The
+    number of checks that `auto` skips by itself is a setting."""
     standing = PeerScheduleState(START, learned=TimeRange(5, 9), suppressed=2)
     kind, standing = choose_auto(standing, CheckHours(0, 0), DAY_MS, both_ways=True)
     assert (kind, standing.suppressed) == (CheckKind.NONE, 1)
@@ -182,7 +184,8 @@ def test_each_kind_of_check_covers_its_times() -> None:
 
 
 def test_many_repairs_teach_a_range() -> None:
-    """More than half of what a check may repair: their times a second wider, and their bucket if it is one."""
+    """After more than half of the repairs that a check may make, their times, a second wider, become the learned range,
+    and their bucket if there is only one."""
     assert learned_range([5_000, 9_000], {b"b"}, 4) is None
     assert learned_range([5_000, 9_000, 500], {b"b"}, 4) == TimeRange(0, 10_000, b"b")
     assert learned_range([5_000, 9_000, 7_000], {b"b", b"c"}, 4) == TimeRange(4_000, 10_000, None)

@@ -1,4 +1,4 @@
-"""What operators set of full-sync while a check runs is kept."""
+"""Settings of full-sync that operators change while a check runs are kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_a_range_that_is_set_while_a_check_runs_is_that_of_the_next_one(tmp_path: Path) -> None:
-    """The check that runs has used the one before, or none: its end must not take the new one away."""
+    """The running check uses the previous range, or none: its end must not delete the new one."""
 
     fixture = SchedulerFixture(tmp_path, WEST)
     checker = fixture.checkers["west"]

@@ -1,4 +1,4 @@
-"""The scheduler under a clock of its own: what is due, what is left out, what operators want, and what is history."""
+"""The scheduler with a test clock: due and skipped checks, operators' commands, and the history."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west", auto_count=0,
 
 
 class Clock:
-    """Time that stands until it is moved."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.ms = START
@@ -70,7 +70,7 @@ class FakeAlarm:
 
 
 class FakeChecker(PeerChecker):
-    """Ends as it is told; `gate` holds it."""
+    """A checker whose results the test sets; `gate` blocks it."""
 
     def __init__(self) -> None:
         self.checks: list[PeerCheck] = []
@@ -189,14 +189,14 @@ class NoGaps(Gaps):
 
 
 def operator_view(fixture: SchedulerFixture, owners: Owners = MappingProxyType({"to-west": None})) -> dict[str, Any]:
-    """What operators see."""
+    """The status that operators see."""
     return listed(
         fixture.scheduler, GapHealer(fixture.scheduler, NoGaps(), fixture.clock), 10, fixture.clock.ms, owners
     )
 
 
 async def test_a_day_has_the_configured_checks(tmp_path: Path) -> None:
-    """Two peers: each check of the day runs once, two days run twice as many."""
+    """With two peers, each check of the day runs once, and two days run twice as many."""
 
     east = FullSyncSettings("east", "http://10.0.0.8:8098", "to-east", auto_count=0, all_count=2, day_count=3)
     fixture = SchedulerFixture(tmp_path, WEST, east)
@@ -209,7 +209,7 @@ async def test_a_day_has_the_configured_checks(tmp_path: Path) -> None:
 
 
 async def test_a_missing_queue_is_reported_as_delisted(tmp_path: Path) -> None:
-    """The reason says what becomes of checks, and its gaps went with it."""
+    """The reason names the effect on checks; gaps of the removed queue are not known."""
 
     fixture = SchedulerFixture(tmp_path, WEST)
     (here,), (gone,) = operator_view(fixture)["peers"], operator_view(fixture, {})["peers"]
@@ -218,8 +218,8 @@ async def test_a_missing_queue_is_reported_as_delisted(tmp_path: Path) -> None:
 
 
 async def test_a_queue_of_another_cluster_is_reported(tmp_path: Path) -> None:
-    """By uuid once the other cluster has answered, before that by the name that the settings give it; what is not known
-    is not guessed, and a queue that nobody owns yet is anybody's."""
+    """The cluster is compared by uuid once it has answered, before that by the name in the settings. Without either,
+    nothing is reported; nor is a queue without an owner."""
 
     fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="named", cluster="west"))
     plain, named = operator_view(fixture, {"to-west": Owner("north", "ab" * 16)})["peers"]
@@ -249,7 +249,7 @@ async def test_without_configured_checks_the_scheduler_is_idle(tmp_path: Path) -
 
 
 async def test_nodes_of_a_cluster_check_at_different_moments(tmp_path: Path) -> None:
-    """The rank among the live nodes moves the moment, and a node that goes moves it back."""
+    """The rank among the live nodes determines the moment; a node that leaves moves it back."""
 
     fixture = SchedulerFixture(tmp_path, WEST, live=["n0", "n1", "n2"])
     assert fixture.alarm.at_ms == START + HOUR_MS // 3
@@ -280,7 +280,8 @@ async def test_a_check_of_all_peers_goes_from_one_to_the_next(tmp_path: Path) ->
 
 
 async def test_one_check_runs_at_a_time_and_what_is_due_meanwhile_follows(tmp_path: Path) -> None:
-    """What becomes due during a long check begins after it, unless it is late by then; one asked for is Busy."""
+    """A check that becomes due during a long check begins after it, unless it is late by then; a manual check in the
+    meantime is Busy."""
 
     east = replace(WEST, name="east")
     fixture = SchedulerFixture(tmp_path, WEST, east)
@@ -349,7 +350,8 @@ async def test_a_suspended_peer_is_left_alone_also_after_a_restart(tmp_path: Pat
 
 
 async def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
-    """What was found, and since when both are proven equal; a check of an hour whose leaves differed proves nothing."""
+    """The results, and the times at which both clusters are proven equal, are kept; a check of an hour with differing
+    leaves proves nothing."""
 
     fixture = SchedulerFixture(tmp_path, WEST)
     checker = fixture.checkers["west"]
@@ -374,7 +376,8 @@ async def test_results_and_proofs_survive_a_restart(tmp_path: Path) -> None:
 
 
 async def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
-    """In sync: since then. Differences: a day, or everything in its hours. A set range comes first, and once."""
+    """After a check in sync it compares changes since then; after differences a day, or everything in its hours. A
+    range that was set comes first, and once."""
 
     fixture = SchedulerFixture(tmp_path, replace(WEST, hour_count=0, auto_count=24, all_window="never"))
     checker = fixture.checkers["west"]
@@ -396,7 +399,8 @@ async def test_auto_goes_by_what_was_found(tmp_path: Path) -> None:
 
 
 async def test_the_history_of_keys_is_bounded(tmp_path: Path) -> None:
-    """The first ones of many, of long ones fewer, of several bucket types their share; and what is left out is said."""
+    """The first of many keys are kept, fewer if they are long, with a share for each bucket type; the omission is
+    reported."""
 
     fixture = SchedulerFixture(tmp_path, replace(WEST, bucket_types="default,other"))
     for name, length in ((b"default", 10), (b"other", 1_000)):
@@ -419,7 +423,7 @@ def test_windows_of_the_settings() -> None:
 
 
 def test_repairs_pause_while_the_loop_is_late() -> None:
-    """A loop that is on time costs nothing, a late one a rest that grows with it, up to a bound."""
+    """A loop that is on time causes no pause, a late one a pause that grows with the delay, up to a limit."""
     assert rest_s(-0.001) == rest_s(0.0) == rest_s(0.019) == 0.0
     assert rest_s(0.05) == pytest.approx(0.5)
     assert rest_s(60.0) == 2.0
@@ -464,8 +468,8 @@ class FakePeerTrees:
 
 @pytest.mark.parametrize("both_ways", [False, True])
 async def test_rows_ahead_here_are_repaired_and_corrupt_ones_never(both_ways: bool) -> None:
-    """What is ahead here or changed on both sides is queued; what is ahead there is left alone unless both ways are
-    wanted; what is corrupt is never queued."""
+    """Keys that are ahead here, or changed on both sides, are queued. Keys that are ahead there are left alone unless
+    the peer is bidirectional. Corrupt keys are never queued."""
 
     def row(key: bytes) -> ComparedRow:
         return ComparedRow(b"b", key, b"\x90", 1, 5_000, False)
@@ -492,9 +496,10 @@ async def test_rows_ahead_here_are_repaired_and_corrupt_ones_never(both_ways: bo
 
 
 async def test_the_last_comparison_of_a_key_is_shown(tmp_path: Path) -> None:
-    """Equal after a check in sync; what a check named is diverged, what it did not is equal only if it looked at all
-    and named all; what it could not look at, never looked at, or no longer remembers is unreachable, and what the
-    queue's filter leaves out is filtered. A restart forgets none of it. Who reaps hears of what may be diverged."""
+    """A key is equal after a check in sync. It is diverged if a check named it, and equal after a check with
+    differences only if that check compared and named all. It is unreachable if a check could not compare it, never did,
+    or its record was dropped, and filtered if the queue's filter excludes it. A restart keeps this. The reaper is
+    warned about keys that may be diverged."""
 
     fixture = SchedulerFixture(tmp_path, WEST, replace(WEST, name="north", bucket_types="other"))
     checker = fixture.checkers["west"]
@@ -545,8 +550,8 @@ async def test_the_last_comparison_of_a_key_is_shown(tmp_path: Path) -> None:
 
 
 async def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(tmp_path: Path) -> None:
-    """A check that found segments different by changes outside its range has found differences that it could not name:
-    any key may be one. One that could not look at all has found none."""
+    """A check that found segments that differ by changes outside its range has differences that it could not name, so
+    any key may be one. A check without access has found none."""
 
     fixture = SchedulerFixture(tmp_path, WEST)
     checker, key = fixture.checkers["west"], Key(b"default", b"b", b"k")
@@ -559,7 +564,7 @@ async def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(
 
 
 async def test_the_keys_named_by_a_check_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of its differences by name; a check that did not come to its end forgets none of one before it."""
+    """The first differences are kept by name; a check that did not finish drops none of an earlier one."""
 
     for limit, named in ((5, [b"1", b"2", b"3"]), (2, [b"1", b"2"])):
         monkeypatch.setattr(check, "NAMED_MAX", limit)
@@ -596,8 +601,8 @@ async def test_the_keys_named_by_a_check_are_kept_up_to_a_limit(monkeypatch: pyt
 
 
 async def test_all_bucket_types_are_compared_also_those_made_later(tmp_path: Path) -> None:
-    """`bucket_types = "*"` is resolved at each check; a type that the other cluster lacks is said to be, is not proven,
-    is not tried again before its slot, and does not count as a failure of the others."""
+    """`bucket_types = "*"` is resolved at each check. A type that the other cluster lacks is reported, not proven, not
+    retried before its slot, and does not fail the others."""
 
     fixture = SchedulerFixture(tmp_path, WEST)
     types = ["default"]

@@ -1,4 +1,4 @@
-"""The scheduler when a check cannot look, when several act at once, and when the node stops."""
+"""The scheduler when a check has no access, when several commands arrive at once, and when the node stops."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several acts beside the end of a check: no two write at once, and what is on disk at the end is the newest."""
+    """Several commands arrive beside the end of a check: saves never overlap, and the saved state at the end is the
+    newest."""
     writing: list[int] = []
     most: list[int] = []
     write = SlotFile.write
@@ -54,7 +55,8 @@ async def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, m
 
 
 async def test_a_node_that_stops_begins_no_check(tmp_path: Path) -> None:
-    """Whoever asks for one is told so, and nothing is left running; a check that ends by the stop begins no other."""
+    """A caller that requests a check gets NotReady, and nothing is left running; a check that ends because of the stop
+    starts no other."""
 
     fixture = SchedulerFixture(tmp_path, WEST)
     fixture.checkers["west"].gate = asyncio.Event()
@@ -69,8 +71,8 @@ async def test_a_node_that_stops_begins_no_check(tmp_path: Path) -> None:
 
 
 async def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -> None:
-    """After 30 s, 1, 2, 4 and 8 minutes, with the reason, and no more before the next slot; what `auto` looks at is as
-    if it had not run. The first that can look ends it."""
+    """It is retried after 30 s, 1, 2, 4 and 8 minutes, with the reason, and then not before the next slot; the state of
+    `auto` is as if it had not run. The first try with access ends the retries."""
 
     fixture = SchedulerFixture(tmp_path, replace(WEST, hour_count=0, auto_count=24))
     checker = fixture.checkers["west"]
@@ -97,9 +99,8 @@ async def test_a_check_that_could_not_look_is_tried_again_soon(tmp_path: Path) -
 
 
 async def test_a_check_waits_until_there_is_something_to_compare(tmp_path: Path) -> None:
-    """While the bucket type is not placed, as in a cluster that is just founded, a slot that is due waits, looks each
-    second, and says why; nothing is recorded that a check did not find. One that waits too long is left out as late,
-    and what an operator runs begins at once."""
+    """While the bucket type is not placed, as in a new cluster, a due slot waits, checks each second, and shows the
+    reason; no result is recorded. A slot that waits too long is skipped as late, and a manual check begins at once."""
 
     fixture = SchedulerFixture(tmp_path, replace(WEST, hour_count=0, auto_count=24))
     checker = fixture.checkers["west"]
@@ -125,8 +126,8 @@ async def test_a_check_waits_until_there_is_something_to_compare(tmp_path: Path)
 
 
 async def test_only_a_peer_whose_check_is_due_waits_to_be_placed(tmp_path: Path) -> None:
-    """Of two peers the second one's slot comes later: what kept the first from beginning is no word of the second, then
-    or once there is something to compare."""
+    """With two peers, the second one's slot comes later: the reason that delays the first is not shown for the second,
+    during the wait or after it."""
 
     west = replace(WEST, hour_count=0, auto_count=24)
     fixture = SchedulerFixture(tmp_path, west, replace(west, name="north"))
@@ -140,8 +141,8 @@ async def test_only_a_peer_whose_check_is_due_waits_to_be_placed(tmp_path: Path)
 
 
 async def test_a_slot_in_which_nothing_is_done_is_not_tried_again(tmp_path: Path) -> None:
-    """What `auto` leaves out after a failure that is beyond this side stays left out, though a check by hand could not
-    look meanwhile."""
+    """Slots that `auto` skips after a failure that this side cannot repair stay skipped, even if a manual check had no
+    access meanwhile."""
 
     fixture = SchedulerFixture(tmp_path, replace(WEST, hour_count=0, auto_count=24))
     checker, peer = fixture.checkers["west"], fixture.scheduler.peers["west"]
@@ -159,8 +160,8 @@ async def test_a_slot_in_which_nothing_is_done_is_not_tried_again(tmp_path: Path
 
 
 async def test_a_try_again_follows_the_rules_of_every_check(tmp_path: Path) -> None:
-    """One that comes late is left out and shown, a suspended peer has none, one that an operator asked for is not tried
-    again, and one that can look ends the tries of the slot; none comes so near the next slot that it is due anyhow."""
+    """A late retry is skipped and shown; a suspended peer has none; a manual check is not retried; a check with access
+    ends the retries of the slot. No retry comes so close to the next slot that a check is due anyway."""
 
     fixture = SchedulerFixture(tmp_path, WEST)
     checker, peer = fixture.checkers["west"], fixture.scheduler.peers["west"]

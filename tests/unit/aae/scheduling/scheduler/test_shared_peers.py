@@ -1,4 +1,4 @@
-"""Who else compares with a cluster, as the node that is asked sees it."""
+"""The other nodes that compare with the same cluster, as shown by the node that is asked."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_nodes_share_a_cluster_by_its_name_or_a_url_and_one_alone_is_a_risk() ->
 
 
 async def test_nodes_are_asked_and_a_silent_one_is_unknown() -> None:
-    """Every node tells its checks or its trees; one that fails is None, and other questions are refused."""
+    """Every node reports its checks or its trees; a node that fails is None, and unknown requests are refused."""
 
     class EchoHandler:
         async def respond(self, part: FullSyncPart) -> dict[str, Any]:

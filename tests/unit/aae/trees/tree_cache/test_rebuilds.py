@@ -1,4 +1,4 @@
-"""Trees are built anew by themselves, one after the other, each once in its interval."""
+"""Trees are rebuilt automatically, one after the other, each once in its interval."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVERY_MS = 100_000
 
 
 class Clock:
-    """Time that stands until it is moved."""
+    """A clock that the test moves."""
 
     ms = 1_000
 
@@ -36,7 +36,7 @@ class Clock:
 
 
 def test_first_moments_are_spread_over_the_interval() -> None:
-    """Of a hundred partitions never more than a few have their first turn within the same tenth of the interval."""
+    """At most a few of a hundred partitions have their first turn within the same tenth of the interval."""
     turns = [first_rebuild_ms(partition, EVERY_MS) for partition in range(100)]
     assert all(0 <= turn < EVERY_MS for turn in turns)
     assert max(sum(turn * 10 // EVERY_MS == tenth for turn in turns) for tenth in range(10)) <= 12
@@ -44,8 +44,8 @@ def test_first_moments_are_spread_over_the_interval() -> None:
 
 @pytest.mark.parametrize(("busy", "low", "high"), [(0, 0.1, 0.1), (0.3, 3.5, 4.4), (1, 13, 16), (2, 16, 16)])
 def test_a_build_pauses_longer_in_a_busier_process(busy: float, low: float, high: float) -> None:
-    """While the other threads take a share of a core, slices and rests come to a steady share of rest: a tenth of the
-    work at least, and never more than a bound."""
+    """While other threads take a share of a core, slices and pauses settle at a steady ratio: at least a tenth of the
+    work, and never more than a limit."""
     pace, now_s, others_s = TreeThrottle(), 5.0, 77.0
     for turn in range(200):
         now_s, others_s = now_s + 0.001, others_s + 0.001 * busy
@@ -77,7 +77,7 @@ async def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) 
             await asyncio.sleep(0.001)
         assert trees.builds_total == builds
 
-    await looked(1)  # there was none
+    await looked(1)  # no build was due
     clock.ms += EVERY_MS - 1
     await looked(1)
     clock.ms += 1
@@ -94,8 +94,8 @@ async def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) 
 async def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build that ends in what nobody foresaw is one that failed: it gathers no changes any more, says why, has its
-    pause, and the trees of the partitions behind it are built meanwhile."""
+    """A build with an unexpected error counts as failed: it collects no more changes, shows the reason, and pauses,
+    while the trees of the next partitions are built."""
     faults = [ValueError("nobody foresaw this")]
 
     class Faulty(TreeBuild):

@@ -1,4 +1,4 @@
-"""Trees kept by apply: at every offset the fold of the key store, whatever was built, saved or damaged between."""
+"""Trees updated by apply: at every offset they equal the fold of the key store, after any build, save or damage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTITION = 3
 
 
 class TreeFixture:
-    """A store, a history that is applied to it, and the keeper of its tree."""
+    """A store, a history that is applied to it, and its tree cache."""
 
     def __init__(self, directory: Path, store: LevelStore) -> None:
         self.directory = directory
@@ -41,15 +41,15 @@ class TreeFixture:
         self.trees = self.new_cache()
 
     def new_cache(self) -> TreeCache:
-        """A keeper as a new process would have it."""
+        """A tree cache as in a new process."""
         return TreeCache(self.store, directory=self.directory, replicas=FakeReplicas(self.snapshots), time=LoopTime())
 
     def snapshots(self) -> list[ReplicaSnapshot]:
-        """The one copy, as the loop knows it."""
+        """The one replica, as the event loop sees it."""
         return [ReplicaSnapshot(PARTITION, b"default", self.gen, self.applied, self.whole)]
 
     def write(self, count: int, chance: random.Random) -> list[Entry]:
-        """Make entries and put them into the store; the keeper is not told."""
+        """Makes entries and writes them into the store, without reporting them to the tree cache."""
         made = [self.history.put(b"b", b"%d" % chance.randrange(40), b"x") for _ in range(count)]
         self.store.write([PartitionStep(PARTITION, made)])
         return made
@@ -126,7 +126,8 @@ async def test_a_kept_tree_is_the_fold_of_the_store_at_every_offset(tmp_path: Pa
 
 
 async def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: Path) -> None:
-    """A snapshot that is ahead of the reports makes no tree before these have come, and none counts twice."""
+    """A tree from a snapshot that is ahead of the reports is not used before these have arrived, and no change counts
+    twice."""
 
     async with opened(tmp_path) as fixture:
         chance = random.Random(1)
@@ -143,14 +144,14 @@ async def test_a_build_waits_for_changes_not_yet_reported_to_the_loop(tmp_path: 
 
 
 async def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -> None:
-    """Entries that do not follow on the last ones mean that rows came otherwise; no wrong tree is ever served."""
+    """Entries that do not follow the last ones mean that rows arrived by other means; a wrong tree is never served."""
 
     async with opened(tmp_path) as fixture:
         chance = random.Random(2)
         fixture.trees.start()
         await eventually(lambda: ready(fixture))
         fixture.report_applied(fixture.write(10, chance))
-        fixture.write(10, chance)  # never told, as rows of another node would be
+        fixture.write(10, chance)  # never reported, like rows of a state transfer
         fixture.report_applied(fixture.write(10, chance))
         assert not ready(fixture)
         await eventually(lambda: ready(fixture))
@@ -165,8 +166,8 @@ async def test_a_gap_throws_the_tree_away_and_another_is_built(tmp_path: Path) -
 
 
 async def test_a_transferred_replica_has_a_tree_before_further_writes(tmp_path: Path) -> None:
-    """Rows that came from another node are reported by no entry: in a partition that is quiet afterwards the tree is
-    built all the same, and its build holds up no other one for ever."""
+    """No entry reports the rows of a state transfer: the tree of a partition without further writes is still built, and
+    its build blocks no other one."""
 
     async with opened(tmp_path) as fixture:
         chance = random.Random(4)
@@ -180,8 +181,8 @@ async def test_a_transferred_replica_has_a_tree_before_further_writes(tmp_path: 
 
 
 async def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path) -> None:
-    """A copy that was filled between two looks of the keeper, or while its tree was built: the tree before is let go of
-    although no entry shows the gap."""
+    """If a replica was filled between two looks of the cache, or during a build, the old tree is discarded although no
+    entry shows the gap."""
 
     async with opened(tmp_path) as fixture:
         chance = random.Random(5)
@@ -200,7 +201,7 @@ async def test_a_tree_is_not_served_once_rows_came_from_elsewhere(tmp_path: Path
 
 
 async def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path) -> None:
-    """A build that differs from the kept tree names the segment, and takes its place."""
+    """A rebuild that differs from the cached tree reports the segment, and replaces it."""
 
     async with opened(tmp_path) as fixture:
         fixture.trees.start()
@@ -217,8 +218,8 @@ async def test_a_tree_that_went_wrong_is_an_alarm_and_is_replaced(tmp_path: Path
 
 
 async def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Path) -> None:
-    """The saved tree is taken when it is of the same copy and offset, its file is gone then, and any other is not
-    believed: after more was applied, of another gen, or damaged."""
+    """The saved tree is loaded if it is of the same replica and offset, and its file is deleted. Any other is ignored:
+    one from before later entries, of another log id, or damaged."""
 
     async with opened(tmp_path) as fixture:
         chance = random.Random(4)
@@ -258,8 +259,8 @@ async def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Pa
 
 
 async def test_a_capture_is_of_its_offset_exactly(tmp_path: Path) -> None:
-    """Hashes wanted at an offset are those of the store there, also in the middle of a batch; what has passed, or has
-    no tree, is unknown."""
+    """The hashes captured at an offset are those of the store there, also in the middle of a batch; for a past offset,
+    or without a tree, the result is unknown."""
 
     async with opened(tmp_path) as fixture:
         chance = random.Random(5)

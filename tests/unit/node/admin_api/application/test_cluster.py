@@ -24,7 +24,7 @@ from tests.support.node_status import FakeNodeStatus
 
 
 class FakeController:
-    """A controller that has read what it is told, and answers assignments as it is told."""
+    """A controller that has read the given state, and answers assignments with the given outcome."""
 
     def __init__(self) -> None:
         record = PartitionRecord(
@@ -58,7 +58,7 @@ class FakeController:
 
 
 class FakeLeaderships:
-    """What the node that controls says of leaderships; None: it does not answer."""
+    """The controller node's answers about leaderships; None: it does not answer."""
 
     def __init__(self, status: dict[str, Any] | None) -> None:
         self.told = status
@@ -81,7 +81,7 @@ def an_admin(
     session: SessionState = SessionState.CONNECTED,
     leader_balance: FakeLeaderships | None = None,
 ) -> AdminApi:
-    """The admin face of node n1."""
+    """The admin API of node n1."""
     actor = SimpleNamespace(
         status=lambda: {"actor": "x", "state": "idle", "reason": ""},
         failing=lambda: "",
@@ -129,7 +129,7 @@ async def call(admin: AdminApi, method: str, path: str, body: Any = None) -> tup
 
 
 async def test_the_cluster_is_shown_with_what_is_amiss() -> None:
-    """Names that other programs read (partitions.online, partitions.total), nodes that are gone, problems."""
+    """It has the names that other programs read (partitions.online, partitions.total), gone nodes, and problems."""
     status, answer = await call(an_admin(FakeController()), "GET", "/admin/cluster")
     assert status == 200
     assert (answer["partitions"]["online"], answer["partitions"]["total"]) == (1, 1)
@@ -154,7 +154,8 @@ MOVING = {
 
 
 async def test_the_state_of_the_cluster_is_a_word_and_why() -> None:
-    """Moves of leaderships are told as such, on any node; else what is amiss, if anything; else it is online."""
+    """On any node, the state reports moves of leaderships; otherwise problems, if there are any; otherwise it is
+    online."""
     controller = FakeController()
     answer = (await call(an_admin(controller), "GET", "/admin/cluster"))[1]
     assert (answer["state"], answer["balancing"]) == ("degraded", None)
@@ -169,7 +170,8 @@ async def test_the_state_of_the_cluster_is_a_word_and_why() -> None:
 
 
 async def test_leaderships_are_shown_and_moved_when_asked() -> None:
-    """A dry run asks for nothing; else who asks is passed on; what cannot be is 503, what is wrong 400."""
+    """A dry run requests nothing; otherwise the operator's name is passed on. An impossible request is 503, a malformed
+    one 400."""
     told = FakeLeaderships(MOVING)
     admin = an_admin(FakeController(), leader_balance=told)
     assert await call(admin, "GET", "/admin/leaders") == (200, MOVING)
@@ -186,7 +188,7 @@ async def test_leaderships_are_shown_and_moved_when_asked() -> None:
 
 
 async def test_possibly_stale_answers_are_marked() -> None:
-    """Without a session, or before anything was read, a cluster is never called whole."""
+    """Without a session, or before the first read, a cluster is never reported as healthy."""
     controller = FakeController()
     controller.registrations["n2"] = Registration("n2", 8, True, id=2)
     controller.records[0] = replace(controller.records[0], isr=frozenset({Member("n1", 1), Member("n2", 2)}))
@@ -204,7 +206,7 @@ async def test_possibly_stale_answers_are_marked() -> None:
 
 
 async def test_an_unreadable_record_is_reported() -> None:
-    """As what is amiss, and as the reason of its partition, with its path."""
+    """It is reported as a problem, and as the reason of its partition, with its path."""
     controller = FakeController()
     controller.unread.learn({"/p/0": "/isthmus/p/0 in the metastore: not a partition record"}, controller.records)
     admin = an_admin(controller)
@@ -216,7 +218,7 @@ async def test_an_unreadable_record_is_reported() -> None:
 
 
 async def test_partitions_are_listed_by_bucket_type() -> None:
-    """All, or of one type; an unknown one is told with those there are."""
+    """The listing has all partitions, or those of one type; the error for an unknown type lists the existing ones."""
     admin = an_admin(FakeController())
     assert await call(admin, "GET", "/admin/partitions") == await call(
         admin, "GET", "/admin/partitions?bucket_type=default"
@@ -233,7 +235,7 @@ async def test_partitions_are_listed_by_bucket_type() -> None:
 
 @pytest.mark.parametrize(("validate_only", "outcome"), [(False, "created"), (True, "valid"), (False, "exists")])
 async def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> None:
-    """The map, whole and checked, and what came of it."""
+    """The complete map is validated and passed on, and the outcome is returned."""
     controller = FakeController()
     controller.outcome = outcome
     body = {**replica_map_document(((0, 1), (1, 0))), "bucket_type": "t", "validate_only": validate_only}
@@ -257,7 +259,7 @@ async def test_an_assignment_is_passed_on(validate_only: bool, outcome: str) -> 
     ],
 )
 async def test_a_wrong_assignment_is_refused_before_anything_is_asked(body: Any, reason: str, words: str) -> None:
-    """What, where, what would be right."""
+    """The error names the key, its value, and what is valid."""
     controller = FakeController()
     status, answer = await call(an_admin(controller), "POST", "/admin/partitions/assign", body)
     assert (status, answer["reason"]) == (413 if reason == "too-large" else 400, reason)
@@ -275,7 +277,7 @@ async def test_a_wrong_assignment_is_refused_before_anything_is_asked(body: Any,
     ],
 )
 async def test_a_refused_assignment_has_its_status(error: Exception, status: int, reason: str) -> None:
-    """What exists otherwise, nodes that do not live, no metastore, an unknown outcome."""
+    """Covered are an existing assignment, dead nodes, an unavailable metastore, and an unknown outcome."""
     controller = FakeController()
     controller.outcome = error
     found, answer = await call(

@@ -1,4 +1,4 @@
-"""What was refused is let go at once: the bodies of refused writes do not wait for the collector of garbage."""
+"""The bodies of refused writes are freed at once, without a run of the garbage collector."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ TEXT = {"content-type": "text/plain"}
 
 
 class TrackedObject:
-    """What a call holds, a body for instance."""
+    """An object that a call holds, such as a body."""
 
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """The collector is off: what goes, goes by counting."""
+    """The garbage collector is off: objects are freed by reference counting alone."""
     gc.collect()
     gc.disable()
     yield
@@ -32,7 +32,8 @@ def uncollected() -> Iterator[None]:
 @pytest.mark.parametrize("query", ["", "?timeout=5000", "?timeout=20"])
 @pytest.mark.usefixtures("uncollected")
 async def test_an_answered_error_frees_its_traceback(client_api: Any, send_request: Any, query: str) -> None:
-    """Calls that keep in a variable what they raise are freed with the answer; behind a timeout once they are over."""
+    """Frames that keep the raised exception in a variable are freed with the answer; those behind a time-out once they
+    end."""
     seen: list[ref[TrackedObject]] = []
     gate = asyncio.Event()
 
@@ -58,7 +59,7 @@ async def test_an_answered_error_frees_its_traceback(client_api: Any, send_reque
 
 @pytest.mark.usefixtures("uncollected")
 async def test_errors_of_items_free_their_tracebacks(client_api: Any, send_request: Any) -> None:
-    """As of one write, so of those of a batch."""
+    """This holds for a single write and for those of a batch."""
     seen: list[ref[TrackedObject]] = []
 
     async def refusing(requests: Any) -> list[Any]:
@@ -81,7 +82,7 @@ async def test_errors_of_items_free_their_tracebacks(client_api: Any, send_reque
 
 @pytest.mark.usefixtures("uncollected")
 async def test_a_refused_body_is_freed_before_the_rest_is_discarded(client_api: Any) -> None:
-    """A client may take seconds to send what nobody wants; what came before is not held for so long."""
+    """A client may take seconds to send the rest of a refused body; the part received before is not held that long."""
     gone: list[int] = []
     told: list[int] = []
 

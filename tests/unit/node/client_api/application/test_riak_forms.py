@@ -1,4 +1,5 @@
-"""What Riak's clients send beside plain reads and writes: conditions, quorums, old forms, and what is not there."""
+"""Requests of Riak's clients beyond plain reads and writes: conditions, quorums, old forms, and unsupported
+features."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def write(client_api, headers, method="PUT", target=K):
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
 def test_a_write_whose_condition_fails_is_412_and_writes_nothing(client_api, method):
-    """Each condition refuses what it must, and the key stays as it was."""
+    """Each condition refuses the write, and the key is unchanged."""
     tag = client_api.put(K, b"old") and client_api.call("GET", K).headers["etag"]
     for bad in (
         {"if-none-match": "*"},
@@ -68,7 +69,7 @@ def test_a_write_whose_condition_fails_is_412_and_writes_nothing(client_api, met
 
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
 def test_a_write_whose_condition_holds_is_carried_out(client_api, method):
-    """Each condition lets through what it must."""
+    """Each condition permits the write."""
     for good in (
         {"if-match": "*"},
         {"if-match": '"other", {tag}'},
@@ -85,7 +86,7 @@ def test_a_write_whose_condition_holds_is_carried_out(client_api, method):
 
 
 def test_if_none_match_makes_a_key_once(client_api):
-    """The first write of a key wins, the second is told; a deleted key may be made again."""
+    """The first write of a key succeeds, the second is 412; a deleted key may be created again."""
     assert write(client_api, {"if-none-match": "*"}).status == 204
     assert write(client_api, {"if-none-match": "*"}).status == 412
     client_api.call("DELETE", K)
@@ -96,7 +97,7 @@ def test_if_none_match_makes_a_key_once(client_api):
 
 
 def test_if_not_modified_names_the_clock_and_conflicts_are_409(client_api):
-    """X-Riak-If-Not-Modified is compare-and-set by clock: 409 for another, and for a key that is not there."""
+    """X-Riak-If-Not-Modified is compare-and-set by clock: another clock, or a missing key, is 409."""
     first = client_api.put(K, b"1").headers["x-riak-vclock"]
     second = write(client_api, {"x-riak-if-not-modified": first, "x-riak-vclock": first})
     assert second.status == 204
@@ -108,7 +109,7 @@ def test_if_not_modified_names_the_clock_and_conflicts_are_409(client_api):
 
 
 def test_a_condition_that_is_none_refuses_a_write_and_not_a_read(client_api):
-    """A write never becomes unconditional by a typing error; a read ignores a date that is none."""
+    """A malformed condition never makes a write unconditional; a read ignores a malformed date."""
     client_api.put(K, b"1")
     for bad in ({"if-match": '"open'}, {"if-none-match": "a b"}, {"if-unmodified-since": "yesterday"}):
         answer = write(client_api, bad)
@@ -119,7 +120,7 @@ def test_a_condition_that_is_none_refuses_a_write_and_not_a_read(client_api):
 
 
 def test_reads_are_304_or_412_by_their_conditions(client_api):
-    """A client that has the version is spared the body; 304 names the version, has no type, and HEAD is the same."""
+    """A client that has the version gets no body; 304 names the version and has no type, and HEAD is the same."""
     client_api.put(K, b"v")
     got = client_api.call("GET", K)
     tag = got.headers["etag"]
@@ -166,7 +167,8 @@ def test_siblings_have_a_tag_together_and_each_their_own(client_api):
 @EXAMPLES
 @given(st.one_of(st.binary(max_size=60), st.text('W/"*, ax', max_size=20).map(str.encode)))
 def test_conditional_headers_are_parsed_or_refused(value):
-    """Any bytes are tags, a date, or refused; what is parsed as tags has no quote and no comma from outside quotes."""
+    """Any bytes are parsed as tags or a date, or refused; parsed tags have no quotes, and no commas from outside
+    quotes."""
     tags = []
     assert refused_status(lambda: tags.extend(parse_tags(b"if-match", value))) in (None, 400)
     assert all('"' not in tag for tag in tags)
@@ -180,7 +182,7 @@ def test_conditional_headers_are_parsed_or_refused(value):
 
 
 def test_quorums_are_taken_and_wrong_ones_refused(client_api):
-    """What Riak's clients send changes nothing; a value that Riak would refuse is 400 with the parameter's name."""
+    """Quorums of Riak's clients have no effect; a value that Riak would refuse is 400 with the parameter's name."""
     good = "r=quorum&w=2&dw=all&pr=one&pw=default&rw=1&n_val=3&basic_quorum=true&notfound_ok=False&sloppy_quorum=true"
     more = "node_confirms=2&sync_on_write=all&asis=false&timeout=60000&deletedvclock=true"
     for query in (good, more):
@@ -204,13 +206,13 @@ def test_quorums_are_taken_and_wrong_ones_refused(client_api):
 @EXAMPLES
 @given(st.binary(max_size=80))
 def test_object_queries_are_parsed_or_refused(query):
-    """Any query string has a meaning or is 400."""
+    """Any query string is parsed or is 400."""
     assert refused_status(lambda: parse_object_query(query)) in (None, 400)
 
 
 @pytest.mark.timing
 async def test_a_timeout_of_the_client_is_kept(client_api, send_request):
-    """A write that takes longer is unknown and goes on; a read is refused; both within the time that was given."""
+    """A write that takes longer has an unknown outcome and continues; a read is refused; both within the given time."""
 
     client_api.kv.gate = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -235,8 +237,8 @@ async def test_a_timeout_of_the_client_is_kept(client_api, send_request):
 
 
 async def test_writes_that_continue_after_a_timeout_still_count_against_the_limit(client_api, send_request):
-    """Bodies of writes that go on count against the limit until they are over, so that clients with little patience
-    cannot fill a node's memory: what has no room is refused."""
+    """Bodies of continuing writes count against the limit until they finish, so that clients with short time-outs
+    cannot fill a node's memory: a body without room is refused."""
 
     client_api.kv.gate = asyncio.Event()
     budget = client_api.app.budget
@@ -256,7 +258,7 @@ async def test_writes_that_continue_after_a_timeout_still_count_against_the_limi
 
 
 def test_a_listing_that_takes_longer_than_its_timeout_is_cut(client_api, send_request):
-    """Before the first names it is refused, and the listing behind it is closed."""
+    """Before the first names it is refused, and the underlying listing is closed."""
     client_api.put(K, b"v")
 
     async def slow(*_):
@@ -275,7 +277,7 @@ def test_a_listing_that_takes_longer_than_its_timeout_is_cut(client_api, send_re
 
 
 def test_a_media_type_without_a_slash_is_415(client_api):
-    """As in Riak, what is no media type is not stored as one."""
+    """As in Riak, a malformed media type is not stored."""
     answer = client_api.call("PUT", K, b"v", {"content-type": "text"})
     assert (answer.status, answer.reason) == (415, "bad-content-type")
 
@@ -316,7 +318,7 @@ def test_a_trailing_slash_is_ignored(client_api):
 
 
 def test_the_resource_list_names_what_is_answered(client_api):
-    """JSON where it is asked for, a page otherwise; nothing stands there that is not routed."""
+    """The list is JSON on request, a page otherwise, and has only routed resources."""
     found = client_api.call("GET", "/", headers={"accept": "application/json"})
     assert (found.status, found.headers["content-type"]) == (200, "application/json")
     resources = json.loads(found.body)
@@ -372,7 +374,7 @@ def test_a_preflist_names_who_holds_a_key(client_api):
     ],
 )
 def test_unsupported_features_answer_501_with_an_alternative(client_api, method, path):
-    """501 with one sentence on what to do instead, never a 404 that looks like an absent key."""
+    """The answer is 501 with one sentence that names an alternative, never a 404 that looks like an absent key."""
     answer = client_api.call(method, path, b"{}" if method == "POST" else b"")
     assert (answer.status, answer.reason) == (501, "not-implemented")
     assert answer.body.count(b"\n") == 1
@@ -382,7 +384,7 @@ def test_unsupported_features_answer_501_with_an_alternative(client_api, method,
 @EXAMPLES
 @given(st.lists(st.sampled_from(["riak", "buckets", "types", "t", "keys", "index", "mapred", "b,t,1", "", "props"])))
 def test_every_riak_path_is_answered(client_api_with, words):
-    """No path of Riak's words brings the face to fall."""
+    """No path made of Riak's words causes a 500."""
     client_api = client_api_with()
     for method in ("GET", "PUT", "DELETE"):
         answer = client_api.call(method, "/" + "/".join(words), b"", TEXT)
@@ -397,7 +399,7 @@ def test_a_failing_listing_releases_its_slot(client_api):
 
 
 def test_accept_prefers_by_weight():
-    """Named with the higher weight wins; ties and wildcards are the usual type's."""
+    """The type with the higher weight wins; ties and wildcards go to the usual type."""
     for accept, wanted in (
         (b"application/json", True),
         (b"application/*;q=0.5, text/html;q=0.4", True),

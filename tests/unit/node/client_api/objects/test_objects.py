@@ -1,4 +1,4 @@
-"""One object over the client face, at ASGI level: Riak's forms, statuses and refusals."""
+"""One object over the client API, at ASGI level: Riak's forms, statuses and refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_put_value_is_read_back_with_its_headers(client_api):
 
 
 def test_head_is_get_without_the_body(client_api):
-    """HEAD answers with GET's headers, the length among them, and no bytes."""
+    """HEAD answers with GET's headers, including the length, and without a body."""
     client_api.put(K, b"value")
     head, get = client_api.call("HEAD", K), client_api.call("GET", K)
     assert head.body == b""
@@ -55,7 +55,7 @@ def test_head_is_get_without_the_body(client_api):
 
 
 def test_an_absent_key_is_404_without_clock_or_deletion(client_api):
-    """A key that was never written is told apart from one that was deleted."""
+    """A key that was never written is distinguished from one that was deleted."""
     read = client_api.call("GET", K)
     assert (read.status, read.reason) == (404, "not-found")
     assert "x-riak-vclock" not in read.headers
@@ -78,7 +78,7 @@ def test_a_deleted_key_is_404_with_the_tombstones_clock(client_api):
 
 
 def test_a_write_with_the_context_replaces_and_one_without_makes_a_sibling(client_api):
-    """The clock that was read decides whether a value is replaced; values not seen are all kept."""
+    """The clock that was read decides whether a value is replaced; values that the writer has not seen are kept."""
     first = client_api.put(K, b"1").headers["x-riak-vclock"]
     second = client_api.put(K, b"2", first).headers["x-riak-vclock"]
     assert client_api.call("GET", K).body == b"2"
@@ -113,7 +113,7 @@ def test_siblings_come_as_multipart_when_that_is_preferred(client_api):
 
 
 def test_the_vtag_of_a_tombstone_is_a_deleted_key_and_an_unknown_one_is_404(client_api):
-    """`?vtag=` never shows a deletion as an empty value, nor another sibling than the one named."""
+    """`?vtag=` never shows a deletion as an empty value, nor another sibling than the named one."""
     first = client_api.put(K, b"1").headers["x-riak-vclock"]
     client_api.put(K, b"2", first)
     client_api.call("DELETE", K, headers={"x-riak-vclock": first})
@@ -126,7 +126,7 @@ def test_the_vtag_of_a_tombstone_is_a_deleted_key_and_an_unknown_one_is_404(clie
 
 
 def test_metadata_links_indexes_and_encoding_are_kept(client_api):
-    """What a writer says of a value beside its bytes comes back to every reader."""
+    """Metadata, links, indexes and encoding that a writer sends with a value are returned to every reader."""
     client_api.call(
         "PUT",
         K,
@@ -150,7 +150,7 @@ def test_metadata_links_indexes_and_encoding_are_kept(client_api):
 
 
 def test_returnbody_gives_what_a_get_would(client_api):
-    """`returnbody=true` answers a write with the object as it stands: 200, or 300 with siblings."""
+    """`returnbody=true` answers a write with the current object: 200, or 300 with siblings."""
     first = client_api.call("PUT", K + "?returnbody=true", b"1", {"content-type": "text/plain"})
     assert (first.status, first.body) == (200, b"1")
     assert first.headers["x-riak-vclock"]
@@ -159,7 +159,7 @@ def test_returnbody_gives_what_a_get_would(client_api):
 
 
 def test_a_post_to_the_listing_makes_a_key(client_api):
-    """POST to .../keys stores under a new key each time and says where in Location."""
+    """POST to .../keys stores under a new key each time, which Location names."""
     places = set()
     for path in ("/buckets/b%2F/keys", "/types/default/buckets/b%2F/keys"):
         made = client_api.call("POST", path, b"v", {"content-type": "text/plain"})
@@ -224,7 +224,7 @@ def test_bad_percent_encoding_is_400(client_api, target):
 
 
 def test_a_vclock_with_anything_added_is_refused(client_api):
-    """Base64 is taken as it was given, without skipping what is not base64."""
+    """Base64 is decoded strictly, without skipping other characters."""
     vclock = client_api.put(K, b"1").headers["x-riak-vclock"]
     for wrong in (vclock[:4] + "!" + vclock[4:], vclock + "=", vclock[:-4], " " + vclock + "\n"):
         assert client_api.put(K, b"2", wrong).reason == "bad-vclock", wrong
@@ -232,7 +232,7 @@ def test_a_vclock_with_anything_added_is_refused(client_api):
 
 
 def test_a_read_passes_its_isolation_or_the_default(client_api):
-    """GET and HEAD hand their isolation on, none when they have none; another word is 400, never a committed read."""
+    """GET and HEAD pass their isolation on, or none; an unknown one is 400, never a committed read."""
     client_api.put(K, b"v")
     client_api.kv.unapplied[Key(b"default", b"b", b"k")] = client_api.kv.objects[Key(b"default", b"b", b"k")].replace(
         b"v", b"w"
@@ -249,7 +249,8 @@ def test_a_read_passes_its_isolation_or_the_default(client_api):
 
 
 def test_a_request_id_makes_a_repeated_write_harmless(client_api):
-    """The second PUT or DELETE under one id writes nothing, is answered as the first, and says that it is a repeat."""
+    """The second PUT or DELETE with the same id writes nothing, is answered like the first, and is marked as a
+    repeat."""
     first = client_api.put(K, b"v", X_Isthmus_Request_Id="client-7/1")
     assert "x-isthmus-repeated" not in first.headers
     again = client_api.put(K, b"other", X_Isthmus_Request_Id="client-7/1")
@@ -280,7 +281,8 @@ def test_a_repeated_write_of_a_key_reaped_since_writes_nothing(client_api):
 
 
 def test_a_request_id_that_is_none_is_refused(client_api):
-    """Empty, too long, a space, unprintable: 400, and nothing is written; so is an id for a key yet to be made."""
+    """An empty, too long or unprintable id, or one with a space, is 400, and nothing is written; so is an id for a key
+    yet to be generated."""
     for bad in ("", "x" * 65, "a b", "a\x7f", "\xe9"):
         answer = client_api.put(K, b"v", X_Isthmus_Request_Id=bad)
         assert (answer.status, answer.reason) == (400, "bad-request-id"), bad
@@ -299,7 +301,8 @@ def test_a_written_object_that_did_not_come_back_is_read(client_api):
 
 
 def test_refusals_and_unknown_outcomes_have_different_statuses(client_api):
-    """A definite refusal is 503 with its code and Retry-After; an unknown outcome is 504, says so, and has none."""
+    """A definite refusal is 503 with its code and Retry-After; an unknown outcome is 504 with outcome=unknown, without
+    Retry-After."""
     refusals = NotLeader("x", "n2"), Fenced("x"), TooFewInSync("x"), Overloaded("x"), OutOfStorage("x"), NotReady("x")
     for error in refusals:
         client_api.kv.fail = error
@@ -330,7 +333,7 @@ def test_bucket_and_key_have_limits(client_api_with):
 
 
 def test_a_value_over_the_limit_is_413_before_it_is_read(client_api_with):
-    """The limit holds by Content-Length and by count, and the largest allowed value is stored."""
+    """The limit is enforced by Content-Length and by count, and the largest allowed value is stored."""
     client_api = client_api_with(object_bytes=10)
     kind = {"content-type": "text/plain"}
     assert client_api.call("PUT", K, b"x" * 10, kind).status == 204
@@ -349,7 +352,7 @@ def test_a_value_over_the_limit_is_413_before_it_is_read(client_api_with):
 
 
 async def test_a_body_cut_short_writes_nothing(client_api, send_request):
-    """A client that goes away in the middle of its body has written nothing and is answered nothing."""
+    """A client that disconnects in the middle of its body has written nothing and gets no answer."""
     for pieces in ([b"half"], [b"a", b"b"], [b""]):
         answer = await send_request(
             client_api.app, "PUT", K, pieces, {"content-type": "a/b", "content-length": "9"}, cut=True
@@ -360,7 +363,8 @@ async def test_a_body_cut_short_writes_nothing(client_api, send_request):
 
 
 async def test_bodies_in_flight_are_bounded_over_all_requests(client_api, send_request):
-    """Bodies held by slow writes count together; over the limit a write is refused, and room comes back."""
+    """Bodies held by slow writes count together; over the limit a write is refused, and the room is released
+    afterwards."""
     client_api.app.budget.limit_bytes = 100
 
     client_api.kv.gate = asyncio.Event()
@@ -378,7 +382,8 @@ async def test_bodies_in_flight_are_bounded_over_all_requests(client_api, send_r
 
 
 def test_a_large_value_is_sent_in_pieces_and_counted(client_api):
-    """An answer larger than a piece is whole at the client, goes out in bounded pieces, and counts meanwhile."""
+    """The client gets an answer larger than a piece completely; it is sent in bounded pieces, and counts against the
+    limit meanwhile."""
     value = bytes(range(256)) * 1000
     client_api.put(K, value)
     got = client_api.call("GET", K)
@@ -400,7 +405,7 @@ def test_a_large_value_is_sent_in_pieces_and_counted(client_api):
     ],
 )
 def test_errors_of_the_cluster_become_statuses_with_a_reason(client_api, error, status, reason, headers):
-    """A definite refusal is 503 and may be repeated; an unknown outcome is 504 and says so; a bug is 500."""
+    """A definite refusal is 503 and may be repeated; an unknown outcome is 504 and states it; a bug is 500."""
     client_api.kv.fail = error
     for method in ("PUT", "GET", "DELETE"):
         answer = client_api.call(method, K, b"v" if method == "PUT" else b"", {"content-type": "a/b"})
@@ -412,7 +417,7 @@ def test_errors_of_the_cluster_become_statuses_with_a_reason(client_api, error, 
 
 
 def test_stored_bytes_that_are_no_object_are_corruption_not_a_value(client_api):
-    """Whatever shape broken bytes have, a reader gets a 500 with a reason, never a wrong value."""
+    """For damaged bytes of any form, a reader gets a 500 with a reason, never a wrong value."""
     for broken in (
         b"",
         b"\xc1",
@@ -449,7 +454,7 @@ def test_headers_of_objects_from_elsewhere_cannot_forge_headers(client_api):
 
 
 def test_requests_are_counted_by_route_method_and_status(client_api):
-    """The face's samples say how many answers of which kind were given, with a help line for each name."""
+    """The application's samples count answers by route, method and status, with a help line for each name."""
     from isthmus.node.client_api.application import HELP
 
     client_api.put(K, b"v")
@@ -484,8 +489,8 @@ def test_requests_are_timed_by_route_and_class_of_status(client_api):
 
 @pytest.mark.parametrize("ms", [253_402_300_799_999, 253_402_300_800_000, 2**63 - 1])
 def test_a_time_beyond_the_http_date_range_is_shown_as_the_last_date(ms: int) -> None:
-    """An object that came from another cluster with a last-modified time after the year 9999 is shown, alone and among
-    siblings, under the last date that HTTP can write."""
+    """An object of another cluster with a last-modified time after the year 9999 is shown, alone and among siblings,
+    with the last date that HTTP can express."""
     one = Sibling((b"a" * 20, 5), ms, False, b"value", b"text/plain")
     two = one._replace(dot=(b"b" * 20, 6))
     for siblings, status in (((one,), 200), ((one, two), 300)):
@@ -495,8 +500,8 @@ def test_a_time_beyond_the_http_date_range_is_shown_as_the_last_date(ms: int) ->
 
 
 def test_last_modified_is_never_after_the_date_of_the_answer() -> None:
-    """Another node wrote the object, with a clock that is ahead: each form of the answer says now, and a time that is
-    over stays as it is."""
+    """Another node wrote the object, with a clock that is ahead: each form of the answer has the current time instead,
+    and a past time is unchanged."""
     now_s = 1_700_000_000
     for modified_ms, shown in (
         ((now_s + 5) * 1000, b"Tue, 14 Nov 2023 22:13:20 GMT"),

@@ -1,4 +1,5 @@
-"""Writes that are done and whose answer cannot be given: never told as refusals, which say that nothing took effect."""
+"""Completed writes whose answer cannot be rendered are never reported as refusals, which would mean that nothing took
+effect."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ FULL_BYTES = 256 * 1000 * 1000
 def test_a_write_whose_object_cannot_be_read_then_is_no_refusal(
     client_api: ClientApiFixture, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    """What did not come with the write is read; when that fails, a 503 would say that nothing was written."""
+    """An object that the write did not return is read; if the read fails, a 503 would mean that nothing was written."""
 
     async def none(*_: object) -> None:
         raise NotReady("no leader serves the partition yet")
@@ -43,7 +44,8 @@ def requests_for_much() -> list[tuple[str, str, bytes, int]]:
 async def test_an_answer_without_memory_refuses_no_write(
     client_api: ClientApiFixture, monkeypatch: pytest.MonkeyPatch, method: str, target: str, body: bytes, status: int
 ) -> None:
-    """With as many bodies held as a node holds, a large answer to a read is refused for now, one to a write unknown."""
+    """When the memory for bodies is full, a large answer to a read is refused with a retry, and one to a write is an
+    unknown outcome."""
     await ask(client_api.app, "PUT", "/buckets/b/keys/large", b"x" * 100_000, {"content-type": "text/plain"})
     writes = client_api.kv.writes
 

@@ -37,7 +37,7 @@ def test_the_same_seed_makes_the_same_history_and_another_makes_another() -> Non
 
 
 def test_the_made_history_has_what_a_demo_should_meet() -> None:
-    """Deletes, adds after deletes, hot keys, keys that need encoding, and sizes from end to end."""
+    """It has deletes, adds after deletes, hot keys, keys that need encoding, and sizes of the whole range."""
     history = MadeHistory(1, 20_000)
     assert len(history.operations) == 20_000
     deleted: set[bytes] = set()

@@ -213,7 +213,7 @@ def test_the_environment_of_a_hook_does_not_redirect(tmp_path: Path, monkeypatch
 
 
 def test_no_commit_no_repository_and_no_git_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each way of having no history is a HistoryFault that says which."""
+    """Each reason for a missing history is a HistoryFault that names it."""
     empty = Repository(tmp_path / "empty")
     with pytest.raises(HistoryFault, match="no commit yet"):
         GitHistory(empty.path)
@@ -228,7 +228,8 @@ def test_no_commit_no_repository_and_no_git_are_distinguished(tmp_path: Path, mo
 
 
 def test_what_git_shows_first_is_reported_not_its_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository of somebody else, as a container often has it: git's reason, not the last line of its advice."""
+    """A repository of another owner, as containers often have it, is reported with git's reason, not with the last line
+    of its advice."""
     repository = grown(tmp_path / "repo")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
@@ -237,8 +238,8 @@ def test_what_git_shows_first_is_reported_not_its_advice(tmp_path: Path, monkeyp
 
 
 def test_a_reader_of_blobs_that_died_is_the_only_fault(tmp_path: Path) -> None:
-    """When git itself was killed, each reader is told so, and letting go of it says nothing more: a broken pipe there
-    would end the demo without a word, as if whoever reads its output had gone."""
+    """When git itself was killed, each reader gets the error, and closing the history raises no other one: a broken
+    pipe there would end the demo silently, as if its output had been closed."""
     repository = grown(tmp_path / "repo")
     blob = repository.git("rev-parse", "HEAD:renamed").decode().strip()
     history = GitHistory(repository.path)

@@ -46,8 +46,8 @@ def test_the_sample_replicates_both_ways() -> None:
 
 
 def test_the_larger_sample_has_three_nodes_a_cluster() -> None:
-    """two-clusters.toml: three replicas of which two must hold a write, every node with a number and three addresses of
-    its own, every sink with all nodes of the other cluster."""
+    """two-clusters.toml has three replicas, of which two must hold a write; every node has a number and three addresses
+    of its own, and every sink has all nodes of the other cluster."""
     topology = load_topology(SAMPLE.with_name("two-clusters.toml"))
     ports = {port.purpose: port.number or 4000 + at for at, port in enumerate(topology.ports())}
     assert len(set(ports.values())) == len(ports) == 2 + 6 * 3
@@ -64,7 +64,7 @@ def test_the_larger_sample_has_three_nodes_a_cluster() -> None:
 
 
 def test_ids_racks_and_factor_are_the_files_or_follow_from_the_nodes() -> None:
-    """An id is the position unless given, a rack stands in its node's file, the factor is the number of nodes, at most
+    """An id is the position unless given, a rack is in its node's file, and the factor is the number of nodes, at most
     three, unless given."""
     text = "[clusters.a]\n" + "".join(
         f'[[clusters.a.nodes]]\nname = "a-{number}"\nrack = "r{number % 2}"\n' for number in range(4)
@@ -96,7 +96,8 @@ def test_three_zookeepers_are_all_named_to_the_nodes() -> None:
 
 
 def test_sections_and_every_node_of_a_peer_reach_the_files() -> None:
-    """Cluster sections stand in each node's file as they are; a peer cluster of two nodes becomes two URLs."""
+    """Sections of a cluster are copied unchanged into each node's file; a peer cluster of two nodes becomes two
+    URLs."""
     topology = parse_topology(
         """
         [clusters.a]
@@ -235,7 +236,7 @@ queue = "q"
 
 
 def test_one_queue_for_two_clusters_is_refused() -> None:
-    """Two sink clusters on one queue would each get half, so the second taker is named as a fault."""
+    """Each of two sink clusters on one queue would get only a part, so the second one is a fault."""
     text = '[[clusters.a.nodes]]\nname="a-1"\n[[clusters.a.queues]]\nname="q"\n' + "".join(
         f'[[clusters.{name}.nodes]]\nname="{name}-1"\n[[clusters.{name}.sink.peers]]\ncluster="a"\nqueue="q"\n'
         for name in "bc"

@@ -24,7 +24,7 @@ name = "b"
 
 
 def faults(folder: Path, section: str = "", tables: str = "") -> list[str]:
-    """What is wrong with two clusters of one node and these lines in one of them."""
+    """The faults of two clusters of one node, with these lines in one of them."""
     file = folder / "t.toml"
     file.write_text(TWO.format(section, tables))
     try:
@@ -36,21 +36,21 @@ def faults(folder: Path, section: str = "", tables: str = "") -> list[str]:
 
 @pytest.mark.parametrize("value", ["3", "1.5", "2026-01-01", "true", '"west"', "{}", "[3]", "[[]]"])
 def test_a_full_sync_that_is_no_table_is_a_fault(tmp_path: Path, value: str) -> None:
-    """Of whatever kind it is: a fault at its key, no traceback."""
+    """Any other value is a fault at its key, without a traceback."""
     (fault,) = faults(tmp_path, f"fullsync = {value}")
     assert fault.startswith("clusters.east.fullsync")
 
 
 @pytest.mark.parametrize("value", ["3", "[]", "true"])
 def test_a_cluster_that_is_no_name_is_a_fault(tmp_path: Path, value: str) -> None:
-    """A list cannot even be looked up."""
+    """A list, for example, cannot be looked up; it is a fault at its key."""
     found = faults(tmp_path, tables=f'[[clusters.east.fullsync]]\nqueue = "q"\ncluster = {value}')
     assert any(fault.startswith("clusters.east.fullsync[0].cluster: ") for fault in found)
 
 
 def test_a_full_sync_with_no_cluster_of_the_file_is_reported_what_is_wrong(tmp_path: Path) -> None:
-    """A mistyped name, and not that name and URLs are missing, which the file's own clusters need not; one that is
-    elsewhere has both. A cluster compared with itself would be proven in sync with nobody."""
+    """The fault is a mistyped name, not a missing name and URLs, which clusters of the same file do not need; a cluster
+    elsewhere needs both. A cluster may not be compared with itself."""
     table = '[[clusters.east.fullsync]]\nqueue = "q"\ncluster = "{0}"\n'
     (fault,) = faults(tmp_path, tables=table.format("wset"))
     assert fault.startswith('clusters.east.fullsync[0]: no such cluster of this file: "wset"; did you mean "west"?')

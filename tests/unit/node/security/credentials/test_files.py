@@ -1,4 +1,5 @@
-"""Files of tokens, keys and certificates: made whole or not at all, and told of wherever they are named."""
+"""Files of tokens, keys and certificates: written completely or not at all, and reported wherever they are
+configured."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ FULLSYNC = '[[fullsync]]\nname = "w"\nurls = "http://127.0.0.1:1,{0}"\nqueue = "
 
 
 def test_a_token_file_that_is_emptied_before_it_is_written_changes_nothing(tmp_path: Path) -> None:
-    """Whoever writes with `>` empties the file first: the tokens before stay good until there are others. One with a
-    comment alone is meant so, and lets nobody in."""
+    """A shell redirection empties the file first: the previous tokens stay valid until there are others. A file with
+    only a comment is intended, and permits nobody."""
     file = tmp_path / "t"
     file.write_text("old-token-0123456789\n")
     file.chmod(0o600)
@@ -48,7 +49,8 @@ def test_a_token_file_that_is_emptied_before_it_is_written_changes_nothing(tmp_p
 
 
 def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full when a token is made, or a certificate made anew: nothing half, and no scraps of secrets."""
+    """The disk is full when a token is created or a certificate is renewed: no partial file and no temporary file with
+    secrets is left."""
     dev_certificates.make_tokens(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     (tmp_path / "read.token").unlink()
@@ -69,7 +71,7 @@ def test_a_file_that_cannot_be_written_is_as_it_was(tmp_path: Path, monkeypatch:
 def test_no_node_takes_the_place_of_the_authority(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """A node of that name would overwrite what all other certificates are signed with."""
+    """A node of that name would overwrite the key that signs all other certificates."""
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a"]) == Exit.OK
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", name]) == Exit.USAGE
@@ -81,7 +83,7 @@ def test_no_node_takes_the_place_of_the_authority(
 def test_an_invalid_certificate_name_is_a_usage_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
-    """A host that is none, a number of days that is none: a line, no traceback, no certificate."""
+    """An invalid host or number of days gives one line, no traceback and no certificate."""
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a", *more]) == Exit.USAGE
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not (tmp_path / "a.crt").exists()
@@ -89,7 +91,8 @@ def test_an_invalid_certificate_name_is_a_usage_error(
 
 
 def test_the_token_of_a_full_sync_is_looked_at_as_a_sinks_is(tmp_path: Path) -> None:
-    """Not there: a fault, before a node starts. In the clear, or a cluster that nothing proves: doubts."""
+    """A missing token file is a fault before a node starts. A token in plain text, or for a cluster without proof of
+    identity, gives warnings."""
     settings = load_text(NODE + FULLSYNC.format("http://10.0.0.2:1") + 'cluster = "west"\n', tmp_path / "node.toml")
     assert [fault.path for fault in file_faults(settings)] == ["fullsync[0].token_file"]
     assert [doubt.path for doubt in warnings_of(settings)] == ["fullsync[0].urls", "fullsync[0].cluster"]
@@ -99,8 +102,8 @@ def test_the_token_of_a_full_sync_is_looked_at_as_a_sinks_is(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("line", ['admin = "allow"', 'cluster = "prefer"', 'client_certificates = "required"'])
 def test_unusable_credentials_are_a_fault(tmp_path: Path, line: str) -> None:
-    """Somebody wrote how connections are encrypted, and forgot the certificate: the node would have taken everybody in
-    the clear without a word. The default, written out, is what every file means, and only doubtful."""
+    """If encryption is configured without a certificate, the node would silently accept unencrypted connections.
+    Writing out the default is allowed, with a warning."""
     with pytest.raises(ConfigError) as error:
         load_text(f"{NODE}[tls]\n{line}\n", tmp_path / "node.toml")
     assert [fault.path for fault in error.value.faults] == [f"tls.{line.split()[0]}"]
@@ -111,14 +114,14 @@ def test_unusable_credentials_are_a_fault(tmp_path: Path, line: str) -> None:
 
 
 def test_an_empty_token_file_is_reported_before_a_node_starts(tmp_path: Path) -> None:
-    """It would lock out everybody whom it was to let in."""
+    """With an empty token file, nobody could authenticate."""
     (tmp_path / "t").touch(mode=0o600)
     with pytest.raises(BadConfig, match="is empty"):
         tokens.read_digests(tmp_path / "t")
 
 
 def test_no_certificate_outlives_its_authority(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is shown as its end is when it ends; of an authority that has expired none is made."""
+    """A certificate ends no later than its authority; an expired authority issues none."""
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "a", "--days", "2"]) == Exit.OK
     assert cli.main(["dev", "certs", str(tmp_path), "--cluster", "c", "--node", "b", "--days", "30"]) == Exit.OK
     assert certificates.expires_ms(tmp_path / "b.crt") <= certificates.expires_ms(tmp_path / "ca.crt")
@@ -131,7 +134,8 @@ def test_no_certificate_outlives_its_authority(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("read", [tokens.read_token, tokens.read_digests])
 def test_a_huge_token_file_is_reported_and_not_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
-    """A log or a disk image named by mistake costs its first bytes: it is looked at again each second."""
+    """If a log or a disk image is configured by mistake only its first bytes are read, although the file is checked
+    each second."""
     file = tmp_path / "t"
     file.write_text("a-token-0123456789\n")
     file.chmod(0o600)
@@ -142,7 +146,7 @@ def test_a_huge_token_file_is_reported_and_not_read(tmp_path: Path, read: Callab
 
 @pytest.mark.parametrize("named", ["a.crt", "a.key", "ca.crt"])
 def test_a_huge_certificate_or_key_file_is_reported_and_not_read(tmp_path: Path, named: str) -> None:
-    """The same of what TLS is made of: OpenSSL would read it to its end, on the event loop."""
+    """The same holds for files of TLS: OpenSSL would read them completely, on the event loop."""
     made = filled(tmp_path)
     (tmp_path / named).write_text("x")
     os.truncate(tmp_path / named, 1 << 40)

@@ -1,4 +1,4 @@
-"""Claims about what a node makes of [tls] and [tokens]: faults are told before it starts, doubts and expiry in time."""
+"""[tls] and [tokens] of a node: faults are reported before it starts, warnings and expiry in time."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def tls(pair: str = "a", more: str = "") -> str:
 
 
 def faults(folder: CertificateFolder, more: str) -> list[str]:
-    """What is wrong with the files, as "key: sentence"."""
+    """The faults of the files, as "key: sentence"."""
     return [f"{path}: {message}" for path, message in file_faults(loaded(folder.path, more))]
 
 
 def test_right_files_are_taken(folder: CertificateFolder) -> None:
-    """Nothing is wrong with a right pair and right tokens, and all three doors have TLS."""
+    """A matching pair and valid tokens have no faults, and all three listeners have TLS."""
     settings = loaded(folder.path, tls() + '[tokens]\nread = "read.token"\nadmin = "admin.token"\n')
     assert not list(file_faults(settings))
     locks = NodeCredentials(settings)
@@ -66,7 +66,8 @@ def test_right_files_are_taken(folder: CertificateFolder) -> None:
 def test_a_certificate_that_peers_would_refuse_is_reported_at_once(
     folder: CertificateFolder, pair: str, words: str
 ) -> None:
-    """Of another node, of none, or not there: a sentence with the key and the file; a node does not start with it."""
+    """A certificate of another node, of no node, or a missing one gives a sentence with the key and the file; a node
+    does not start with it."""
     assert words.format(folder.path) in "\n".join(faults(folder, tls(pair)))
     with pytest.raises(BadConfig, match=r"tls\.(certificate|key)"):
         NodeCredentials(loaded(folder.path, tls(pair)))
@@ -93,7 +94,8 @@ def test_expired_foreign_mismatched_and_readable_files_are_reported(tmp_path: Pa
 
 
 def test_a_near_expiry_is_reported(tmp_path: Path) -> None:
-    """A certificate with less than `expiry_warning` left is a problem in words, of this node and of those connected."""
+    """A certificate with less than `expiry_warning` left is reported as a problem, for this node and for connected
+    ones."""
     dev_certificates.make_certificates(tmp_path, [NodeName("c", "a")], days=3)
     locks = NodeCredentials(loaded(tmp_path, tls()))
     told = locks.problems()
@@ -113,7 +115,7 @@ def test_a_near_expiry_is_reported(tmp_path: Path) -> None:
     ],
 )
 def test_settings_that_do_not_go_together_are_faults(tmp_path: Path, more: str, key: str) -> None:
-    """Half a pair, no authority, TLS to an embedded metastore, words that are no choice."""
+    """Covered are half a pair, no authority, TLS to an embedded metastore, and invalid choices."""
     with pytest.raises(ConfigError) as error:
         loaded(tmp_path, more)
     assert [fault.path for fault in error.value.faults] == [key]
@@ -133,7 +135,8 @@ def test_settings_that_do_not_go_together_are_faults(tmp_path: Path, more: str, 
     ],
 )
 def test_open_listeners_are_warned_about(tmp_path: Path, more: str, keys: list[str]) -> None:
-    """An admin listener for others without both locks, tokens in the clear, nodes that may come without TLS."""
+    """Covered are an admin listener for others without TLS and tokens, tokens in plain text, and nodes that may connect
+    without TLS."""
     assert [doubt.path for doubt in warnings_of(loaded(tmp_path, more))] == keys
 
 
@@ -178,7 +181,8 @@ def test_dev_makes_what_nodes_take(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_repeated_requests_to_a_peer_watch_no_more_files(folder: CertificateFolder) -> None:
-    """A look at a key and a round of repairs ask each time how to come in: what is kept of that does not grow."""
+    """An explanation of a key and a round of repairs request the peer's credentials each time: the number of watched
+    files does not grow."""
     locks = NodeCredentials(loaded(folder.path, tls()))
     token = folder.path / "replicate.token"
     peers = [

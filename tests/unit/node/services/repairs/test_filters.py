@@ -1,4 +1,4 @@
-"""Full-sync goes by the filter of its queue: what that leaves out is no difference, and nothing of it is queued."""
+"""Full-sync applies the filter of its queue: excluded keys are not differences, and none of them is queued."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytestmark = pytest.mark.virtual_time
 
 
 async def test_the_filter_decides_what_counts_and_whole_types_need_no_lookup() -> None:
-    """A filter that offers all of a bucket type lets everything of it count, without asking for each key; one that
-    tells buckets apart answers by bucket; a queue for repairs alone takes all."""
+    """With a filter that includes a whole bucket type, all its keys count without a lookup; a filter by bucket decides
+    for each bucket; a queue for repairs alone accepts all."""
 
     async with audited_node(
         QueueSettings("any"),

@@ -1,4 +1,4 @@
-"""What folds do to keys leaves the event loop its turns, and loses no count of what was done."""
+"""Actions of folds yield to the event loop, and count every completed key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isthmus.repl.model.keys import Key
 
 
 class FakeReaper:
-    """A reaper on the node that leads: it answers at once. `full` keys find no room."""
+    """A reaper on the leader that answers at once. The keys in `full` find no room."""
 
     def __init__(self, full: Sequence[bytes] = ()) -> None:
         self.full = full
@@ -36,7 +36,7 @@ def fold_actions(reaper: FakeReaper) -> FoldActionsImpl:
 
 
 async def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> None:
-    """Some keys, and whoever else wants the loop, again and again."""
+    """After every few keys, other tasks of the loop run."""
     reaper = FakeReaper()
     longest = 0
 
@@ -55,8 +55,8 @@ async def test_others_have_their_turn_while_a_page_of_tombstones_is_reaped() -> 
 
 
 async def test_reaped_keys_are_counted_although_later_ones_are_refused() -> None:
-    """A key that is refused for now is told with its reason, like one that must wait, and the others are reaped; where
-    all are refused, the page is, and is asked for again."""
+    """A key that is refused for now is reported with its reason, like one that must wait, and the others are reaped; if
+    all are refused, the page fails and is requested again."""
     reaper = FakeReaper(full=(b"3", b"5"))
     keys = [Key(b"default", b"b", b"%d" % n) for n in range(7)]
     done, refused = await fold_actions(reaper).reap(keys)

@@ -1,4 +1,4 @@
-"""Creation of bucket types: when, on which nodes, and that nothing is made twice."""
+"""Creation of bucket types: its time, its nodes, and that nothing is created twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILE = DefaultType(partition_count=4, factor=3, from_file=True)
 
 
 def registered(*numbers: int, **changes: object) -> dict[str, Registration]:
-    """Registrations of nodes that could hold something."""
+    """Registrations of nodes that could hold replicas."""
     made = (Registration(f"n{n}", 100 + n, True, spare_log_id=50 + n, id=n) for n in numbers)
     return {r.node: r for r in made} | {}
 
@@ -41,13 +41,13 @@ def names(*numbers: int) -> tuple[str, ...]:
 
 
 async def counter(metastore: MemoryMetastore, path: str) -> int | None:
-    """What a counter in the metastore says."""
+    """The next value of a counter in the metastore."""
     found = await metastore.get(path)
     return None if found is None else int(json.loads(found.value)["next"])
 
 
 async def test_the_default_bucket_type_waits_for_as_many_nodes_as_it_has_replicas() -> None:
-    """The reason says how many are missing; with the last one it is placed, first replicas lead."""
+    """The reason has the number of missing nodes; with the last one the type is placed, and first replicas lead."""
 
     async with running(DefaultType(partition_count=6, factor=3, settle_ms=0), 1) as cluster:
         first = cluster.nodes["n1"].controller
@@ -70,7 +70,8 @@ async def test_the_default_bucket_type_waits_for_as_many_nodes_as_it_has_replica
 
 
 async def test_nodes_that_start_together_all_get_their_share() -> None:
-    """The placing waits until no other node has come for a while: the first three of five do not hold it all."""
+    """The placement waits until no further node has arrived for a while: the first three of five do not hold all
+    replicas."""
 
     async with running(DefaultType(partition_count=10, factor=3, settle_ms=1_500), 1, 2, 3) as cluster:
         await eventually(lambda: "more nodes: 3 are here" in cluster.nodes["n1"].controller.waiting)
@@ -83,7 +84,7 @@ async def test_nodes_that_start_together_all_get_their_share() -> None:
 
 
 def test_settling_has_an_end() -> None:
-    """A node that comes and goes cannot put the placing off for ever."""
+    """A node that keeps leaving and returning cannot delay the placement for ever."""
     founding = DefaultTypeCreation(DefaultType(4, 1, settle_ms=100), "n1")
     now_ms = 0
     while founding.look(registered(1, *([2] if now_ms % 100 else [])), now_ms):
@@ -93,7 +94,7 @@ def test_settling_has_an_end() -> None:
 
 
 def test_a_node_that_is_alone_by_design_is_not_kept_waiting() -> None:
-    """Factor 1 and no settling: placed at the first look."""
+    """With factor 1 and no settling time, the type is placed at the first look."""
     founding = DefaultTypeCreation(DefaultType(4, 1, settle_ms=0), "n1")
     assert founding.look(registered(7), 123) == 0
     assert founding.reason == ""
@@ -109,8 +110,8 @@ def test_nodes_that_leave_or_have_no_log_id_yet_do_not_count() -> None:
 
 
 async def test_nodes_that_are_drained_hold_nothing_of_the_first_bucket_type_either() -> None:
-    """A node that was drained before there was any bucket type is waited for, and told of, as one that is missing; with
-    another one, the placing goes by it."""
+    """A node that was drained before the first bucket type exists is shown as missing, and the placement waits for
+    another one; with that one, the type is placed without the drained node."""
 
     async with running(DefaultType(partition_count=6, factor=2, settle_ms=0), 1) as cluster:
         one = cluster.nodes["n1"]
@@ -125,7 +126,7 @@ async def test_nodes_that_are_drained_hold_nothing_of_the_first_bucket_type_eith
 
 
 async def test_a_node_drained_just_before_the_first_bucket_type_is_written_gets_none_of_it() -> None:
-    """The drain lands between the look at who is drained and the write."""
+    """The drain is written between the read of the drained nodes and the write of the records."""
 
     metastore = MemoryMetastore()
     await metastore.start(lambda _state: None)
@@ -145,7 +146,7 @@ async def test_a_node_drained_just_before_the_first_bucket_type_is_written_gets_
 
 
 async def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None:
-    """Until the last node has its rack, or racks are ignored."""
+    """It waits until the last node has its rack, or racks are ignored."""
 
     async with running(DefaultType(partition_count=4, factor=2, settle_ms=0)) as cluster:
         for number, rack in ((0, "a"), (1, "")):
@@ -157,7 +158,7 @@ async def test_racks_on_some_nodes_only_stop_the_placing_with_a_reason() -> None
 
 
 async def test_racks_are_placed_by() -> None:
-    """Registrations bring ids and racks; the placement is the rack-aware one."""
+    """Registrations have ids and racks; the placement is the rack-aware one."""
 
     async with running(DefaultType(partition_count=6, factor=3, settle_ms=300)) as cluster:
         racks = {0: "a", 1: "b", 2: "b", 3: "c", 4: "c", 5: "c"}
@@ -169,7 +170,7 @@ async def test_racks_are_placed_by() -> None:
 
 
 async def test_a_computed_placement_starts_where_the_last_one_ended() -> None:
-    """The index is kept in the metastore, whoever controls: at 9 partition 0 is on 4, 1, 2."""
+    """The index is kept in the metastore, for any controller: at 9 partition 0 is on 4, 1, 2."""
 
     cluster = Cluster(DefaultType(partition_count=2, factor=3, settle_ms=300))
     for number in range(5):
@@ -188,7 +189,8 @@ async def test_a_computed_placement_starts_where_the_last_one_ended() -> None:
 
 
 async def test_an_operators_placement_is_waited_for_and_then_used() -> None:
-    """placement = "file": nothing is placed by itself; what is assigned comes online and does not move the chain."""
+    """With placement = "file" nothing is placed automatically; assigned partitions come online and do not advance the
+    index."""
 
     async with running(FILE, 0, 1, 2) as cluster:
         one = cluster.nodes["n1"].controller
@@ -205,7 +207,7 @@ async def test_an_operators_placement_is_waited_for_and_then_used() -> None:
 
 
 async def test_an_existing_bucket_type_is_not_placed_again() -> None:
-    """The same placement is said to exist; another one is refused; another bucket type gets ids of its own."""
+    """The same placement is reported as existing; another one is refused; another bucket type gets ids of its own."""
 
     async with running(FILE, 0, 1, 2) as cluster:
         one, other = cluster.nodes["n1"].controller, cluster.nodes["n2"].controller
@@ -224,7 +226,7 @@ async def test_an_existing_bucket_type_is_not_placed_again() -> None:
 
 
 async def test_two_who_create_at_once_do_not_make_the_same_partitions() -> None:
-    """Ids come from a counter that is written with the records: the later one looks again and takes the next ids."""
+    """Ids come from a counter that is written with the records: the later writer reads again and takes the next ids."""
 
     async with running(FILE, 0, 1, 2) as cluster:
         controllers = [node.controller for node in cluster.living]
@@ -240,7 +242,8 @@ async def test_two_who_create_at_once_do_not_make_the_same_partitions() -> None:
 
 
 async def test_an_assignment_without_the_metastore_is_refused_or_unknown() -> None:
-    """Not reached: nothing was created. No answer to the write: unknown, and once more is safe."""
+    """If the metastore is not reached, nothing was created. If the write has no answer the outcome is unknown, and a
+    repetition is safe."""
 
     async with running(FILE, 0, 1, 2) as cluster:
         node = cluster.nodes["n1"]
@@ -268,7 +271,7 @@ async def test_a_damaged_counter_is_reported(value: bytes) -> None:
 
 
 def test_min_isr_is_one_less_than_the_factor_unless_it_is_set() -> None:
-    """What is set is written down as it is, from 1; the record clamps it to its replicas."""
+    """A set value is written as it is, from 1; the record clamps it to its replicas."""
     unset = OptionSettings()
     assert [unset.min_isr("default", factor) for factor in (1, 2, 3, 5)] == [1, 1, 2, 4]
     for value, wanted in ((3, 3), (0, 1), (-4, 1), (99, 99)):
@@ -277,7 +280,7 @@ def test_min_isr_is_one_less_than_the_factor_unless_it_is_set() -> None:
 
 
 async def test_new_partitions_begin_in_election_with_all_replicas_in_sync() -> None:
-    """Before anybody stands: epoch 0, no leader, the first replica preferred."""
+    """Before any election they have epoch 0, no leader, and the first replica preferred."""
 
     cluster = Cluster(FILE)
     for number in (0, 1):

@@ -1,4 +1,4 @@
-"""Bucket types that operators make: chained placements, ids that are never used again, what is refused."""
+"""Bucket types created by operators: chained placements, ids that are never reused, and refusals."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ def ids(cluster: Cluster, name: str) -> list[int]:
 
 
 async def make(cluster: Cluster, wanted: BucketTypeSpec, *, dry_run: bool = False) -> str:
-    """At a node that does not decide; what came of it."""
+    """Creates the type at a node that is not the controller; returns the outcome."""
     outcome, _ = await create_bucket_type(cluster.living[-1].metastore, wanted, dry_run=dry_run)
     return outcome
 
 
 async def test_placements_are_chained_and_ids_go_on() -> None:
-    """Each computed type begins where the last one ended; a dry run and a file move nothing; all come online."""
+    """Each computed type begins where the last one ended; a dry run and a file advance nothing; all types come
+    online."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -57,7 +58,7 @@ async def test_placements_are_chained_and_ids_go_on() -> None:
 
 
 async def test_min_isr_of_a_new_type_is_its_own_or_the_clusters() -> None:
-    """Given, it is the type's own setting from the beginning; clamped in effect, kept as it was said."""
+    """A given value is the type's own setting from the beginning; its effect is clamped, the stored value is not."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -72,7 +73,7 @@ async def test_min_isr_of_a_new_type_is_its_own_or_the_clusters() -> None:
 
 
 async def test_racks_count_unless_they_are_to_be_ignored() -> None:
-    """By default by racks if there are any; computed ignores them; rack-aware without racks is refused."""
+    """Racks are used by default if there are any; `computed` ignores them; rack-aware without racks is refused."""
 
     cluster = Cluster(SMALL)
     try:
@@ -97,7 +98,8 @@ async def test_racks_count_unless_they_are_to_be_ignored() -> None:
 
 
 async def test_an_impossible_type_is_refused_and_an_existing_one_is_reported() -> None:
-    """Too few nodes, unknown nodes, another shape or map under the same name; the same again changes nothing."""
+    """Too few nodes, unknown nodes, and another shape or map under the same name are refused; the same request again
+    changes nothing."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

@@ -1,4 +1,5 @@
-"""Controllers of several nodes: one of them decides, what it asks and hears, how fast it gets a cluster online."""
+"""Controllers of several nodes: one of them is active; its requests and their answers, and how fast a cluster comes
+online."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ SMALL = DefaultType(partition_count=4, factor=3, settle_ms=0)
 
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens, happens because of an event."""
+    """Polling is too slow to matter: every effect follows from an event."""
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
 async def test_one_of_several_decides_and_all_know_which() -> None:
-    """The claim is one node's; each node hands on its readings and names the controller."""
+    """One node holds the claim; each node passes its readings on and shows the controller's name."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -45,7 +46,8 @@ async def test_one_of_several_decides_and_all_know_which() -> None:
 
 
 async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends() -> None:
-    """Its ephemeral goes, the others see it, one of them has it; what it led is led by others soon after."""
+    """Its ephemeral node is deleted, the others see it, and one of them claims; its partitions get other leaders soon
+    after."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -56,7 +58,7 @@ async def test_another_takes_over_when_the_session_of_the_one_that_decided_ends(
 
 
 async def test_every_node_counts_the_partitions_without_a_leader() -> None:
-    """Where the only replicas of partitions die, each node that is left counts these in its metrics."""
+    """If the only replicas of partitions die, each remaining node counts these in its metrics."""
 
     async with running(DefaultType(partition_count=4, factor=1, settle_ms=300), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -77,7 +79,7 @@ async def test_every_node_counts_the_partitions_without_a_leader() -> None:
 
 
 async def suspecting(cluster: Cluster, hold_ms: int = 0) -> None:
-    """Connections between all nodes stand; sessions that were known for `hold_ms` may be suspected."""
+    """All nodes are connected; sessions known for at least `hold_ms` may be suspected."""
     await eventually(lambda: all(node.registrations.keys() == cluster.nodes.keys() for node in cluster.living))
     for node in cluster.living:
         suspicions = node.controller.suspicions = Suspicions(node.name, HoldTimes(min_ms=hold_ms, max_ms=hold_ms))
@@ -88,7 +90,7 @@ async def suspecting(cluster: Cluster, hold_ms: int = 0) -> None:
 
 
 async def kill(node: FakeNode) -> None:
-    """The process is gone, its session goes on; the others' dials are refused."""
+    """The process is gone while its session lives; dials of the other nodes are refused."""
     node.deaf = True
     assert node.controller._task is not None
     node.controller._task.cancel()
@@ -99,8 +101,8 @@ async def kill(node: FakeNode) -> None:
 
 @pytest.mark.parametrize("victim", ["n1", "n2"])
 async def test_a_killed_node_is_replaced_though_its_session_lives(victim: str) -> None:
-    """Also the node that decides: another one has the claim, and all that the dead one led is led by others, while the
-    metastore still holds the dead one's session. The log has one line of it."""
+    """This includes the controller: another node gets the claim, and all partitions of the dead node get other leaders,
+    while the metastore still has its session. The log has one line about it."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(lambda: cluster.online() and cluster.leads()[victim])
@@ -131,7 +133,8 @@ async def test_a_session_that_must_not_be_suspected_is_left_to_its_end() -> None
 
 
 async def test_a_controller_whose_registration_was_ended_lets_another_decide() -> None:
-    """Its session and its claim live, but no candidate could report to it; registered again, it may decide again."""
+    """Its session and its claim live, but no candidate could report to it; after it registers again, it may become
+    active again."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -144,9 +147,8 @@ async def test_a_controller_whose_registration_was_ended_lets_another_decide() -
 
 
 async def test_a_controller_that_reaches_no_other_node_lets_another_decide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reaches the metastore, so its session and its claim live; candidates could not report to it. While it is cut
-    off it leaves the claim to others; where nobody takes it, it decides again, as a cluster without connections needs
-    no less than one with."""
+    """The controller reaches the metastore, so its session and its claim live, but candidates could not report to it.
+    While it is cut off it leaves the claim to others; if no node takes it, it becomes active again."""
     monkeypatch.setattr(controller, "POLL_MS", 2_000)
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -168,7 +170,7 @@ async def test_a_controller_that_reaches_no_other_node_lets_another_decide(monke
 
 
 async def test_an_unregistered_node_and_one_that_resigns_suspect_nobody() -> None:
-    """Whoever takes no part ends no other node's registration."""
+    """A node that takes no part ends no other node's registration."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -186,7 +188,7 @@ async def test_an_unregistered_node_and_one_that_resigns_suspect_nobody() -> Non
 
 
 async def test_a_controller_whose_session_expired_decides_no_more_and_may_come_again() -> None:
-    """It learns from the claim itself, not from its memory, who decides."""
+    """It learns the active controller from the claim itself, not from memory."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -200,7 +202,8 @@ async def test_a_controller_whose_session_expired_decides_no_more_and_may_come_a
 
 
 async def test_a_node_that_resigns_lets_another_decide_and_still_reads() -> None:
-    """Before it hands over its leaderships: somebody else must elect their successors, and it must see them."""
+    """A node resigns before it hands over its leaderships: another controller must elect their successors, and it must
+    see them."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -214,7 +217,8 @@ async def test_a_node_that_resigns_lets_another_decide_and_still_reads() -> None
 
 
 async def test_records_are_read_before_registrations() -> None:
-    """H29: a registration that is missing was missing when the record was read, or later; never the other way."""
+    """H29: registrations are read after records, so a registration that is missing was missing when the record was
+    read, or disappeared later."""
 
     class RecordingNode(FakeNode):
         def __init__(self, cluster: Cluster, number: int) -> None:
@@ -285,7 +289,8 @@ async def test_a_promotion_is_decided_upon_without_another_read() -> None:
 
 
 async def test_many_partitions_are_online_again_soon_after_a_node_is_lost() -> None:
-    """64 partitions, a third of them without a leader at once: no step waits for a poll, one request asks a node."""
+    """64 partitions, a third of them without a leader at once: no step waits for a poll, and each node gets one
+    request."""
 
     async with running(DefaultType(64, 3, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -307,7 +312,7 @@ async def test_many_partitions_are_online_again_soon_after_a_node_is_lost() -> N
 
 
 async def test_the_smallest_lag_is_asked_for_and_wins() -> None:
-    """The follower with the longer log leads, whatever the ids and the load say."""
+    """The follower with the longest log is elected, for any ids and loads."""
 
     async with running(DefaultType(6, 3, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -319,7 +324,7 @@ async def test_the_smallest_lag_is_asked_for_and_wins() -> None:
 
 
 async def test_each_election_asks_again() -> None:
-    """What was said in the last election does not count in the next one."""
+    """Answers of the last election do not count in the next one."""
 
     async with running(DefaultType(1, 5, settle_ms=0), 1, 2, 3, 4, 5) as cluster:
         await eventually(lambda: cluster.online() and cluster.leads()["n1"])
@@ -335,7 +340,7 @@ async def test_each_election_asks_again() -> None:
 
 
 async def test_a_silent_member_is_awaited_for_the_query_time_only() -> None:
-    """A node that is registered but cut off from the controller: its rival is nominated after half a second."""
+    """A node is registered but cut off from the controller: the other member is nominated after half a second."""
 
     async with running(DefaultType(3, 3, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -353,7 +358,7 @@ async def test_a_silent_member_is_awaited_for_the_query_time_only() -> None:
 
 
 async def test_a_candidate_that_stays_silent_is_followed_by_the_next() -> None:
-    """Wait-for-response fires in the running controller: the next one leads."""
+    """The response timer fires in the running controller, and the next candidate leads."""
 
     cluster = Cluster(DefaultType(1, 3, settle_ms=0))
     for number in (1, 2, 3):
@@ -368,7 +373,7 @@ async def test_a_candidate_that_stays_silent_is_followed_by_the_next() -> None:
 
 @pytest.mark.parametrize("faults", [[WriteFault.REQUEST_LOST], [WriteFault.ANSWER_LOST] * 3, [WriteFault.LATE] * 2])
 async def test_writes_of_unknown_fate_are_decided_by_what_is_read(faults: list[WriteFault]) -> None:
-    """R-AMBIG: nothing is taken for written or not written; the cluster comes online all the same."""
+    """R-AMBIG: no write is assumed to have succeeded or failed; the cluster still comes online."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -384,7 +389,7 @@ async def test_writes_of_unknown_fate_are_decided_by_what_is_read(faults: list[W
 
 
 async def test_an_outage_of_the_metastore_is_survived() -> None:
-    """While nothing can be read nothing is decided; afterwards the controller goes on by itself."""
+    """While nothing can be read nothing is decided; afterwards the controller continues by itself."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -398,7 +403,7 @@ async def test_an_outage_of_the_metastore_is_survived() -> None:
 
 
 async def test_a_bug_in_one_pass_does_not_end_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that holds the claim and decides no more would leave its cluster without elections."""
+    """A node that holds the claim without acting would leave its cluster without elections."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -422,7 +427,7 @@ async def test_a_bug_in_one_pass_does_not_end_the_controller(monkeypatch: pytest
 
 
 async def test_hostile_requests_are_refused() -> None:
-    """Statuses and promotions of another form change nothing and are told what would be right."""
+    """Malformed statuses and promotions change nothing, and are refused with BadInput."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)

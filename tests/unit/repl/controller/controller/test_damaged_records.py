@@ -1,4 +1,4 @@
-"""A record or registration that cannot be read stops what it is about, and nothing else."""
+"""An unreadable record or registration affects only its own partition or node."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overwrite(ensemble: MemoryEnsemble, path: str, value: bytes) -> bytes:
-    """What an operator's shell does; returns what was there."""
+    """Writes as an operator's shell would; returns the previous value."""
     found = ensemble.read(path)
     assert found is not None
     ensemble.set(path, value, found[1].version)
@@ -48,8 +48,8 @@ def overwrite(ensemble: MemoryEnsemble, path: str, value: bytes) -> bytes:
 
 @pytest.mark.parametrize("value", [b"", b"{", b'{"v":99}', b"[" * 100_000, b"x" * 900_000])
 async def test_one_unreadable_record_stops_one_partition(value: bytes) -> None:
-    """Damaged, newer or huge: the others are elected when their leader dies, that one when it is mended, by what the
-    log has said of it, once."""
+    """If a record is damaged, newer or huge, the other partitions are elected when their leader dies, and that one
+    after its repair. Each node logs the record once, with its last value."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -84,7 +84,8 @@ async def test_one_unreadable_record_stops_one_partition(value: bytes) -> None:
 
 
 async def test_a_registration_that_cannot_be_read_is_no_live_node() -> None:
-    """Nobody goes by what it may have said: what that node leads is led by others, and which one it is is told."""
+    """The registration is ignored: partitions led by the node get other leaders, and the unreadable path is
+    reported."""
 
     async with running(SMALL, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -95,8 +96,8 @@ async def test_a_registration_that_cannot_be_read_is_no_live_node() -> None:
 
 
 async def test_nothing_is_planned_while_a_partition_is_not_known() -> None:
-    """A process that never read a record neither makes a bucket type a second time nor plans without that partition;
-    one that has read it knows what it was."""
+    """A process that never read a record neither creates a bucket type a second time nor plans without that partition;
+    one that has read it uses the last value."""
 
     ensemble = MemoryEnsemble()
     knows, new = MemoryMetastore(ensemble), MemoryMetastore(ensemble)
@@ -116,7 +117,7 @@ async def test_nothing_is_planned_while_a_partition_is_not_known() -> None:
 
 
 def test_an_election_that_does_not_end_holds_up_others_for_a_while_only() -> None:
-    """Counted from when it was seen to begin, over all its nominations; a node that stands so can be drained."""
+    """The limit counts from the begin of the election, over all its nominations; such a node can be drained."""
     moving = Reassigner(MemoryMetastore())
     record = PartitionRecord(7, "default", 0, 1, ("n1",), min_isr=1, reason="new")
     stands = replace(record, status=PartitionStatus.CANDIDATE_FOUND)
@@ -130,8 +131,8 @@ def test_an_election_that_does_not_end_holds_up_others_for_a_while_only() -> Non
 
 
 async def test_a_refused_read_stops_no_watched_document(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ZooKeeper that refuses to read one out (its rights) for a while: the book of properties and the controller's
-    documents go by what they knew, and by what stands there as soon as it can be read."""
+    """ZooKeeper refuses reads of one document for a while: the property cache and the controller's documents keep their
+    last values, and are updated as soon as the read succeeds."""
 
     metastore = MemoryMetastore()
     await metastore.start(lambda _state: None)

@@ -1,4 +1,5 @@
-"""The controller's decisions about one partition: who is elected, when, and what the record says meanwhile."""
+"""The controller's decisions about one partition: the elected member, the time of the election, and the record's
+reason."""
 
 from __future__ import annotations
 
@@ -79,19 +80,20 @@ def without(*nodes: str) -> dict[str, Registration]:
 
 
 def written(decision: Decision) -> PartitionRecord:
-    """The record that is to be written."""
+    """The record to be written."""
     assert isinstance(decision, ProposeRecord), decision
     return decision.record
 
 
 def test_a_live_leader_is_left_alone() -> None:
-    """Online with its session there: nothing."""
+    """If it is online and its session lives, nothing is done."""
     assert elect(three(), ALL, 0, None, ()) == NoAction("a leads")
 
 
 @pytest.mark.parametrize("registrations", [without("a"), ALL | {"a": registered("a", 999, 1)}])
 def test_a_leader_whose_session_is_over_is_replaced(registrations: dict[str, Registration]) -> None:
-    """Gone, or registered anew: another inc is another process (R-INC). The epoch stays until a nomination."""
+    """Its registration is gone or new: another session id is another process (R-INC). The epoch stays until a
+    nomination."""
     record = written(elect(three(), registrations, 0, None, ()))
     assert (record.status, record.leader, record.epoch) == (PartitionStatus.ELECTION, None, 6)
     assert record.reason == "a is gone: its session is over"
@@ -99,7 +101,7 @@ def test_a_leader_whose_session_is_over_is_replaced(registrations: dict[str, Reg
 
 
 def test_members_whose_session_is_gone_leave_the_isr_and_stay_eligible_below_min_isr() -> None:
-    """Dropping keeps min-ISR members in the guard: with two left none is eligible, with one left both are."""
+    """Removals keep min-ISR members in the guard: with two left none is in the ELR, with one left both are."""
     one_gone = written(elect(three(), without("b"), 0, None, ()))
     assert (one_gone.isr, one_gone.elr) == ({A, C}, frozenset())
     both_gone = written(elect(three(), without("b", "c"), 0, None, ()))
@@ -110,7 +112,7 @@ def test_members_whose_session_is_gone_leave_the_isr_and_stay_eligible_below_min
 
 
 def test_the_smallest_lag_is_nominated_in_a_new_epoch() -> None:
-    """Largest (last epoch, LEO): a longer log of an older epoch loses (H12)."""
+    """The largest (last epoch, LEO) wins: a longer log of an older epoch loses (H12)."""
     reported = {"a": (5, 900), "b": (6, 40), "c": (6, 39)}
     record = written(elect(in_election(), ALL, 0, 0, (), reported=reported))
     assert (record.status, record.epoch) == (PartitionStatus.CANDIDATE_FOUND, 7)
@@ -120,7 +122,7 @@ def test_the_smallest_lag_is_nominated_in_a_new_epoch() -> None:
 
 
 def test_ties_go_to_the_fewest_leaderships_and_then_to_the_name() -> None:
-    """Equal logs: who leads least; equal again: the first by name."""
+    """Among equal logs the member with the fewest leaderships is nominated; then the first by name."""
     reported = dict.fromkeys("abc", (6, 40))
     by_load = written(elect(in_election(), ALL, 0, 0, (), reported=reported, leaderships={"a": 4, "b": 2, "c": 2}))
     assert by_load.candidate == Incarnation("b", 102)
@@ -160,14 +162,14 @@ def test_a_new_leader_does_not_wait_for_members_that_leave() -> None:
 
 
 def test_lost_members_are_removed_before_leaving_ones() -> None:
-    """One gone and one leaving, min-ISR 2: the one that leaves must stay."""
+    """With one gone, one leaving, and min-ISR 2, the leaving one must stay."""
     registrations = {"a": ALL["a"], "b": replace(ALL["b"], active=False)}
     record = written(elect(three(), registrations, 0, None, ()))
     assert (record.isr, record.reason) == ({A, B}, "out of sync: c gone")
 
 
 def test_a_leader_with_a_new_log_id_leads_no_more() -> None:
-    """Its process lives on under the same session, but the log of the record is lost (R-GEN)."""
+    """Its process lives under the same session, but the log of the record is lost (R-GEN)."""
     record = written(elect(three(), ALL | {"a": registered("a", 101, 11)}, 0, None, ()))
     assert (record.status, record.isr) == (PartitionStatus.ELECTION, {A, B, C})
     assert record.reason == "a has another log than the one that was in sync"
@@ -177,7 +179,8 @@ def test_a_leader_with_a_new_log_id_leads_no_more() -> None:
 
 
 def test_a_replica_not_yet_created_is_known_by_the_spare_log_id() -> None:
-    """A node that has just been given a replica may be elected, promoted and kept in sync before it lists the copy."""
+    """A node that has just been given a replica may be elected, promoted and kept in sync before it reports the
+    replica."""
     spare = {name: replace(found, log_ids={}, spare_log_id=found.log_ids[3]) for name, found in ALL.items()}
     assert elect(three(), spare, 0, None, ()) == NoAction("a leads")
     record = written(elect(in_election(preferred="b", epoch=0), spare, 0, 0, ()))
@@ -193,7 +196,8 @@ def test_the_preferred_member_comes_first() -> None:
 
 
 def test_all_live_members_are_asked_for_half_a_second() -> None:
-    """Wait while somebody has not reported; then go by what there is. One alone is not asked."""
+    """The election waits while a member has not reported, then uses the reports that it has. A single member is not
+    asked."""
     assert elect(in_election(), ALL, 100, 100, (), reported={"a": (6, 1)}) == WaitUntil(
         100 + ASK_MS, "asks b, c how far they are"
     )
@@ -211,7 +215,8 @@ def test_all_live_members_are_asked_for_half_a_second() -> None:
 
 
 def test_only_members_with_the_same_log_may_be_elected() -> None:
-    """R-GEN: b is here, but under another gen; R-ELR: the ELR only when nobody of the ISR can."""
+    """R-GEN: b is live, but with another log id. R-ELR: a member of the ELR is elected only if none of the ISR can
+    be."""
     registrations = {"b": registered("b", 102, 22), "c": ALL["c"]}
     record = in_election(isr=frozenset({A, B}), elr=frozenset({C}))
     assert written(elect(record, registrations, 0, 0, ())).candidate == Incarnation("c", 103)
@@ -227,7 +232,7 @@ def test_a_leaving_node_is_not_elected() -> None:
 
 
 def test_without_an_eligible_member_the_partition_is_offline_and_names_the_guard() -> None:
-    """Not the replicas at large: only the guard can bring it back, and each member's lack is said."""
+    """Only the guard can bring it back, not any replica; the reason says why each member of the guard cannot lead."""
     registrations = {"b": registered("b", 102, 22), "c": ALL["c"]}
     record = written(elect(in_election(isr=frozenset({A}), elr=frozenset({B})), registrations, 0, 0, ()))
     assert (record.status, record.epoch) == (PartitionStatus.OFFLINE, 6)
@@ -238,7 +243,7 @@ def test_without_an_eligible_member_the_partition_is_offline_and_names_the_guard
 
 
 def test_offline_ends_as_soon_as_an_eligible_member_is_back() -> None:
-    """Offline -> Election -> CandidateFound."""
+    """The statuses are Offline, Election, CandidateFound."""
     offline = in_election(status=PartitionStatus.OFFLINE, isr=frozenset({A}), elr=frozenset({B}), reason="x")
     record = written(elect(offline, {"b": ALL["b"]}, 0, None, ()))
     assert (record.status, record.reason) == (PartitionStatus.ELECTION, "b is back")
@@ -246,7 +251,7 @@ def test_offline_ends_as_soon_as_an_eligible_member_is_back() -> None:
 
 
 def test_a_promotion_of_exactly_this_epoch_session_and_log_brings_the_partition_online() -> None:
-    """Fence: an older epoch, another session, another gen do not count."""
+    """A promotion of an older epoch, another session, or another log id does not count."""
     for wrong in ((6, "b", 102, 2), (7, "b", 101, 2), (7, "b", 102, 22), (7, "a", 102, 2)):
         assert isinstance(elect(found("b", 102), ALL, 10, 0, {wrong}), WaitUntil)
     record = written(elect(found("b", 102), ALL, 10, 0, {(7, "b", 102, 2)}))
@@ -256,7 +261,7 @@ def test_a_promotion_of_exactly_this_epoch_session_and_log_brings_the_partition_
 
 
 def test_online_keeps_lost_members_eligible_while_too_few_are_in_sync() -> None:
-    """ISR' is who is here with the same log; below min-ISR the rest of the guard becomes the ELR."""
+    """The new ISR has the live members with the same log; below min-ISR the rest of the guard becomes the ELR."""
     heard = {(7, "b", 102, 2)}
     two = written(elect(found("b", 102), without("a"), 10, 0, heard))
     assert (two.isr, two.elr) == ({B, C}, frozenset())
@@ -268,7 +273,8 @@ def test_online_keeps_lost_members_eligible_while_too_few_are_in_sync() -> None:
 
 
 def test_a_silent_candidate_is_followed_by_the_next_one() -> None:
-    """The wait-for-response timer, then the next untried in a new epoch; a candidate that is gone at once."""
+    """The response timer fires, then the next untried member is nominated in a new epoch; for a candidate that is gone,
+    at once."""
     waiting = elect(found("b", 102), ALL, 1_999, 0, ())
     assert waiting == WaitUntil(RESPONSE_MIN_MS, found("b", 102).reason)
     record = written(elect(found("b", 102), ALL, RESPONSE_MIN_MS, 0, (), reported={"c": (6, 9)}))
@@ -278,7 +284,8 @@ def test_a_silent_candidate_is_followed_by_the_next_one() -> None:
 
 
 def test_when_all_were_tried_all_are_tried_again_after_a_pause() -> None:
-    """CandidateFound -> Election with nobody tried, then the back-off, then a new nomination."""
+    """The status goes from CandidateFound to Election with no member tried; after the back-off there is a new
+    nomination."""
     record = written(elect(found("c", 103, tried=frozenset("abc")), ALL, 9_000, 0, ()))
     assert (record.status, record.tried, record.epoch) == (PartitionStatus.ELECTION, frozenset(), 7)
     assert record.reason == "a, b, c did not answer; all are tried again"
@@ -289,19 +296,19 @@ def test_when_all_were_tried_all_are_tried_again_after_a_pause() -> None:
 
 
 def test_a_lost_candidate_without_successor_means_offline() -> None:
-    """Its session ended and nobody else may be elected."""
+    """Its session ended, and no other member may be elected."""
     record = written(elect(found("a", 101, isr=frozenset({A})), {}, 1, 0, ()))
     assert (record.status, record.candidate, record.tried) == (PartitionStatus.OFFLINE, None, frozenset())
 
 
 def test_a_record_without_members_is_offline_rather_than_an_error() -> None:
-    """Nothing can be elected from nobody; the reason says what is wrong with the record."""
+    """Without members there is no candidate; the reason describes the fault of the record."""
     record = written(elect(in_election(isr=frozenset()), ALL, 900, 0, ()))
     assert (record.status, record.reason) == (PartitionStatus.OFFLINE, "waits for no node: the record has no member")
 
 
 def test_epochs_are_not_used_beyond_the_last() -> None:
-    """20 bits of epoch: at the end the partition goes offline and says so, rather than use one twice."""
+    """An epoch has 20 bits: after the last one the partition goes offline with a reason; no epoch is used twice."""
     record = written(elect(in_election(epoch=MAX_EPOCH), ALL, 900, 0, ()))
     assert record.status is PartitionStatus.OFFLINE
     assert record.reason.startswith("all 1048575 epochs are used up")
@@ -309,7 +316,8 @@ def test_epochs_are_not_used_beyond_the_last() -> None:
 
 
 def test_timers_grow_up_to_their_limits() -> None:
-    """Response 2 s times 1.5 up to 10 s; back-off 1 s doubling up to 30 s, none before the first failure."""
+    """The response timer is 2 s times 1.5 up to 10 s; the back-off is 1 s doubling up to 30 s, with none before the
+    first failure."""
     assert [election.response_timeout_ms(n) for n in (0, 1, 2, 3, 4, 50)] == [
         2_000,
         3_000,
@@ -387,8 +395,8 @@ def test_every_decision_keeps_the_records_invariants(
     now_ms: int,
     attempt: int,
 ) -> None:
-    """Whatever is written: epoch rises with each candidate, leader in the ISR, nobody enters the guard, nobody
-    leaves it while that leaves fewer than min-ISR, and waiting always ends."""
+    """In every written record: the epoch rises with each candidate, the leader is in the ISR, no member enters the
+    guard, none leaves it if fewer than min-ISR would remain, and waiting always ends."""
     record, registrations = look
     decision = elect(record, registrations, now_ms, 0, promoted, attempt=attempt)
     if isinstance(decision, WaitUntil):
@@ -432,7 +440,7 @@ def test_a_record_without_electable_members_stays_offline(
 
 @pytest.mark.parametrize("status", list(PartitionStatus))
 def test_no_member_is_elected_by_a_rolled_back_record(status: PartitionStatus) -> None:
-    """H32: whoever is in sync by it, and whoever decides: an operator does."""
+    """H32: for any ISR of that record, the partition waits for an operator."""
     record = overtaken(three(), 9, "b")
     assert (record.status, record.leader, record.overtaken) == (PartitionStatus.OFFLINE, None, 9)
     decision = elect(replace(record, status=status), ALL, 1_000_000, 0, [])
@@ -443,8 +451,8 @@ def test_no_member_is_elected_by_a_rolled_back_record(status: PartitionStatus) -
 
 
 def test_a_leader_that_gave_way_is_nominated_last() -> None:
-    """R-GIVE-WAY: the leader that reached none of its followers counts as tried, though its log is the longest and
-    whom it preferred is gone meanwhile."""
+    """R-GIVE-WAY: a leader that reached none of its followers counts as tried, although its log is the longest and its
+    preferred successor is gone."""
     guard = frozenset({MEMBER, Member("n2", 8), Member("n3", 9)})
     record = a_record(
         replicas=(NODE, "n2", "n3"), isr=frozenset(), elr=guard, tried=frozenset({NODE}), preferred="n3", min_isr=2
@@ -463,7 +471,7 @@ def test_a_leader_that_gave_way_is_nominated_last() -> None:
 
 
 def test_a_candidate_with_a_log_that_the_record_does_not_mean_is_not_brought_online() -> None:
-    """R-GEN: it promoted itself in the right epoch and session, under a gen that is not in the guard."""
+    """R-GEN: it promoted itself in the right epoch and session, with a log id that is not in the guard."""
     record = a_record(
         epoch=5, status=PartitionStatus.CANDIDATE_FOUND, candidate=Incarnation(NODE, 100), tried=frozenset({NODE})
     )

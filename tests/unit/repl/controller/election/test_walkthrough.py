@@ -1,4 +1,4 @@
-"""The election as Fluvio's page on replica election tells it, step by step, on one replica set of three."""
+"""The election as described on Fluvio's page about replica election, step by step, on one replica set of three."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ElectionRun:
         self.decide()
 
     def promote(self) -> None:
-        """The candidate says that it is promoted."""
+        """The candidate reports its promotion."""
         who = self.record.candidate
         assert who is not None
         self.promoted.add((self.record.epoch, who.node, who.session_id, self.registrations[who.node].log_id_of(0)))
@@ -114,7 +114,8 @@ class ElectionRun:
 
 
 def test_a_node_that_goes_offline_triggers_an_election_of_the_smallest_lag() -> None:
-    """Election, then CandidateFound with the follower of the live set that is least behind, then the response."""
+    """The statuses are Election, then CandidateFound with the follower of the live set that lags least, then the
+    response."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")
@@ -135,7 +136,7 @@ def test_only_the_live_set_is_asked_and_chosen_from() -> None:
 
 
 def test_all_live_members_are_asked_and_silent_ones_are_awaited_for_a_bounded_time() -> None:
-    """The status stays Election until both have said how far they are, or ASK_MS have passed."""
+    """The status stays Election until both have reported their log positions, or ASK_MS have passed."""
     run = ElectionRun()
     run.expire("s1")
     assert run.statuses == [ELECTION]
@@ -149,7 +150,8 @@ def test_all_live_members_are_asked_and_silent_ones_are_awaited_for_a_bounded_ti
 
 
 def test_without_an_eligible_candidate_the_set_is_offline() -> None:
-    """The whole live set gone: Election, then Offline, and the reason names who could bring it back."""
+    """After the whole live set is gone the statuses are Election, then Offline, and the reason names the members that
+    could bring it back."""
     run = ElectionRun()
     run.expire("s1", "s2", "s3")
     assert run.statuses == [ELECTION, OFFLINE]
@@ -166,7 +168,7 @@ def test_a_follower_that_is_lost_leaves_the_live_set_without_an_election() -> No
 
 
 def test_a_failed_promotion_is_silent_and_the_timer_moves_on() -> None:
-    """Wait-for-response fires: the next candidate of the live set by lag, in a new epoch; the process repeats."""
+    """The response timer fires: the next candidate of the live set by lag is nominated in a new epoch, and so on."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")
@@ -179,7 +181,7 @@ def test_a_failed_promotion_is_silent_and_the_timer_moves_on() -> None:
 
 
 def test_a_late_promotion_of_an_earlier_candidate_does_not_count() -> None:
-    """Once the next one stands, what the silent one says belongs to another epoch."""
+    """After the next nomination, a report of the silent candidate belongs to another epoch."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")
@@ -191,7 +193,8 @@ def test_a_late_promotion_of_an_earlier_candidate_does_not_count() -> None:
 
 
 def test_when_all_stayed_silent_there_is_a_pause_and_all_are_tried_again() -> None:
-    """Nobody is left to try, but they live: back to Election, then after the back-off a new nomination."""
+    """No untried member is left, but they live: the status returns to Election, with a new nomination after the
+    back-off."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")
@@ -205,7 +208,7 @@ def test_when_all_stayed_silent_there_is_a_pause_and_all_are_tried_again() -> No
 
 
 def test_the_timer_without_further_candidates_takes_the_set_offline() -> None:
-    """The last candidate's node goes before it answers and no other is eligible: Offline."""
+    """The last candidate's node goes before it answers and no other member is eligible: Offline."""
     run = ElectionRun()
     run.expire("s1", "s2")
     assert run.candidate_node == "s3"
@@ -214,7 +217,8 @@ def test_the_timer_without_further_candidates_takes_the_set_offline() -> None:
 
 
 def test_a_node_that_comes_back_refreshes_the_sets_that_are_offline() -> None:
-    """Offline, Election, CandidateFound, Online: of the members that are eligible, the one with the smallest lag."""
+    """The statuses are Offline, Election, CandidateFound, Online; the eligible member with the smallest lag is
+    elected."""
     run = ElectionRun()
     run.expire("s1", "s2", "s3")
     run.statuses.clear()
@@ -239,7 +243,7 @@ def test_a_set_that_is_offline_stays_so_for_a_node_that_is_no_member_any_more() 
 
 
 def test_a_leader_that_returns_does_not_lead_again() -> None:
-    """It finds the new leader in the record, in a higher epoch and in sync without it: it has to follow."""
+    """It finds a new leader in the record, in a higher epoch, and is not in sync: it has to follow."""
     run = ElectionRun()
     run.reported = {"s2": (4, 90), "s3": (4, 95)}
     run.expire("s1")

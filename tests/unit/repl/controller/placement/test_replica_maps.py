@@ -24,19 +24,19 @@ from tests.support.samples import share
 
 
 def a_map(*sets: Any) -> dict[str, Any]:
-    """The document of these sets, ids in sequence."""
+    """The document of these replica sets, with sequential ids."""
     return {"partitions": [{"id": index, "replicas": each} for index, each in enumerate(sets)]}
 
 
 def faults_of(document: Any) -> list[str]:
-    """What is wrong with it."""
+    """The faults of the document."""
     with pytest.raises(BadReplicaMap) as refused:
         checked_replica_map(document)
     return list(refused.value.faults)
 
 
 def test_the_published_file_is_taken() -> None:
-    """Two partitions, three replicas, node 0 among them although the page says positive."""
+    """It has two partitions and three replicas, with node 0 among them although the page says positive."""
     text = """{
         "partitions": [{
                 "id": 0,
@@ -87,15 +87,15 @@ def test_the_published_file_is_taken() -> None:
     ],
 )
 def test_each_criterion_has_its_own_fault(document: Any, fault: str) -> None:
-    """One fault, that says where and what is right."""
+    """There is one fault, with its position and the valid value."""
     found = faults_of(document)
     assert len(found) == 1
     assert found[0].startswith(fault)
 
 
 def test_no_fault_hides_another_one() -> None:
-    """A node named twice is told although another id of its list is none, and lists of unequal lengths are although
-    that of the first partition is broken: all of them at once."""
+    """A repeated node is reported although another id of its list is invalid, and unequal lengths are although the
+    first partition's list is broken: all faults at once."""
     broken = [
         {"id": 1, "replicas": []},
         {"id": 1, "replicas": [1, 1, -3]},
@@ -119,7 +119,7 @@ def test_no_fault_hides_another_one() -> None:
 
 
 def test_all_faults_are_reported_together_up_to_a_limit() -> None:
-    """A file with many faults is mended in one go; one of another kind does not fill the screen."""
+    """A file with many faults can be corrected at once; a file of another kind gives a bounded number of faults."""
     found = faults_of({"partitions": [{"id": 1, "replicas": [0, 0]}, {"id": 1, "replicas": [-1]}]})
     assert [fault.split(" ")[0] for fault in found] == [
         "partitions[0].id",
@@ -152,7 +152,7 @@ def test_a_malformed_map_is_refused(text: str | bytes, fault: str) -> None:
 
 
 def test_nodes_that_do_not_live_are_refused() -> None:
-    """Each place that names one, and which there are."""
+    """Each position that names one is reported, with the live nodes."""
     check_nodes(((0, 1), (1, 0)), {0, 1, 2})
     with pytest.raises(BadReplicaMap) as refused:
         check_nodes(((0, 7), (8, 0)), {2, 0, 1})
@@ -167,6 +167,6 @@ def test_nodes_that_do_not_live_are_refused() -> None:
 @settings(deadline=None, derandomize=True, max_examples=share(60))
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 9), st.integers(0, 100))
 def test_every_computed_placement_is_a_right_map(partitions: int, factor: int, more: int, start: int) -> None:
-    """What the plan prints, the assignment takes, and gives back the same."""
+    """The output of the plan is accepted by the assignment, and parsed to the same placement."""
     found = placed(partitions, factor, dict.fromkeys(range(factor + more), ""), start_index=start)
     assert parse_replica_map(json.dumps(replica_map_document(found))) == found

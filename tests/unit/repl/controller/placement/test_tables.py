@@ -26,12 +26,12 @@ TABLE = "012 123 234 340 401 023 134 240 301 412 034 140 201 312 423 012"
 
 
 def test_the_published_table_is_reproduced() -> None:
-    """Five nodes, three replicas, sixteen partitions: gaps 0, 1, 2 and round again."""
+    """Five nodes, three replicas, sixteen partitions: gaps 0, 1, 2, repeated."""
     assert " ".join("".join(nodes) for nodes in computed(16, 3, "01234")) == TABLE
 
 
 def test_a_run_continues_where_the_last_one_ended() -> None:
-    """From index 9 on partition 0 gets what index 9 gets in one long run."""
+    """From index 9 on, partition 0 gets the replicas of index 9 in one long run."""
     assert computed(7, 3, "01234", 9) == computed(16, 3, "01234")[9:]
 
 
@@ -52,7 +52,7 @@ def test_too_few_nodes_are_refused(factor: int, nodes: str) -> None:
 def test_replicas_are_distinct_and_spread_evenly(
     partition_count: int, node_count: int, start: int, data: st.DataObject
 ) -> None:
-    """No node twice in a set; each leads, and holds, as many as the others, give or take one turn."""
+    """No node is twice in a set; the numbers of leaderships, and of replicas, differ by at most one turn."""
     factor = data.draw(st.integers(1, node_count))
     nodes = [f"n{i}" for i in range(node_count)]
     sets = computed(partition_count, factor, nodes, start)
@@ -94,12 +94,12 @@ def test_unequal_racks_are_read_by_size() -> None:
 
 
 def test_a_run_over_racks_continues_where_the_last_one_ended() -> None:
-    """The chain holds for both ways."""
+    """The chain continues for both kinds of placement."""
     assert placed(7, 4, FOUR_RACKS, start_index=5) == placed(12, 4, FOUR_RACKS)[5:]
 
 
 def test_racks_on_some_nodes_only_are_refused() -> None:
-    """Every node has a rack or none has; who lacks one is named; the flag takes them all for none."""
+    """Either every node has a rack or none has; the error names nodes without one; with the flag, racks are ignored."""
     racks = {0: "a", 1: "", 2: "b", 3: ""}
     with pytest.raises(BadInput, match="node ids 1, 3 have no rack"):
         placed(4, 2, racks)
@@ -109,7 +109,7 @@ def test_racks_on_some_nodes_only_are_refused() -> None:
 
 
 def test_more_replicas_than_nodes_are_refused_over_racks_too() -> None:
-    """One is allowed, seven of six are not."""
+    """One replica is allowed, seven on six nodes are not."""
     assert placed(2, 1, THREE_RACKS) == ((3,), (2,))
     for factor in (0, 7):
         with pytest.raises(BadInput, match=f"a replication factor of {factor} needs"):
@@ -123,7 +123,7 @@ def test_more_replicas_than_nodes_are_refused_over_racks_too() -> None:
 def test_any_racks_are_placed_evenly_and_never_twice_on_a_node(
     sizes: list[int], start: int, data: st.DataObject
 ) -> None:
-    """Every node is in the sequence once; over whole turns each leads and holds as many as the others."""
+    """Every node is in the sequence once; over whole turns all nodes lead, and hold, equally many."""
     nodes = data.draw(st.permutations(range(sum(sizes))))
     racks = {node: f"r{rack}" for rack, size in enumerate(sizes) for node in [nodes.pop() for _ in range(size)]}
     assert sorted(rack_sequence(racks)) == sorted(racks)
@@ -143,7 +143,7 @@ def test_any_racks_are_placed_evenly_and_never_twice_on_a_node(
 def test_equal_racks_never_hold_two_replicas_of_one_partition(
     rack_count: int, size: int, start: int, data: st.DataObject
 ) -> None:
-    """As long as there are as many racks as replicas, the loss of a rack costs each partition one replica."""
+    """With at least as many racks as replicas, the loss of a rack costs each partition one replica."""
     racks = {node: f"r{node // size}" for node in range(rack_count * size)}
     factor = data.draw(st.integers(1, rack_count))
     for each in placed(len(racks), factor, racks, start_index=start):

@@ -1,4 +1,4 @@
-"""What operators order of placements and options, when answers are lost and others act at the same moment."""
+"""Operators' orders about placements and options, with lost answers and concurrent commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Act = Callable[[Metastore], Awaitable[object]]
 
 
 class RacingMetastore(MemoryMetastore):
-    """Before the second and later reads of a document, what others do meanwhile is done, once."""
+    """Before the second and later reads of a document, a concurrent change is made once."""
 
     def __init__(self, ensemble: MemoryEnsemble) -> None:
         super().__init__(ensemble)
@@ -59,7 +59,7 @@ class RacingMetastore(MemoryMetastore):
 
 
 def registration(node: str) -> Registration:
-    """Of a node with one number in its name."""
+    """The registration of a node with one number in its name."""
     number = int(node[1:])
     return Registration(node, 0, True, id=number, spare_log_id=number + 50)
 
@@ -95,7 +95,7 @@ async def two_operators(*live: str) -> AsyncIterator[tuple[RacingMetastore, Memo
 
 
 def finished_first_order(placement: Placement, outcome: str) -> Placement:
-    """As the controller puts the first order into the history."""
+    """Moves the first order to the history, as the controller does."""
     o = placement.orders[0]
     return placement.with_ended(
         FinishedOrder(o.number, o.kind, o.title, o.by, o.at_ms, 9, outcome, 0, len(o.moves)),
@@ -109,7 +109,7 @@ async def order(metastore: Metastore, kind: ReassignmentKind = ReassignmentKind.
 
 
 async def test_undraining_is_done_though_its_answer_is_lost() -> None:
-    """A node that our own lost write has undrained is not said to have never been drained."""
+    """If our own lost write has undrained a node, the answer is not that it was never drained."""
 
     async with two_operators() as (mine, others):
         await order(others, ReassignmentKind.DRAIN)
@@ -124,8 +124,8 @@ async def test_undraining_is_done_though_its_answer_is_lost() -> None:
 
 @pytest.mark.parametrize("fault", [None, WriteFault.ANSWER_LOST])
 async def test_undraining_one_node_leaves_the_drain_of_another_as_it_is(fault: WriteFault | None) -> None:
-    """Drained together, the moves of the one go back, and those of the other go on: it would else stay drained, with
-    replicas that nothing moves."""
+    """They were drained together: the moves of the one are reverted, and those of the other continue; otherwise it
+    would stay drained, with replicas that no order moves."""
 
     async with two_operators() as (mine, others):
         moves = [
@@ -147,7 +147,7 @@ async def test_undraining_one_node_leaves_the_drain_of_another_as_it_is(fault: W
 
 
 async def test_undraining_a_node_cancels_no_drain_of_another_that_it_shares_partitions_with() -> None:
-    """It is among the replicas before and after: nothing of it is moved off."""
+    """It is among the replicas before and after, so no replica is moved off it."""
 
     async with two_operators() as (mine, others):
         moves = [ReplicaMove(0, ("n1", "n2"), ("n1", "n3"))]
@@ -158,7 +158,7 @@ async def test_undraining_a_node_cancels_no_drain_of_another_that_it_shares_part
 
 
 async def test_a_cancelled_order_whose_answer_is_lost_is_cancelled_though_it_is_over_by_then() -> None:
-    """It is neither unknown nor is the next order, which nobody meant, cancelled instead."""
+    """The outcome is not unknown, and the next order is not cancelled by mistake."""
 
     async with two_operators() as (mine, others):
 
@@ -178,7 +178,7 @@ async def test_a_cancelled_order_whose_answer_is_lost_is_cancelled_though_it_is_
 
 
 async def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> None:
-    """It was not removed, so nothing of it is forgotten: it gets no replicas and leads nothing, as was ordered."""
+    """It was not removed, so its record is kept: it gets no replicas and leads nothing, as ordered."""
 
     async with two_operators() as (mine, others):
         back = MemoryMetastore(others._memory.ensemble)
@@ -203,7 +203,7 @@ async def test_a_node_that_comes_back_while_it_is_removed_stays_drained() -> Non
 
 
 async def test_a_node_that_registers_during_its_removal_is_reported_as_back() -> None:
-    """It has noted its gens anew by itself, and stays drained."""
+    """It has recorded its log ids again by itself, and stays drained."""
 
     async with two_operators("n1") as (mine, others):
         back = MemoryMetastore(others._memory.ensemble)
@@ -224,8 +224,8 @@ async def test_a_node_that_registers_during_its_removal_is_reported_as_back() ->
 
 
 async def test_a_partly_removed_node_is_not_reported_as_unchanged() -> None:
-    """What it registered with is deleted, then the metastore is out of reach: the outcome is unknown, and doing it
-    again ends it."""
+    """Its registration is deleted, then the metastore is unreachable: the outcome is unknown, and repeating the command
+    completes it."""
 
     async with two_operators() as (mine, others):
         back = MemoryMetastore(others._memory.ensemble)
@@ -250,7 +250,7 @@ async def test_a_partly_removed_node_is_not_reported_as_unchanged() -> None:
 
 
 async def test_an_order_gives_nothing_to_a_node_that_was_drained_since_it_was_planned() -> None:
-    """The plan is of another cluster by then; the operator is to look again."""
+    """The plan is outdated by then; the operator has to plan again."""
 
     async with two_operators("n3") as (mine, others):
         await others.create_records([record(0, "n1"), record(1, "n2")])
@@ -261,7 +261,7 @@ async def test_an_order_gives_nothing_to_a_node_that_was_drained_since_it_was_pl
 
 
 async def test_a_node_is_not_drained_by_a_plan_that_does_not_know_what_was_ordered_for_it_meanwhile() -> None:
-    """Else it would be drained, and get the replica all the same."""
+    """Otherwise it would be drained and still get the replica."""
 
     async with two_operators("n3") as (mine, others):
         await others.create_records([record(0, "n1"), record(1, "n2")])
@@ -274,8 +274,8 @@ async def test_a_node_is_not_drained_by_a_plan_that_does_not_know_what_was_order
 
 @pytest.mark.parametrize("what", ["cancelled", "over", "elsewhere", "done"])
 async def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_granted(what: str) -> None:
-    """The plan leaves a partition out that another order moves off the node. When that order is cancelled meanwhile, or
-    over without having done so, or sent to this very node, the partition would stay there with nobody to move it."""
+    """The plan omits a partition that another order moves off the node. If that order is cancelled meanwhile, ends
+    without the move, or is redirected to this node, the partition would stay there for good."""
 
     async with two_operators("n1", "n2", "n3") as (mine, others):
         await others.create_records([record(0, "n3"), record(1, "n2")])
@@ -309,7 +309,7 @@ async def test_a_node_is_not_drained_by_a_plan_that_takes_a_move_off_it_for_gran
 
 
 async def carried_out(metastore: Metastore) -> None:
-    """The first order is: its first move's replicas are the wanted ones, and it has ended."""
+    """The first order is completed: its first move's replicas are the wanted ones, and it has ended."""
     move = (await read_placement(metastore)).orders[0].moves[0]
     before = (await metastore.records())[move.partition]
     await metastore.write_record(replace(record(move.partition, *move.after), version=before.version))
@@ -327,8 +327,8 @@ async def carried_out(metastore: Metastore) -> None:
 async def test_a_plan_is_refused_if_an_order_was_given_and_carried_out_since(
     kind: ReassignmentKind, nodes: tuple[str, ...]
 ) -> None:
-    """Its moves are those of replicas that are elsewhere by then: a drained node would hold for good what the other
-    order gave it, and a move from where the partition is no more would be refused by and by."""
+    """The replicas in the plan are elsewhere by then: a drained node would keep replicas that the other order gave it,
+    and a move from a node without the partition would be refused later."""
 
     async with two_operators("n1", "n2", "n3") as (mine, others):
         await others.create_records([record(0, "n1"), record(1, "n2")])
@@ -348,14 +348,14 @@ async def test_a_plan_is_refused_if_an_order_was_given_and_carried_out_since(
 
 @pytest.mark.parametrize("kind", [ReassignmentKind.DRAIN, ReassignmentKind.REPLACE])
 async def test_an_order_whose_answer_is_lost_is_not_given_again_once_it_is_carried_out(kind: ReassignmentKind) -> None:
-    """It is known by its entry in the history, and not taken for somebody else's."""
+    """The order is recognized by its entry in the history, and not taken for another operator's."""
 
     async with two_operators("n1", "n2", "n3") as (mine, others):
         await others.create_records([record(0, "n1"), record(1, "n2")])
         mine.meanwhile[ORDERS_PATH, 3] = lambda: carried_out(others)
         mine.spoil(WriteFault.ANSWER_LOST)
         nodes = ("n1",) if kind is ReassignmentKind.DRAIN else ("n1", "n3")
-        if kind is ReassignmentKind.DRAIN:  # else the first write would be that of the counter of partitions
+        if kind is ReassignmentKind.DRAIN:  # otherwise the first write would be that of the counter of partitions
             await create_bucket_type(others, BucketTypeSpec("notes", 1, 1), dry_run=False)
         _, number = await submit(mine, ReassignmentRequest(kind, nodes=nodes), None, "bob", 5)
         assert number == 1
@@ -364,7 +364,7 @@ async def test_an_order_whose_answer_is_lost_is_not_given_again_once_it_is_carri
 
 
 async def test_a_drain_whose_answer_is_lost_is_not_repeated_after_it_was_taken_back() -> None:
-    """Its order is cancelled: with the mark again, the node would be drained and keep its replicas."""
+    """Its order is cancelled: with the drain mark set again, the node would be drained and keep its replicas."""
 
     async with two_operators("n1", "n2", "n3") as (mine, others):
         await create_bucket_type(others, BucketTypeSpec("notes", 3, 2), dry_run=False)
@@ -377,7 +377,7 @@ async def test_a_drain_whose_answer_is_lost_is_not_repeated_after_it_was_taken_b
 
 
 async def test_a_drain_whose_answer_is_lost_is_not_refused_for_what_was_done_after_it() -> None:
-    """Nothing was to be moved: the mark alone tells that it is done."""
+    """Nothing was to be moved: only the drain mark shows that it is done."""
 
     async with two_operators("n1", "n2", "n3") as (mine, others):
         await create_bucket_type(others, BucketTypeSpec("notes", 1, 1), dry_run=False)
@@ -397,7 +397,8 @@ async def test_a_drain_whose_answer_is_lost_is_not_refused_for_what_was_done_aft
 
 
 async def test_a_bucket_type_is_not_placed_on_a_node_that_is_drained_at_that_very_moment() -> None:
-    """The drain lands between the look at who is drained and the write: the placement is made anew without the node."""
+    """The drain is written between the read of the drained nodes and the write of the records: the placement is
+    computed again without the node."""
 
     async with two_operators("n1", "n2", "n3") as (mine, others):
         create = mine.create_records
@@ -416,8 +417,8 @@ async def test_a_bucket_type_is_not_placed_on_a_node_that_is_drained_at_that_ver
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_node_is_not_drained_by_a_plan_that_does_not_know_the_newest_bucket_type(first: bool) -> None:
-    """Else it would be drained, all its moves would be done, and it would hold the newcomer's replicas for good. The
-    same where there was no bucket type at all."""
+    """Otherwise the node would be drained, all its moves would be done, and it would hold the new type's replicas for
+    good. The same holds for the first bucket type."""
 
     async with two_operators("n1", "n2", "n3") as (mine, others):
         if not first:

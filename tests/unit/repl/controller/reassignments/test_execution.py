@@ -1,4 +1,4 @@
-"""Orders are carried out by the node that decides: a few at a time, to the end, by whoever decides next."""
+"""The controller carries out orders, a few moves at a time, and the next controller completes them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SIX = DefaultType(partition_count=6, factor=3, min_isr=2, settle_ms=0)
 
 
 def changing(cluster: Cluster) -> list[PartitionRecord]:
-    """The records that are changing, as the node that decides has read them."""
+    """The records that are changing, as the controller has read them."""
     return [record for record in cluster.records.values() if record.adding or record.removing]
 
 
 async def finish_move(cluster: Cluster, record: PartitionRecord) -> None:
-    """What a leader does once the newcomers, who live, have caught up; one of those who stay leads afterwards."""
+    """Acts as a leader after its live newcomers have caught up; one of the staying replicas leads afterwards."""
     if record.leader is None or not {*record.adding} <= {node.name for node in cluster.living}:
         return
     leads = record.leader.node if record.leader.node in record.staying else record.staying[0]
@@ -51,7 +51,7 @@ async def finish_move(cluster: Cluster, record: PartitionRecord) -> None:
 
 
 async def end_all(cluster: Cluster, most: int = 99) -> int:
-    """End what is changing until nothing is; the most that were under way at once."""
+    """Completes all changes, one after the other; returns the maximal number in progress at once."""
     seen = 0
     async with asyncio.timeout(15):
         while cluster.living[0].controller.placement.orders:
@@ -66,7 +66,7 @@ async def end_all(cluster: Cluster, most: int = 99) -> int:
 
 @pytest.fixture(autouse=True)
 def _without_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever happens, happens because of an event."""
+    """Polling is too slow to matter: every effect follows from an event."""
     monkeypatch.setattr(controller, "POLL_MS", 60_000)
 
 
@@ -107,8 +107,8 @@ async def test_no_more_partitions_change_at_a_time_than_the_option_allows() -> N
 async def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
     before: int, after: int, of_cluster: int | None, of_type: int | None, number: int, what: str, *, by_file: bool
 ) -> None:
-    """Whether the number of replicas rises or falls, by the factor or by a file, with the option set or not: the note
-    of the plan has the number that the records have once the order is done, and what it means."""
+    """The note of the plan has the min-ISR of the records after the order, and explains it, whether the number of
+    replicas rises or falls, by the factor or by a file, with the option set or not."""
 
     async with running(DefaultType(partition_count=2, factor=before, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -133,7 +133,8 @@ async def test_the_min_isr_that_a_plan_announces_is_the_one_that_comes_to_be(
 
 
 async def test_a_plan_notes_an_unknown_min_isr_only_if_replica_counts_change() -> None:
-    """A damaged document of options is no reason to guess; an order that only moves replicas has no such note."""
+    """The plan does not guess from a damaged document of options; an order that only moves replicas has no such
+    note."""
 
     async with running(DefaultType(partition_count=2, factor=2, settle_ms=100), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -147,7 +148,8 @@ async def test_a_plan_notes_an_unknown_min_isr_only_if_replica_counts_change() -
 
 
 async def test_the_node_that_decides_shows_moves_in_its_metrics() -> None:
-    """While an order is open its partitions are counted by stage, by one node alone; when it is over, the order is."""
+    """While an order is open its partitions are counted by stage, only by the controller; afterwards the finished order
+    is counted."""
 
     async with running(SIX, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -171,7 +173,7 @@ async def test_the_node_that_decides_shows_moves_in_its_metrics() -> None:
 
 
 async def test_an_order_outlives_the_node_that_carried_it_out() -> None:
-    """The node that decides dies in the middle: the next one begins what is left, nothing is begun twice."""
+    """The controller dies in the middle: the next one begins the remaining moves, and none is begun twice."""
 
     async with running(SIX, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -187,8 +189,8 @@ async def test_an_order_outlives_the_node_that_carried_it_out() -> None:
 
 
 async def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_is_cancelled() -> None:
-    """The write that begins it arrives after the order went to the history as cancelled: nobody would know of the
-    change, and it would be made all the same."""
+    """The write that begins the move arrives after its order went to the history as cancelled: otherwise the change
+    would be made without an order."""
 
     async with running(DefaultType(partition_count=1, factor=3, min_isr=2, settle_ms=0), 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -208,7 +210,8 @@ async def test_a_move_whose_beginning_comes_late_does_not_begin_once_its_order_i
 
 
 async def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None:
-    """What was read before may be old; the document is looked at now and then, and with it the order goes on."""
+    """Values read before may be outdated; the document is read again from time to time, and then the order
+    continues."""
 
     async with running(SIX, 1, 2, 3) as cluster:
         await eventually(cluster.online)
@@ -240,7 +243,7 @@ async def test_nothing_is_begun_by_orders_that_cannot_be_read_any_more() -> None
 
 
 async def test_a_node_that_stays_away_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newcomer that dies is waited for, then another node is chosen for what was meant for it."""
+    """A dead newcomer is waited for, then another node is chosen for its replicas."""
     monkeypatch.setattr(reassigner, "REPLAN_MS", 100)
 
     async with running(SIX, 1, 2, 3) as cluster:
@@ -262,7 +265,8 @@ async def test_a_node_that_stays_away_gets_nothing(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_drained_node_is_led_from_elsewhere_and_gets_no_new_bucket_type() -> None:
-    """Its leaderships are handed over though its replicas cannot go yet; undone, it gets its share again."""
+    """Its leaderships are handed over although its replicas cannot be moved yet; after the drain is undone it gets its
+    share again."""
     balance = BalanceOptions(delay_ms=0, moves=4, cool_down_ms=0, timeout_ms=1_000)
 
     async with running(SIX, 1, 2, 3, balance=balance) as cluster:
@@ -278,7 +282,7 @@ async def test_a_drained_node_is_led_from_elsewhere_and_gets_no_new_bucket_type(
 
 
 async def test_a_node_that_never_could_read_what_is_drained_moves_no_leadership() -> None:
-    """Once it decides it does not take "cannot be read" for "nobody is drained"."""
+    """As the controller, it does not take an unreadable document for an empty list of drained nodes."""
     balance = BalanceOptions(delay_ms=0, moves=4, cool_down_ms=0, timeout_ms=1_000)
 
     async with running(SIX, 1, 2, 3, balance=balance) as cluster:

@@ -1,4 +1,4 @@
-"""Plans do not change unnoticed: fixed inputs, and the digest of the plan that each request must have."""
+"""Plans do not change unnoticed: fixed inputs, and the expected digest of the plan of each request."""
 
 from __future__ import annotations
 

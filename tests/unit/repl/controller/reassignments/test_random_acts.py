@@ -1,8 +1,8 @@
-"""Acts on placements by several operators at once, with lost and late writes: what holds when all of it is over.
+"""Placement commands by several operators at once, with lost and late writes, and the invariants afterwards.
 
-The rules and the metastore's are the real ones; a leader is somebody who ends any change whose newcomers live. All
-that takes time takes what the seed says, in virtual time: a seed is one story, however busy the machine. Longer:
-`STORIES=500 pytest tests/unit/repl/controller/reassignments/test_random_acts.py`.
+The rules and the metastore's are the real ones; a fake leader completes any change whose newcomers live. All delays
+come from the seed, in virtual time, so a seed always gives the same run. For a longer run: `STORIES=500 pytest
+tests/unit/repl/controller/reassignments/test_random_acts.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ACTS = 6
 
 
 class FaultyTree(MemoryTree):
-    """Takes its time, and loses or delays some writes."""
+    """A metastore tree with delays that loses or postpones some writes."""
 
     def __init__(self, ensemble: MemoryEnsemble, on_change: Callable[[str], None], rng: Random, share: float) -> None:
         super().__init__(ensemble, on_change)
@@ -72,7 +72,7 @@ class FaultyTree(MemoryTree):
 
 
 class OperatedCluster:
-    """Five nodes, their metastore, and who acts on it."""
+    """Five nodes, their metastore, and the operators."""
 
     def __init__(self, seed: int, *, takes_back: bool) -> None:
         self.rng = Random(seed)
@@ -91,7 +91,7 @@ class OperatedCluster:
         return metastore
 
     async def in_a_thread(self, work: Callable[..., T], *inputs: object) -> T:
-        """Instead of `asyncio.to_thread`: others act meanwhile, for as long as is drawn."""
+        """Replaces `asyncio.to_thread`: others act meanwhile, for a random time."""
         await asyncio.sleep(self.rng.choice([0.0, 0.005, 0.05]))
         return work(*inputs)
 
@@ -144,7 +144,7 @@ class OperatedCluster:
             await asyncio.sleep(0.001)
 
     async def operator(self, number: int) -> None:
-        """Does this and that; what is refused is left."""
+        """Issues random commands and ignores refusals."""
         metastore = await self.joined()
         for act in range(ACTS):
             await asyncio.sleep(self.rng.random() * 0.01)
@@ -152,7 +152,7 @@ class OperatedCluster:
                 await self.act(metastore, 1_000 * number + act)
 
     async def act(self, metastore: MemoryMetastore, at_ms: int) -> None:
-        """One of them; `at_ms` is unlike any other's."""
+        """Issues one command; `at_ms` is unique."""
         rng, node = self.rng, self.rng.choice(NODES)
         kinds = sorted({record.bucket_type for record in (await self.well.records()).values()})
         match rng.choice([*USUAL, *TAKING_BACK] if self.takes_back else USUAL):
@@ -180,7 +180,7 @@ class OperatedCluster:
 
 
 def _gone_on(record: PartitionRecord) -> PartitionRecord:
-    """A step further: elected, or changed as was wanted."""
+    """The next step of a record: elected, or with the wanted replicas."""
     leader = Incarnation(record.staying[0], 1)
     if record.status is not PartitionStatus.ONLINE:
         return replace(record, status=PartitionStatus.ONLINE, epoch=record.epoch + 1, leader=leader)
@@ -192,7 +192,7 @@ def _gone_on(record: PartitionRecord) -> PartitionRecord:
 async def test_a_drained_node_holds_nothing_once_all_orders_are_over(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever was created, ordered and carried out beside the drain, in whatever order, and whoever got no answer."""
+    """This holds for any creations, orders and moves besides the drain, in any order, with any lost answers."""
     cluster = OperatedCluster(seed, takes_back=False)
 
     await cluster.run(monkeypatch)
@@ -203,8 +203,8 @@ async def test_a_drained_node_holds_nothing_once_all_orders_are_over(
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_every_order_ends_and_leaves_no_change_behind(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when orders are cancelled and nodes undrained at any moment: no partition changes without an order, and none
-    was changed by somebody that its order does not know of."""
+    """Also if orders are cancelled and nodes undrained at any moment, no partition keeps changing without an order, and
+    no order is refused because of an unknown change."""
     cluster = OperatedCluster(seed, takes_back=True)
 
     await cluster.run(monkeypatch)

@@ -1,4 +1,4 @@
-"""Which tombstone a reap removes or writes once more: exactly the one that was judged, once it is applied."""
+"""A reap removes or rewrites exactly the tombstone that was checked, once it is applied."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def deleted(cluster: Cluster) -> int:
 
 
 def proposed(cluster: Cluster, act: Callable[[ReapBatch, int], bool], offset: int) -> int:
-    """How many entries it makes for the tombstone of that offset; what it answers says the same."""
+    """The number of entries that `act` makes for the tombstone of that offset; its result must agree."""
     reaps = ReapBatch(cluster.batch())
     assert act(reaps, offset) is bool(reaps.batch.entries)
     return len(reaps.batch.entries)
@@ -49,7 +49,8 @@ def proposed(cluster: Cluster, act: Callable[[ReapBatch, int], bool], offset: in
 def test_a_later_tombstone_of_the_key_is_not_taken_for_the_one_that_was_judged(
     act: Callable[[ReapBatch, int], bool],
 ) -> None:
-    """Queues and replicas were asked about the offset of the first one: nobody knows whether the second is settled."""
+    """Queues and replicas were checked for the offset of the first one; whether they have passed the second is
+    unknown."""
     cluster = without_queues()
     first = deleted(cluster)
     settle(cluster)
@@ -61,7 +62,7 @@ def test_a_later_tombstone_of_the_key_is_not_taken_for_the_one_that_was_judged(
 
 @pytest.mark.parametrize("act", ACTS)
 def test_a_tombstone_that_is_not_applied_is_left_alone(act: Callable[[ReapBatch, int], bool]) -> None:
-    """It may be dropped with the leadership; once it is applied the same is done."""
+    """It may be dropped with the leadership; once it is applied it is reaped or rewritten."""
     cluster = without_queues()
     offset = deleted(cluster)
     assert proposed(cluster, act, offset) == 0

@@ -1,4 +1,4 @@
-"""Tombstones are reaped when their time has come and nobody can need them; whoever waits is told for whom."""
+"""Tombstones are reaped when their time has come and nothing needs them; the status shows why others wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFAULT_TICK_S = tombstone_reaper.TICK_S
 
 @dataclass
 class FakeTombstoneBarrier:
-    """What the floor of the queues says."""
+    """The answers of the queues about tombstones."""
 
     offering: bool = False
     waiting: str = ""
@@ -82,7 +82,7 @@ class ReapingCluster:
                 await asyncio.sleep(0.005)
 
     def sync(self, *nodes: str) -> None:
-        """Let just these of n1 and n2 be in sync."""
+        """Sets exactly these of n1 and n2 as in sync."""
         isr = frozenset(Member(node, 1) for node in nodes)
         record = PartitionRecord(0, "default", 0, 4, ("n1", "n2"), isr=isr)
         self.made.runtimes["n1"].partitions[0].replica.record = record
@@ -123,7 +123,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
-    """Object, key row and change row are gone, the entry's offset is noted, and the key can be written anew."""
+    """Object, key row and change row are gone, the entry's offset is recorded, and the key can be written again."""
 
     async with reaping_cluster(IMMEDIATE) as w:
         await w.delete()
@@ -140,8 +140,8 @@ async def test_a_tombstone_is_reaped_by_an_entry_of_the_log() -> None:
 async def test_a_request_takes_effect_once_though_its_key_was_reaped(
     monkeypatch: pytest.MonkeyPatch, remembered: bool
 ) -> None:
-    """H40 holds over a reap: the repeated PUT does not bring the deleted value back, at any node, and is answered with
-    the clock of the tombstone, as long as that is remembered."""
+    """H40 holds across a reap: the repeated PUT does not restore the deleted value, at any node, and is answered with
+    the clock of the tombstone while that is remembered."""
     monkeypatch.setattr("isthmus.repl.store.reaped_keys.REMEMBERED_MAX", 1)
 
     async with reaping_cluster(IMMEDIATE) as w:
@@ -164,8 +164,8 @@ async def test_a_request_takes_effect_once_though_its_key_was_reaped(
 @pytest.mark.parametrize("applied", [True, False])
 @pytest.mark.parametrize("late", ["value", "tombstone"])
 async def test_an_answer_that_depends_on_a_pending_reap_waits_for_it(applied: bool, late: str) -> None:
-    """R-WAIT: a push that says nothing new is superseded by a REAP that is not applied. It is told so when that is; if
-    the entry is dropped nobody knows, and the change comes again."""
+    """R-WAIT: a push without news is superseded by a REAP that is not applied. It is answered when the REAP is applied;
+    if the entry is dropped the outcome is unknown, and the change is pushed again."""
 
     async with reaping_cluster(IMMEDIATE) as w:
         runtime, coordinator = w.made.runtimes["n1"], w.made.coordinators["n1"]
@@ -193,8 +193,8 @@ async def test_an_answer_that_depends_on_a_pending_reap_waits_for_it(applied: bo
 
 
 async def test_the_memory_of_reaped_keys_outlasts_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn reaps no more than REAPS_AT_ONCE of a partition, and at that rate the memory of reaped keys is longer than
-    a lease and a write's time-out together, as they are by default: no sink pushes what is older."""
+    """A turn reaps at most REAPS_AT_ONCE of a partition. At that rate, with the defaults, the memory of reaped keys
+    lasts longer than a lease and a write's time-out together: no sink pushes an older change."""
     per_s = tombstone_reaper.REAPS_AT_ONCE / DEFAULT_TICK_S
     assert REMEMBERED_MAX / per_s * 1_000 > QueueSettings("q").lease_ms + ListenSettings().request_timeout_ms
     monkeypatch.setattr(tombstone_reaper, "TICK_S", 60.0)
@@ -224,7 +224,7 @@ async def test_tombstones_are_kept_unless_their_bucket_reaps_them() -> None:
 
 
 async def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> None:
-    """Each obstacle is told by name; the last to go lets the tombstone go."""
+    """Each obstacle is shown by name; when the last one is gone, the tombstone is reaped."""
 
     async with reaping_cluster(DEFAULTS._replace(reap_after_ms=1_000)) as w:
         w.sync("n1")
@@ -243,7 +243,7 @@ async def test_a_tombstone_waits_for_its_delay_for_replicas_and_for_queues() -> 
 
 
 async def test_older_tombstones_are_found_by_a_scan() -> None:
-    """Properties that change, and a new leader, find tombstones that apply told nobody of."""
+    """After a change of properties, and at a new leader, a scan finds tombstones that apply has not reported."""
 
     async with reaping_cluster() as w:
         for key in (KEY, SECOND, THIRD):
@@ -256,9 +256,9 @@ async def test_older_tombstones_are_found_by_a_scan() -> None:
 
 
 async def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sink that is away for days leaves thousands of tombstones waiting: a turn asks about a bounded number of them,
-    so that the loop is free for others; those behind them are asked about next, and go if they may. Why the others
-    wait stays told."""
+    """A sink that is away for days leaves thousands of tombstones waiting. A turn checks a bounded number, so that the
+    loop stays free; the next ones are checked next, and reaped if they may be. The reasons of the others stay
+    visible."""
     monkeypatch.setattr(tombstone_reaper, "CHECKS_AT_ONCE", 2)
 
     def asks(w: ReapingCluster, offset: int, free: list[int]) -> str:
@@ -295,7 +295,7 @@ async def test_a_turn_asks_about_some_of_many_that_wait_and_each_has_its_turn(mo
 
 
 async def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the bound they are left, and found by a later walk."""
+    """Beyond the limit they are left, and found by a later scan."""
     monkeypatch.setattr(tombstone_reaper, "CANDIDATES_MAX", 1)
     monkeypatch.setattr(tombstone_reaper, "WALK_PAUSE_S", 0.01)
 
@@ -309,7 +309,7 @@ async def test_more_tombstones_than_are_remembered_are_reaped_all_the_same(monke
 
 
 async def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> None:
-    """Where there are queues it is written once more, as ours and with a dot of ours, and reaped by that offset."""
+    """With queues it is written once more, as a local write with a local dot, and reaped by that offset."""
 
     async with reaping_cluster(IMMEDIATE) as w:
         w.queues.offering, w.queues.waiting = True, "queue q: waits"
@@ -333,7 +333,7 @@ async def test_another_clusters_tombstone_is_first_offered_by_our_queues() -> No
 
 
 async def test_one_key_is_reaped_when_an_operator_asks_at_any_node() -> None:
-    """The leader answers: reaped, what waits, or that there is no tombstone."""
+    """The leader answers: reaped, why it waits, or that there is no tombstone."""
 
     async with reaping_cluster() as w:
         ask = w.reapers["n2"].ask
@@ -363,8 +363,8 @@ class FoundDifferences:
 
 
 async def test_a_tombstone_waits_while_full_sync_calls_its_key_different() -> None:
-    """The other side may have an older value that only the tombstone can repair: asked for or due, it stays until the
-    newest check finds the key equal."""
+    """The other side may have an older value that only the tombstone can repair: whether requested or due, the
+    tombstone stays until the newest check finds the key equal."""
 
     async with reaping_cluster(IMMEDIATE) as w:
         found = {KEY: "full-sync west: its newest check found the key different: missing@source"}
@@ -401,9 +401,9 @@ async def test_a_key_with_a_pending_reap_reads_as_absent() -> None:
 
 
 async def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> None:
-    """What the tombstone had seen says nothing new, while that is remembered. Then: what was fetched before the
-    tombstone got to its source is refused as retryable, not stored; what comes again after that was fetched anew, and
-    counts. Keys that we never wrote come at once."""
+    """While the reap is remembered, a value that the tombstone has seen is superseded. Afterwards, a value that was
+    fetched before the tombstone reached its source is refused as retryable, not stored; a repeated push was fetched
+    again, and is accepted. Keys without local writes are accepted at once."""
 
     async with reaping_cluster() as w:
         coordinator = w.made.coordinators["n1"]
@@ -427,7 +427,7 @@ async def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> Non
 
 
 def a_value_and_its_tombstone() -> tuple[Object, Object]:
-    """As another cluster made them."""
+    """An object and its tombstone, as another cluster made them."""
     dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2)]
     value = write(None, (), Content(b"old"), dots[0], 1)
     return value, write(value, value.clock, TOMBSTONE, dots[1], 2)
@@ -435,8 +435,8 @@ def a_value_and_its_tombstone() -> tuple[Object, Object]:
 
 @pytest.mark.parametrize("applied", [True, False])
 async def test_a_late_push_brings_nothing_back_beside_what_was_written_since(applied: bool) -> None:
-    """I-NO-RESURRECT: a key that was reaped is written over its tombstone's clock, by us without a context, while the
-    REAP is under way or after it, so that the late push is older than what is there."""
+    """I-NO-RESURRECT: a reaped key is written with its tombstone's clock, locally and without a context, while the REAP
+    is pending or after it, so that the late push is older than the current object."""
 
     async with reaping_cluster() as w:
         coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
@@ -462,8 +462,8 @@ async def test_a_late_push_brings_nothing_back_beside_what_was_written_since(app
 
 
 async def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote() -> None:
-    """I-NO-RESURRECT, I-CLOCK-STABLE: what has not seen the tombstone is taken as if that were still there: under both
-    clocks and a dot of ours, which wins over the merge that a cluster makes which has the tombstone."""
+    """I-NO-RESURRECT, I-CLOCK-STABLE: a value that has not seen the tombstone is merged as if that were still there,
+    under both clocks and a local dot. This wins over the merge of a cluster that has the tombstone."""
 
     async with reaping_cluster() as w:
         coordinator = w.made.coordinators["n1"]
@@ -493,9 +493,9 @@ async def test_a_late_push_brings_nothing_back_beside_what_a_third_cluster_wrote
 
 @pytest.mark.parametrize("remembered", [True, False])
 async def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool) -> None:
-    """I-NO-RESURRECT: a key of ours was deleted elsewhere, reaped here, and written and deleted there once more. That
-    tombstone is not stored, or it would go round; what it has seen brings nothing back, though it comes late and twice.
-    The same tombstone written once more makes no entry."""
+    """I-NO-RESURRECT: a local key was deleted elsewhere, reaped here, and written and deleted there once more. The
+    later tombstone is not stored, or it would circulate; values that it has seen restore nothing, even if they arrive
+    late and twice. The same tombstone pushed again makes no entry."""
 
     async with reaping_cluster() as w:
         coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
@@ -523,7 +523,7 @@ async def test_a_later_tombstone_of_a_reaped_key_is_remembered(remembered: bool)
 
 
 async def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
-    """Though its clock has seen more than the tombstone that was reaped: no object without a sibling is stored."""
+    """This holds even if its clock has seen more than the reaped tombstone: no object without a sibling is stored."""
 
     async with reaping_cluster() as w:
         coordinator = w.made.coordinators["n1"]
@@ -539,7 +539,7 @@ async def test_a_push_that_only_has_what_is_gone_makes_nothing() -> None:
 
 
 async def test_a_late_push_of_a_key_without_local_writes_resurrects_nothing() -> None:
-    """I-NO-RESURRECT: neither while the REAP is under way nor after it, in a batch of its own or with others."""
+    """I-NO-RESURRECT: this holds while the REAP is pending and after it, in a batch of its own or with others."""
 
     async with reaping_cluster() as w:
         coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
@@ -563,8 +563,8 @@ async def test_a_late_push_of_a_key_without_local_writes_resurrects_nothing() ->
 
 
 async def test_other_clusters_are_notified_before_a_tombstone_is_removed() -> None:
-    """`repl_reap`: an entry that says so comes first, once every queue has passed the tombstone; the REAP follows when
-    every queue has passed that one. Without queues nobody need be told."""
+    """`repl_reap`: a LEAVING entry comes first, once every queue has passed the tombstone; the REAP follows when every
+    queue has passed that entry. Without queues, no notification is needed."""
 
     async with reaping_cluster(IMMEDIATE._replace(repl_reap=True)) as w:
         w.queues.offering, w.queues.waiting = True, "queue west waits"
@@ -589,8 +589,9 @@ async def test_other_clusters_are_notified_before_a_tombstone_is_removed() -> No
 
 @pytest.mark.parametrize("taken", [True, False])
 async def test_a_tombstone_that_leaves_elsewhere_leaves_here(taken: bool) -> None:
-    """Told by another cluster, a tombstone that ours has not seen beyond goes by our own rules, and is named while it
-    waits; where `repl_reap` is off, it stays. After a later write, and of an unknown key, nothing is stored."""
+    """A tombstone announced by another cluster, over which nothing newer is stored here, is reaped by the local rules,
+    and shown while it waits; with `repl_reap` off it stays. After a later write, and for an unknown key, nothing is
+    stored."""
 
     async with reaping_cluster(DEFAULTS._replace(repl_reap=taken)) as w:
         coordinator = w.made.coordinators["n1"]

@@ -1,4 +1,4 @@
-"""Properties at work: what a leader makes of writes and pushes to a bucket, and the limits of size and siblings."""
+"""Effects of properties: how a leader applies writes and pushes to a bucket, and the limits of size and siblings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 def under(made: Cluster, properties: Properties, **buckets: Properties) -> None:
-    """Let both nodes go by these."""
+    """Sets these properties at both nodes."""
     found = TypeProperties(properties, {name.encode(): each for name, each in buckets.items()})
     for coordinator in made.coordinators.values():
         coordinator._properties = FixedProperties(found)
@@ -43,7 +43,8 @@ def values(obj: Object) -> set[bytes]:
 
 
 async def test_properties_decide_what_becomes_of_a_blind_write():
-    """With allow_mult siblings stay; without it, or with last_write_wins, one is left; a bucket's own come first."""
+    """With allow_mult siblings stay; without it, or with last_write_wins, one is left; a bucket's own properties take
+    precedence."""
 
     async with cluster() as made:
         assert values(await put(made, b"1")) == {b"1"}
@@ -58,7 +59,7 @@ async def test_properties_decide_what_becomes_of_a_blind_write():
 
 
 async def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as_ours():
-    """Without allow_mult the newest of both clusters stays, under a clock with a dot of ours, which goes back there."""
+    """Without allow_mult the newest of both clusters stays, under a clock with a local dot, and is replicated back."""
 
     async with cluster() as made:
         under(made, DEFAULTS._replace(allow_mult=False))
@@ -78,7 +79,7 @@ async def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as
 
 
 async def test_a_push_that_dominates_is_kept_as_it_came():
-    """Another cluster's newer object is stored byte for byte whatever the properties say."""
+    """Another cluster's newer object is stored byte for byte under any properties."""
 
     async with cluster() as made:
         under(made, DEFAULTS._replace(allow_mult=False, last_write_wins=True))
@@ -91,8 +92,8 @@ async def test_a_push_that_dominates_is_kept_as_it_came():
 
 
 async def test_a_bucket_has_its_own_object_size():
-    """At the bound a value is taken, a byte above it is refused with the property's name; above the node's own limit
-    nothing helps."""
+    """At the limit a value is accepted, a byte above it is refused with the property's name; the node's own limit
+    always holds."""
 
     async with cluster() as made:
         under(made, DEFAULTS, b=DEFAULTS._replace(max_object_bytes=10))

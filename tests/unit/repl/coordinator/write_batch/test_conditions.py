@@ -1,4 +1,4 @@
-"""A write under a condition is judged by the leader, against what the key holds when it is proposed (RFC 9110, 13)."""
+"""The leader evaluates a write's condition against the key's state at the time of the proposal (RFC 9110, 13)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def stored_values(c: Cluster) -> list[bytes]:
 
 @pytest.mark.parametrize("hold", [False, True], ids=["applied", "pending"])
 async def test_of_two_racing_conditional_writes_one_wins(hold: bool) -> None:
-    """Of many writers that all ask for a new key, at the leader and through forwarding, just one is carried out."""
+    """Exactly one of many writers that require a new key succeeds, at the leader and through forwarding."""
 
     async with cluster() as c:
         c.runtimes["n1"].hold = hold
@@ -60,7 +60,7 @@ async def test_of_two_racing_conditional_writes_one_wins(hold: bool) -> None:
 
 
 async def test_a_tag_admits_only_the_version_that_it_names() -> None:
-    """If-Match by tag is compare-and-set: it holds for the version that was read, for no other and for none."""
+    """If-Match with a tag is compare-and-set: it holds only for the version that was read."""
 
     async with cluster() as c:
         assert (
@@ -83,8 +83,8 @@ def tag_of(data: bytes) -> str:
 @pytest.mark.parametrize("node", ["n1", "n2"], ids=["led", "forwarded"])
 @pytest.mark.parametrize("pending", [False, True], ids=["applied", "pending"])
 async def test_a_matching_tag_replaces_the_version_that_it_names(node: str, pending: bool) -> None:
-    """A write without a clock leaves no sibling if its If-Match holds: the tag says what the client has seen. The
-    clock covers all that it replaced, so that other clusters replace it, too."""
+    """A write without a clock leaves no sibling if its If-Match holds: the tag names the version that the client has
+    seen. The new clock covers all replaced versions, so other clusters replace them, too."""
     async with cluster() as c:
         first = await c.coordinators["n1"].write(write_request(b"1", None))
         if pending:
@@ -140,7 +140,8 @@ async def test_a_star_names_no_version_and_a_clock_is_the_context_where_there_is
 
 @pytest.mark.parametrize("condition", [None, ANY], ids=["tag", "star"])
 async def test_where_the_last_write_wins_a_tag_protects_the_other_write(condition: tuple[str, ...] | None) -> None:
-    """There are no siblings there: a tag of an older version is refused, and the matching one replaces."""
+    """With last_write_wins there are no siblings: a tag of an older version is refused, and the matching one
+    replaces."""
     lww = FixedProperties(TypeProperties(Properties(last_write_wins=True), {}))
     async with cluster(properties=lww) as c:
         first = await c.coordinators["n1"].write(write_request(b"1", None))
@@ -154,8 +155,8 @@ async def test_where_the_last_write_wins_a_tag_protects_the_other_write(conditio
 
 @pytest.mark.parametrize("hold", [False, True], ids=["applied", "pending"])
 async def test_of_many_writers_of_one_version_one_replaces_it(hold: bool) -> None:
-    """Optimistic locking by the tag alone: of writes that name the same version, through any node, in one group or
-    several, exactly one is carried out in each round, and never is there a sibling."""
+    """Optimistic locking by the tag alone: of writes with the same tag, through any node, in one group or several,
+    exactly one succeeds in each round, and there is never a sibling."""
     async with cluster() as c:
         written = await c.coordinators["n1"].write(write_request(b"0", None))
         tag = tag_of(written.payload)
@@ -180,7 +181,7 @@ async def test_of_many_writers_of_one_version_one_replaces_it(hold: bool) -> Non
 
 
 async def test_the_clock_of_if_not_modified_must_be_the_keys() -> None:
-    """Another clock than the key's, older or of a key that is not there, is a conflict; the same is none."""
+    """A clock that differs from the key's, is older, or belongs to a missing key is a conflict; an equal one is not."""
 
     async with cluster() as c:
         first = decode_object((await c.coordinators["n1"].write(write_request(b"1", None))).payload).clock
@@ -213,7 +214,8 @@ async def test_a_change_after_the_second_of_unmodified_since_refuses() -> None:
 
 
 async def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
-    """What a refusal tells of the key is as sure as a committed read: a leader that was replaced cannot tell it."""
+    """A refusal reveals the key's state, so it needs the confirmation of a committed read: a replaced leader cannot
+    give it."""
 
     async with cluster() as c:
         await c.coordinators["n1"].write(write_request(b"1", None))
@@ -234,8 +236,8 @@ async def test_a_refusal_waits_for_the_leaders_confirmation() -> None:
 
 @pytest.mark.parametrize("pending", [False, True], ids=["unconfirmed", "pending"])
 async def test_a_refusal_without_confirmation_in_time_is_an_unknown_outcome(pending: bool) -> None:
-    """A leader that hears of nobody does not know whether it still leads, nor whether what it judged against stays: it
-    must not say so when the client's time is over. That nothing was written it knows."""
+    """A leader without contact does not know whether it still leads, nor whether the state that it compared with is
+    final: after the client's time it must not answer with the refusal. It does know that nothing was written."""
 
     async with cluster(request_timeout_ms=300) as c:
         runtime = c.runtimes["n1"]
@@ -252,7 +254,8 @@ async def test_a_refusal_without_confirmation_in_time_is_an_unknown_outcome(pend
 
 
 async def test_a_repeated_request_is_known_before_its_condition_is_judged() -> None:
-    """A conditional write whose answer was lost is answered as repeated, not refused by what it wrote itself."""
+    """A conditional write whose answer was lost is answered as repeated, not refused because of its own first
+    attempt."""
 
     async with cluster() as c:
         assert isinstance(await outcome(c, write_request(b"1", NEW, b"id")), WriteResult)
@@ -262,7 +265,7 @@ async def test_a_repeated_request_is_known_before_its_condition_is_judged() -> N
 
 
 def test_a_condition_survives_the_wire_and_bad_ones_are_refused() -> None:
-    """A forwarded condition is decoded as it was; a write of more or other fields is no write."""
+    """A forwarded condition is decoded unchanged; a write with other fields is refused."""
     condition = Condition(("a", "W/b"), ANY, 5, 7, ((b"a" * 20, 3, 4),))
     for given in (None, condition, Condition(clock=())):
         request = write_request(b"v", given, b"id")

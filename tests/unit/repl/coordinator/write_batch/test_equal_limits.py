@@ -1,4 +1,5 @@
-"""One limit for an object with its siblings: what one cluster takes, one with the same settings takes as a push."""
+"""One size limit for an object with its siblings: a cluster accepts as a push what one with the same settings
+accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ KEY = Key(b"default", b"b", b"key")
 
 
 def new_batch(uuid: bytes, store: MemoryStore, *, epoch: int, offset: int) -> WriteBatch:
-    """A batch at a cluster whose log stands at `offset`."""
+    """A batch at a cluster whose log ends at `offset`."""
     place = FakePartition(0, actor_of(uuid, 0))
     place.replica.epoch, place.replica.leo = epoch, offset
     return WriteBatch(place, store, uuid, LIMITS, PLAIN, 1_700_000_000_000, {})  # type: ignore[arg-type]
@@ -29,9 +30,9 @@ def new_batch(uuid: bytes, store: MemoryStore, *, epoch: int, offset: int) -> Wr
 @pytest.mark.parametrize("fast_write", [False, True])
 @pytest.mark.parametrize("fast_push", [False, True])
 def test_an_object_accepted_by_one_cluster_is_accepted_by_its_equal(fast_write: bool, fast_push: bool) -> None:
-    """Concurrent writes of one key, of values up to the limit: whatever their siblings come to, what the source takes
-    the sink takes, though its log stands where integers are longest; what is too much is refused where it is made, and
-    says which limit binds."""
+    """Concurrent writes of one key, of values up to the limit: the sink accepts every object that the source accepts,
+    although its log is at offsets with the longest encoding. A larger object is refused at its source, with the limit
+    that applies."""
     taken = refused = 0
     for size in range(150, 301):
         for siblings in (2, 3, 5):

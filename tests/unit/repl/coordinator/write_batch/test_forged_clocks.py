@@ -49,8 +49,8 @@ BOTH = pytest.mark.parametrize("asked", [_push, _write], ids=["pushed clock", "c
 
 @BOTH
 async def test_a_clock_of_a_higher_epoch_is_refused_only_by_a_leader_that_is_confirmed(asked: Asked) -> None:
-    """The refusal waits for a committed read's confirmation: a leader that was replaced knows nothing of its
-    successor's writes, and a rejected push would end as a dead letter that the sink acknowledges."""
+    """The refusal waits for a committed read's confirmation: a replaced leader does not know its successor's writes,
+    and a rejected push would become a dead letter that the sink acknowledges."""
 
     async with cluster() as c:
         runtime = c.runtimes["n1"]
@@ -72,8 +72,8 @@ async def test_a_clock_of_a_higher_epoch_is_refused_only_by_a_leader_that_is_con
 async def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the confirmation is refused the item is asked again once leadership is settled; where none comes in time it
-    is to be tried again later. Neither is a rejection."""
+    """If the confirmation is refused, the item is retried once leadership is settled; if it does not come in time, the
+    item may be retried later. Neither case is a rejection."""
     monkeypatch.setattr(routing, "LEADER_WAIT_S", 0.05)
 
     async def scenario(refused: bool) -> IsthmusError | None:
@@ -96,7 +96,7 @@ async def test_a_clock_of_a_higher_epoch_at_a_deposed_leader_comes_again(
 
 @BOTH
 async def test_a_clock_ahead_in_the_leaders_own_epoch_is_refused_at_once(asked: Asked) -> None:
-    """Nobody else appends in its epoch: no confirmation is asked for."""
+    """Only this leader appends in its epoch, so no confirmation is needed."""
 
     async with cluster() as c:
         runtime = c.runtimes["n1"]

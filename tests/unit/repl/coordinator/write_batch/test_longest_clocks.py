@@ -1,4 +1,4 @@
-"""No clock is stored that could not be read again, whatever a client or another cluster says that it has seen."""
+"""No unreadable clock is ever stored, for any clock that a client or another cluster sends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def is_alive(c: Cluster) -> None:
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "there"])
 async def test_a_context_with_a_full_clock_is_refused(there: bool) -> None:
-    """With as many entries as a clock may have, and the write's own beside them, nobody could read the key again."""
+    """A context with the maximum number of entries, plus the write's own entry, would make the key unreadable."""
 
     async with cluster() as c:
         node = c.coordinators["n1"]
@@ -50,7 +50,7 @@ async def test_a_context_with_a_full_clock_is_refused(there: bool) -> None:
 
 
 async def test_a_stored_clock_that_is_full_takes_no_write_more() -> None:
-    """A write over it is refused, with the clock as its context too; what is there can be read."""
+    """A write over it is refused, with the clock as its context, too; the stored object can be read."""
 
     async with cluster() as c:
         node, full = c.coordinators["n1"], clock_of(CLOCK_ENTRIES_MAX)
@@ -65,7 +65,7 @@ async def test_a_stored_clock_that_is_full_takes_no_write_more() -> None:
 
 
 async def test_a_push_whose_merge_no_clock_holds_is_rejected() -> None:
-    """Two clocks that are well each by itself may be none together."""
+    """Two valid clocks may merge to one with too many entries."""
 
     async with cluster() as c:
         half = CLOCK_ENTRIES_MAX // 2 + 1
@@ -75,8 +75,8 @@ async def test_a_push_whose_merge_no_clock_holds_is_rejected() -> None:
 
 
 async def test_a_remembered_delete_has_a_clock_that_can_be_read() -> None:
-    """Tombstones that leave elsewhere, of a key that is not here, are remembered together only as far as a clock goes:
-    the key can still be written."""
+    """Clocks of leaving tombstones, for a key that is missing here, are merged only up to the limit of a clock: the key
+    can still be written."""
 
     async with cluster() as c:
         node, half = c.coordinators["n1"], CLOCK_ENTRIES_MAX // 2 + 1

@@ -37,14 +37,14 @@ def both(c: Cluster) -> tuple[Coordinator, ...]:
 
 
 async def pending(c: Cluster, count: int = 1) -> None:
-    """Until so many entries wait in KEY's partition."""
+    """Waits until `count` entries are pending in KEY's partition."""
     async with asyncio.timeout(5):
         while len(c.runtimes["n1"].partitions[0].pending) < count:
             await asyncio.sleep(0.001)
 
 
 async def test_an_applied_request_is_known_at_every_node() -> None:
-    """The repeat writes nothing, whatever it contains, and is answered with what the key holds now."""
+    """The repeat writes nothing, whatever its content, and is answered with the key's current state."""
 
     async with cluster() as c:
         first = await c.coordinators["n1"].write(named(b"one"))
@@ -74,7 +74,7 @@ async def test_a_request_is_its_key_and_its_id() -> None:
 
 
 async def test_a_pending_request_is_waited_for() -> None:
-    """A repeat of what is not applied yet, and of what is in the same batch, is answered when the first is (R-WAIT)."""
+    """A repeat of an unapplied request, or of one in the same batch, is answered together with the first (R-WAIT)."""
 
     async with cluster() as c:
         c.runtimes["n1"].hold = True
@@ -95,8 +95,8 @@ async def test_a_pending_request_is_waited_for() -> None:
 
 
 async def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:
-    """A repeat that waited for an entry which a change of leader dropped is unknown, as the first; the next one is
-    written by the new leader, once."""
+    """A repeat that waited for an entry which a change of leader dropped has an unknown outcome, like the first; the
+    next one is written by the new leader, once."""
 
     async with cluster() as c:
         c.runtimes["n1"].hold = True
@@ -119,8 +119,8 @@ async def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:
 
 
 async def test_a_repeat_answered_as_unknown_leaves_no_waiter() -> None:
-    """Repeats wait for the entry of the first, without one of their own and so outside the window: where nothing is
-    committed for hours, those whose clients have gone are not kept."""
+    """Repeats wait for the entry of the first, without one of their own and so outside the window: if nothing is
+    committed for hours, those of disconnected clients are dropped."""
 
     async with cluster(request_timeout_ms=100) as c:
         runtime = c.runtimes["n1"]
@@ -137,7 +137,7 @@ async def test_a_repeat_answered_as_unknown_leaves_no_waiter() -> None:
 
 
 async def test_a_leader_that_comes_back_does_not_know_what_was_dropped() -> None:
-    """A request that was pending when leadership ended, and is in no log any more, is written when it comes again."""
+    """A request that was pending when leadership ended, and is in no log any more, is written when it is repeated."""
 
     async with cluster() as c:
         await c.coordinators["n1"].write(WriteRequest(KEY, Content(b"zero")))
@@ -154,8 +154,8 @@ async def test_a_leader_that_comes_back_does_not_know_what_was_dropped() -> None
 
 
 async def test_a_refused_request_stays_free() -> None:
-    """An id whose write was refused was not used: the same write takes effect afterwards. So with a delete of
-    nothing."""
+    """An id whose write was refused is unused: the same write takes effect afterwards. The same holds for a delete of a
+    missing key."""
 
     async with cluster() as c:
         c.runtimes["n1"].refusal = TooFewInSync("few")
@@ -173,7 +173,8 @@ async def test_a_refused_request_stays_free() -> None:
 
 
 async def test_the_dedup_window_is_bounded_by_offsets() -> None:
-    """Within the window a repeat is known; once the partition's log has moved on by as much, it is a new write."""
+    """Within the window a repeat is recognized; once the partition's log has advanced by that much, it is a new
+    write."""
 
     async with cluster(window=5) as c:
         await c.coordinators["n1"].write(named(b"one"))
@@ -187,7 +188,7 @@ async def test_the_dedup_window_is_bounded_by_offsets() -> None:
 
 
 async def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
-    """The window is in the store's own batches: another process on the same directory knows what was applied."""
+    """The window is part of the store's batches: another process on the same directory recognizes applied requests."""
 
     def opened() -> LevelStore:
         return LevelStore.open(
@@ -208,7 +209,7 @@ async def test_a_request_is_known_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_an_id_has_a_length() -> None:
-    """Longer than 64 bytes is refused for that item alone, at the leader, whoever asks."""
+    """An id longer than 64 bytes is refused for that item alone, at the leader and through forwarding."""
 
     async with cluster() as c:
         for asked in both(c):
@@ -218,8 +219,8 @@ async def test_an_id_has_a_length() -> None:
 
 
 async def test_a_refusal_that_depends_on_a_pending_entry_waits_for_it() -> None:
-    """One sibling too many, judged by entries that are not applied, is told when they are; refused for now if
-    they are dropped (R-WAIT)."""
+    """A refusal for too many siblings that depends on unapplied entries is sent when they are applied; if they are
+    dropped, the write may be retried (R-WAIT)."""
 
     async def scenario(applied: bool) -> IsthmusError:
         async with cluster() as c:
@@ -244,8 +245,8 @@ async def test_a_refusal_that_depends_on_a_pending_entry_waits_for_it() -> None:
 
 @pytest.mark.parametrize("ending", ["applied", "dropped", "late"])
 async def test_a_push_with_an_equal_clock_and_other_bytes_is_judged_by_what_is_applied_alone(ending: str) -> None:
-    """Against an entry that is not committed it waits (R-WAIT). It is rejected for good only once that is applied: an
-    entry that is dropped, or of which nothing is known in time, may leave the pushed object as the only one."""
+    """Against an uncommitted entry the push waits (R-WAIT). It is rejected only once that entry is applied: if the
+    entry is dropped, or stays uncertain too long, the pushed object may be the only one."""
 
     def pushed(value: bytes) -> PushItem:
         dot = (actor_of(OTHER, 0), pack_counter(1, 1))

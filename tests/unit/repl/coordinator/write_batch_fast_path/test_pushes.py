@@ -1,4 +1,4 @@
-"""Claims on the usual pushes: made in one stretch of code, they are what the way of all pushes makes of them."""
+"""The fast path for usual pushes gives the same results as the general path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUNDS = 60
 
 
 class History:
-    """One history of a cluster that gets what two others made, and writes itself."""
+    """A history of a cluster that receives pushes of two others, and writes itself."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -37,7 +37,7 @@ class History:
         self.owed = self.random.random() < 0.5
 
     def item(self) -> PushItem:
-        """Anything that another cluster may push, the usual things more often."""
+        """Any push of another cluster, usual ones more often."""
         pick = self.random
         key = Key(b"default", b"b", b"key-%d" % pick.randrange(6))
         origin = pick.choice((OTHER, b"third-cluster-16"))
@@ -68,7 +68,7 @@ class History:
         return PushItem(key, origin if pick.random() > 0.03 else b"short", payload)
 
     def own_dot(self) -> tuple[bytes, int, int]:
-        """A write of this partition, perhaps one that was never made."""
+        """The dot of a write of this partition, perhaps one that was never made."""
         return (self.place.actor, pack_counter(3, self.random.randrange(self.place.replica.leo + 2) + 1), 1)
 
     def batch(self) -> WriteBatch:
@@ -105,8 +105,8 @@ def comparable(result: object) -> object:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_fast_path_of_pushes_agrees_with_the_general_path(seed: int) -> None:
-    """Over long histories of fresh keys, newer, older, concurrent, equal, forged, too large and broken objects, and
-    writes of this cluster between them, taking many at once makes the same entries, byte for byte, and answers."""
+    """Over long histories of fresh keys, newer, older, concurrent, equal, forged, too large and broken objects, with
+    writes of this cluster in between, a batch gives the same entries, byte for byte, and the same answers."""
     history = History(seed)
     outcomes: set[object] = set()
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Claims on the usual writes: made in one stretch of code, they are what the way of all writes makes of them."""
+"""The fast path for usual writes gives the same results as the general path."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class History:
         self.now_ms = 1_700_000_000_000
 
     def push(self, key: Key) -> PushItem:
-        """Anything that another cluster may push, the usual things more often."""
+        """Any push of another cluster, usual ones more often."""
         pick = self.random
         theirs = actor_of(OTHER, pick.randrange(2))
         seen = pick.choice(((), (), *self.clocks.get(key, [])[-3:]))
@@ -58,7 +58,7 @@ class History:
         return PushItem(key, pick.choice((OTHER, OTHER, b"short")), made[: -1 if pick.random() < 0.05 else None])
 
     def request(self) -> WriteRequest | PushItem:
-        """Anything that a client may ask for, the usual things more often; or a push."""
+        """Any request of a client, usual ones more often; or a push."""
         pick = self.random
         if pick.random() < self.pushes:
             return self.push(Key(b"default", pick.choice((b"plain", b"one", b"away")), b"key-%d" % pick.randrange(6)))
@@ -106,8 +106,8 @@ def comparable(result: object) -> object:
 
 @pytest.mark.parametrize("seed", range(9))
 def test_the_fast_path_of_writes_agrees_with_the_general_path(seed: int) -> None:
-    """Over long histories of fresh keys, overwrites, siblings, deletes, limits and repeated ids, applied or not,
-    taking many at once makes the same entries, byte for byte, the same answers, counts and reports."""
+    """Over long histories of fresh keys, overwrites, siblings, deletes, limits and repeated ids, applied or not, a
+    batch gives the same entries, byte for byte, and the same answers, counts and reports."""
     history = History(seed)
     usual = 0
     for _ in range(ROUNDS):

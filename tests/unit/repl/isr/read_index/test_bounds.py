@@ -9,8 +9,8 @@ from tests.support.replica_group import ReplicaGroup
 
 
 def test_unconfirmed_reads_are_bounded() -> None:
-    """A leader that is cut off holds so many and refuses more, however long it lasts; once it hears of the others
-    again, all that it held are served, and as many may come again."""
+    """A leader that is cut off holds at most READS_MAX reads and refuses more, for any duration. When it reaches the
+    others again, all held reads are served, and as many are accepted again."""
     group = ReplicaGroup()
     leader = group.elect("n1")
     group.isolated = {"n2", "n3"}

@@ -1,4 +1,4 @@
-"""Committed reads: which question confirms which read, and who is asked (R-READ)."""
+"""Committed reads: which check confirms which read, and which members are asked (R-READ)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def a_leader_of_two() -> Replica:
 
 
 def check_nonce(effects: list[fx.Effect]) -> int:
-    """The nonce with which n2 alone is asked; nothing is served yet."""
+    """The nonce of the check that is sent to n2 alone; nothing is served yet."""
     (sent,) = effects
     assert isinstance(sent, fx.Send)
     assert isinstance(sent.message, ms.LeadershipCheck)
@@ -31,12 +31,12 @@ def check_nonce(effects: list[fx.Effect]) -> int:
 
 
 def effects_of_answer(leader: Replica, nonce: int) -> list[fx.Effect]:
-    """What the leader does when n2 answers a question."""
+    """The leader's effects when n2 answers a leadership check."""
     return leader.step(ev.Received("n2", ms.LeadershipCheckOk(5, TWO.log_id, nonce)), 2)
 
 
 def test_an_eligible_member_outside_the_isr_is_asked() -> None:
-    """It may be elected at any moment: without its word a read could miss what its leadership has committed."""
+    """It may be elected at any moment: without its answer a read could miss entries committed under its leadership."""
     leader = a_leader_of_two()
     nonce = check_nonce(leader.step(ev.ReadRequested(1), 1))
     assert effects_of_answer(leader, nonce) == [fx.ReadReady((1,))]
@@ -55,7 +55,7 @@ def test_a_read_that_arrives_during_a_round_waits_for_the_next_round() -> None:
 
 
 def test_an_answer_to_an_earlier_question_confirms_nothing() -> None:
-    """It is late, or a copy: when it was given the read had not come."""
+    """It is late, or a duplicate: it was given before the read arrived."""
     leader = a_leader_of_two()
     first = check_nonce(leader.step(ev.ReadRequested(1), 1))
     effects_of_answer(leader, first)

@@ -1,4 +1,4 @@
-"""The leader's log: what is refused, what is committed, what is applied."""
+"""The leader's log: refused, committed and applied entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TWO = ("n1", "n2")
 
 
 def test_durable_then_committed_then_applied() -> None:
-    """An append asks for durability alone; what follows, follows the events, batch by batch."""
+    """An append only requests durability; the next steps follow from events, batch by batch."""
     replica = a_serving_leader()
     batch = some_entries(5, 21, 4)
     assert replica.step(ev.Append(5, batch), 0) == [fx.Persist(batch)]
@@ -49,7 +49,7 @@ def test_batches_may_follow_each_other_before_anything_is_durable() -> None:
     ],
 )
 def test_a_batch_for_another_epoch_or_place_is_fenced(epoch: int, entries: tuple[object, ...]) -> None:
-    """Only what was made in this epoch for exactly the log's end is appended; nothing happens otherwise."""
+    """Only a batch made in this epoch for exactly the log's end is appended; others have no effect."""
     replica = a_serving_leader()
     assert replica.step(ev.Append(epoch, entries), 0) == [fx.AppendRefused("fenced", len(entries))]  # type: ignore[arg-type]
     assert replica.leo == 21
@@ -64,13 +64,13 @@ def test_a_batch_for_another_epoch_or_place_is_fenced(epoch: int, entries: tuple
     ],
 )
 def test_nothing_is_appended_before_the_barrier_is_applied(replica: Replica, code: str) -> None:
-    """Candidate, leader without applied barrier, idle: each a definite refusal of the whole batch."""
+    """A candidate, a leader without an applied barrier, and an idle replica each definitely refuse the whole batch."""
     batch = some_entries(5, replica.leo, 2)
     assert replica.step(ev.Append(5, batch), 0) == [fx.AppendRefused(code, 2)]
 
 
 def test_the_window_bounds_what_is_not_applied() -> None:
-    """Ten entries wait at most; one more is overloaded until something is applied."""
+    """At most ten entries wait; one more is overloaded until something is applied."""
     replica = a_serving_leader()
     assert replica.step(ev.Append(5, some_entries(5, 21, 11)), 0) == [fx.AppendRefused("overloaded", 11)]
     replica.step(ev.Append(5, some_entries(5, 21, 9)), 0)
@@ -83,7 +83,7 @@ def test_the_window_bounds_what_is_not_applied() -> None:
 
 
 def test_another_member_in_sync_holds_the_commit_back() -> None:
-    """All of the ISR must have acknowledged; a member that never did holds nothing."""
+    """All members of the ISR must have acknowledged; a replica that was never a member does not count."""
     replica = a_leader(online(replicas=TWO, isr=frozenset({MEMBER, OTHER})))
     assert replica.high_watermark == 15
     assert replica.step(ev.Persisted(21), 0) == []
@@ -92,7 +92,7 @@ def test_another_member_in_sync_holds_the_commit_back() -> None:
 
 
 def test_below_min_isr_nothing_is_appended_or_committed() -> None:
-    """One of two needed: writes are refused with not-enough-replicas, and what was appended waits."""
+    """With one of two required members, writes are refused with not-enough-replicas, and appended entries wait."""
     replica = a_serving_leader()
     replica.step(ev.Append(5, some_entries(5, 21, 1)), 0)
     replica.step(ev.RecordSeen(online(replicas=TWO, min_isr=2, version=13)), 0)
@@ -123,7 +123,7 @@ def test_an_eligible_member_outside_the_isr_holds_the_commit_back_until_it_is_cl
 
 
 def test_durability_beyond_the_logs_end_is_a_bug() -> None:
-    """The core asserts what it is told about its own log."""
+    """The core asserts that events about its own log are plausible."""
     replica = a_serving_leader()
     with pytest.raises(AssertionError, match="durable up to 22"):
         replica.step(ev.Persisted(22), 0)
@@ -132,7 +132,7 @@ def test_durability_beyond_the_logs_end_is_a_bug() -> None:
 
 
 def test_same_events_same_effects() -> None:
-    """The core is a value machine: two copies that are told the same do the same."""
+    """The core is deterministic: two replicas with the same events have the same effects."""
     script: list[tuple[ev.Event, int]] = [
         (ev.Append(5, some_entries(5, 21, 3)), 5),
         (ev.Persisted(23), 9),

@@ -1,4 +1,4 @@
-"""Three cores in one place: what leader and followers make of each other, step by step."""
+"""Three cores in one process: the interaction of leader and followers, step by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def offsets(group: ReplicaGroup, node: str) -> tuple[int, int, int, int]:
 
 
 def test_followers_append_acknowledge_and_apply_what_the_leader_commits() -> None:
-    """After a quiet moment all three hold, and have applied, the same."""
+    """After an idle moment all three have stored and applied the same."""
     group = ReplicaGroup()
     leader = group.elect("n1")
     assert leader.ready
@@ -35,7 +35,7 @@ def test_followers_append_acknowledge_and_apply_what_the_leader_commits() -> Non
 
 
 def test_nothing_is_applied_before_a_silent_member_is_out_of_the_record() -> None:
-    """The stall timer runs, the member moves to the OSR by a conditional write, and only then hw moves."""
+    """The lag timer fires, a conditional write moves the member to the OSR, and only then the high watermark moves."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     group.elect("n1")
     group.isolated = {"n3"}
@@ -50,7 +50,8 @@ def test_nothing_is_applied_before_a_silent_member_is_out_of_the_record() -> Non
 
 
 def test_a_member_that_was_too_slow_returns_after_its_pause_when_it_has_caught_up() -> None:
-    """Out after the limit, receiving all the while once it is back, in sync again after the pause of five seconds."""
+    """It leaves after the limit, receives entries once it is back, and is in sync again after the back-off of five
+    seconds."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     group.elect("n1")
     group.isolated = {"n3"}
@@ -68,7 +69,8 @@ def test_a_member_that_was_too_slow_returns_after_its_pause_when_it_has_caught_u
 
 
 def test_below_min_isr_the_members_that_left_stay_electable_and_nothing_is_committed() -> None:
-    """R-ELR: the last in sync refuses writes and says for whom it waits; back above min-ISR the ELR is empty again."""
+    """R-ELR: the last replica in sync refuses writes, with the members that it waits for; once the ISR reaches min-ISR
+    the ELR is empty again."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     leader = group.elect("n1")
     group.isolated = {"n2", "n3"}
@@ -89,7 +91,8 @@ def test_below_min_isr_the_members_that_left_stay_electable_and_nothing_is_commi
 
 
 def test_a_follower_drops_what_a_new_leader_does_not_have() -> None:
-    """R-TRUNC: the old leader's entries that nobody else got go, the common prefix stays, and the new ones come."""
+    """R-TRUNC: entries of the old leader that no other replica has are dropped, the common prefix stays, and the new
+    leader's entries follow."""
     group = ReplicaGroup()
     group.elect("n1")
     group.append(2)
@@ -108,7 +111,7 @@ def test_a_follower_drops_what_a_new_leader_does_not_have() -> None:
 
 
 def test_a_leader_that_lacks_what_is_committed_here_is_not_followed() -> None:
-    """I-TRUNC-SAFE: this copy is left untouched and says committed-divergence."""
+    """I-TRUNC-SAFE: this replica stays unchanged, with the reason committed-divergence."""
     group = ReplicaGroup()
     group.elect("n1")
     group.append(3)
@@ -124,8 +127,8 @@ def test_a_leader_that_lacks_what_is_committed_here_is_not_followed() -> None:
 
 
 def test_a_quarantined_replica_follows_the_record_until_it_is_removed_from_it() -> None:
-    """R-CLEAR: it follows nobody and takes part in nothing; once the record does not name its node it is left behind as
-    any other copy is, and named again it follows, and is held against its leader anew."""
+    """R-CLEAR: it follows no leader and takes part in nothing. When the record does not name its node any more, it is
+    left behind like any other replica; when it is named again, it follows and is compared with its leader again."""
     group = ReplicaGroup()
     group.elect("n1")
     group.append(3)
@@ -149,8 +152,8 @@ def test_a_quarantined_replica_follows_the_record_until_it_is_removed_from_it() 
 
 
 def test_replayed_entries_are_applied_without_a_commit_message() -> None:
-    """H36, R-TRUNC: rows that must be replayed are applied from the log as soon as there is a session, once, and none
-    of them is given up for a leader that lacks them."""
+    """H36, R-TRUNC: rows that must be replayed are applied from the log as soon as there is a session, once; they are
+    not truncated for a leader that lacks them."""
     found = {"leo": 20, "durable": 20, "epoch_table": ((1, 0),), "epoch_seen": 1}
     replica = Replica(0, "n2", 1, **found, applied=10, options=ReplicaOptions(), committed=18)  # type: ignore[arg-type]
     assert (replica.applied, replica.high_watermark) == (10, 18)
@@ -166,7 +169,7 @@ def test_replayed_entries_are_applied_without_a_commit_message() -> None:
 
 
 def test_a_late_answer_to_an_older_follow_request_changes_nothing() -> None:
-    """R-NONCE: acknowledged entries are not truncated by a reply that was on its way since before they came."""
+    """R-NONCE: a late reply to an older request does not truncate entries acknowledged since."""
     group = ReplicaGroup()
     group.elect("n1")
     follower = group.replicas["n2"]
@@ -194,7 +197,7 @@ def test_a_message_of_another_epoch_is_answered_with_the_own_one() -> None:
 
 
 def test_committed_reads_ask_the_whole_guard() -> None:
-    """R-READ: a read is served after every other member of the guard answered, and not while one is silent."""
+    """R-READ: a read is served after every other member of the guard has answered, and not while one is silent."""
     group = ReplicaGroup()
     leader = group.elect("n1")
     group.deliver("n1", ev.ReadRequested(1))
@@ -205,7 +208,7 @@ def test_committed_reads_ask_the_whole_guard() -> None:
 
 
 def test_a_silent_member_is_replaced_by_a_synced_read_of_the_record() -> None:
-    """The metastore's word that the version has not moved stands for whoever does not answer."""
+    """A synced read that shows the version unchanged replaces the answer of a silent member."""
     group = ReplicaGroup()
     group.elect("n1")
     group.isolated = {"n3"}
@@ -216,7 +219,7 @@ def test_a_silent_member_is_replaced_by_a_synced_read_of_the_record() -> None:
 
 
 def test_reads_are_refused_when_leadership_ends() -> None:
-    """A round without its last answer is refused as not-leader once the record names another."""
+    """A pending read is refused as not-leader once the record names another leader."""
     group = ReplicaGroup()
     group.elect("n1")
     group.isolated = {"n3"}
@@ -227,7 +230,8 @@ def test_reads_are_refused_when_leadership_ends() -> None:
 
 
 def test_leadership_is_handed_to_the_member_that_was_asked_for() -> None:
-    """Drained, written with the target as preferred; a target out of sync is not taken, and leadership goes on."""
+    """The leader drains, and writes the target as preferred; a target out of sync is refused, and the leadership
+    continues."""
     group = ReplicaGroup()
     leader = group.elect("n1")
     group.append(3)
@@ -244,7 +248,7 @@ def test_leadership_is_handed_to_the_member_that_was_asked_for() -> None:
 
 
 def test_a_hand_over_that_cannot_drain_is_given_up_and_leadership_goes_on() -> None:
-    """The target does not acknowledge: at the deadline the leader takes writes again in the same epoch."""
+    """The target does not acknowledge: at the deadline the leader accepts writes again in the same epoch."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=60_000))
     leader = group.elect("n1")
     group.slow_disks = {"n2"}
@@ -262,7 +266,8 @@ def test_a_hand_over_that_cannot_drain_is_given_up_and_leadership_goes_on() -> N
 
 
 def test_a_leader_with_a_slow_disk_hands_over_before_it_removes_members() -> None:
-    """H19: its own entry owes a sync for half the limit: it resigns to the closest member, and nobody left the ISR."""
+    """H19: its own entry has waited for a sync for more than half the limit: the leader resigns to the closest member,
+    and no member leaves the ISR."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=2_000))
     leader = group.elect("n1")
     group.slow_disks = {"n1"}
@@ -277,7 +282,8 @@ def test_a_leader_with_a_slow_disk_hands_over_before_it_removes_members() -> Non
 
 
 def test_a_paused_leader_removes_no_follower() -> None:
-    """H19: it wakes up after longer than the limit, with the acknowledgements unread: nobody is taken out."""
+    """H19: the leader continues after a pause longer than the limit, before it reads the acknowledgements: no member is
+    removed."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     group.elect("n1")
     group.slow_disks = {"n2", "n3"}
@@ -292,7 +298,7 @@ def test_a_paused_leader_removes_no_follower() -> None:
 
 
 def test_a_member_whose_registration_is_gone_is_not_taken_in_and_counts_until_that_is_decided() -> None:
-    """H10, R-AMBIG: the refused expansion may have a copy under way; a write that changes nothing settles it."""
+    """H10, R-AMBIG: the write of a refused expansion may still arrive; another write without changes settles it."""
     group = ReplicaGroup(options=ReplicaOptions(max_time_lag_ms=1_000))
     leader = group.elect("n1")
     group.isolated = {"n3"}
@@ -331,7 +337,7 @@ def test_a_restarted_follower_catches_up_from_its_log() -> None:
 
 
 def test_a_trimmed_log_is_reported_to_the_follower() -> None:
-    """The follower has its copy marked, and says so."""
+    """The follower has its replica marked for a state transfer, and reports it."""
     group = ReplicaGroup()
     group.elect("n1")
     group.isolated = {"n3"}
@@ -347,7 +353,7 @@ def test_a_trimmed_log_is_reported_to_the_follower() -> None:
 
 
 def test_a_log_shorter_than_acknowledged_takes_a_new_log_id() -> None:
-    """H39: a restored backup is told REGRESSED, renews its gen, and is no member under the old one."""
+    """H39: a restored backup gets REGRESSED, takes a new log id, and is not a member under the old one."""
     group = ReplicaGroup()
     group.elect("n1")
     group.append(3)
@@ -367,7 +373,8 @@ def test_a_log_shorter_than_acknowledged_takes_a_new_log_id() -> None:
 
 
 def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_isr() -> None:
-    """Fluvio's lagging follower: it holds everything, its hw is over the limit behind; one of two such may go."""
+    """Fluvio's lagging follower has all entries, but its high watermark lags beyond the limit; one of two such members
+    may leave."""
     group = ReplicaGroup(options=ReplicaOptions(max_record_lag=10, max_time_lag_ms=800))
     leader = group.elect("n1")
     for node in ("n2", "n3"):
@@ -386,7 +393,8 @@ def test_a_member_far_behind_with_what_is_committed_leaves_but_never_below_min_i
 
 
 def test_a_follower_reports_how_far_behind_it_is() -> None:
-    """Its reason names the entries that it lacks, whether it is in sync, and the near horizon where that is passed."""
+    """Its reason has the number of missing entries, whether it is in sync, and the option of near-horizon catch-up if
+    that limit is exceeded."""
     group = ReplicaGroup(options=ReplicaOptions(max_near_sync_message_lag=100))
     group.elect("n1")
     follower = group.replicas["n2"]

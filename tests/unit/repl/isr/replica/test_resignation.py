@@ -35,7 +35,7 @@ def a_resigned() -> tuple[Replica, fx.WriteRecord]:
 
 
 def test_a_resigning_leader_drains_before_it_gives_leadership_up() -> None:
-    """Nothing new is appended; the record is written once everything that was appended is applied."""
+    """Nothing new is appended; the record is written once all appended entries are applied."""
     replica = a_serving_leader()
     replica.step(ev.Append(5, some_entries(5, 21, 2)), 0)
     assert kinds(replica.step(ev.Resign(), 0)) == ["RoleChanged"]
@@ -53,8 +53,8 @@ def test_a_resigning_leader_drains_before_it_gives_leadership_up() -> None:
 
 
 def test_a_leader_nominates_a_successor_whose_session_it_knows() -> None:
-    """R-NOMINATE: the record that ends leadership has the target as candidate of the next epoch. Without its session,
-    or after the last epoch, a controller elects."""
+    """R-NOMINATE: the record that ends the leadership has the target as candidate of the next epoch. If its session is
+    unknown, or after the last epoch, a controller elects."""
     isr = frozenset({MEMBER, Member("n2", 9)})
     for sessions, epoch, nominates in (({"n2": 44}, 5, True), ({"n3": 44}, 5, False), ({"n2": 44}, MAX_EPOCH, False)):
         leader = Leader(epoch, 20, AckLagTracker.since(0), dict.fromkeys(isr, 21))
@@ -80,7 +80,7 @@ def test_a_confirmed_resignation_ends_leadership_with_nothing_unknown() -> None:
 
 
 def test_a_resigned_replica_never_stands_for_election_again() -> None:
-    """Resign is final for the process: nominations are not answered, and it says why."""
+    """A resignation is final for the process: it does not answer nominations, and the reason says why."""
     replica, write = a_resigned()
     replica.step(ev.WriteConfirmed(replace(write.record, version=13)), 5)
     replica.step(ev.RecordSeen(nominated(epoch=6, version=14)), 6)
@@ -94,7 +94,8 @@ def test_a_resigned_replica_never_stands_for_election_again() -> None:
 
 
 def test_an_undecided_write_is_repeated_verbatim_until_the_version_has_moved() -> None:
-    """R-AMBIG: same bytes, same base, at each deadline, whatever else happens; meanwhile nothing is served."""
+    """R-AMBIG: the write has the same bytes and the same base at each deadline, for any other events; meanwhile nothing
+    is served."""
     replica, write = a_resigned()
     assert replica.step(ev.WriteOutcomeUnknown(12), 100) == []
     assert replica.deadline_ms() == 100 + WRITE_REPEAT_MS
@@ -110,7 +111,7 @@ def test_an_undecided_write_is_repeated_verbatim_until_the_version_has_moved() -
 
 
 def test_a_write_without_any_answer_is_repeated_too() -> None:
-    """An answer that is lost on its way here does not hang the partition."""
+    """A lost answer does not block the partition."""
     replica, write = a_resigned()
     assert replica.deadline_ms() == WRITE_ANSWER_MS
     assert replica.step(ev.Tick(), WRITE_ANSWER_MS) == [write]
@@ -118,7 +119,8 @@ def test_a_write_without_any_answer_is_repeated_too() -> None:
 
 
 def test_a_refused_record_write_is_recomputed_on_the_newer_record() -> None:
-    """H16: the version moved while this process still leads: recompute, never repeat the old base."""
+    """H16: the version changed while this process still leads: the write is recomputed, and never repeated on the old
+    base."""
     replica, write = a_resigned()
     moved = online(version=15, min_isr=1, lineage=2)
     effects = replica.step(ev.WriteRefused(12, moved), 50)
@@ -129,7 +131,7 @@ def test_a_refused_record_write_is_recomputed_on_the_newer_record() -> None:
 
 
 def test_a_refusal_that_shows_no_newer_record_decides_nothing() -> None:
-    """A lagging read after the refusal: still undecided, still repeated on the same base."""
+    """A lagging read after the refusal leaves the write undecided, and it is repeated on the same base."""
     replica, write = a_resigned()
     assert replica.step(ev.WriteRefused(12, online()), 50) == []
     assert replica.deadline_ms() == 50 + WRITE_REPEAT_MS
@@ -137,7 +139,7 @@ def test_a_refusal_that_shows_no_newer_record_decides_nothing() -> None:
 
 
 def test_late_answers_about_an_older_write_are_ignored() -> None:
-    """Undecided of another base neither delays nor hastens the write under way."""
+    """An unknown outcome of another base neither delays nor hastens the pending write."""
     replica, _ = a_resigned()
     due_ms = replica.deadline_ms()
     assert replica.step(ev.WriteOutcomeUnknown(11), 60) == []

@@ -1,4 +1,5 @@
-"""Scripted versions of what seeds of the simulator (`tests/simulation/cluster`) found in the core, one test each."""
+"""Scripted versions of defects that seeds of the simulator (`tests/simulation/cluster`) found in the core, one test
+each."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ TABLE = ((2, 0), (4, 8))
 
 
 def a_follower() -> tuple[Replica, ms.FollowRequest]:
-    """A replica with 20 entries that asks n2, the leader of epoch 5, and what it says."""
+    """A replica with 20 entries that asks n2, the leader of epoch 5, to follow it, and its request."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(online(leader=LEADER, isr=frozenset({TWO, MEMBER}), replicas=THREE)), 0)
@@ -48,13 +49,13 @@ def a_leader_of_three() -> Replica:
 
 
 def effects_of_follow_request(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
-    """What the leader does when a follower with the log of a_replica says FollowRequest."""
+    """The leader's effects when a follower with the log of a_replica sends a FollowRequest."""
     hello = ms.FollowRequest(5, member.log_id, now_ms + 1, 20, 20, TABLE)
     return replica.step(ev.Received(member.node, hello), now_ms)
 
 
 def caught_up(replica: Replica, member: Member, now_ms: int) -> list[fx.Effect]:
-    """What the leader does when a follower has everything, the barrier at 20 included."""
+    """The leader's effects when a follower has all entries, including the barrier at 20."""
     effects_of_follow_request(replica, member, now_ms)
     ack = ms.AppendAck(5, member.log_id, 1, 21, 21, 15)
     return replica.step(ev.Received(member.node, ack), now_ms)
@@ -66,7 +67,8 @@ def written(effects: list[fx.Effect]) -> PartitionRecord | None:
 
 
 def test_a_duplicated_follow_answer_is_ignored_after_the_link_broke() -> None:
-    """R-NONCE, H5: it would cut what was acknowledged since; as a refusal it would cost the gen."""
+    """R-NONCE, H5: as an acceptance it would truncate entries acknowledged since; as a refusal it would cost the log
+    id."""
     replica, hello = a_follower()
     answer = ms.FollowAccepted(5, hello.nonce, 20, 15, 20)
     replica.step(ev.Received("n2", answer), 0)
@@ -81,7 +83,7 @@ def test_a_duplicated_follow_answer_is_ignored_after_the_link_broke() -> None:
 
 
 def test_a_refusal_that_comes_late_is_no_rollback() -> None:
-    """H32: what stood in the record when a write was refused may be older than what is known by now: no proof."""
+    """H32: the record at the time of a refused write may be older than the newest known one, so it proves nothing."""
     replica = a_replica(epoch_seen=4)
     replica.step(ev.SessionStarted(INC), 0)
     (write,) = replica.step(ev.RecordSeen(a_record(epoch=3, version=9)), 0)
@@ -95,7 +97,7 @@ def test_a_refusal_that_comes_late_is_no_rollback() -> None:
 
 
 def test_an_unregistered_member_does_not_block_another_from_joining() -> None:
-    """Below min-ISR, n2 is heard and caught up and not registered: while it waits its pause out, n3 is proposed."""
+    """Below min-ISR, n2 is caught up but not registered: while its back-off lasts, n3 is proposed."""
     replica = a_leader_of_three()
     proposed = written(caught_up(replica, TWO, 0))
     assert proposed is not None
@@ -104,7 +106,7 @@ def test_an_unregistered_member_does_not_block_another_from_joining() -> None:
     replica.step(ev.WriteRefused(12, replica.record), 10)
     caught_up(replica, OTHER, 20)
     same = written(replica.step(ev.Tick(), 300))
-    assert same == replica.record  # nothing changes, so that the refused one is decided
+    assert same == replica.record  # an unchanged record, so that the refused write is decided
     moved = online(isr=frozenset({MEMBER}), elr=frozenset({TWO, OTHER}), min_isr=2, replicas=THREE, version=13)
     proposed = written(replica.step(ev.WriteConfirmed(moved), 310))
     assert proposed is not None
@@ -112,7 +114,7 @@ def test_an_unregistered_member_does_not_block_another_from_joining() -> None:
 
 
 def test_an_unregistered_follower_is_proposed_again_after_its_pause() -> None:
-    """Nothing else happens: the pause itself is a deadline, and it doubles."""
+    """No other event is needed: the back-off itself is a deadline, and it doubles."""
     replica = a_leader_of_three()
     caught_up(replica, TWO, 0)
     times = []
@@ -136,7 +138,8 @@ def test_an_unregistered_follower_is_proposed_again_after_its_pause() -> None:
 
 
 def test_a_follower_whose_first_acknowledgement_is_lost_is_asked_again() -> None:
-    """It has everything, and nothing is appended: the leader sends the news, so that it answers."""
+    """It has all entries, and nothing is appended: the leader sends an AppendEntries without entries, so that it
+    acknowledges."""
     replica = a_leader_of_three()
     caught_up(replica, TWO, 0)
     answers = replica.step(ev.Received("n2", ms.FollowRequest(5, TWO.log_id, 77, 21, 21, (*TABLE, (5, 20)))), 10)
@@ -148,7 +151,8 @@ def test_a_follower_whose_first_acknowledgement_is_lost_is_asked_again() -> None
 
 
 def test_a_log_trimmed_under_a_lost_acknowledgement_goes_on() -> None:
-    """The leader last heard of 20 and begins at 21 now: it sends the news, not entries; the answer moves it on."""
+    """The last acknowledgement was 20 and the log begins at 21 now: the leader sends AppendEntries without entries; the
+    answer moves it on."""
     replica = a_leader_of_three()
     effects_of_follow_request(replica, TWO, 0)
     replica.step(ev.Trimmed(21), 5)
@@ -167,8 +171,8 @@ def test_a_log_trimmed_under_a_lost_acknowledgement_goes_on() -> None:
 
 
 def test_a_follower_whose_leader_sends_nothing_sends_another_follow_request() -> None:
-    """Its leader's log does not reach it any more; only the answer to a FollowRequest says so, and the reason shows
-    it."""
+    """Its leader's log does not reach the follower's end any more; only the answer to a FollowRequest tells it so, and
+    the reason shows it."""
     replica, hello = a_follower()
     replica.step(ev.Received("n2", ms.FollowAccepted(5, hello.nonce, 20, 15, 25)), 0)
     effects = replica.step(ev.Received("n2", ms.AppendEntries(5, 1, 20, 4, 15, 25, 12, ())), 1)
@@ -186,8 +190,9 @@ def test_a_follower_whose_leader_sends_nothing_sends_another_follow_request() ->
 
 
 def test_a_repeated_transfer_names_its_reason_and_the_options_to_raise() -> None:
-    """A follower that took rows and still is not in range of its leader's log names the rounds and both live options; a
-    round of the least number is no fault; one that gives up rows of a later state says that it begins from nothing."""
+    """A follower that received rows but is still not in range of its leader's log names the rounds and both dynamic
+    options. The minimum number of rounds is not a fault. A follower that drops rows of a later state reports that it
+    begins with nothing."""
     replica, hello = a_follower()
     replica._state.transfer_rounds = 2
     (again,) = replica.step(ev.Received("n2", ms.FollowRejected(5, hello.nonce, ms.FollowRejection.BEYOND_LOG, 22)), 2)
@@ -225,8 +230,9 @@ def test_options_that_messages_name_exist() -> None:
 
 
 def test_rows_of_a_later_state_are_not_completed_by_an_earlier_one() -> None:
-    """Seed 12065: part of a copy came from a leader that had applied more; the next leader gives it the rest only once
-    its own barrier is applied, or keys that changed in between are missing. A copy without such rows need not wait."""
+    """Seed 12065: a part of the rows came from a leader that had applied more; the next leader sends the rest only once
+    its own barrier is applied, or keys that changed in between would be missing. A replica without such rows need not
+    wait."""
     record = online(replicas=(NODE, "n2", "n3"), min_isr=1)
     leader = a_leader(record)
     part = ms.TransferRequest(5, 3, 1, 10, 4, 0, 0, b"")
@@ -241,7 +247,7 @@ def test_rows_of_a_later_state_are_not_completed_by_an_earlier_one() -> None:
 
 
 def test_a_leader_that_waits_for_a_follower_restarts_its_transfer() -> None:
-    """Where nothing can be committed without that very follower, it is told to begin with no rows."""
+    """If nothing can be committed without this follower, it is told to begin with an empty store."""
     record = online(replicas=(NODE, "n2"), min_isr=2)
     leader = a_leader(record)
     (sent,) = leader.step(ev.Received("n2", ms.TransferRequest(5, 3, 1, 10, 4, 0, 0, b"")), 10)
@@ -251,8 +257,8 @@ def test_a_leader_that_waits_for_a_follower_restarts_its_transfer() -> None:
 
 
 def test_an_out_of_sync_replica_that_receives_nothing_asks_again() -> None:
-    """R-HEARD: the leader saw the connection break and waits for a FollowRequest, this side saw nothing and waits for a
-    AppendEntries. Every AppendEntries puts it off, and a copy that is in sync does not ask."""
+    """R-HEARD: the leader saw the connection break and waits for a FollowRequest; the follower did not and waits for an
+    AppendEntries. Every AppendEntries resets its timer, and a replica in sync does not ask."""
     replica, hello = a_follower()
     replica.step(ev.Received("n2", ms.FollowAccepted(5, hello.nonce, 20, 15, 20)), 0)
     assert replica.following
@@ -268,7 +274,7 @@ def test_an_out_of_sync_replica_that_receives_nothing_asks_again() -> None:
 
 
 def test_a_replica_that_starts_out_of_sync_asks_again_when_it_receives_nothing() -> None:
-    """R-HEARD for a copy that the first record it sees does not count in sync: a restarted copy that was dropped."""
+    """R-HEARD: this holds for a restarted replica that the first record it sees does not count as in sync."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(online(leader=LEADER, isr=frozenset({TWO}), replicas=THREE)), 0)
@@ -285,7 +291,8 @@ def test_a_replica_that_starts_out_of_sync_asks_again_when_it_receives_nothing()
 
 
 def test_a_replica_with_a_new_log_id_is_out_of_sync_and_asks_again() -> None:
-    """R-HEARD for a copy whose old log the record still counts in sync: under its new gen it is outside."""
+    """R-HEARD: this holds for a replica whose old log the record still counts as in sync: with its new log id it is not
+    a member."""
     replica, hello = a_follower()
     replica.step(ev.Received("n2", ms.FollowRejected(5, hello.nonce, ms.FollowRejection.REGRESSED, 0)), 1)
     (again,) = replica.step(ev.LogIdentityRenewed(77), 5)
@@ -297,7 +304,8 @@ def test_a_replica_with_a_new_log_id_is_out_of_sync_and_asks_again() -> None:
 
 
 def test_a_late_follow_request_of_an_older_log_id_is_ignored() -> None:
-    """R-GEN: the leader would wait for that log's word for ever, and send to the one that is there."""
+    """R-GEN: otherwise the leader would wait for that log's acknowledgement for ever, and send its entries to the
+    current one."""
     replica = a_leader_of_three()
     caught_up(replica, Member("n2", 9), 0)
     assert effects_of_follow_request(replica, TWO, 10) == []
@@ -320,7 +328,7 @@ def with_rows_beyond(end: int) -> tuple[Replica, ms.FollowRequest]:
 
 
 def test_rows_of_entries_that_the_leader_has_are_kept_until_the_log_brings_them() -> None:
-    """H36: a power loss took the end of the log, and left rows of it; in sync are others who have it all."""
+    """H36: a power loss took the end of the log, and left rows of it; other members in sync have all entries."""
     replica, hello = with_rows_beyond(22)
     assert replica.unfounded
     replica.step(ev.Received("n2", ms.FollowAccepted(5, hello.nonce, 20, 20, 24)), 1)
@@ -332,8 +340,8 @@ def test_rows_of_entries_that_the_leader_has_are_kept_until_the_log_brings_them(
 
 
 def test_rows_of_entries_that_no_leader_has_are_given_up() -> None:
-    """H36, R-FORCE: the leader ends below them, or has other entries there; who may be elected takes another gen
-    before."""
+    """H36, R-FORCE: the leader's log ends below them, or has other entries there; an electable replica takes a new log
+    id first."""
     replica, hello = with_rows_beyond(22)
     replica.step(ev.Received("n2", ms.FollowAccepted(5, hello.nonce, 20, 20, 21)), 1)
     forward = ms.AppendEntries(5, 1, 20, 4, 20, 21, 12, (), ())
@@ -350,7 +358,7 @@ def test_rows_of_entries_that_no_leader_has_are_given_up() -> None:
 
 
 def test_a_candidate_puts_barriers_where_its_store_has_rows_of_lost_entries() -> None:
-    """H36: an offset of which a row is left is no other entry's."""
+    """H36: an offset for which the store has a row is not used for another entry."""
     replica = a_replica()
     replica.must_replay(4, 23)
     replica.step(ev.SessionStarted(INC), 0)
@@ -364,8 +372,9 @@ def test_a_candidate_puts_barriers_where_its_store_has_rows_of_lost_entries() ->
 
 
 def test_a_late_acknowledgement_of_before_a_state_transfer_does_not_count() -> None:
-    """Seed 43535 of `--streams`: a follower was rejected, took rows and followed again in the same epoch. The numbers
-    of its AppendEntries began anew, so that a late acknowledgement of before counted as the newest one for ever."""
+    """Seed 43535 of `--streams`: a follower was rejected, received rows and followed again in the same epoch. The
+    numbers of its AppendEntries restarted, so that a late acknowledgement from before counted as the newest one for
+    ever."""
     replica = a_leader(online(isr=frozenset({MEMBER}), min_isr=1, replicas=THREE))
     effects_of_follow_request(replica, TWO, 0)
     (view,) = [each for each in replica.followers() if each.node == "n2"]
@@ -386,7 +395,7 @@ def test_a_late_acknowledgement_of_before_a_state_transfer_does_not_count() -> N
 
 
 def is_entries_for(effect: fx.Effect, node: str) -> bool:
-    """Whether `effect` sends an AppendEntries to `node`."""
+    """True if `effect` sends an AppendEntries to `node`."""
     if isinstance(effect, fx.Replicate):
         return effect.to == node
     return isinstance(effect, fx.Send) and effect.to == node and isinstance(effect.message, ms.AppendEntries)

@@ -1,4 +1,4 @@
-"""Replicas whose leader replicates by streams: who joins and leaves, what counts and what does not (R-STREAM)."""
+"""Replicas whose leader replicates by streams: joining, leaving, and acknowledgements that count (R-STREAM)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_followers_in_sync_take_new_entries_from_the_stream() -> None:
 
 
 def test_each_follower_has_its_own_way() -> None:
-    """A follower whose node has no stream is sent AppendEntries beside one that has."""
+    """A follower on a node without a stream gets AppendEntries, while another one has a stream."""
     group = StreamedGroup()
     group.elect("n1")
     group.open("n2")
@@ -82,7 +82,8 @@ def test_a_follower_joins_only_after_it_acknowledged_the_barrier() -> None:
 
 @pytest.mark.parametrize("lacks", ["something not sent", "what it lacked when it left", "its connection"])
 def test_a_follower_that_lacks_something_joins_no_stream(lacks: str) -> None:
-    """It was sent everything below the new entries, acknowledged what it lacked when it left, and is connected."""
+    """The follower must have been sent everything below the new entries, have acknowledged what it lacked when it left,
+    and be connected."""
     group = StreamedGroup.joined(TWO)
     leader = group.leader._leader
     assert leader is not None
@@ -109,8 +110,8 @@ def test_a_follower_that_does_not_keep_up_leaves_the_stream() -> None:
 
 
 def test_cursors_have_a_message_to_travel_with_unless_entries_are_under_way() -> None:
-    """A follower gets an AppendEntries without entries beside the stream, and when it has everything, though it was
-    never sent one in this epoch; none while AppendEntries with entries are unacknowledged."""
+    """A follower gets an AppendEntries without entries beside the stream, also when it is caught up and was never sent
+    one in this epoch; none while AppendEntries with entries are unacknowledged."""
     group = StreamedGroup.joined(TWO)
     leader = group.leader._leader
     assert leader is not None
@@ -181,7 +182,7 @@ LEAVINGS = [
 def test_a_follower_that_leaves_is_sent_unacknowledged_runs_by_append_entries(
     leave: Callable[[StreamedGroup], None],
 ) -> None:
-    """However a follower leaves its stream: the run that was lost with it is sent again, and commits."""
+    """For each way of leaving, the run that was lost with the stream is sent again, and commits."""
     group = StreamedGroup.joined(TWO, min_isr=1)
     group.append(2)
     assert group.streamed == [("n2", 2, 4)]
@@ -228,8 +229,8 @@ def test_a_follower_that_left_acknowledges_what_becomes_durable_by_itself() -> N
 
 
 def test_a_follower_that_left_without_missing_anything_acknowledges_by_itself() -> None:
-    """The same when an AppendAck had already told the leader of entries that were not durable yet, so that nothing is
-    sent again."""
+    """This also holds if an AppendAck had already reported entries that were not durable yet, so that nothing is sent
+    again."""
     group = StreamedGroup.joined(TWO)
     began_ms = group.now_ms
     group.slow_disks.add("n2")
@@ -288,7 +289,7 @@ def join_of(group: StreamedGroup, node: str) -> int:
 
 
 def old_runs_after_another_request() -> None:
-    """A follower names a run that it accepted before its last FollowRequest as left, also when it is durable."""
+    """A follower reports a run that it accepted before its last FollowRequest as left, even when it is durable."""
     group = StreamedGroup.joined(TWO)
     group.slow_disks.add("n2")
     group.append()
@@ -302,7 +303,7 @@ def old_runs_after_another_request() -> None:
 
 
 def old_runs_in_another_epoch() -> None:
-    """A follower whose log was cut for another leader does not acknowledge a run that is not in it any more."""
+    """A follower whose log was truncated for another leader does not acknowledge a run that is not in it any more."""
     group, _ = cut_for_another_leader()
     word = group.acknowledgement("n2")
     assert word is not None
@@ -319,9 +320,8 @@ def old_commits_in_another_epoch() -> None:
 
 
 def cut_for_another_leader() -> tuple[StreamedGroup, int]:
-    """n2 accepted offset 2 of n1 by the stream and dropped it for the barrier of n3, which is not committed.
-
-    Returns the nonce under which n2 accepted."""
+    """n2 accepted offset 2 of n1 by the stream and dropped it for the barrier of n3, which is not committed. Returns
+    the nonce of the acceptance."""
     group = StreamedGroup.joined()
     group.append()
     group.receive("n2", group.sealed("n2"))
@@ -423,7 +423,7 @@ def test_a_run_accepted_in_an_older_epoch_is_the_last_of_its_epoch() -> None:
 
 
 def test_only_an_online_leader_counts() -> None:
-    """A replica that leads no more neither commits nor sends for the sake of a stream."""
+    """A replica that does not lead any more neither commits nor sends because of a stream."""
     group = StreamedGroup.joined()
     group.append()
     run = SentRun(PARTITION, join_of(group, "n2"), 3)
@@ -436,8 +436,8 @@ def test_only_an_online_leader_counts() -> None:
 
 
 def test_entries_that_are_known_to_be_committed_are_applied_as_soon_as_they_are_durable() -> None:
-    """A commit that the stream announces before the entries are durable applies them later, whichever way the core
-    learns that they are durable."""
+    """If the stream announces a commit before the entries are durable, they are applied later, however the core learns
+    that they are durable."""
     group = StreamedGroup.joined(TWO)
     group.slow_disks.add("n2")
     group.append(2)
@@ -451,8 +451,8 @@ def test_entries_that_are_known_to_be_committed_are_applied_as_soon_as_they_are_
 
 
 def test_a_leader_commits_what_becomes_durable_without_effects_only_while_its_record_is_settled() -> None:
-    """When its own disk is the last one, the short way commits as the event does. A leader that may have a reason to
-    write its record, resigns, or has followed since, takes the event."""
+    """If its own disk is the last member, the fast path commits like the event does. A leader that may have to write
+    its record, resigns, or has followed since, handles the event."""
     group = StreamedGroup.joined()
     group.slow_disks.add("n1")
     group.append()

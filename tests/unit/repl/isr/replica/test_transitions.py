@@ -33,7 +33,7 @@ from tests.support.replica_builders import (
 
 
 def test_nothing_is_done_in_an_epoch_before_it_is_durable() -> None:
-    """A nomination only asks for the epoch to be noted; the barrier follows EpochPersisted."""
+    """A nomination only requests that the epoch be stored; the barrier follows EpochPersisted."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     assert replica.step(ev.RecordSeen(nominated()), 0) == [fx.PersistEpoch(5, ME)]
@@ -72,7 +72,8 @@ def test_a_candidate_announces_itself_only_with_a_durable_barrier_and_then_repea
 
 
 def test_recovered_entries_commit_with_the_new_epochs_barrier_and_not_before() -> None:
-    """hw starts at applied; candidate or not, nothing above is applied before this process leads (R-INC)."""
+    """The high watermark starts at the applied offset; candidate or not, nothing above is applied before this process
+    leads (R-INC)."""
     replica = a_candidate()
     assert replica.high_watermark == 15
     replica.step(ev.Persisted(21), 0)
@@ -95,7 +96,7 @@ def test_clients_are_served_once_the_barrier_is_applied() -> None:
 
 
 def test_a_leader_that_becomes_ready_while_handing_over_notifies_listeners() -> None:
-    """I-TOLD: the hand-over may not come about, and who leads on then must have told the floors above."""
+    """I-TOLD: the hand-over may fail, and a leader that stays must have notified its listeners."""
     replica = a_leader()
     isr = frozenset({replica.member, Member("n2", 7)})
     replica.step(ev.RecordSeen(online(replicas=(NODE, "n2"), isr=isr, version=13)), 0)
@@ -108,7 +109,7 @@ def test_a_leader_that_becomes_ready_while_handing_over_notifies_listeners() -> 
 
 
 def test_leadership_of_an_earlier_session_is_never_resumed() -> None:
-    """A record that names this node in another session makes nobody leader (H11)."""
+    """A record that names this node in another session does not make it leader (H11)."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC + 1), 0)
     assert replica.step(ev.RecordSeen(online(epoch=4)), 0) == [fx.PersistEpoch(4, ME)]
@@ -118,7 +119,8 @@ def test_leadership_of_an_earlier_session_is_never_resumed() -> None:
 
 
 def test_a_leader_without_nomination_stays_idle() -> None:
-    """Online with this very session is not enough: the barrier of the epoch must have been appended here."""
+    """A record that is online with this very session is not enough: the barrier of the epoch must have been appended
+    here."""
     replica = a_replica(epoch_seen=5)
     replica.step(ev.SessionStarted(INC), 0)
     assert replica.step(ev.RecordSeen(online()), 0) == [fx.PersistEpoch(5, ME)]
@@ -133,7 +135,7 @@ def test_a_leader_without_nomination_stays_idle() -> None:
     ],
 )
 def test_a_nomination_of_another_log_or_of_a_used_epoch_is_refused(record: object, code: str) -> None:
-    """R-GEN: the nomination must mean this gen. An epoch that this log has been in is never used twice."""
+    """R-GEN: the nomination must have this log id. An epoch that this log has been in is never used twice."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(record), 0)  # type: ignore[arg-type]
@@ -144,7 +146,7 @@ def test_a_nomination_of_another_log_or_of_a_used_epoch_is_refused(record: objec
 
 
 def test_a_replica_without_space_for_a_barrier_accepts_no_nomination() -> None:
-    """H38: it sends nothing and says why; with space again it accepts the next nomination, as if nothing had been."""
+    """H38: it sends nothing, with a reason; once there is space again it accepts the next nomination normally."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     replica.set_disk_full(True)
@@ -167,8 +169,8 @@ def test_a_log_that_ends_below_the_applied_offset_does_not_stand_for_election() 
 
 
 def test_a_log_about_to_take_a_new_log_id_does_not_stand_for_election() -> None:
-    """H39: who was told REGRESSED holds less than it acknowledged, also before the metastore has another gen: the end
-    of its leader must not make it the next one."""
+    """H39: a replica that got REGRESSED holds less than it acknowledged, even before the metastore has its new log id:
+    it must not be elected when its leader fails."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     isr = frozenset({MEMBER, Member("n2", 1)})
@@ -189,7 +191,7 @@ def test_a_log_about_to_take_a_new_log_id_does_not_stand_for_election() -> None:
 
 
 def test_a_member_of_the_elr_may_stand_for_election() -> None:
-    """The guard is ISR and ELR."""
+    """The guard is ISR and ELR together."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(nominated(isr=frozenset({Member("n2", 1)}), elr=frozenset({Member(NODE, GEN)}))), 0)
@@ -198,7 +200,7 @@ def test_a_member_of_the_elr_may_stand_for_election() -> None:
 
 
 def test_a_withdrawn_nomination_ends_the_candidate() -> None:
-    """The controller's timer fired: Candidate goes Idle and takes the next nomination in a higher epoch."""
+    """The controller's timer fired: the candidate becomes idle and accepts the next nomination in a higher epoch."""
     replica = a_candidate()
     replica.step(ev.Persisted(21), 0)
     effects = replica.step(ev.RecordSeen(a_record(epoch=5, version=12)), 0)
@@ -218,7 +220,7 @@ def test_a_withdrawn_nomination_ends_the_candidate() -> None:
     ],
 )
 def test_a_leader_steps_down_when_the_record_no_longer_names_it(record: object) -> None:
-    """Whatever took its place, in-flight entries from hw on are UNKNOWN and appends are refused."""
+    """For any new record, the outcome of entries from the high watermark on is unknown, and appends are refused."""
     replica = a_serving_leader()
     replica.step(ev.Append(5, some_entries(5, 21, 3)), 0)
     effects = replica.step(ev.RecordSeen(record), 0)  # type: ignore[arg-type]
@@ -230,7 +232,7 @@ def test_a_leader_steps_down_when_the_record_no_longer_names_it(record: object) 
 
 
 def test_entries_committed_before_stepping_down_are_still_applied() -> None:
-    """Persisted and AppliedTo of an ended leadership are taken in; they decide nothing any more."""
+    """Persisted and AppliedTo of an ended leadership are processed, but decide nothing any more."""
     replica = a_serving_leader()
     replica.step(ev.Append(5, some_entries(5, 21, 2)), 0)
     assert replica.step(ev.Persisted(22), 0) == [fx.Apply(22)]
@@ -241,7 +243,7 @@ def test_entries_committed_before_stepping_down_are_still_applied() -> None:
 
 
 def test_an_expired_session_ends_leadership_and_its_view() -> None:
-    """The next session reads anew: even a lower version counts then, a lower epoch never."""
+    """The next session reads the record again: a lower version is accepted then, a lower epoch never."""
     replica = a_serving_leader()
     assert kinds(replica.step(ev.SessionExpired(), 0)) == ["SteppedDown", "RoleChanged"]
     assert replica.reason.startswith("no-session:")
@@ -256,7 +258,7 @@ def test_an_expired_session_ends_leadership_and_its_view() -> None:
 
 
 def test_another_session_without_notice_is_an_expired_one() -> None:
-    """SessionStarted with another inc ends what the first one held."""
+    """SessionStarted with another session id ends the first session."""
     replica = a_serving_leader()
     assert kinds(replica.step(ev.SessionStarted(INC + 1), 0)) == ["SteppedDown", "RoleChanged"]
     assert replica.role is ReplicaRole.IDLE
@@ -275,7 +277,7 @@ def test_old_records_change_nothing() -> None:
 
 
 def a_leader_that_suspects() -> tuple[Replica, int]:
-    """A leader to which an older record came, and the nonce of the synced read that it asks for."""
+    """A leader that received an older record, and the nonce of the synced read that it requests."""
     replica = a_serving_leader()
     (asked,) = replica.step(ev.RecordSeen(nominated()), 0)
     assert isinstance(asked, fx.ReadRecordSync)
@@ -283,7 +285,7 @@ def a_leader_that_suspects() -> tuple[Replica, int]:
 
 
 def test_a_late_record_is_no_rollback_when_the_synced_read_is_not_older() -> None:
-    """H32: the leader goes on; nor does an older answer count that was not asked for since."""
+    """H32: the leader continues; an older answer that was not requested since does not count, either."""
     replica, nonce = a_leader_that_suspects()
     assert replica.step(ev.RecordSynced(nonce + 1, nominated()), 5) == []
     assert replica.step(ev.RecordSynced(nonce, online()), 10) == []
@@ -291,8 +293,8 @@ def test_a_late_record_is_no_rollback_when_the_synced_read_is_not_older() -> Non
 
 
 def test_a_synced_read_of_an_older_record_is_a_rollback_also_within_an_epoch() -> None:
-    """H32: the metastore forgot changes of the ISR and no epoch: whoever left by them would be elected. The leader says
-    so in the record as it stands, and believes nothing of this lineage any more."""
+    """H32: the metastore lost changes of the ISR but no epoch: members that left by them could be elected. The leader
+    writes this into the current record, and ignores all records of this lineage from then on."""
     replica, nonce = a_leader_that_suspects()
     old = online(version=11, isr=frozenset({MEMBER, Member("n2", 9)}), replicas=(NODE, "n2"))
     effects = replica.step(ev.RecordSynced(nonce, old), 10)
@@ -309,7 +311,7 @@ def test_a_synced_read_of_an_older_record_is_a_rollback_also_within_an_epoch() -
 
 
 def a_follower_in_epoch_5() -> Replica:
-    """It follows n2 in epoch 5, has its barrier, and begins another session."""
+    """A follower of n2 in epoch 5 that has its barrier, and begins another session."""
     replica = a_replica()
     replica.step(ev.SessionStarted(INC), 0)
     both = frozenset({MEMBER, Member("n2", 9)})
@@ -327,7 +329,7 @@ def a_follower_in_epoch_5() -> Replica:
 
 
 def test_a_follower_nominated_in_a_followed_epoch_reports_a_metastore_rollback() -> None:
-    """H32: also where no earlier process was in that epoch. The same process may not stand in it."""
+    """H32: this holds even if no earlier process was in that epoch. The same process may not stand in it."""
     replica = a_follower_in_epoch_5()
     again = nominated(version=13, replicas=(NODE, "n2"), candidate=Incarnation(NODE, INC + 7))
     effects = replica.step(ev.RecordSeen(again), 7)
@@ -339,8 +341,9 @@ def test_a_follower_nominated_in_a_followed_epoch_reports_a_metastore_rollback()
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("leader", [Incarnation("n3", 60), Incarnation("n2", 61)])
 def test_no_replica_follows_a_second_leader_of_one_epoch(restarted: bool, leader: Incarnation) -> None:
-    """H32: a metastore that went back by one epoch elects somebody in the same number. Who was led in it says so, by
-    what this process knows or the one before it noted; another session of the same node is another leader."""
+    """H32: a metastore that lost one epoch elects a leader in the same epoch again. A follower of the first leader
+    reports it, from its own state or from that of its previous process; another session of the same node is another
+    leader."""
     replica = a_follower_in_epoch_5()
     if restarted:
         replica = a_replica(epoch_seen=5, epoch_owner=Incarnation("n2", 50))
@@ -354,7 +357,7 @@ def test_no_replica_follows_a_second_leader_of_one_epoch(restarted: bool, leader
 
 
 def test_the_leader_of_an_epoch_is_learned_if_an_older_version_did_not_store_it() -> None:
-    """A data directory of before names epochs alone: the first record that names the leader completes the note."""
+    """Older data directories have epochs alone: the first record that names the leader completes the entry."""
     replica = a_replica(epoch_seen=5)
     replica.step(ev.SessionStarted(INC), 0)
     led = online(replicas=(NODE, "n2"), leader=Incarnation("n2", 50))
@@ -363,7 +366,8 @@ def test_the_leader_of_an_epoch_is_learned_if_an_older_version_did_not_store_it(
 
 
 def test_a_record_below_the_durable_epoch_is_refused_as_a_rollback() -> None:
-    """H32: newer version, lower epoch: the metastore lost what it had confirmed; step down and say so."""
+    """H32: a newer version with a lower epoch means that the metastore lost a confirmed write; the replica steps down
+    and reports it."""
     replica = a_serving_leader()
     effects = replica.step(ev.RecordSeen(a_record(epoch=3, version=40)), 0)
     assert kinds(effects) == ["SteppedDown", "RoleChanged", "WriteRecord"]
@@ -381,7 +385,7 @@ def test_a_record_below_the_durable_epoch_is_refused_as_a_rollback() -> None:
 
 
 def test_a_disk_error_ends_everything_by_way_of_stepping_down() -> None:
-    """H20, H34: first SteppedDown, then Failed; nothing is believed or done afterwards."""
+    """H20, H34: the effects are SteppedDown, then Failed; no later event has an effect."""
     replica = a_serving_leader()
     replica.step(ev.Append(5, some_entries(5, 21, 2)), 0)
     replica.step(ev.Persisted(22), 0)
@@ -424,8 +428,8 @@ def test_every_idle_state_names_what_it_waits_for() -> None:
 
 
 def test_a_recorded_rollback_stays_refused_until_the_lineage_rises() -> None:
-    """H32: once the metastore has taken it that it went back, epochs that climb do not heal it, whoever wrote them;
-    only an operator's act, which raises the lineage, does."""
+    """H32: after the rollback is recorded, higher epochs do not clear it, whoever wrote them; only an operator's
+    command, which raises the lineage, does."""
     replica = a_replica(epoch_seen=9)
     replica.step(ev.SessionStarted(INC), 0)
     (write,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
@@ -437,7 +441,8 @@ def test_a_recorded_rollback_stays_refused_until_the_lineage_rises() -> None:
 
 
 def test_a_stale_read_is_no_rollback() -> None:
-    """H32: a server of the metastore that lags shows an old record; a write on it is refused, and all goes on."""
+    """H32: a lagging server of the metastore returns an old record; a write on it is refused, and the replica
+    continues."""
     replica = a_replica(epoch_seen=9)
     replica.step(ev.SessionStarted(INC), 0)
     (write,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
@@ -447,7 +452,7 @@ def test_a_stale_read_is_no_rollback() -> None:
 
 
 def test_a_write_of_unknown_outcome_is_repeated_at_the_next_pass() -> None:
-    """H32: as long as the record does not say that the metastore went back, others may be elected by it."""
+    """H32: until the record has the rollback, others may be elected by it."""
     replica = a_replica(epoch_seen=9)
     replica.step(ev.SessionStarted(INC), 0)
     (write,) = replica.step(ev.RecordSeen(a_record(epoch=5, version=30)), 0)
@@ -459,8 +464,9 @@ def test_a_write_of_unknown_outcome_is_repeated_at_the_next_pass() -> None:
 
 
 def test_a_nomination_in_a_used_epoch_is_a_rollback_for_good() -> None:
-    """H32: a nomination names a session, so it was made after that had begun; in an epoch that an earlier process was
-    in it means that the metastore went back, also where no older record was ever seen, as others nominated faster."""
+    """H32: a nomination names a session, so it was made after the session had begun; in an epoch that an earlier
+    process was in it means that the metastore went back, even if no older record was ever seen because others nominated
+    faster."""
     replica = a_replica(epoch_seen=5)
     replica.step(ev.SessionStarted(INC), 0)
     (write,) = replica.step(ev.RecordSeen(nominated(epoch=5)), 0)
@@ -473,8 +479,8 @@ def test_a_nomination_in_a_used_epoch_is_a_rollback_for_good() -> None:
 
 
 def test_a_leaving_candidate_is_no_proof_of_a_metastore_rollback() -> None:
-    """H32: it has been in the epoch of its nomination because it stood; told to resign, it stays out, and the partition
-    is not taken offline when the record of that very nomination changes once more."""
+    """H32: it has been in the epoch of its nomination because it stood. After it is told to resign, it takes no part,
+    and the partition does not go offline when the record of that nomination changes again."""
     replica = a_candidate()
     assert kinds(replica.step(ev.Resign(None), 0)) == ["RoleChanged"]
     assert replica.step(ev.RecordSeen(nominated(min_isr=1, version=80)), 0) == []
@@ -482,7 +488,8 @@ def test_a_leaving_candidate_is_no_proof_of_a_metastore_rollback() -> None:
 
 
 def test_a_replica_left_out_by_a_forced_election_stops_no_other() -> None:
-    """H32: forced or re-seeded without it, the partition may be in a lower epoch than it was in; it waits alone."""
+    """H32: if it was forced or re-seeded without it, the partition may be in a lower epoch than this replica was; the
+    replica waits alone."""
     replica = a_replica(epoch_seen=9)
     replica.step(ev.SessionStarted(INC), 0)
     without = online(epoch=5, leader=Incarnation("n2", 1), isr=frozenset({Member("n2", 1)}), lineage=1)
@@ -492,7 +499,7 @@ def test_a_replica_left_out_by_a_forced_election_stops_no_other() -> None:
 
 
 def test_a_replica_without_newer_state_accepts_a_recorded_rollback() -> None:
-    """H32: a replica that was never in the epochs which the metastore forgot leads no more, and says why."""
+    """H32: a replica that was never in the lost epochs stops leading, with the reason."""
     replica = a_serving_leader()
     gone = overtaken(a_record(epoch=5, version=60), 9, "n2")
     assert kinds(replica.step(ev.RecordSeen(gone), 0)) == ["SteppedDown", "RoleChanged"]
@@ -501,8 +508,8 @@ def test_a_replica_without_newer_state_accepts_a_recorded_rollback() -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_follow_request_that_precedes_the_own_election_is_answered_after_it(broken: bool) -> None:
-    """A follower may hear of a leadership sooner than the leader: what it asked then is answered once this leads, and
-    not only when it asks again; unless the connection broke meanwhile, and what is sent now would be lost."""
+    """A follower may learn of a leadership before the leader itself does: its request is answered once this replica
+    leads, not only when it is repeated; unless the connection broke meanwhile, so that the answer would be lost."""
     two = Member("n2", 9)
     isr = frozenset({MEMBER, two})
     replica = a_replica()

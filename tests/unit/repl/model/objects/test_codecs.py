@@ -1,4 +1,4 @@
-"""Codecs: what was encoded comes back equal, and hostile bytes give an error, never a crash."""
+"""Codecs: encoded values decode to equal ones, and hostile bytes raise an error, never crash."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_key_rows_come_back_equal() -> None:
 @given(data=st.binary(max_size=80))
 @settings(max_examples=share(150))
 def test_random_bytes_give_an_error(decode: Callable[[bytes], object], data: bytes) -> None:
-    """Random bytes raise nothing but CodecError, whose message says what they are not."""
+    """Random bytes raise nothing but CodecError, with a message that describes the fault."""
     try:
         decode(data)
     except CodecError as error:
@@ -201,8 +201,8 @@ _AS_THEY_ARE = _one()
     ids=["true", "float", "dot 0", "dot below 0", "clock", "long number", "signed number", "long length"],
 )
 def test_objects_in_another_form_than_ours_are_refused(data: bytes) -> None:
-    """Of an object that says the same in other bytes, or has a dot that nobody gives, no replica keeps the bytes: their
-    hash would never be that of the object which other clusters hold, or nobody could read it again."""
+    """No replica stores an object in non-canonical bytes or with an impossible dot: its hash would differ from that of
+    the same object in other clusters, or it could not be read again."""
     assert summarize_encoded(_AS_THEY_ARE).size_bytes == len(_AS_THEY_ARE)
     assert data != _AS_THEY_ARE
     with pytest.raises(CodecError):
@@ -219,8 +219,8 @@ _BARE = siblings.map(lambda s: Object(((*s.dot, 9),), (s._replace(metadata=(), l
 @given(st.one_of(_BARE, objects()), st.data())
 @settings(max_examples=share(300))
 def test_accepted_bytes_are_canonical(obj: Object, data: st.DataObject) -> None:
-    """Whatever stands in the place of some part of an object: it is refused, or its bytes are those that this program
-    would write for it."""
+    """With any part of an object replaced, the object is refused, or its bytes are those that this program would
+    encode."""
     version, clock, (first, *others) = msgpack.unpackb(encode_object(obj), use_list=False)
     parts = [version, clock, *first]
     parts[data.draw(st.integers(0, len(parts) - 1))] = data.draw(_STRANGE)

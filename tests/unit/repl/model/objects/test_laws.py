@@ -35,7 +35,7 @@ clocks = st.dictionaries(st.sampled_from(ACTORS), st.tuples(st.integers(1, 5), s
 
 
 class KeyReplicas:
-    """A few replicas of one key, each with its own actor, and an oracle that knows which writes saw which."""
+    """A few replicas of one key, each with its own actor, and an oracle that records which writes have seen which."""
 
     def __init__(self, rng: random.Random, actors: int = 3) -> None:
         self.rng = rng
@@ -72,7 +72,7 @@ class KeyReplicas:
                 self.history[at] = self.history[at] | self.history[other]
 
     def expected(self, at: int) -> set[Dot]:
-        """The dots that must be siblings: heard of, and seen by no write that was heard of."""
+        """The dots that must be siblings: known here, and not covered by any known write."""
         heard = self.history[at] & self.values.keys()
         replaced = {old for dot in heard for old in self.seen_by[dot]}
         return {dot for dot in heard if dot not in replaced}

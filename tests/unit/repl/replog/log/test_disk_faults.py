@@ -1,4 +1,4 @@
-"""Failing disks, full disks, foreign directories, and what group commit and async mode do to the number of syncs."""
+"""Failing disks, full disks, foreign directories, and the number of syncs with group commit and in async mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def failing(step: str, error: OSError, after: int = 0) -> Callable[[str], OSErro
 
 @pytest.mark.parametrize("step", ["dsync", "write", "allocate", "create", "fsync", "rename", "sync directory"])
 def test_the_first_failure_ends_the_log(step: str) -> None:
-    """One failed write or sync is reported once, nothing of it is called durable, and nothing is tried again."""
+    """One failed write or sync is reported once, nothing of it is reported as durable, and nothing is retried."""
     disk = MemoryDisk()
     log = open_log(disk)
     listener = Listener(log)
@@ -86,7 +86,7 @@ def test_a_failed_background_sync_ends_an_async_log(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_disk_that_fills_all_the_same_ends_the_log_with_advice() -> None:
-    """When a write meets a full disk in spite of the reserve, the failure says what to do."""
+    """If a write meets a full disk in spite of the reserve, the failure includes advice."""
     disk = MemoryDisk()
     log = open_log(disk)
     disk.fault = failing("write", OSError(errno.ENOSPC, "No space left on device"))
@@ -97,7 +97,8 @@ def test_a_disk_that_fills_all_the_same_ends_the_log_with_advice() -> None:
 
 
 def test_after_a_failed_sync_the_next_process_writes_the_bytes_again() -> None:
-    """What a failed sync left in the page cache alone is on disk before recovery counts it as part of the log."""
+    """Bytes that a failed sync left only in the page cache are on disk before recovery counts them as part of the
+    log."""
     disk = MemoryDisk()
     log = open_log(disk)
     listener = Listener(log)
@@ -120,7 +121,8 @@ def test_after_a_failed_sync_the_next_process_writes_the_bytes_again() -> None:
 
 
 def test_the_reserve_refuses_before_the_disk_is_full() -> None:
-    """Below the reserve nothing new has room, though the disk still has space; `append` refuses at half of it."""
+    """Below the reserve there is no room for new entries, though the disk still has space; `append` refuses at half of
+    it."""
     disk = MemoryDisk()
     disk.free = 5000
     log = open_log(disk, reserve_bytes=4000)
@@ -136,8 +138,8 @@ def test_the_reserve_refuses_before_the_disk_is_full() -> None:
 
 
 def test_barriers_may_use_the_whole_reserve() -> None:
-    """With less than half of the reserve left a change is refused and a barrier is not; that there is no space for
-    barriers either is known beforehand."""
+    """With less than half of the reserve left a change is refused and a barrier is not; a lack of space for barriers is
+    known beforehand."""
     disk = MemoryDisk()
     disk.free = BARRIERS_BYTES + 1000
     log = open_log(disk, reserve_bytes=4 * BARRIERS_BYTES)
@@ -155,7 +157,7 @@ def test_barriers_may_use_the_whole_reserve() -> None:
 
 
 def test_the_free_space_is_watched_while_the_log_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that others fill is noticed by writing alone, before it is full."""
+    """A disk that other programs fill is noticed by writing alone, before it is full."""
     monkeypatch.setattr(writer_module, "SPACE_CHECK_BYTES", 1000)
     disk = MemoryDisk()
     log = open_log(disk)
@@ -186,7 +188,7 @@ def test_an_entry_too_large_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_one_sync_serves_all_that_waits() -> None:
-    """What is queued while a sync runs is committed by the next one together, whatever the number of partitions."""
+    """All entries queued during a sync are committed by the next one together, for any number of partitions."""
     release = threading.Event()
     began = threading.Event()
 
@@ -213,7 +215,7 @@ def test_one_sync_serves_all_that_waits() -> None:
 
 
 def test_a_batch_is_bounded_but_a_large_entry_fits() -> None:
-    """Batches end at their byte limit; an entry over it makes a batch of its own."""
+    """Batches end at their byte limit; an entry over it is a batch of its own."""
     writes: list[int] = []
 
     class Counting(MemoryDisk):
@@ -235,7 +237,7 @@ def test_a_batch_is_bounded_but_a_large_entry_fits() -> None:
 
 
 def test_async_reports_after_the_write_and_syncs_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In async mode nothing waits for the disk, and yet all is on it soon after."""
+    """In async mode nothing waits for the disk, but everything is on disk soon after."""
     monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 0.05)
     disk = MemoryDisk()
     log = open_log(disk, durability="async", file_bytes=1 << 20, batch_bytes=1)
@@ -253,8 +255,8 @@ def test_async_reports_after_the_write_and_syncs_in_the_background(monkeypatch: 
 
 
 def test_entries_reported_by_an_async_log_are_on_disk_after_its_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is about to note that entries are not needed from the log any more can have them on disk first, from any
-    thread; a disk that refuses ends the log."""
+    """Before a component records that entries are not needed from the log any more, it can have them synced, from any
+    thread; a disk error ends the log."""
     monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 30.0)
     disk = MemoryDisk()
     log = open_log(disk, durability="async", file_bytes=1 << 20, batch_bytes=1)
@@ -282,7 +284,7 @@ def test_entries_reported_by_an_async_log_are_on_disk_after_its_sync(monkeypatch
 
 
 def test_an_async_log_that_loses_power_is_whole_up_to_somewhere_or_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a power loss takes from an async log, what is left is a gapless prefix of the truth."""
+    """After any power loss, an async log is a gapless prefix of the entries that were written."""
     monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 30.0)
     disk = MemoryDisk()
     log = open_log(disk, durability="async", file_bytes=1 << 20, batch_bytes=1)
@@ -303,7 +305,8 @@ def test_an_async_log_that_loses_power_is_whole_up_to_somewhere_or_damaged(monke
 
 
 def test_a_mark_follows_the_last_batch_of_a_busy_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Soon after the last batch a mark states where all stands, so that a flip in that batch is damage; then quiet."""
+    """Soon after the last batch a mark with the state is written, so that a flipped byte in that batch is detected as
+    damage; then nothing more is written."""
     monkeypatch.setattr(writer_module, "MARK_AFTER_S", 0.01)
     disk = MemoryDisk()
     log = open_log(disk, file_bytes=1 << 20)
@@ -337,7 +340,7 @@ def test_a_foreign_log_is_refused() -> None:
 
 
 def test_unfinished_files_are_removed_and_foreign_ones_kept() -> None:
-    """The remains of a file's making go at the next opening; what is not the log's stays."""
+    """Files that were not completed are deleted at the next opening; other programs' files stay."""
     disk = MemoryDisk()
     open_log(disk).close()
     for name in ("0000000000000002.log.new", "notes.txt", "0000000000000003.log.old"):
@@ -347,7 +350,7 @@ def test_unfinished_files_are_removed_and_foreign_ones_kept() -> None:
 
 
 def test_a_directory_that_cannot_be_used_is_one_clear_error(tmp_path: Path) -> None:
-    """A path that is no directory is a LocalFault that names it."""
+    """A path that is not a directory raises a LocalFault that names it."""
     (tmp_path / "log").write_text("a file")
     with pytest.raises(LocalFault, match="cannot be opened"):
         FileLog.open(
@@ -362,7 +365,7 @@ def test_a_directory_that_cannot_be_used_is_one_clear_error(tmp_path: Path) -> N
 
 
 def test_reading_rotten_bytes_raises_corruption() -> None:
-    """Bytes that rot while the log is open are never handed out."""
+    """Bytes that are corrupted while the log is open are never returned."""
     disk = MemoryDisk()
     log = open_log(disk, file_bytes=1 << 20)
     listener = Listener(log)
@@ -449,8 +452,8 @@ def test_an_async_log_syncs_a_file_before_it_leaves_it(monkeypatch: pytest.Monke
 def test_a_new_beginning_of_a_partition_is_on_disk_when_it_is_reported_also_in_async(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The store forgets the mark of a copy that took rows then: a log that comes back as it was before would be read
-    as if its entries were what those rows are made of."""
+    """The store then drops the mark of the state transfer: a log in its earlier state would be read as if its entries
+    had made those rows."""
     monkeypatch.setattr(writer_module, "ASYNC_SYNC_S", 30.0)
     disk = MemoryDisk()
     log = open_log(disk, durability="async", file_bytes=1 << 20, batch_bytes=1)

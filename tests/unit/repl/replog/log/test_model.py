@@ -29,7 +29,7 @@ class LogModel(RuleBasedStateMachine):
 
     @initialize(durability=st.sampled_from(["fsync", "async"]))
     def begin(self, durability: str) -> None:
-        """In async mode the process is killed, but the power stays: a power loss there costs the gen anyway."""
+        """In async mode the process is killed without a power loss, since a power loss costs the log id anyway."""
         self.durability = durability
         self.open()
 
@@ -43,7 +43,7 @@ class LogModel(RuleBasedStateMachine):
         self.heard = 0
 
     def lowest(self, known: dict[int, int]) -> dict[int, int]:
-        """What a store may have applied: no more than any later state still has."""
+        """The offsets that a store may have applied: at most those that any later state still has."""
         after = self.history.states[self.history.durable_at :]
         return {p: min(len(state.get(p, PartitionState()).wires) for state in after) for p in known}
 
@@ -139,4 +139,4 @@ LogModel.TestCase.settings = settings(
 
 
 class TestLogModel(LogModel.TestCase):
-    """Whatever happens, the log is afterwards in a state that it was in, not older than what it had reported."""
+    """After any operations, the log is in one of its earlier states, not older than the one it had reported."""

@@ -1,4 +1,4 @@
-"""One byte of the log is changed, each in turn, and what was durable is either there or called damaged."""
+"""One byte of the log is changed, each in turn: durable entries are either there or reported as damaged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def written(disk: MemoryDisk, history: History, *, close: bool) -> None:
 
 
 def assert_true_or_damaged(log: FileLog, history: History, what: str) -> bool:
-    """What is not called damaged is whole; what is holds a part of the truth. True when anything is damaged."""
+    """Checks that undamaged partitions are complete and damaged ones hold a part of what was written; true if any is
+    damaged."""
     for partition, state in history.now.items():
         found = log.recovered()[partition]
         leo = len(state.wires)
@@ -64,9 +65,10 @@ def all_flips(disk: MemoryDisk, files: dict[str, File] | None = None) -> Iterato
 
 
 def loaded_bytes(disk: MemoryDisk) -> set[tuple[str, int]]:
-    """Where a flip must be noticed: frames with entries, and the headers of files with such frames.
+    """The bytes whose change must be detected: frames with entries, and the headers of files with such frames.
 
-    (A lost truncation is told, and made good, by the next state.)"""
+    (A lost truncation is reported, and the next state repairs it.)
+    """
     loaded: set[tuple[str, int]] = set()
     for name in disk.files:
         for frame in whole_frames(disk, name):
@@ -77,7 +79,8 @@ def loaded_bytes(disk: MemoryDisk) -> set[tuple[str, int]]:
 
 
 def test_a_flipped_byte_of_a_closed_log_is_damage_and_never_silent() -> None:
-    """In a log that was closed all was durable: a flip in any entry damages somebody, and none deceives."""
+    """In a closed log all entries were durable: a flipped byte in any entry damages a partition, and is never
+    silent."""
     disk, history = MemoryDisk(), History()
     written(disk, history, close=True)
     loaded = loaded_bytes(disk)
@@ -90,7 +93,8 @@ def test_a_flipped_byte_of_a_closed_log_is_damage_and_never_silent() -> None:
 
 
 def test_a_flipped_byte_of_a_killed_log_is_found_where_the_store_had_applied() -> None:
-    """Without a closing mark a flip in the last batch looks like an unfinished write: the applied offsets tell."""
+    """Without a closing mark a flipped byte in the last batch looks like an unfinished write: the applied offsets
+    detect it."""
     disk, history = MemoryDisk(), History()
     written(disk, history, close=False)
     left = disk.survivor("kept", Random(0))
@@ -105,7 +109,7 @@ def test_a_flipped_byte_of_a_killed_log_is_found_where_the_store_had_applied() -
 
 
 def test_damage_stays_until_the_log_is_started_and_is_healed_then() -> None:
-    """Every opening finds the damage again, but none after `start` took note of it; new entries follow the good."""
+    """Every opening finds the damage again, until `start` has recorded it; new entries follow the valid ones."""
     disk, history = MemoryDisk(), History()
     written(disk, history, close=True)
     for name, position, flipped in Random(5).sample(list(all_flips(disk)), 100):
@@ -125,7 +129,7 @@ def test_damage_stays_until_the_log_is_started_and_is_healed_then() -> None:
 
 
 def open_and_close(disk: MemoryDisk) -> FileLog:
-    """Only look."""
+    """Opens and closes the log without other operations."""
     log = open_log(disk, known_durable={0: 0, 1: 0, 2: 0})
     log.close()
     return log
@@ -160,7 +164,7 @@ def test_damage_is_attributed_to_its_partitions(close: bool) -> None:
 
 @pytest.mark.parametrize("victim", range(4))
 def test_a_missing_file_is_damage(victim: int) -> None:
-    """A log file that is gone damages those whose entries were in it, unless it was trimmed or is the newest."""
+    """A missing log file damages the partitions with entries in it, unless it was trimmed or is the newest."""
     disk, history = MemoryDisk(), History()
     log = open_log(disk, file_bytes=200)
     listener = Listener(log)
@@ -184,7 +188,8 @@ def test_a_missing_file_is_damage(victim: int) -> None:
 
 
 def test_a_log_that_ends_below_what_was_applied_is_damaged() -> None:
-    """Entries that the store has applied were durable: a log without them lost them, whatever its bytes say."""
+    """Entries that the store has applied were durable: a log without them has lost them, even if its bytes are
+    valid."""
     disk = MemoryDisk()
     log = open_log(disk)
     listener = Listener(log)
@@ -251,7 +256,7 @@ def test_damage_is_healed_as_soon_as_the_log_was_started() -> None:
 
 @pytest.mark.parametrize("size", [0, 30, 56, 80])
 def test_a_newest_file_without_its_first_frame_is_damage(size: int) -> None:
-    """A file takes its name when its beginning is on disk: one without it has lost something, perhaps all."""
+    """A file gets its name when its first frame is on disk: one without it has lost entries, perhaps all."""
     disk = MemoryDisk()
     log = open_log(disk, file_bytes=200)
     listener = Listener(log)
@@ -289,7 +294,8 @@ def test_files_under_each_others_names_are_damage() -> None:
 
 @pytest.mark.parametrize("close", [True, False])
 def test_a_lost_truncation_never_leaves_the_entries_that_it_dropped(close: bool) -> None:
-    """When the batch that truncated and wrote anew is bad, what it dropped does not come back as if it were good."""
+    """If the batch with the truncation and the new entries is damaged, the dropped entries are not restored as valid
+    ones."""
     disk = MemoryDisk()
     log = open_log(disk, file_bytes=1 << 20, batch_bytes=1 << 20)
     listener = Listener(log)
@@ -325,7 +331,8 @@ def test_a_lost_truncation_never_leaves_the_entries_that_it_dropped(close: bool)
 
 
 def test_a_partition_that_only_the_bad_batch_knew_is_damaged_unless_a_state_clears_it() -> None:
-    """Of a partition that the log shows nothing of, a bad batch may have held all; a complete state says if it did."""
+    """A damaged batch may have held all entries of a partition that is otherwise missing in the log; a complete state
+    shows whether it did."""
     disk = MemoryDisk()
     log = open_log(disk, file_bytes=1 << 20)
     listener = Listener(log)

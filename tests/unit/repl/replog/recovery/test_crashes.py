@@ -1,4 +1,4 @@
-"""The log is stopped at every write, sync, rename and unlink, and recovered from whatever is left."""
+"""The log is stopped at every write, sync, rename and unlink, and recovered from the remaining bytes."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ THIRD = (append(0, 3, 1), append(3, 1, 1))
 
 
 def write_history(disk: MemoryDisk) -> HistoryWriter:
-    """The whole story, or as far as the disk goes."""
+    """The whole sequence of operations, or its part until the disk stops."""
     history_writer = HistoryWriter(disk, size_limit_bytes=2000, file_bytes=1000)
     history_writer.process(*FIRST) and history_writer.process(*SECOND) and history_writer.process(*THIRD)
     return history_writer
 
 
 def test_the_history_creates_truncates_trims_and_copies() -> None:
-    """The story that the other tests stop somewhere does make files, truncate, trim and copy."""
+    """The sequence that the other tests stop somewhere does create files, truncate, trim and copy."""
     disk = MemoryDisk()
     history_writer = write_history(disk)
     assert not disk.stopped
@@ -155,8 +155,8 @@ def test_the_history_creates_truncates_trims_and_copies() -> None:
 
 @pytest.mark.parametrize("how", ["killed", "killed in a write", "power lost", "power lost, parts on disk"])
 def test_a_crash_anywhere_keeps_durable_entries_and_invents_none(how: str) -> None:
-    """After a stop at any step, every reported entry is there, in its place, and nothing that was not appended;
-    what the next process then reports survives the power loss that follows."""
+    """After a stop at any step, every reported entry is at its offset, and there is no entry that was not appended;
+    entries that the next process reports survive the following power loss."""
     stop_at = 0
     while True:
         stop_at += 1
@@ -199,7 +199,7 @@ def check_continuation(history: History, disk: MemoryDisk) -> None:
 
 
 def test_a_power_loss_in_the_middle_of_much_copying_loses_nothing() -> None:
-    """While a trim copies several batches forward, a power loss that leaves any parts of them damages nobody."""
+    """A power loss while a trim copies several batches, which keeps any parts of them, damages no partition."""
     stop_at = 0
     copied = False
     while not copied:

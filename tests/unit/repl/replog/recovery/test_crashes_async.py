@@ -1,4 +1,4 @@
-"""With durability async, too, a log is stopped at every step: what was written may be lost, it is never mixed up."""
+"""An async log is stopped at every step: written entries may be lost, but are never mixed up."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def no_sync_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_history(disk: MemoryDisk) -> HistoryWriter:
-    """The whole story, or as far as the disk goes."""
+    """The whole sequence of operations, or its part until the disk stops."""
     history_writer = HistoryWriter(disk, size_limit_bytes=2000, file_bytes=1000, durability="async")
     history_writer.process(*FIRST) and history_writer.process(*SECOND) and history_writer.process(*THIRD)
     return history_writer
 
 
 def opened(disk: MemoryDisk, partitions: set[int]) -> FileLog:
-    """The log, of a store that has nothing on disk."""
+    """The log, for a store that has nothing on disk."""
     return open_log(disk, size_limit_bytes=2000, durability="async", known_durable=dict.fromkeys(partitions, 0))
 
 
 def prefixes(log: FileLog, history: History) -> dict[int, tuple[object, ...]]:
-    """What each partition was recovered as, all of it stretches of one state that it once was in, from at most its
-    floor on."""
+    """The recovered entries of each partition, checked to be a part of one of its earlier states that begins at or
+    below its floor."""
     found = {}
     for partition, it in log.recovered().items():
         wires = tuple(entry.wire for entry in log.read(partition, it.start, it.leo, 1 << 30))
@@ -47,7 +47,7 @@ def prefixes(log: FileLog, history: History) -> dict[int, tuple[object, ...]]:
 
 @pytest.mark.parametrize("how", ["killed", "killed in a write"])
 def test_a_killed_process_loses_nothing_that_was_reported(how: str) -> None:
-    """What is written stays in the page cache: as with fsync."""
+    """Written bytes stay in the page cache, as with fsync."""
     stop_at = 0
     while True:
         stop_at += 1
@@ -65,8 +65,8 @@ def test_a_killed_process_loses_nothing_that_was_reported(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["lost", "torn"])
 def test_after_a_power_loss_each_partition_is_as_it_once_was_and_goes_on(how: str) -> None:
-    """Whatever of the unsynced is on disk: a log opens, keeps the beginning of what each partition once held, calls
-    that whole from then on, and takes entries."""
+    """For any subset of the unsynced bytes on disk, the log opens, keeps the beginning of an earlier state of each
+    partition, treats it as complete from then on, and accepts entries."""
     stop_at = 0
     damaged = 0
     while True:

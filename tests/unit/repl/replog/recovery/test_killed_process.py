@@ -35,7 +35,8 @@ ONCE = ("ftruncate", "mkdir,mkdirat")
 
 
 def run_until(directory: Path, syscall: str, nth: int) -> tuple[list[dict[str, Any]], bool]:
-    """Run the writer, killed at its n-th `syscall` on the log; (what it said, whether it ended by itself)."""
+    """Runs the writer and kills it at its n-th `syscall` on the log; returns its output lines and whether it ended by
+    itself."""
     command = [sys.executable, str(ROOT / "tests/support/log_writer_process.py"), str(directory)]
     options = ["-f", "-qq", "-o", os.devnull, "-e", f"trace={syscall}"]
     if syscall in ("openat", "mkdir,mkdirat"):  # not those of Python's own start
@@ -54,7 +55,7 @@ def run_until(directory: Path, syscall: str, nth: int) -> tuple[list[dict[str, A
 
 
 def history_of(said: list[dict[str, Any]]) -> History:
-    """What the log went through, by what the writer said."""
+    """The log's history, from the writer's output."""
     history = History()
     for line in said:
         match line:
@@ -73,7 +74,8 @@ def history_of(said: list[dict[str, Any]]) -> History:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("syscall", SYSCALLS)
 def test_killed_at_any_system_call_it_keeps_what_was_durable(syscall: str, tmp_path: Path) -> None:
-    """Whichever call is the last, every reported entry is found again, and nothing that was not appended."""
+    """After a kill at any system call, every reported entry is found again, and there is no entry that was not
+    appended."""
     assert shutil.which("strace"), "this test needs strace: apt-get install strace"
     ended = False
     nth = 0

@@ -1,4 +1,4 @@
-"""Room ahead of a file's end: when it is made, what it may cost, and what a start makes of zeros in a file."""
+"""Preallocated space at a file's end: when it is allocated, its costs, and zeros in a file at a start."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SMALL_FRAME_BYTES = 400
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room of 1,000 bytes at once, for frames of up to 400."""
+    """Preallocates 1,000 bytes at a time, for frames of up to 400."""
     monkeypatch.setattr(tail_module, "PREALLOCATE_BYTES", PREALLOCATE_BYTES)
     monkeypatch.setattr(tail_module, "SMALL_FRAME_BYTES", SMALL_FRAME_BYTES)
 
@@ -63,7 +63,7 @@ def opened(disk: MemoryDisk, **options: object) -> tuple[FileLog, Listener]:
 
 
 class KilledLog(NamedTuple):
-    """A log that was killed, and what stood in it."""
+    """A killed log and its contents."""
 
     disk: MemoryDisk
     leos: dict[int, int]
@@ -72,7 +72,7 @@ class KilledLog(NamedTuple):
 
 
 def killed(counts: Sequence[tuple[int, int]], **options: object) -> KilledLog:
-    """A log into which so many entries of these partitions went, killed; all of it is on the platter."""
+    """A killed log with the given numbers of entries of these partitions, all of them on disk."""
     disk = MemoryDisk()
     log, listener = opened(disk, **options)
     for partition, count in counts:
@@ -105,8 +105,8 @@ def zeroed(disk: MemoryDisk, name: str, begin: int, end: int) -> MemoryDisk:
 
 
 def test_small_frames_are_written_into_preallocated_space() -> None:
-    """Room comes in steps, before a small frame needs it, and never beyond the file's own size; a file that was left
-    has none."""
+    """Space is allocated in steps, before a small frame needs it, and never beyond the file's own limit; a finished
+    file has none."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     while len(disk.files) == 1:
@@ -122,7 +122,7 @@ def test_small_frames_are_written_into_preallocated_space() -> None:
 
 
 def test_large_frames_are_not_preallocated() -> None:
-    """A frame above the limit of small ones lets the file grow; it uses the room that there is."""
+    """A frame above the limit of small ones extends the file; it uses existing preallocated space."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     append(log, listener, 0, size=500)
@@ -136,7 +136,7 @@ def test_large_frames_are_not_preallocated() -> None:
 
 
 def test_an_async_log_is_not_preallocated() -> None:
-    """Where no write waits for the disk, room would save nothing."""
+    """Without synchronous writes, preallocation would gain nothing."""
     disk = MemoryDisk()
     log, listener = opened(disk, durability="async")
     append(log, listener, 0, 3)
@@ -145,8 +145,8 @@ def test_an_async_log_is_not_preallocated() -> None:
 
 
 def test_preallocated_space_counts_as_used_and_is_released_on_close() -> None:
-    """The log's size is what it takes of the disk; entries may fill the room, so it counts as free for them; a closed
-    log has none, and that is on the platter."""
+    """The log's size is its disk usage; entries may fill preallocated space, so it counts as free for them; a closed
+    log has none, durably."""
     disk = MemoryDisk()
     disk.free = 10_000
     log, listener = opened(disk, reserve_bytes=0)
@@ -160,7 +160,7 @@ def test_preallocated_space_counts_as_used_and_is_released_on_close() -> None:
 
 
 def test_a_failed_release_of_preallocated_space_is_an_error() -> None:
-    """`close` says so; nothing durable is worse for it."""
+    """`close` raises the error; no durable entry is lost."""
     disk = MemoryDisk()
     log, listener = opened(disk)
     append(log, listener, 0)
@@ -174,7 +174,7 @@ def test_a_failed_release_of_preallocated_space_is_an_error() -> None:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EINVAL])
 @pytest.mark.parametrize("partly", [0, 150])
 def test_a_disk_that_refuses_preallocation_still_takes_what_fits(number: int, partly: int) -> None:
-    """A refused wish for room loses no write and is not repeated within the file; what was given of it is used."""
+    """A refused preallocation fails no write and is not repeated within the file; a partly allocated space is used."""
 
     class Refusing(MemoryDisk):
         def allocate(self, fd: int, position: int, length: int) -> None:
@@ -196,8 +196,8 @@ def test_a_disk_that_refuses_preallocation_still_takes_what_fits(number: int, pa
 
 
 def test_preallocated_space_of_real_files_reads_as_zeros_and_is_cut_off(tmp_path: Path) -> None:
-    """On a real file system a killed log's file is longer than what it holds, and a start cuts it; a closed one's is
-    not. (Where the file system has no such room the file ends with its last frame.)"""
+    """On a real file system a killed log's file is longer than its content, and a start truncates it; a closed one's is
+    not. (Without preallocation in the file system the file ends with its last frame.)"""
     options = {"file_bytes": 1 << 20, "size_limit_bytes": 1 << 24, "batch_bytes": 1 << 16, "reserve_bytes": 0}
     log = FileLog.open(tmp_path, cluster_uuid=CLUSTER, durability="fsync", **options)
     listener = Listener(log)
@@ -216,7 +216,7 @@ def test_preallocated_space_of_real_files_reads_as_zeros_and_is_cut_off(tmp_path
 
 
 def test_a_frame_is_reported_before_room_is_made() -> None:
-    """However long the disk takes for room, the frame before it is durable, and is reported."""
+    """However long the disk takes for the allocation, the previous frame is durable, and is reported."""
     answer = threading.Event()
 
     class Slow(MemoryDisk):
@@ -236,7 +236,7 @@ def test_a_frame_is_reported_before_room_is_made() -> None:
 
 
 def test_allocated_space_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room of a real file is zeros that are written behind its end, in pieces."""
+    """Preallocated space of a real file is filled with zeros, in pieces."""
     calls: list[tuple[int, int]] = []
     pwritev = os.pwritev
 
@@ -258,8 +258,8 @@ def test_allocated_space_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_unused_preallocated_space_is_the_end_of_a_killed_log() -> None:
-    """Zeros behind the last frame are nobody's loss, whether the store knows all of it or not; they are cut off, and
-    the cut is on the platter."""
+    """Zeros after the last frame are not damage, whether the store knows all entries or not; they are truncated,
+    durably."""
     disk, leos, end = killed([(0, 2), (1, 1)])
     assert len(disk.files[FIRST].cached) > end
     for known in ({}, leos):
@@ -274,7 +274,7 @@ def test_unused_preallocated_space_is_the_end_of_a_killed_log() -> None:
 @pytest.mark.parametrize("kept", [0, 1, 30, 47, 48, 60, 120])
 @pytest.mark.parametrize("torn_at", ["its end", "its beginning"])
 def test_a_torn_frame_in_preallocated_space_is_a_torn_end(kept: int, torn_at: str) -> None:
-    """Of the last frame, which nobody was told of, only a part reached the disk, among zeros: it is cut off."""
+    """Only a part of the last, unreported frame reached the disk, among zeros: it is truncated."""
     disk, _, end = killed([(0, 2), (1, 1)])
     frame = whole_frames(disk, FIRST)[-1]
     if torn_at == "its end":
@@ -286,8 +286,8 @@ def test_a_torn_frame_in_preallocated_space_is_a_torn_end(kept: int, torn_at: st
 
 
 def test_a_durable_frame_that_became_zeros_is_missed_where_its_entries_were_applied() -> None:
-    """When the store knows entries that are zeros now, room is no excuse, and nobody is trusted: the others may have
-    had something there, too."""
+    """If the store knows entries that are zeros now, all partitions are damaged: the others may have had entries there,
+    too."""
     disk, leos, end = killed([(0, 2), (1, 1)])
     frame = whole_frames(disk, FIRST)[-1]
     left = zeroed(disk, FIRST, frame.position, end)
@@ -299,8 +299,8 @@ def test_a_durable_frame_that_became_zeros_is_missed_where_its_entries_were_appl
 
 
 def test_a_bad_frame_before_preallocated_space_damages_only_its_own_partitions() -> None:
-    """Room behind a damaged log casts no doubt on partitions that the bad place left alone, though the store knows
-    that some of the entries are missing."""
+    """Partitions that the bad frame does not affect stay undamaged in spite of the preallocated space, although the
+    store knows that some of the entries are missing."""
     disk, leos, _ = killed([(0, 2), (1, 1), (2, 1)])
     bad = whole_frames(disk, FIRST)[2]
     left = disk.flipped(FIRST, bad.position + 60, 1)
@@ -312,7 +312,7 @@ def test_a_bad_frame_before_preallocated_space_damages_only_its_own_partitions()
 
 
 def test_zeros_between_frames_are_damage() -> None:
-    """A frame of zeros with a whole one behind it was durable: it is damage, and nothing is cut."""
+    """A frame of zeros before a whole one was durable: it is damage, and nothing is truncated."""
     disk, leos, end = killed([(0, 3), (1, 1)])
     frame = whole_frames(disk, FIRST)[3]
     left = zeroed(disk, FIRST, frame.position, frame.end)
@@ -338,7 +338,7 @@ def two_files() -> tuple[MemoryDisk, dict[int, int]]:
 
 
 def test_a_hole_at_the_end_of_an_old_file_is_found_by_the_next_one() -> None:
-    """Zeros at the end of a file that is not the last hide nothing: the next file says what had stood there."""
+    """Zeros at the end of a file that is not the last hide nothing: the next file records what had been there."""
     disk, leos = two_files()
     assert found_in(disk.clone()) == {p: (leo, False) for p, leo in leos.items()}
     frame = whole_frames(disk, FIRST)[-1]
@@ -353,7 +353,8 @@ def test_a_hole_at_the_end_of_an_old_file_is_found_by_the_next_one() -> None:
 
 
 def test_a_torn_frame_before_the_preallocated_space_of_an_old_file_is_damage() -> None:
-    """What was not cut off when its file was left was durable: zeros behind it make it no torn end."""
+    """Bytes that were not truncated when the next file was begun were durable: zeros after a torn frame do not make it
+    a torn end."""
     disk, leos = two_files()
     frame = whole_frames(disk, FIRST)[-1]
     left = zeroed(disk, FIRST, frame.position + 60, frame.end)
@@ -366,7 +367,7 @@ def test_a_torn_frame_before_the_preallocated_space_of_an_old_file_is_damage() -
 
 
 def test_preallocated_space_at_the_end_of_an_old_file_is_no_damage() -> None:
-    """A file that was followed by another before its room was given back has lost nothing."""
+    """A file that was followed by another before its space was released has lost nothing."""
     disk, leos = two_files()
     for data in (disk.files[FIRST].cached, disk.files[FIRST].synced):
         data.extend(bytes(5000))
@@ -378,7 +379,7 @@ def test_preallocated_space_at_the_end_of_an_old_file_is_no_damage() -> None:
 
 @pytest.mark.parametrize("name", [FIRST, SECOND])
 def test_a_file_with_nothing_but_its_header_and_zeros_is_damage(name: str) -> None:
-    """A file has its first frame when it takes its name: room does not excuse that it is missing."""
+    """A file has its first frame when it gets its name: preallocated space does not explain that it is missing."""
     disk, leos = two_files()
     left = zeroed(disk, name, FILE_HEADER_BYTES, len(disk.files[name].cached))
     assert any(is_damaged for _, is_damaged in found_in(left, leos).values())

@@ -1,4 +1,4 @@
-"""Writes that are their own sync: what they cover, where they are not known, and that the first failure is final."""
+"""Synchronous writes: what they cover, systems without them, and the finality of the first failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def a_tail(disk: MemoryDisk) -> LogTail:
 
 
 def test_a_synced_write_behind_unsynced_ones_syncs_them_all() -> None:
-    """A write can wait for its own bytes alone: with others before it the file is synced, and then `durable` moves."""
+    """A synchronous write covers only its own bytes: after unsynced ones the file is synced, and then `durable`
+    moves."""
     disk = MemoryDisk()
     tail = a_tail(disk)
     tail.write([b"one"], 1, synced=True)
@@ -44,7 +45,7 @@ def test_a_synced_write_behind_unsynced_ones_syncs_them_all() -> None:
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_a_failed_sync_of_preallocated_space_is_a_failure(number: int) -> None:
-    """A file system may refuse space; a sync that fails ends the tail, also for lack of space."""
+    """A file system may refuse space; a failed sync ends the tail, also if the error is a lack of space."""
     disk = MemoryDisk()
     tail = a_tail(disk)
     tail.write([b"one"], 1, synced=True)
@@ -59,7 +60,7 @@ def test_a_failed_sync_of_preallocated_space_is_a_failure(number: int) -> None:
 
 @pytest.mark.parametrize("step", ["allocate", "write", "dsync", "truncate"])
 def test_nothing_is_tried_again_after_a_failed_step(step: str) -> None:
-    """The first failure of a tail is its last call of the disk: all later ones fail without one."""
+    """The first failure is a tail's last disk operation: all later calls fail without one."""
     disk = MemoryDisk()
     tail = a_tail(disk)
     tail.write([b"one"], 1, synced=True)
@@ -84,7 +85,7 @@ def test_nothing_is_tried_again_after_a_failed_step(step: str) -> None:
 def test_a_system_that_cannot_sync_in_a_write_is_asked_once(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refused flag is no failure: the bytes are written and the file is synced, from then on in two calls."""
+    """A refused flag is not a failure: the bytes are written and the file is synced, in two calls from then on."""
     asked: list[int] = []
     synced: list[int] = []
     pwritev, fdatasync = os.pwritev, os.fdatasync
@@ -111,7 +112,7 @@ def test_a_system_that_cannot_sync_in_a_write_is_asked_once(
 
 
 def test_a_synced_write_that_was_short_is_finished_and_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a short write left out follows, and is on disk as well when the call returns; an error in it is one."""
+    """The rest of a short write follows, and is on disk when the call returns; an error in it is raised."""
     synced: list[int] = []
     pwritev = os.pwritev
 

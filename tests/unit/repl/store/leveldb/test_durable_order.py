@@ -1,4 +1,5 @@
-"""In which order a LevelDB store writes and syncs: what a power loss may leave between two steps (H36, R-FAR)."""
+"""The order in which a LevelDB store writes and syncs, and the states that a power loss may leave in between (H36,
+R-FAR)."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def store(tmp_path: Path) -> Any:
 
 
 def test_the_far_mark_is_on_disk_before_the_first_row(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark that a power loss takes would leave foreign rows under an applied row."""
+    """If a power loss took the mark, rows of a transfer would be left under an applied position."""
     recorded = RecordingRowWriter(store.transfers, monkeypatch)
     store.transfers.begin(PARTITION, empty=False)
     assert recorded.step_names() == ["WHOLE", "sync"]
@@ -100,8 +101,8 @@ def test_the_far_mark_is_on_disk_before_the_first_row(store: LevelStore, monkeyp
 def test_a_store_is_emptied_in_an_order_that_a_power_loss_cannot_break(
     store: LevelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mark that says so is on disk before the first row goes; all are gone, on disk, before the mark says that;
-    and that is on disk before the first new row comes."""
+    """The mark EMPTYING is on disk before the first row is deleted; all deletions are on disk before the mark WHOLE is;
+    and that is on disk before the first new row."""
     recorded = RecordingRowWriter(store.transfers, monkeypatch)
     store.transfers.begin(PARTITION, empty=True)
     told = recorded.step_names()
@@ -111,7 +112,7 @@ def test_a_store_is_emptied_in_an_order_that_a_power_loss_cannot_break(
 
 
 def test_a_replica_in_replay_begins_a_transfer_without_rows(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of it may be missing below its applied offset, and a round from there on would not bring them (H36)."""
+    """Rows may be missing below its applied offset, and a round that begins there would not send them (H36)."""
     monkeypatch.setattr(store._progress, "is_replaying", lambda _partition: True)
     mark = store.transfers.begin(PARTITION, empty=False)
     assert (mark.position, mark.whole) == (0, True)
@@ -119,7 +120,7 @@ def test_a_replica_in_replay_begins_a_transfer_without_rows(store: LevelStore, m
 
 
 def test_rows_and_their_position_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mark above rows that are not there would have them skipped for good."""
+    """With a mark above missing rows, they would be skipped for good."""
     giver, taker = opened(tmp_path / "a"), opened(tmp_path / "b")
     giver.write([Writer().step(60)])
     taker.transfers.begin(PARTITION, empty=True)
@@ -135,7 +136,7 @@ def test_rows_and_their_position_are_written_together(tmp_path: Path, monkeypatc
 
 
 def test_an_emptying_that_was_interrupted_goes_on_at_the_next_start(tmp_path: Path) -> None:
-    """Also after a mere restart of the process: some rows are left, and nobody counts them."""
+    """This also holds after a plain restart of the process: some rows are left, and none is visible."""
     store = opened(tmp_path / "store")
     store.write([Writer().step(60)])
     next(store.transfers._emptying(PARTITION))
@@ -171,7 +172,7 @@ def on(disk: LossyDisk, directory: Path) -> LevelStore:
 
 
 def test_a_checkpoint_makes_durable_what_it_noted_and_no_more(tmp_path: Path) -> None:
-    """What is written while it syncs may be lost: the log must not be trimmed above the positions noted before."""
+    """Entries written during the sync may be lost: the log must not be trimmed above the positions recorded before."""
     disk = FloorHookDisk()
     store = on(disk, tmp_path / "store")
     writer = Writer()
@@ -186,7 +187,7 @@ def test_a_checkpoint_makes_durable_what_it_noted_and_no_more(tmp_path: Path) ->
 
 
 def test_a_checkpoint_syncs_the_names_of_the_files_that_it_synced(tmp_path: Path) -> None:
-    """A log whose name is not on disk is not there after a power loss, whatever was synced of it (H37)."""
+    """A log file whose directory entry is not on disk is lost in a power loss, even if its content was synced (H37)."""
     disk = LossyDisk()
     store = on(disk, tmp_path / "store")
     store.write([Writer().step(10)])
@@ -199,7 +200,7 @@ def test_a_checkpoint_syncs_the_names_of_the_files_that_it_synced(tmp_path: Path
 
 
 def test_a_replay_is_finished_only_when_it_was_swept(store: LevelStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the boot id noted first, a power loss would leave changes that no key row points to, for good."""
+    """If the boot id were stored first, a power loss would leave changes that no key row points to, for good."""
     steps: list[str] = []
     note = store._write_floors
     monkeypatch.setattr(store.transfers, "sweep", lambda: steps.append("sweep"))
@@ -209,7 +210,7 @@ def test_a_replay_is_finished_only_when_it_was_swept(store: LevelStore, monkeypa
 
 
 def test_the_logs_are_on_disk_before_the_rows_and_the_rows_before_the_floors(tmp_path: Path) -> None:
-    """A floor above what the log holds after a power loss would leave rows of entries that no log has (H36)."""
+    """A floor above the end of the log after a power loss would leave rows of entries that no log has (H36)."""
     steps: list[str] = []
 
     class RecordingDisk(Disk):

@@ -1,4 +1,4 @@
-"""What a store refuses to open, and that it says in one sentence what to do."""
+"""Stores that are not opened, with an error of one sentence that includes the remedy."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_file_in_the_place_of_the_directory_is_a_local_fault(memory_directory:
 
 
 def test_a_store_in_use_by_this_process_is_a_local_fault(memory_directory: Path) -> None:
-    """A second open of the same directory says that it is in use."""
+    """A second open of the same directory fails with "in use"."""
     store = open_store(memory_directory / "store")
     with pytest.raises(LocalFault, match="in use") as error:
         open_store(memory_directory / "store")
@@ -96,7 +96,7 @@ def test_a_store_in_use_by_this_process_is_a_local_fault(memory_directory: Path)
 
 
 def test_a_store_in_use_by_another_process_is_a_local_fault(memory_directory: Path) -> None:
-    """So does one that another process holds; once that is gone, it opens."""
+    """A store that another process holds is refused, too; after that process ends, it opens."""
     filled(memory_directory / "store")
     hold = (
         "from isthmus.repl.store.leveldb import plyvel; import sys;"
@@ -122,7 +122,8 @@ def test_a_store_in_use_by_another_process_is_a_local_fault(memory_directory: Pa
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "delete"])
 @pytest.mark.parametrize("which", [0, 1])
 def test_one_damaged_slot_leaves_the_other(which: int, damage: str, memory_directory: Path) -> None:
-    """With either slot of the floors damaged the store opens: from the newer one, or one checkpoint further back."""
+    """With either slot of the floors damaged the store opens, with the floors of the newer one or of the checkpoint
+    before."""
     history = filled(memory_directory / "store", keys=5)
     slot = memory_directory / "store" / f"floors.{which}"
     other = SlotFile(memory_directory / "store", "floors")
@@ -158,7 +159,7 @@ def spoil_slots(directory: Path, data: bytes | None) -> None:
 
 @pytest.mark.parametrize("data", [None, b"", b"ISLT" + bytes(60)])
 def test_without_floors_the_store_is_called_damaged(data: bytes | None, memory_directory: Path) -> None:
-    """Both slots damaged or gone is Corruption, with what to do about it, since nobody knows from where to replay."""
+    """If both slots are damaged or missing, the replay position is unknown: Corruption, with the remedy."""
     filled(memory_directory / "store")
     spoil_slots(memory_directory / "store", data)
     with pytest.raises(Corruption, match=r"away \(it alone: the rest of node.data_dir stays\)") as error:
@@ -178,7 +179,7 @@ def test_without_floors_the_store_is_called_damaged(data: bytes | None, memory_d
     ],
 )
 def test_floors_of_a_wrong_shape_are_corruption(value: object, memory_directory: Path) -> None:
-    """A whole slot that says something else than floors is Corruption."""
+    """A valid slot with a value other than floors raises Corruption."""
     filled(memory_directory / "store")
     slots = SlotFile(memory_directory / "store", "floors")
     slots.read()
@@ -198,7 +199,7 @@ def test_floors_of_another_version_are_refused(memory_directory: Path) -> None:
 
 
 def test_a_floor_above_what_is_applied_is_corruption(memory_directory: Path) -> None:
-    """Rows that were on disk and are not there are Corruption, even if the database opens."""
+    """Rows that were on disk and are missing are Corruption, even if the database opens."""
     filled(memory_directory / "store")
     slots = SlotFile(memory_directory / "store", "floors")
     slots.read()
@@ -217,7 +218,7 @@ def test_a_lost_database_is_not_created_again(memory_directory: Path) -> None:
 
 
 def test_a_first_open_that_was_cut_short_is_begun_again(memory_directory: Path) -> None:
-    """A database without a format row and floors without positions are what a first start leaves half done."""
+    """An interrupted first start leaves a database without a format row, and floors without positions."""
     (memory_directory / "store").mkdir()
     SlotFile(memory_directory / "store", "floors").write([FLOORS_VERSION, "boot", False, []])
     plyvel.DB(str(memory_directory / "store" / "rows"), create_if_missing=True).close()
@@ -262,7 +263,7 @@ def _rows_of_segments(store: LevelStore, segments: list[int]) -> list[bytes]:
 
 
 def test_no_damaged_table_shortens_an_answer(memory_directory: Path) -> None:
-    """Wherever a byte of a table is flipped, each read gives what was written or raises Corruption."""
+    """With any byte of a table flipped, each read returns what was written or raises Corruption."""
     history = History()
     store = open_store(memory_directory / "store")
     for n in range(120):

@@ -1,8 +1,6 @@
-"""A power loss loses nothing that the log can bring back, and the store knows from where.
-
-The entries stay in the test, as they would in the log; after each loss they are written again from the
-floors, and every row must be as in a store that nothing ever happened to.
-"""
+"""A power loss loses nothing that the log cannot restore, and the store knows where to replay from. The entries stay in
+the test, as they would in the log; after each loss they are written again from the floors, and every row must equal
+that of a store without a loss."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ LOSSES = {
 
 
 class Cluster:
-    """Three partitions' logs, what was applied of them, and the twin that nothing happens to."""
+    """Three partitions' logs, the entries applied of them, and a memory store without faults for comparison."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -65,7 +63,7 @@ class Cluster:
         return steps
 
     def replay(self, store: LevelStore, per_step: int = 5, stop_after: int | None = None) -> None:
-        """Write again from the floors what the store says may be missing, then everything behind it."""
+        """Writes again, from the floors, the entries that the store may have lost, then all later ones."""
         written = 0
         for partition, history in self.histories.items():
             at = store.durable_floor(partition) if store.needs_replay() else store.applied(partition).offset
@@ -81,7 +79,7 @@ class Cluster:
             store.replay_finished()
 
     def check_below_floor(self, store: LevelStore) -> None:
-        """Keys whose latest change lies below the floor are whole, before any replay."""
+        """Checks that keys whose latest change lies below the floor are complete before any replay."""
         for partition, history in self.histories.items():
             floor = store.durable_floor(partition)
             assert floor <= store.applied(partition).offset
@@ -102,7 +100,7 @@ WITHIN_CHECKPOINT = (
 
 
 def recover(cluster: Cluster, directory: Path, boot_id: str) -> bool:
-    """Open what a power loss left, replay, compare every row; True when rows were in fact missing."""
+    """Opens the remains of a power loss, replays, and compares every row; True if rows were in fact missing."""
     store = open_store(directory, boot_id=boot_id)
     cluster.check_below_floor(store)
     needed = store.needs_replay()
@@ -123,7 +121,7 @@ def recover(cluster: Cluster, directory: Path, boot_id: str) -> bool:
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 def test_a_power_loss_around_every_memtable_switch_loses_nothing(loss: LogLoss, memory_directory: Path) -> None:
-    """Whatever is left of the two logs after a memtable switch, replay from the floors restores every row."""
+    """For any remains of the two logs after a memtable switch, a replay from the floors restores every row."""
     cluster, disk = Cluster(1), LossyDisk()
     store = open_store(memory_directory / "live", disk=disk)
     recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
@@ -145,7 +143,7 @@ def test_a_power_loss_around_every_memtable_switch_loses_nothing(loss: LogLoss, 
 
 
 def cluster_that_lost_power(memory_directory: Path, loss: LogLoss, seed: int = 6) -> tuple[Cluster, Path]:
-    """A store that ran to its first memtable switches and lost power; and the directory with what is left."""
+    """A store that ran to its first memtable switches and lost power, and the directory with its remains."""
     cluster, disk = Cluster(seed), LossyDisk()
     store = open_store(memory_directory / "live", disk=disk)
     recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
@@ -160,7 +158,7 @@ def cluster_that_lost_power(memory_directory: Path, loss: LogLoss, seed: int = 6
 def checkpoint_cut_short(
     memory_directory: Path, stop_after: int | None, seed: int, beside: bool
 ) -> tuple[Cluster, DatabaseRecorder, bool]:
-    """A store that ran, checkpointed, ran on over a switch and lost power within its second checkpoint."""
+    """A store that ran, checkpointed, continued over a switch and lost power within its second checkpoint."""
     cluster, disk = Cluster(seed), LossyDisk()
     store = open_store(memory_directory / "live", disk=disk)
     recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
@@ -199,7 +197,7 @@ def checkpoint_cut_short(
 def test_a_power_loss_within_a_checkpoint_loses_nothing(
     stop_after: int | None, beside: bool, memory_directory: Path
 ) -> None:
-    """Stopped before or after each of its operations, a checkpoint leaves floors that are true."""
+    """Stopped before or after each of its operations, a checkpoint leaves correct floors."""
     cluster, recorder, cut_short = checkpoint_cut_short(memory_directory, stop_after, 5, beside)
     assert cut_short or stop_after in (3, None)
     for name in WITHIN_CHECKPOINT:
@@ -208,7 +206,8 @@ def test_a_power_loss_within_a_checkpoint_loses_nothing(
 
 
 def test_a_power_loss_during_replay_is_replayed_again(memory_directory: Path) -> None:
-    """A second loss in the middle of a replay, with or without a checkpoint in it, is no worse than the first."""
+    """A second loss in the middle of a replay, with or without a checkpoint in it, does no more damage than the
+    first."""
     losses = 0
     for seed in range(2):
         for with_checkpoint in (False, True):
@@ -239,7 +238,7 @@ def test_a_power_loss_during_replay_is_replayed_again(memory_directory: Path) ->
 
 
 def test_without_a_power_loss_nothing_is_replayed(memory_directory: Path) -> None:
-    """After `kill -9`, the boot id being the same, the store goes on at its applied offsets."""
+    """After `kill -9` the boot id is the same, and the store continues at its applied offsets."""
     cluster, disk = Cluster(3), LossyDisk()
     store = open_store(memory_directory / "live", disk=disk)
     recorder = DatabaseRecorder(memory_directory / "live", memory_directory / "hoard", disk)
@@ -256,7 +255,7 @@ def test_without_a_power_loss_nothing_is_replayed(memory_directory: Path) -> Non
 
 
 def test_after_a_clean_stop_another_boot_replays_nothing(memory_directory: Path) -> None:
-    """A clean stop leaves floors at the applied offsets and a marker; the next run takes the marker away durably."""
+    """A clean stop leaves floors at the applied offsets and a marker; the next run removes the marker durably."""
     cluster = Cluster(4)
     store = open_store(memory_directory / "live")
     for _ in range(20):
@@ -298,7 +297,7 @@ def test_a_replay_that_was_killed_begins_again(with_checkpoint: bool, memory_dir
 
 
 def test_a_stop_during_a_replay_is_not_clean(memory_directory: Path) -> None:
-    """A store closed within a replay asks for the rest of it when it is opened again, in any boot."""
+    """A store closed during a replay needs the rest of it when it is opened again, in any boot."""
     cluster, left = cluster_that_lost_power(memory_directory, LogLoss(0.1, 1.0))
     for boot_id in ("second boot", "second boot", "third boot"):
         replaying = open_store(left, boot_id=boot_id)
@@ -309,7 +308,7 @@ def test_a_stop_during_a_replay_is_not_clean(memory_directory: Path) -> None:
 
 
 def test_a_replay_goes_on_from_the_floor_and_leaves_no_gap(memory_directory: Path) -> None:
-    """Entries that do not begin where the replay has come to are refused as a bug; so is calling it finished early."""
+    """Entries that do not begin at the replay's position are refused as a bug; so is finishing it early."""
     cluster, left = cluster_that_lost_power(memory_directory, LogLoss(0.1, 1.0))
     replaying = open_store(left, boot_id="second boot")
     partition = next(p for p in PARTITIONS if replaying.applied(p).offset > replaying.durable_floor(p) + 2)
@@ -322,7 +321,7 @@ def test_a_replay_goes_on_from_the_floor_and_leaves_no_gap(memory_directory: Pat
 
 
 def test_rows_are_sent_only_up_to_the_replayed_offset(memory_directory: Path) -> None:
-    """Above that some may be missing: a copy that took them would be called whole at an offset that it is not at."""
+    """Rows above may be missing: a receiver would be marked as complete at an offset that it does not have."""
     cluster, left = cluster_that_lost_power(memory_directory, LogLoss(0.1, 1.0))
     replaying = open_store(left, boot_id="second boot")
     partition = next(p for p in PARTITIONS if replaying.applied(p).offset > replaying.durable_floor(p) + 2)
@@ -345,8 +344,8 @@ def test_rows_are_sent_only_up_to_the_replayed_offset(memory_directory: Path) ->
 
 @pytest.mark.parametrize("reaped", [False, True])
 def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(memory_directory: Path, reaped: bool) -> None:
-    """The log ends below what was found, and holds an older entry of a key whose lost one left rows: the index then
-    names each key once, and rows can be given to others. A key of which only a lost entry is left stays."""
+    """The log ends below the offsets found, and has an older entry of a key whose lost one left rows: afterwards the
+    index has each key once, and rows can be sent to others. A key with only a lost entry stays."""
     history, held = History(), History()
     for each in (history, held):
         for key in (b"a", b"b", b"a", b"c"):
@@ -377,7 +376,8 @@ def test_changes_of_lost_entries_that_a_replay_makes_void_are_swept(memory_direc
 
 
 def test_a_damaged_key_row_does_not_end_the_sweep(memory_directory: Path) -> None:
-    """Nobody knows which change it points to, so that stays until the row is mended; the node does not end by it."""
+    """The change that it points to is unknown, so that change stays until the row is repaired; the node keeps
+    running."""
     history = History()
     for key in (b"a", b"b"):
         history.put(b"bucket", key, key)

@@ -1,4 +1,4 @@
-"""A write or a sync that fails is final for the store, and takes nothing back that was written before."""
+"""A failed write or sync is final for the store, and reverts nothing that was written before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def files_limited_to(size_bytes: int) -> Iterator[None]:
 
 
 def test_a_full_disk_fails_the_write_and_all_later_ones(memory_directory: Path) -> None:
-    """The write that fails and every later one raise LocalFault; reads go on; opened again, the store is whole."""
+    """The write that fails and every later one raise LocalFault; reads continue; after a reopening the store is
+    complete."""
     history = History()
     for n in range(60):
         history.put(b"b", b"%d" % n, bytes(2_000))
@@ -54,18 +55,18 @@ def test_a_full_disk_fails_the_write_and_all_later_ones(memory_directory: Path) 
 
 
 class FailingDisk(Disk):
-    """Refuses one kind of operation from some moment on."""
+    """A disk that refuses one kind of operation from some moment on."""
 
     refuses = ""
 
     def sync_file(self, path: Path) -> None:
-        """Fails when told to."""
+        """Fails if `refuses` is "sync"."""
         if self.refuses == "sync":
             raise OSError(5, "Input/output error")
         super().sync_file(path)
 
     def write_slot(self, slots: SlotFile, value: Any) -> None:
-        """Fails when told to."""
+        """Fails if `refuses` is "slot"."""
         if self.refuses == "slot":
             raise LocalFault("cannot write floors")
         super().write_slot(slots, value)
@@ -73,8 +74,8 @@ class FailingDisk(Disk):
 
 @pytest.mark.parametrize("refuses", ["sync", "slot"])
 def test_a_failed_checkpoint_is_never_tried_again(refuses: str, memory_directory: Path) -> None:
-    """After a failed sync the pages may be called clean though they are lost: the store refuses writes, keeps its old
-    floors, and leaves no clean marker, so that after a reboot it replays."""
+    """After a failed sync the pages may be marked clean although they are lost: the store refuses writes, keeps its old
+    floors, and leaves no clean marker, so that it replays after a reboot."""
     disk = FailingDisk()
     store = open_store(memory_directory / "store", disk=disk)
     history = History()
@@ -101,7 +102,7 @@ def test_a_failed_checkpoint_is_never_tried_again(refuses: str, memory_directory
 
 
 def test_a_close_whose_checkpoint_fails_raises_and_closes(memory_directory: Path) -> None:
-    """`close` raises when the last checkpoint fails, but gives the database back; the stop does not count as clean."""
+    """`close` raises when the last checkpoint fails, but releases the database; the stop does not count as clean."""
     disk = FailingDisk()
     store = open_store(memory_directory / "store", disk=disk)
     history = History()
@@ -119,7 +120,7 @@ def test_a_close_whose_checkpoint_fails_raises_and_closes(memory_directory: Path
 
 
 def test_prepared_batches_show_when_committed_in_order(memory_directory: Path) -> None:
-    """Batches prepared ahead of their commits go on from each other, and readers see each at its commit."""
+    """Batches prepared ahead of their commits continue each other, and readers see each one at its commit."""
     store = open_store(memory_directory / "store")
     history = History()
     for n in range(6):

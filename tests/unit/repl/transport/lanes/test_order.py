@@ -1,4 +1,4 @@
-"""Claims about what is written next: order, shares and rates, without a socket."""
+"""The order, shares and rates of written messages, without a socket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KB = 1024
 
 
 class FakeTransport:
-    """An outbox, and a reader of what it hands over."""
+    """An outbox, and a reader of its frames."""
 
     def __init__(self, share: int = 20, rate: int = 0) -> None:
         self.sent = Traffic()
@@ -68,7 +68,7 @@ lanes = st.sampled_from([Lane.LIVE, Lane.CALLS, Lane.CATCH_UP])
 @settings(max_examples=share(40))
 @given(st.lists(st.tuples(lanes, st.integers(0, 300 * KB)), max_size=15), st.integers(1, 90))
 def test_each_lane_keeps_its_order_and_loses_nothing(items: list[tuple[Lane, int]], share: int) -> None:
-    """Whatever is queued comes out once, in the order of its lane, in pieces that are not too long."""
+    """Every queued message is sent once, in the order of its lane, in pieces within the limit."""
     wire = FakeTransport(share)
     for number, (lane, size) in enumerate(items):
         wire.put(lane, number, size)
@@ -79,7 +79,7 @@ def test_each_lane_keeps_its_order_and_loses_nothing(items: list[tuple[Lane, int
 
 
 def test_small_messages_of_one_turn_make_one_frame() -> None:
-    """What is queued together and is small goes as one frame, up to the longest list that is taken."""
+    """Small messages queued together are sent as one frame, up to the longest list that is accepted."""
     wire = FakeTransport()
     for number in range(LIST_ITEMS_MAX + 1):
         wire.put(Lane.LIVE, number)
@@ -100,7 +100,7 @@ def test_a_live_message_goes_before_what_waits_to_catch_up() -> None:
 
 
 def test_a_batch_never_holds_more_than_one_piece_of_catch_up() -> None:
-    """What is handed over cannot be overtaken, so a batch ends behind a piece of catch-up and is never long."""
+    """Bytes given to the transport cannot be overtaken, so a batch ends after a piece of catch-up and is never long."""
     wire = FakeTransport(share=90)
     for number in range(50):
         wire.put(Lane.CATCH_UP, number, 100 * KB)
@@ -128,7 +128,7 @@ def test_catch_up_gets_its_least_share_of_a_busy_connection(share: int) -> None:
 
 
 def test_live_messages_and_calls_share_byte_for_byte() -> None:
-    """A large request does not keep live messages waiting, nor the other way round."""
+    """A large request does not delay live messages, nor vice versa."""
     wire = FakeTransport()
     wire.put(Lane.CALLS, 0, 5_000 * KB)
     wire.put(Lane.LIVE, 0, 5_000 * KB)
@@ -139,7 +139,7 @@ def test_live_messages_and_calls_share_byte_for_byte() -> None:
 
 
 def test_an_idle_catch_up_lane_saves_nothing_up() -> None:
-    """Catch-up that begins after long live traffic does not take the time that it did not use."""
+    """Catch-up that begins after long live traffic does not get the share that it did not use."""
     wire = FakeTransport(share=50)
     for number in range(100):
         wire.put(Lane.LIVE, number, 100 * KB)
@@ -152,7 +152,8 @@ def test_an_idle_catch_up_lane_saves_nothing_up() -> None:
 
 
 def test_the_rate_holds_over_all_connections_that_share_it() -> None:
-    """Two lanes under one cap of 1 MB a second send 1 MB a second together, and the cap says when to come again."""
+    """Two lanes under one cap of 1 MB a second send 1 MB a second together, and the cap returns the time until the next
+    batch."""
     one, other = FakeTransport(rate=1_000_000), FakeTransport()
     other.box = PriorityLanes(calls=FrameKind.ANSWERS, catch_up_share_percent=20, cap=one.cap, sent=one.sent)
     one.put(Lane.CATCH_UP, 0, 10_000_000)
@@ -168,7 +169,7 @@ def test_the_rate_holds_over_all_connections_that_share_it() -> None:
 
 
 def test_the_rate_limit_does_not_delay_live_messages() -> None:
-    """A spent cap stops catch-up alone."""
+    """An exhausted cap stops catch-up alone."""
     wire = FakeTransport(rate=100_000)
     wire.put(Lane.CATCH_UP, 0, 1_000 * KB)
     while wire.batch()[0]:

@@ -1,4 +1,4 @@
-"""Claims about lanes on a real socket: what is urgent arrives before what only waits."""
+"""Lanes on a real socket: urgent messages arrive before waiting ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ KERNEL_BYTES = 250_000
 
 
 async def stuck(cluster: LinkCluster, lane_live: bool) -> tuple[object, RawConnection, float]:
-    """A leader whose follower f reads nothing while 6 MB wait for it; how much of that was not handed over."""
+    """A leader whose follower f reads nothing while 6 MB wait for it, and the number of bytes not yet given to the
+    transport."""
     a = await cluster.node("a", dead_after_ms=60_000)
     follower = await cluster.follower(a, receive_buffer_bytes=4096)
     entries = entries_of(1, 200_000)
@@ -71,7 +72,7 @@ def test_a_live_message_overtakes_what_waits_to_catch_up(loop: str) -> None:
 
 
 def test_a_ping_is_answered_while_large_live_messages_wait(loop: str) -> None:
-    """An answer to a ping stands behind at most one batch of live pieces, not behind all that waits."""
+    """An answer to a ping waits for at most one batch of live pieces, not for all of them."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -110,7 +111,7 @@ def test_acknowledgements_pass_a_large_request(loop: str) -> None:
 
 
 def test_catch_up_ends_beside_busy_live_traffic(loop: str) -> None:
-    """While live messages never cease, what is to be caught up arrives."""
+    """Catch-up completes although live messages never cease."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
@@ -136,7 +137,7 @@ def test_catch_up_ends_beside_busy_live_traffic(loop: str) -> None:
 
 @pytest.mark.timing
 def test_catch_up_keeps_to_its_rate(loop: str) -> None:
-    """300 KB at 500 KB a second take no less than half a second, and live messages do not wait for them."""
+    """300 KB at 500 KB a second take at least half a second, and live messages do not wait for them."""
 
     async def scenario() -> None:
         async with run_cluster() as cluster:
