@@ -119,6 +119,19 @@ def test_the_release_steps_upload_every_file_that_is_built() -> None:
     assert matched == files
 
 
+def test_pages_install_the_wheels_that_are_built() -> None:
+    """Nothing is published: a first installation names the file of a wheel, in this version."""
+    names = script("release_check").release_files(PROJECT["version"])
+    wheels = {wheel for wheel, _ in names.values()}
+    shown = set()
+    for page in (REPOSITORY / "README.md", REPOSITORY / "client" / "README.md", *(REPOSITORY / "docs").glob("*.md")):
+        text = page.read_text()
+        assert not re.search(r"pip install[^\n`]* '?isthmus-client", text), page.name
+        assert "requirements.lock 'isthmus[" not in text, page.name
+        shown |= set(re.findall(r"\bisthmus\w*-\d[\w.]*-py3-none-any\.whl", text))
+    assert shown == wheels
+
+
 def test_the_changelog_has_this_version() -> None:
     """A heading for what is unreleased, and one for the version of pyproject.toml."""
     headings = re.findall(r"^## (.+)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
