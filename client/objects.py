@@ -5,10 +5,11 @@ The errors `Siblings` and `NotFound` are here, since they carry an object or a c
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -18,6 +19,9 @@ from isthmus.client.values import Codecs, decode_value
 Name: TypeAlias = str | bytes
 """A bucket or key. Text is UTF-8; a name that is other bytes is returned as text with surrogate escapes
 (`os.fsencode` turns it into the bytes), and may be passed back as such."""
+
+VALUE_CHARACTERS_MAX: Final = 200
+"""Longest value in the `repr` of a version."""
 
 SHOWN_CHARACTERS_MAX: Final = 100
 """Longest name in a message; a name may have thousands of bytes."""
@@ -80,6 +84,20 @@ class Sibling:
     indexes: tuple[tuple[str, str], ...] = ()
     links: tuple[Link, ...] = ()
     codecs: Codecs = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """Every field; the value in place of the bytes, cut to `VALUE_CHARACTERS_MAX`."""
+        rest = [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr]
+        return f"Sibling({', '.join([f'value={self._shown_value()}', *rest])})"
+
+    def _shown_value(self) -> str:
+        """The beginning of the value, or of the bytes where these are long, or not of their content type."""
+        value: object = self.body[: VALUE_CHARACTERS_MAX + 1]
+        if len(self.body) <= VALUE_CHARACTERS_MAX:
+            with contextlib.suppress(BadRequest):
+                value = self.value
+        text = repr(value)
+        return text if len(text) <= VALUE_CHARACTERS_MAX else text[:VALUE_CHARACTERS_MAX] + "..."
 
     @property
     def value(self) -> Any:
