@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the wheel and the source archive as a stranger would use them: `make release-check`.
+"""Checks wheels and source archives as a stranger would use them: `make release-check`.
 
-Builds both, and installs the wheel into a fresh environment for each extra. Commands run in an empty folder, without
-the checkout, a compiler or a Java on the path. Each step is printed; the first one that fails ends the check with code
-1. The last lines are the sizes of the environments.
+Builds both, of nodes and of the client, and installs the wheels into fresh environments, one for each extra. Commands
+run in an empty folder, without the checkout, a compiler or a Java on the path. Each step is printed; the first one that
+fails ends the check with code 1. The last lines are the sizes of the environments.
 """
 
 from __future__ import annotations
@@ -121,26 +121,50 @@ def step(
     return done.stdout
 
 
+def release_files(version: str) -> dict[str, tuple[str, str]]:
+    """Distribution -> names of its wheel and its source archive."""
+    return {
+        name: (f"{file}-{version}-py3-none-any.whl", f"{file}-{version}.tar.gz")
+        for name, file in (("isthmus", "isthmus"), ("isthmus-client", "isthmus_client"))
+    }
+
+
 def build(folder: Path) -> tuple[Path, Path]:
-    """The wheel and the source archive of the checkout, and the same wheel again from the archive."""
+    """The wheel and the source archive of the nodes."""
+    pages = ("README.md", "LICENSE", "CHANGELOG.md", "docs/http.md", "requirements.lock")
+    wheel, archive = build_distribution("isthmus", ROOT, folder, pages)
+    check_wheel(zipfile.ZipFile(wheel))
+    return wheel, archive
+
+
+def build_distribution(name: str, project: Path, folder: Path, pages: Sequence[str]) -> tuple[Path, Path]:
+    """The wheel and the source archive of a project, and the same wheel again from the archive, which has `pages`."""
     plain = dict(os.environ)
     hatchling = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
-    step("wheel and source archive", hatchling, ROOT, plain)
+    step(f"{name}: wheel and source archive", hatchling, project, plain)
     (wheel,), (archive,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    version = Parser().parsestr(metadata_of(wheel))["Version"]
+    if (wheel.name, archive.name) != release_files(version)[name]:
+        raise CheckFailed(f"the files have other names: {wheel.name}, {archive.name}")
     shutil.unpack_archive(archive, folder / "source")
     (source,) = (folder / "source").iterdir()
-    for page in ("README.md", "LICENSE", "CHANGELOG.md", "docs/http.md", "requirements.lock"):
+    for page in pages:
         if not (source / page).is_file():
-            raise CheckFailed(f"the source archive lacks {page}")
+            raise CheckFailed(f"the source archive of {name} lacks {page}")
     again = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "again")]
-    step("a wheel from the source archive", again, source, plain)
+    step(f"{name}: a wheel from the source archive", again, source, plain)
     (second,) = (folder / "again").glob("*.whl")
-    ours, theirs = zipfile.ZipFile(wheel), zipfile.ZipFile(second)
-    different = set(ours.namelist()) ^ set(theirs.namelist())
+    different = set(zipfile.ZipFile(wheel).namelist()) ^ set(zipfile.ZipFile(second).namelist())
     if different:
-        raise CheckFailed(f"the wheel of the source archive has other files: {sorted(different)[:10]}")
-    check_wheel(ours)
+        raise CheckFailed(f"the wheel of the source archive of {name} has other files: {sorted(different)[:10]}")
     return wheel, archive
+
+
+def metadata_of(wheel: Path) -> str:
+    """The text of a wheel's METADATA."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+    return archive.read(name).decode()
 
 
 def check_wheel(wheel: zipfile.ZipFile) -> None:
@@ -160,10 +184,8 @@ def check_wheel(wheel: zipfile.ZipFile) -> None:
 
 def oldest(wheel: Path, extra: str, python_version: str) -> list[str]:
     """The lower end of the range of each package that the base and an extra ask for, as pins."""
-    archive = zipfile.ZipFile(wheel)
-    (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
     pins = []
-    for text in Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist", []):
+    for text in Parser().parsestr(metadata_of(wheel)).get_all("Requires-Dist", []):
         wanted = Requirement(text)
         if wanted.marker is None or wanted.marker.evaluate({"extra": extra, "python_version": python_version}):
             (least,) = (each.version for each in wanted.specifier if each.operator == ">=")
@@ -192,12 +214,9 @@ with Client(sys.argv[1:]) as client:
 """
 
 
-def build_client(folder: Path) -> Path:
-    """The wheel of the Python client."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    step("wheel of the client", command, ROOT / "client", dict(os.environ))
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+def build_client(folder: Path) -> tuple[Path, Path]:
+    """The wheel and the source archive of the Python client."""
+    return build_distribution("isthmus-client", ROOT / "client", folder, ("README.md", "LICENSE"))
 
 
 def use_client(machine: Stranger, name: str, url: str, count: int) -> None:
@@ -209,7 +228,7 @@ def use_client(machine: Stranger, name: str, url: str, count: int) -> None:
 def check(folder: Path, python: str) -> dict[str, int]:
     """All steps; environment -> its megabytes. Raises CheckFailed."""
     wheel, archive = build(folder / "dist")
-    client = build_client(folder / "dist-client")
+    client, client_archive = build_client(folder / "dist-client")
     machine = Stranger(folder, python, wheel)
 
     machine.install("base")
@@ -246,7 +265,7 @@ def check(folder: Path, python: str) -> dict[str, int]:
         demo(machine, "oldest", folder / "old-clusters")
         machine.isthmus("oldest", "local", "down", "--dir", str(folder / "old-clusters"))
     (ROOT / "dist").mkdir(exist_ok=True)
-    for built in (wheel, archive, client):
+    for built in (wheel, archive, client, client_archive):
         shutil.copy(built, ROOT / "dist")
     return machine.sizes_mb
 
@@ -270,7 +289,7 @@ def main() -> int:
     sys.stdout.write("\nenvironment      MB (du -sm, with pip)\n")
     for name, size_mb in sizes_mb.items():
         sys.stdout.write(f"{name:<15} {size_mb:>4}\n")
-    sys.stdout.write("\ndist/ has the wheels of isthmus and of its client, and the source archive\n")
+    sys.stdout.write("\ndist/ has wheel and source archive of isthmus and of its client\n")
     return 0
 
 

@@ -5,6 +5,7 @@ docs/http.md has the forms of answers. An answer of any other form is a ServerFa
 
 from __future__ import annotations
 
+import json
 import re
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,12 @@ from isthmus.client.values import Codecs
 
 MESSAGE_CHARACTERS_MAX: Final = 2_000
 """Longest sentence of a refusal that is kept."""
+
+ADMIN_LISTENER: Final = (
+    "the path is unknown there: this seems to be a node's admin listener; give the URL of its client listener, "
+    "listen.http"
+)
+"""What is wrong where a path is refused in JSON, which client listeners use for refusals only when they are asked."""
 
 META: Final = "x-riak-meta-"
 INDEX: Final = "x-riak-index-"
@@ -85,8 +92,22 @@ def refusal(status: int, reason: str, sentence: str) -> ClientError:
 
 def _sentence(response: Response) -> str:
     text = response.body[: 4 * MESSAGE_CHARACTERS_MAX].decode("utf-8", "replace").strip()
+    if response.headers.get("content-type", "").startswith("application/json"):
+        if reason_of(response) == "unknown-path":
+            return ADMIN_LISTENER
+        text = _error_in_json(text)
     text = "".join(sign if sign.isprintable() else " " for sign in text)[:MESSAGE_CHARACTERS_MAX]
     return text or f"the answer is {response.status}"
+
+
+def _error_in_json(text: str) -> str:
+    """The sentence in a refusal in JSON; the text itself for another one."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    sentence = found.get("error") if isinstance(found, dict) else None
+    return sentence if isinstance(sentence, str) else text
 
 
 def not_found(key: Key, context: Context | None) -> NotFound:

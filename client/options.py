@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import ssl
@@ -77,7 +78,10 @@ class Settings:
     def __init__(self, urls: str | Sequence[str], options: Options) -> None:
         unknown = set(options) - set(Options.__annotations__)
         if unknown:
-            raise BadRequest(f"unknown option {sorted(unknown)[0]!r}", reason="bad-option")
+            name = sorted(unknown)[0]
+            similar = difflib.get_close_matches(name, Options.__annotations__, 1)
+            hint = f": did you mean {similar[0]!r}?" if similar else ""
+            raise BadRequest(f"unknown option {name!r}{hint}", reason="bad-option")
         self.seeds = _endpoints([urls] if isinstance(urls, str) else list(urls))
         self.bucket_type = options.get("bucket_type", DEFAULT_TYPE)
         name_bytes(self.bucket_type, "bucket_type")
@@ -107,14 +111,15 @@ def _endpoints(urls: Sequence[str]) -> list[Endpoint]:
     found = []
     for url in urls:
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
             (parts.hostname or "").encode("idna")
         except ValueError:
             parts, port = urlsplit(""), None
         rest = parts.path.rstrip("/") + parts.query + parts.fragment + (parts.username or "")
         if parts.scheme not in ("http", "https") or not parts.hostname or port is None or rest:
-            raise BadRequest(f"{url!r} is not of the form http://HOST:PORT or https://HOST:PORT", reason="bad-option")
+            forms = "HOST:PORT, http://HOST:PORT or https://HOST:PORT"
+            raise BadRequest(f"{url!r} is not of the form {forms}", reason="bad-option")
         found.append(Endpoint(parts.scheme, parts.hostname, port))
     if len({node.scheme for node in found}) > 1:
         raise BadRequest("urls has http:// and https://: all nodes need the same", reason="bad-option")

@@ -36,6 +36,9 @@ JOINED_BYTES_MAX: Final = 65_536
 _TLS_REFUSALS: Final = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "HANDSHAKE_FAILURE", "PROTOCOL_VERSION")
 """Parts of TLS alerts by which a node refuses us; with TLS 1.3 they arrive in place of an answer."""
 
+_PLAIN: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
+"""Errors of TLS for an answer without TLS."""
+
 _TLS_ENDS: Final = (
     ssl.SSLEOFError,
     ssl.SSLZeroReturnError,
@@ -344,7 +347,8 @@ def _no_answer(error: BaseException, certified: bool) -> NoAnswer:
     not_sent = isinstance(error, httpcore2.ConnectError | httpcore2.ConnectTimeout)
     tls = _tls_failure(error)
     if tls is not None and (not_sent or any(part in tls for part in _TLS_REFUSALS)):
-        return NoAnswer(f"TLS failed: {tls}", sent=False, tls=True)
+        why = "the other end does not speak TLS; write http://" if tls in _PLAIN else tls
+        return NoAnswer(f"TLS failed: {why}", sent=False, tls=True)
     if not_sent:
         return NoAnswer(f"it cannot be reached: {why}", sent=False)
     if isinstance(error, httpcore2.TimeoutException):

@@ -1,4 +1,8 @@
-"""The one time at which full-sync has something to do next; the only module that imports APScheduler."""
+"""The one time at which full-sync has something to do next; the only module that imports APScheduler.
+
+The requirements of the project name APScheduler for full-sync's schedule. The plan of a day is made by pure functions
+(`aae.scheduling.schedule`), so that a single date at a time is left for it.
+"""
 
 from __future__ import annotations
 

@@ -175,8 +175,6 @@ def _only_one(context: click.Context, _parameter: click.Parameter, value: Any) -
 
 
 ONE_NODE: Final = click.option("--node", metavar="NAME", help="Only this node; without it all nodes.")
-ALL_NODES_BEFORE: Final = click.option("--all", "everywhere", is_flag=True, hidden=True, expose_value=False)
-"""All nodes are the default; earlier versions needed the option for that."""
 
 
 def of_node(rows: Sequence[Mapping[str, Any]], node: str | None) -> list[Mapping[str, Any]]:

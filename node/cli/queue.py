@@ -29,15 +29,7 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
-from isthmus.node.cli.parameters import (
-    ALL_NODES_BEFORE,
-    ONE_NODE,
-    add_old_name,
-    of_node,
-    time_of,
-    type_and_bucket,
-    with_options,
-)
+from isthmus.node.cli.parameters import ONE_NODE, add_old_name, of_node, time_of, type_and_bucket, with_options
 from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
@@ -122,7 +114,6 @@ QUEUES: Final = TableSpec(
 
 @queue_group.command("list")
 @ONE_NODE
-@ALL_NODES_BEFORE
 @admin_query
 def list_queues(node: str | None, query: AdminCommand) -> None:
     """Every queue on every node, with its owner, what waits and what is in flight: a node counts the partitions that it

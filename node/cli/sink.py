@@ -30,7 +30,7 @@ from isthmus.node.cli.output import (
     objects_in,
     value_or_nothing,
 )
-from isthmus.node.cli.parameters import ALL_NODES_BEFORE, ONE_NODE, checking, of_node
+from isthmus.node.cli.parameters import ONE_NODE, checking, of_node
 from isthmus.node.http.answer_limits import RETRY_WAIT_S
 from isthmus.repl.model.errors import BadInput
 
@@ -181,7 +181,6 @@ SINKS: Final = TableSpec(
 
 @sink_group.command("list")
 @ONE_NODE
-@ALL_NODES_BEFORE
 @admin_query
 def list_sinks(node: str | None, query: AdminCommand) -> None:
     """Every queue and peer that each node fetches from, with outcomes and lag."""

@@ -38,7 +38,11 @@ RESOURCES: Final[Mapping[str, str]] = {
     "riak_kv_wm_raw": "/riak",
     "riak_kv_wm_stats": "/stats",
 }
-"""Riak's name of a resource -> the start of its path, as Riak's clients read it."""
+"""Riak's name of a resource -> the start of its path, as Riak's clients read it: they put names behind it."""
+
+LINKED: Final[Mapping[str, str]] = {name: path for name, path in RESOURCES.items() if path != "/types"}
+"""Those in the header `Link`. Clients that read the header build paths on `/buckets` and `/riak`; those that look for
+bucket types read the JSON. `/types` alone is no resource, so that no link leads there."""
 
 PATHS: Final[Mapping[str, str]] = {
     "riak_kv_wm_bucket_type": "/types/{type}/props",
@@ -83,7 +87,7 @@ class RiakInfoRoutes:
 
     async def _resources(self, request: Request) -> Reply:
         """The resources: JSON where Accept prefers it, else a page of links."""
-        links = ", ".join(f'<{path}>; rel="{name}"' for name, path in RESOURCES.items())
+        links = ", ".join(f'<{path}>; rel="{name}"' for name, path in LINKED.items())
         headers: Headers = [(b"link", links.encode()), (b"vary", b"Accept")]
         if prefers(request.header(b"accept"), b"application/json", b"text/html"):
             return Reply(200, [*headers, (b"content-type", JSON)], json.dumps(RESOURCES).encode())

@@ -85,7 +85,7 @@ def joined_reasons(reasons: Mapping[str, Sequence[str]]) -> str:
         for reason, nodes in sorted(reasons.items(), key=lambda one: min(one[1]))
         if reason
     ]
-    more = [f"{len(told) - REASONS_TOLD} more on other nodes: isthmus queue list --all"]
+    more = [f"{len(told) - REASONS_TOLD} more on other nodes: isthmus queue list"]
     return "; ".join(told if len(told) <= REASONS_TOLD else told[:REASONS_TOLD] + more)
 
 
@@ -199,7 +199,7 @@ def why_uncovered(name: str, ledgers: NodeAnswers, records: Mapping[int, Partiti
         if node not in having:
             return (
                 f"node {node}, which leads {quantity(len(led), 'partition')}, has no queue {name}: its changes "
-                f"are not accounted for (isthmus config check; isthmus queue list --all)"
+                f"are not accounted for (isthmus config check; isthmus queue list)"
             )
         known = having[node].get("partitions")
         missing = [] if known is None else sorted(set(led) - set(known))

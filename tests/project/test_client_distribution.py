@@ -149,6 +149,13 @@ def test_both_distributions_have_one_version() -> None:
     assert len({tomllib.loads(path.read_text())["project"]["version"] for path in projects}) == 1
 
 
+def test_the_client_has_the_license_as_a_file() -> None:
+    """The same text as the repository's; a link would lead nowhere in the unpacked source archive."""
+    own = REPOSITORY / "client" / "LICENSE"
+    assert not own.is_symlink()
+    assert own.read_bytes() == (REPOSITORY / "LICENSE").read_bytes()
+
+
 def test_the_client_is_locked_within_its_ranges() -> None:
     """Its dependencies, and theirs, are in requirements.lock."""
     lines = (REPOSITORY / "requirements.lock").read_text().splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 import yaml
 
 from isthmus.config.loader import load_file
+from isthmus.node.cli import main as cli
+from isthmus.node.cli.exit_codes import Exit
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NODES = sorted((DEPLOY / "container").glob("*.toml"))
@@ -38,6 +41,28 @@ def test_a_node_of_the_compose_file_names_services_alone(file: Path) -> None:
     names = re.findall(r"//([\w-]+):|(zk-[\w-]+):2181", file.read_text())
     assert len(names) >= 7
     assert {one or other for one, other in names} <= set(services())
+
+
+def test_production_page_writes_a_node_file_that_the_unit_runs(tmp_path: Path) -> None:
+    """Its `isthmus node init` makes a file without faults, under the name and with the data that the unit expects."""
+    page = (DEPLOY.parent / "docs" / "production.md").read_text().replace("\\\n", "")
+    (line,) = re.findall(r"^isthmus (node init .+)$", page, re.MULTILINE)
+    (checked,) = re.findall(r"^isthmus (config check .+)$", page, re.MULTILINE)
+    for command in (line, checked):
+        words = shlex.split(command.replace("/etc/isthmus", str(tmp_path)))
+        assert cli.main(words) == Exit.OK
+    settings = load_file(tmp_path / "east-1.toml")
+    assert (settings.node.name, settings.node.cluster) == ("east-1", "east")
+    assert settings.metastore.hosts == "zk1:2281,zk2:2281,zk3:2281"
+    unit = (DEPLOY / "systemd" / "isthmus@.service").read_text()
+    assert "StateDirectory=isthmus\n" in unit
+    assert Path(settings.node.data_dir).parent == Path("/var/lib/isthmus")
+
+
+def test_the_unit_points_to_no_file_that_nothing_installs() -> None:
+    """Pages are not part of an installation."""
+    unit = (DEPLOY / "systemd" / "isthmus@.service").read_text()
+    assert "\nDocumentation=" not in unit
 
 
 def test_zookeepers_keep_snapshots_and_log() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib.util
 import re
 import subprocess
@@ -106,6 +107,32 @@ def test_pythons_are_named_alike_everywhere(metadata: Message) -> None:
     assert f"python: [{', '.join(f'{chr(34)}{one}{chr(34)}' for one in named)}]" in workflow
     venv = (REPOSITORY / ".ci" / "venv").read_text()
     assert f"({', '.join(f'(3, {one[2:]})' for one in named)})" in venv
+
+
+def test_the_release_steps_upload_every_file_that_is_built() -> None:
+    """Wheel and source archive of both distributions, each named; the patterns match these and nothing else."""
+    page = (REPOSITORY / "docs" / "releases.md").read_text()
+    files = {file for names in script("release_check").release_files("VERSION").values() for file in names}
+    assert len(files) == 4
+    assert set(re.findall(r"`(isthmus\w*-VERSION[\w.-]+)`", page)) == files
+    (upload,) = re.findall(r"`python -m twine upload ([^`]+)`", page)
+    others = {"isthmus.zip", "isthmus-OLDER.tar.gz", "isthmus_client-OLDER.tar.gz"}
+    patterns = [pattern.removeprefix("dist/") for pattern in upload.split()]
+    matched = {file for file in files | others if any(fnmatch.fnmatchcase(file, pattern) for pattern in patterns)}
+    assert matched == files
+
+
+def test_pages_install_the_wheels_that_are_built() -> None:
+    """Nothing is published: a first installation names the file of a wheel, in this version."""
+    names = script("release_check").release_files(PROJECT["version"])
+    wheels = {wheel for wheel, _ in names.values()}
+    shown = set()
+    for page in (REPOSITORY / "README.md", REPOSITORY / "client" / "README.md", *(REPOSITORY / "docs").glob("*.md")):
+        text = page.read_text()
+        assert not re.search(r"pip install[^\n`]* '?isthmus-client", text), page.name
+        assert "requirements.lock 'isthmus[" not in text, page.name
+        shown |= set(re.findall(r"\bisthmus\w*-\d[\w.]*-py3-none-any\.whl", text))
+    assert shown == wheels
 
 
 def test_the_changelog_has_this_version() -> None:

@@ -122,6 +122,13 @@ def test_all_nodes_may_be_given_but_not_with_one_node(
     assert len(listener.posted) == 2
 
 
+@pytest.mark.parametrize("noun", ["queue", "sink"])
+def test_a_listing_is_of_all_nodes_without_an_option_for_it(capsys: pytest.CaptureFixture[str], noun: str) -> None:
+    """--all is no option of a listing."""
+    assert cli.main([noun, "list", "--all"]) == Exit.USAGE
+    assert "No such option '--all'" in capsys.readouterr().err
+
+
 def test_limits_of_a_queue_are_given_when_it_is_registered(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:

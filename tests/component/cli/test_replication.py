@@ -77,7 +77,7 @@ def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
     assert row("", "a", "b") == "node e2: a; node e3: b"
     many = {n: led(n, f"e{n}") for n in range(9)}
     (found,) = lag_rows({f"e{n}": node_lag(part(n), reason=f"r{n}") for n in range(9)}, many)
-    assert found["reason"].endswith("node e3: r3; 5 more on other nodes: isthmus queue list --all")
+    assert found["reason"].endswith("node e3: r3; 5 more on other nodes: isthmus queue list")
 
 
 def one_ledger(**changed: Any) -> dict[str, Any]:

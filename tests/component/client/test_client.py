@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -310,11 +310,21 @@ def test_a_bucket_type_that_does_not_exist(make_client: MakeClient, url: str, bu
 
 
 def test_the_admin_listener_is_named_as_a_mistake(make_client: MakeClient, node: ThreadedNode) -> None:
-    """Its answers are no results."""
+    """Its answers are no results; the error says which URL is needed, also for a call whose answer has no body."""
     client = make_client(f"http://127.0.0.1:{node.admin}")
-    with pytest.raises(BadRequest) as caught:
-        client.get("b", "k")
-    assert caught.value.reason == "unknown-path"
+    calls: list[Callable[[], object]] = [
+        lambda: client.get("b", "k"),
+        lambda: client.put("b", "k", 1),
+        lambda: client.exists("b", "k"),
+        lambda: list(client.list_keys("b")),
+    ]
+    for call in calls:
+        with pytest.raises(BadRequest, match="admin listener; give the URL of its client listener") as caught:
+            call()
+        assert caught.value.reason == "unknown-path"
+        assert "{" not in caught.value.message
+    with pytest.raises(BatchFailed, match="admin listener"):
+        client.get_many("b", ["k"])
 
 
 def test_a_node_that_is_not_there_is_replaced(make_client: MakeClient, url: str, bucket: str) -> None:

@@ -114,6 +114,22 @@ def test_a_sentence_of_the_server_is_shown_safely() -> None:
     assert "client listener" in answers.error_of(answer(404, b"<html>")).message
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": "a token is needed", "reason": "unauthorized"}', "a token is needed"),
+        (b'{"error": 1}', '{"error": 1}'),
+        (b"[1]", "[1]"),
+        (b"{", "{"),
+        (b"[" * 50_000, "[" * answers.MESSAGE_CHARACTERS_MAX),
+    ],
+)
+def test_a_refusal_in_json_is_shown_as_its_sentence(body: bytes, message: str) -> None:
+    """As an admin listener sends it; JSON of another form is shown as it is."""
+    response = answer(401, body, x_isthmus_reason="unauthorized", content_type="application/json")
+    assert answers.error_of(response).message == message
+
+
 def test_a_deleted_key_has_a_context() -> None:
     """A NotFound for a deleted key carries the deletion's context; one for a key that never existed has none."""
     deleted = answers.not_found(KEY, answers.clock_of(refusal(404, "not-found", x_riak_vclock="AAEC")))

@@ -22,7 +22,8 @@ TOKEN = "0123456789abcdef"
     ("urls", "given"),
     [
         ([], {}),
-        ("127.0.0.1:8098", {}),
+        ("127.0.0.1", {}),
+        ("127.0.0.1:port", {}),
         ("http://127.0.0.1", {}),
         ("http://127.0.0.1:99999", {}),
         ("http://a:1/path", {}),
@@ -65,6 +66,20 @@ def test_urls() -> None:
     found = Settings(["http://a:1/", "http://a:1", "http://[::1]:2"], {}).seeds
     assert list(found) == [Endpoint("http", "a", 1), Endpoint("http", "::1", 2)]
     assert str(found[1]) == "http://[::1]:2"
+    assert list(Settings(["127.0.0.1:8098", URL, "[::1]:2", "east-1:8098"], {}).seeds) == [
+        Endpoint("http", "127.0.0.1", 8098),
+        Endpoint("http", "::1", 2),
+        Endpoint("http", "east-1", 8098),
+    ]
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("timeout", "timeout_s"), ("conections", "connections")])
+def test_an_unknown_option_is_reported_with_a_similar_one(wrong: str, right: str) -> None:
+    """An option that is like none is reported without."""
+    with pytest.raises(BadRequest, match=f"unknown option '{wrong}': did you mean '{right}'"):
+        Settings(URL, {wrong: 1})  # type: ignore[misc]
+    with pytest.raises(BadRequest, match=r"unknown option 'qwxz'$"):
+        Settings(URL, {"qwxz": 1})  # type: ignore[typeddict-unknown-key]
 
 
 def test_a_token_in_plain_text_stays_with_the_given_nodes() -> None:

@@ -335,6 +335,20 @@ def test_the_resource_list_names_what_is_answered(client_api):
     assert '</stats>; rel="riak_kv_wm_stats"' in page.headers["link"]
 
 
+def test_riak_s_clients_find_the_prefixes_that_they_build_paths_on(client_api):
+    """Those that read the header and those that read the JSON; no link leads to a path that is never answered."""
+    page = client_api.call("GET", "/", headers={"accept": "application/json"})
+    resources = json.loads(page.body)
+    linked = {name: path for path, name in re.findall(r'<([^>]*)>; rel="([^"]*)"', page.headers["link"])}
+    assert resources["riak_kv_wm_bucket_type"] == "/types"
+    assert linked.items() < resources.items()
+    assert (linked["riak_kv_wm_buckets"], linked["riak_kv_wm_raw"]) == ("/buckets", "/riak")
+    for path in linked.values():
+        assert client_api.call("GET", path).status != 404, path
+        query = "?buckets=true" if path in ("/buckets", "/riak") else ""
+        assert client_api.call("GET", path + query).status == 200, path
+
+
 def test_statistics_have_a_version_that_clients_can_compare(client_api):
     """Plain dotted numbers, above the releases that brought what is answered here."""
     stats = json.loads(client_api.call("GET", "/stats").body)
