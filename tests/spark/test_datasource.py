@@ -117,8 +117,8 @@ def test_rows_read_match_the_cluster(spark: Any, live: LiveCluster, tmp_path: Pa
 def test_a_table_that_was_filtered_is_whole_in_later_actions(
     spark: Any, live: LiveCluster, pushdown: str, tmp_path: Path
 ) -> None:
-    """Whatever was done with a table before, and whether the session has Spark's filter push-down switched on: counts,
-    filters, unions and joins of a table with itself, caches and views have the rows of their own question."""
+    """Filters of earlier actions on a table do not affect later ones, with Spark's filter push-down on and off: counts,
+    filters, unions, self-joins, caches and views have the rows of their own query."""
     first, second = f"one-{pushdown}", f"two-{pushdown}"
     live.put(first.encode(), range(60))
     live.put(second.encode(), range(20))
@@ -223,7 +223,7 @@ def test_a_query_reports_how_far_it_is_behind(spark: Any, live: LiveCluster, tmp
 
 
 def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
-    """Of two actions on one table each has its own, and a table joined with itself is in it twice."""
+    """Two actions on one table have a manifest each, and a self-join lists the table twice."""
     keys = spark.read.format("isthmus").options(urls=live.urls, bucket="w", manifest=str(tmp_path)).load()
     keys.count()
     before = read_manifest(tmp_path)[0]
@@ -239,8 +239,8 @@ def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Pa
 
 def test_tables_in_the_catalog_keep_their_options(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
     """A table that CREATE TABLE makes with options is read and written by SQL and by DataFrames that give none; its
-    rows replace those of their keys if it says so. What could not be used is refused and leaves nothing; a table made
-    with columns, or by saveAsTable, takes its options where it is used; a temporary view keeps them."""
+    rows replace those of their keys if it says so. An unusable CREATE TABLE is refused and leaves no table; a table
+    made with columns, or by saveAsTable, takes its options where it is used; a temporary view keeps them."""
     before = {table.name for table in spark.catalog.listTables()}
     for statement, words in (
         ("CREATE TABLE refused USING isthmus", "option urls is missing"),
@@ -333,8 +333,8 @@ def to_its_end(live: LiveCluster, lake: Path) -> None:
 def test_a_stream_goes_on_from_its_checkpoint_after_its_driver_was_killed(
     spark: Any, live: LiveCluster, tmp_path: Path
 ) -> None:
-    """Killed with SIGKILL between two batches, a query that is started anew comes to its end with every key once; what
-    is written later comes with the next run, and nothing else again."""
+    """A query whose driver is killed with SIGKILL between two batches is restarted and finishes with every key once;
+    the next run reads only what was written since."""
     live.put(b"s", range(2_000))
     lake = tmp_path / "lake"
     commits = lake / "checkpoint" / "commits"

@@ -61,7 +61,7 @@ def put(url: str, keys: list[bytes], values: list[bytes | None]) -> int:
 
 
 class Writer(threading.Thread):
-    """Writes, overwrites and deletes keys until it is told to end."""
+    """Writes, overwrites and deletes keys until it is stopped."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -136,9 +136,9 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
 def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(
     clusters: dict[str, Any], commands: Commands, tmp_path: Path
 ) -> None:
-    """The driver is killed with SIGKILL amid the copy; meanwhile clients write and delete; the same run id does the
-    rest, hands over and finds both equal; and so does a full comparison once nobody writes. Called again it does
-    nothing, and another seed into what is not empty any more is refused before Spark is started."""
+    """The driver is killed with SIGKILL during the copy while clients write and delete. The same run id does the rest,
+    hands over and finds both clusters equal; so does a full comparison after the writes. A further call does nothing,
+    and another seed into a target that is no longer empty is refused before Spark starts."""
     east, west = (clusters[name]["nodes"][0] for name in ("east", "west"))
     directory = RunDirectory(str(tmp_path / "runs"), "fill", SEED)
     words = [
