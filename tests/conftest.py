@@ -1,4 +1,4 @@
-"""What holds for all tests: nothing is left running, nothing is left out silently.
+"""Rules for all tests: a test leaves nothing running, and no test is skipped silently.
 
 Markers are explained in pyproject.toml. Fixtures that several folders share are in tests/support; a folder's conftest
 imports those that it uses.
@@ -29,7 +29,7 @@ import pytest
 from tests.support.samples import share
 
 GRACE_S: Final = 5.0
-"""How long threads and children may take to end after a test that told them to; a guess for a loaded machine."""
+"""How long threads and children may take to end after a test that asked them to; a guess for a loaded machine."""
 
 os.environ["ISTHMUS_CONTEXTS"] = os.devnull + "/none"
 """Commands under test use no context of the person who runs the tests."""
@@ -40,7 +40,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     derandomize="CI" in os.environ,
     print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # how long a busy machine takes says nothing of the test
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a busy machine's delay is not a property of the test
 )
 hypothesis.settings.load_profile("isthmus")
 
@@ -111,9 +111,9 @@ def _described(one: threading.Thread | int) -> str:
 
 
 class SharedFixtures:
-    """A plugin that notes what fixtures of a module or session start, however late they are asked for.
+    """A plugin that records what module and session fixtures start, however late they are requested.
 
-    An object of its own: for fixtures of the session pytest asks no hook of a conftest in a folder below.
+    It is a separate object, since pytest calls no hook of a conftest in a subfolder for session fixtures.
     """
 
     @pytest.hookimpl(wrapper=True)
@@ -128,10 +128,10 @@ class SharedFixtures:
 
 
 class TimeoutsOfWorkers:
-    """A plugin for the workers of `-n`: what a test that takes too long is at is seen.
+    """A plugin for the workers of `-n`: shows where a test that takes too long is stuck.
 
-    pytest-timeout would write it to the worker's stdout, which is /dev/null, and end the process without a word. A test
-    has the longer, the more workers share a core.
+    pytest-timeout would write it to the worker's stdout, which is /dev/null, and end the process without a message. The
+    more workers share a core, the more time a test has.
     """
 
     def __init__(self, workers: int) -> None:

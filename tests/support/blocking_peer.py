@@ -1,5 +1,4 @@
-"""An `AsyncHttpPeer` behind blocking calls, on a loop like the nodes': what is claimed of one client is claimed of
-both."""
+"""An `AsyncHttpPeer` behind blocking calls, on a loop like the nodes': the same tests run on both clients."""
 
 from __future__ import annotations
 

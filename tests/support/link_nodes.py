@@ -21,7 +21,7 @@ from isthmus.repl.transport.port import Delivery
 UUID: Final = b"u" * 16
 PATIENCE_S: Final = 20.0
 DEAD_AFTER_MS: Final = 1000
-"""How long a silent connection lives; longer than a loop stands still on a machine that has other work."""
+"""How long a silent connection lives; longer than a loop may stall on a busy machine."""
 MB: Final = 1_000_000
 
 LOOPS: Final = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -62,12 +62,12 @@ def entries_of(count: int, size: int, start: int = 0, epoch: int = 1) -> tuple[E
 
 
 def forward(seq: int, entries: tuple[Entry, ...] = ()) -> AppendEntries:
-    """An AppendEntries in epoch 1, told apart by its `seq`."""
+    """An AppendEntries in epoch 1, identified by its `seq`."""
     return AppendEntries(1, seq, entries[0].offset if entries else 0, 0, 0, 0, 1, ("a", "b"), entries)
 
 
 def ack(seq: int) -> AppendAck:
-    """An AppendAck in epoch 1, told apart by its `seq`."""
+    """An AppendAck in epoch 1, identified by its `seq`."""
     return AppendAck(1, 7, seq, 0, 0, 0)
 
 
@@ -164,7 +164,7 @@ class LinkCluster:
         return a, b
 
     async def connect(self, a: Node, b: Node) -> None:
-        """Both dial each other; waits until both connections stand at both ends."""
+        """Both dial each other; waits until both connections are established at both ends."""
         a.links.set_nodes({b.name: b.address})
         b.links.set_nodes({a.name: a.address})
         await eventually(lambda: a.links.linked(b.name) and b.links.linked(a.name), "two connections")
@@ -251,7 +251,7 @@ def framed(kind: FrameKind, body: bytes, lane: Lane = Lane.URGENT, *, more: bool
 
 
 class Proxy:
-    """Passes bytes on to a port, until it is told to swallow them or to cut."""
+    """Forwards bytes to a port until a test has it swallow them or cut the connections."""
 
     def __init__(self, port: int) -> None:
         self.swallows = False

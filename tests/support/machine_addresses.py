@@ -17,7 +17,8 @@ from typing import Final
 _FOLDER: Final = Path(tempfile.gettempdir())
 _LOCK: Final = _FOLDER / f"isthmus-addresses-{os.getuid()}.lock"
 _QUEUE: Final = _FOLDER / f"isthmus-addresses-{os.getuid()}.queue"
-"""Held while one waits for the lock: who comes later waits behind, so that pages in turns cannot keep a network out."""
+"""Held while waiting for the lock: later comers queue behind it, so that tests of pages cannot starve a test of
+networks."""
 
 
 @contextmanager
@@ -29,7 +30,7 @@ def addresses_stay() -> Iterator[None]:
 
 @contextmanager
 def addresses_change() -> Iterator[None]:
-    """Nobody relies on this machine's addresses meanwhile. Within `addresses_stay` this waits for ever."""
+    """Hold this while the machine's addresses change. Within `addresses_stay` this waits for ever."""
     with _turn(fcntl.LOCK_EX):
         yield
 

@@ -1,4 +1,4 @@
-"""Where the store's tests put their files."""
+"""The directory for files of the store's tests."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class _Znode:
 
 
 class MemoryEnsemble:
-    """The tree. Writes raise Conflict where ZooKeeper would refuse them. Each write is told to everybody who
-    listens, before the call that made it returns."""
+    """The tree. Writes raise Conflict where ZooKeeper would refuse them. Listeners are notified of each write before
+    the call that made it returns."""
 
     def __init__(self) -> None:
         self.zxid = 0
@@ -49,7 +49,7 @@ class MemoryEnsemble:
         self._nodes: dict[str, _Znode] = {}
 
     def listen(self, listener: Callable[[Sequence[str]], None]) -> None:
-        """`listener(paths)` is told of each change."""
+        """Call `listener(paths)` after each change."""
         self._listeners.append(listener)
 
     def new_session(self) -> int:
@@ -134,7 +134,8 @@ class MemoryEnsemble:
         return copy
 
     def go_back(self, copy: MemoryEnsemble) -> None:
-        """Be what `copied` gave: everything since is lost, unheard, as when an ensemble is restored from a backup."""
+        """Return to the state that `copied` gave: all later changes are lost without a notification, as when an
+        ensemble is restored from a backup."""
         self.zxid = copy.zxid
         self._nodes = {path: replace(node) for path, node in copy._nodes.items()}
 
@@ -194,7 +195,7 @@ class MemoryMetastore(TreeMetastore):
 
     @property
     def trouble(self) -> str:
-        """See the port: a memory tree that went back is told by its records alone."""
+        """See the port: only its records show that a memory tree went back."""
         return ""
 
     async def stop(self) -> None:
@@ -210,7 +211,7 @@ class MemoryMetastore(TreeMetastore):
         self._notify(SessionState.SUSPENDED)
 
     def reconnect(self) -> None:
-        """Mend the connection; every path that was read and not hinted since is hinted now."""
+        """Restore the connection; every path that was read and not hinted since is hinted now."""
         if self._memory.connect():
             self._notify(SessionState.CONNECTED)
             self._memory.hint_all()
@@ -270,7 +271,7 @@ class MemoryTree:
         self.current = self.ensemble.new_session()
 
     def connect(self) -> bool:
-        """Connect, unless the ensemble knows less than this client has seen (H32)."""
+        """Connect, unless the ensemble's state is older than this client has seen (H32)."""
         self.connected = self.ensemble.zxid >= self._seen_zxid
         return self.connected
 

@@ -140,7 +140,7 @@ class MemorySnapshot:
         return self._objects.get(rows.split_tail(tail))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 class MemoryTransfers:
@@ -324,15 +324,15 @@ class MemoryStore:
         return self._progress.applied(partition)
 
     def reach(self, partition: int) -> int:
-        """What any reader has seen until now is of entries below this offset."""
+        """The offset below which all entries lie that a reader can have seen."""
         return self.applied(partition).offset
 
     def durable_floor(self, partition: int) -> int:
-        """What was applied at the last checkpoint."""
+        """The offset applied at the last checkpoint."""
         return self._progress.floor(partition)
 
     def needs_replay(self) -> bool:
-        """Never: what a restart loses here is everything."""
+        """Never: a restart loses everything here."""
         return False
 
     def replay_finished(self) -> None:
@@ -403,7 +403,7 @@ class MemoryStore:
         self._progress.wrote([self._progress.prepared(step.partition, first, end)])
 
     def checkpoint(self) -> None:
-        """Move the floors to what is applied."""
+        """Raise the floors to the applied offsets."""
         with self._lock:
             noted = self._progress.written()
             self.before_floors()

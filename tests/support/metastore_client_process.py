@@ -23,7 +23,7 @@ from isthmus.repl.model.record import Registration
 
 
 def report(**fields: object) -> None:
-    """One line to whoever watches."""
+    """Print one line for the watching test."""
     print(json.dumps(fields), flush=True)
 
 
@@ -36,7 +36,7 @@ def work(until_s: float) -> int:
 
 
 async def saturated(seconds: float) -> None:
-    """The loop and a thread have no idle moment for so long."""
+    """Keep the loop and a thread busy, without an idle moment, for this long."""
     loop, end = asyncio.get_running_loop(), time.monotonic() + seconds
     over = loop.create_future()
     thread = threading.Thread(target=work, args=(end,), daemon=True)

@@ -1,4 +1,4 @@
-"""Two real clusters for tests of `reconcile`: writes with clocks of the test's making, what findings say, nodes that
+"""Two real clusters for tests of `reconcile`: writes with clocks that the test chooses, the runs' findings, nodes that
 misbehave."""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ClusterPair:
 
 
 def made(text: str, *, a: int = 1, b: int = 0, dead: bool = False) -> Object:
-    """An object whose clock has seen `a` writes of one cluster and `b` of another."""
+    """An object whose clock includes `a` writes of one cluster and `b` of another."""
     found: Object | None = None
     for actor, count in ((A, a), (B, b)):
         for number in range(1, count + 1):
@@ -120,7 +120,7 @@ def up(directory: Path, topology: str = TOPOLOGY) -> Iterator[dict[str, Any]]:
 
 
 def findings_by_key(output: Path, run_id: str) -> dict[bytes, tuple[str, str, str]]:
-    """What the findings say of each key; every key has one row."""
+    """(verdict, difference, side) of each key in the findings; every key has one row."""
     rows = list(
         read_findings(RunDirectory(str(output), run_id).path / "findings", ("key", "verdict", "difference", "side"))
     )
@@ -130,7 +130,7 @@ def findings_by_key(output: Path, run_id: str) -> dict[bytes, tuple[str, str, st
 
 
 def i_spark_sum(directory: RunDirectory) -> None:
-    """I-SPARK-SUM: every key has one verdict, and what was kept, segment by segment and in all, adds up."""
+    """I-SPARK-SUM: every key has one verdict, and the counts of each segment add up to the total."""
     summary = directory.read("summary.json")
     assert summary is not None
     verdicts = summary["verdicts"]
@@ -148,8 +148,8 @@ def i_spark_sum(directory: RunDirectory) -> None:
 
 
 def i_spark_snap(directory: RunDirectory) -> None:
-    """I-SPARK-SNAP: each piece that was read says of which partition, epoch and offset it is, and none is older than
-    what was applied when the run began, nor newer than when it ended."""
+    """I-SPARK-SNAP: each piece of a manifest names its partition, epoch and offset; the offset is at least what was
+    applied when the run began, and at most what was applied when it ended."""
     summary = directory.read("summary.json")
     assert summary is not None
     chunks = pq.read_table(directory.path / "segments").to_pylist()
@@ -164,7 +164,7 @@ def i_spark_snap(directory: RunDirectory) -> None:
 
 @contextmanager
 def garbage_server() -> Iterator[str]:
-    """A server whose every answer is none."""
+    """A server that answers every request with garbage."""
     with served(lambda _path, _body: b"\x00garbage") as url:
         yield url
 
@@ -186,12 +186,12 @@ def silent_server() -> Iterator[str]:
 
 
 Rule = Callable[[str, bytes], bytes | None]
-"""What to answer to (path, body) in a node's place; None: what the node says."""
+"""The answer to (path, body) in a node's place; None: pass on the node's own answer."""
 
 
 @contextmanager
 def between(url: str, rule: Rule) -> Iterator[str]:
-    """A way to a node on which somebody sits; plans that come over it name it, not the node."""
+    """A proxy in front of a node that can change answers; plans made through it name the proxy, not the node."""
 
     def answer(path: str, body: bytes) -> bytes:
         told = rule(path, body)

@@ -66,7 +66,7 @@ def a_replica(**changes: Any) -> Replica:
 
 
 def a_candidate(**changes: Any) -> Replica:
-    """A replica that stands in epoch 5; its barrier is at 20 and not durable."""
+    """A replica that is a candidate in epoch 5; its barrier is at 20 and not durable."""
     replica = a_replica(**changes)
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(nominated()), 0)

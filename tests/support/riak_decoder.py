@@ -1,4 +1,4 @@
-"""Decode what Riak's fetch is answered, written from Riak's formats and apart from the encoder."""
+"""Decode answers to Riak's fetch; written from Riak's formats, independently of the encoder."""
 
 from __future__ import annotations
 

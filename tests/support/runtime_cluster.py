@@ -171,7 +171,7 @@ async def run_node(
     )
 
     class Observer:
-        """Passes on what the controller reads, as a node does."""
+        """Passes on the records that the controller reads, as a node does."""
 
         def on_records(self, records: Mapping[int, PartitionRecord]) -> None:
             runtime.records_seen(records)

@@ -1,4 +1,4 @@
-"""A whole node in a thread of this process, with a metastore in memory: what tests with real clients talk to."""
+"""A whole node in a thread of this process, with a metastore in memory: for tests with real clients."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Server:
         self.process.send_signal(number)
 
     def freeze(self) -> None:
-        """SIGSTOP; returns when every thread stands still. Until the one that takes the signal has its turn on a
+        """SIGSTOP; returns when every thread has stopped. Until the one that takes the signal has its turn on a
         processor, the others go on answering."""
         self.send(signal.SIGSTOP)
         assert self.process is not None
@@ -123,7 +123,7 @@ class Ensemble:
 
 
 def ask(port: int) -> bytes:
-    """What a server says of itself."""
+    """A server's answer to `srvr`."""
     with socket.create_connection((embedded_zookeeper.HOST, port), 5) as sock:
         sock.sendall(b"srvr")
         answer = b""
