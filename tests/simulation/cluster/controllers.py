@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 LOOK_MS = 500
-"""Pause between two looks of a controller that heard of nothing."""
+"""Pause between two reads of a controller that got no notification."""
 
 
 class Controller:
-    """Reads, lets the rules decide, writes conditionally; remembers only its watches and what it heard."""
+    """Reads, lets the rules decide, writes conditionally; keeps only its watches and the candidates' reports."""
 
     def __init__(self, simulation: ClusterSimulation, name: str) -> None:
         self.simulation = simulation
@@ -41,7 +41,7 @@ class Controller:
         self.simulation.metastore.read(self.name, self._decide)
 
     def heard(self, partition: int, promoted: fx.Promoted) -> None:
-        """A candidate says that it promoted itself."""
+        """A candidate reports that it promoted itself."""
         known = self._promoted.setdefault(partition, set())
         promotion = (promoted.epoch, promoted.node, promoted.session_id, promoted.log_id)
         if promotion not in known:

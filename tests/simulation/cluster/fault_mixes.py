@@ -47,7 +47,7 @@ def unattended() -> Plan:
 
 
 def last_resorts(**changes: Any) -> Callable[[], Plan]:
-    """A guard loses all its disks among kills and cuts, and an operator forces what is left."""
+    """All electable replicas lose their disks among kills and cuts, and an operator forces a remaining one."""
     mix: dict[str, Any] = {
         "gap_ms": 900, "write_gap_ms": 60, "trims": 0.0, "last_resort_ms": 2_500, "lost": 0.01, "repeated": 0.05,
         "overtaken": 0.2, "held": 0.02, "store_lost": 0.05, "store_held": 0.05,

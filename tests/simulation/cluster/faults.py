@@ -1,8 +1,8 @@
-"""What goes wrong, how often, and with which weight: every seed draws its own mix (swarm testing).
+"""Faults, their frequencies and weights: every seed draws its own mix (swarm testing).
 
-Some seeds know only crashes, some only a bad network, some everything; a fault that never meets another
-one would hide what their meeting breaks. Data is lost only within the promise: at any time fewer copies than min-ISR
-that are not replaced yet.
+Some seeds know only crashes, some only a bad network, some everything; a fault that always occurs alone would hide
+defects that need two faults. Data is lost only within the promise: at any time fewer lost and not yet replaced replicas
+than min-ISR.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AMBUSHES = (
     fx.Truncate,
     fx.RoleChanged,
 )
-"""Where a crash waits for a process: right after it was asked for one of these."""
+"""Effects during which a crash may occur: right after the core requested one of these."""
 
 
 class Faults:
@@ -58,7 +58,7 @@ class Faults:
             self._next()
 
     def end(self, nodes: frozenset[str] | None = None) -> None:
-        """Everything that is broken is mended (or all of `nodes` and the metastore); nothing new breaks."""
+        """End every fault (or those of all of `nodes` and the metastore); no new ones start."""
         self.over = True
         simulation = self.simulation
         if simulation.metastore.down:
@@ -153,11 +153,12 @@ class Faults:
                 del lost[name]
         acts = record.lineage or simulation.counts["guard_lost"]
         if acts and not any(simulation.electable(record, [m.node]) for m in guard(record) if m.node != node.name):
-            return False  # whom an operator forced stands alone until others join it
+            return False  # a forced leader is alone until others join it
         return len(lost.keys() | {node.name}) < min(self._least_min_isr[partition], record.effective_min_isr)
 
     def _may_copy(self, node: Node, partition: int) -> bool:
-        """True when the other copies can be copied from the start, or so many agree that nobody needs this one."""
+        """True when the other replicas can be copied from the start, or enough of them agree that this one is not
+        needed."""
         simulation = self.simulation
         others = [other for other in simulation.holders(partition) if other is not node]
         start = max((other.disk.logs[partition].start for other in others), default=0)
@@ -220,7 +221,7 @@ class Faults:
                 simulation.network.cut(other, node.name, for_ms)
 
     def _cut_metastore(self, node: Node) -> None:
-        """A node and the metastore, one way or both; the other nodes hear it well."""
+        """Cut a node from the metastore, in one direction or both; its links to other nodes work."""
         simulation, rng = self.simulation, self.simulation.rng
         for_ms, ways = self._for_ms(), rng.randint(1, 3)
         simulation.counts["cut_metastore"] += 1
@@ -292,7 +293,7 @@ class Faults:
     # -- operators ------------------------------------------------------------------------------
 
     def _hand_over(self, _node: Node) -> None:
-        """A leader is asked to give a partition to somebody, who need not even be in sync."""
+        """Request that a leader hands a partition over to a node, which need not even be in sync."""
         simulation, rng = self.simulation, self.simulation.rng
         record = rng.choice(list(simulation.metastore.records.values()))
         process = self._leader(record)
@@ -306,7 +307,7 @@ class Faults:
         return None if record.leader is None else self.simulation.nodes[record.leader.node].current
 
     def _min_isr(self, _node: Node) -> None:
-        """Somebody sets min-ISR, by a conditional write that leaves the rest as it is (H22)."""
+        """Set min-ISR by a conditional write that leaves the rest of the record unchanged (H22)."""
         simulation, rng = self.simulation, self.simulation.rng
         record = rng.choice(list(simulation.metastore.records.values()))
         least = 2 if simulation.plan.loses_data else 1

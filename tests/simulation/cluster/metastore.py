@@ -1,9 +1,9 @@
-"""The simulated metastore: records, registrations, sessions; and the way there and back, which is not to be trusted.
+"""The simulated metastore: records, registrations, sessions; and the unreliable network to and from it.
 
-A request may be lost, held for seconds and then arrive, arrive twice, or be done while its answer is lost; the asker
-learns "undecided" after its time-out and may repeat while the first copy is still on its way. Reads come late and
-in any order. While the metastore is down nothing is answered and no session ends. A session needs both ways
-to the metastore; a write needs only the way there to happen, and the way back to be known.
+A request may be lost, held for seconds and then arrive, arrive twice, or be carried out while its answer is lost; the
+caller gets "undecided" after its time-out and may repeat the request while the first one is still on its way. Reads
+arrive late and in any order. While the metastore is down it answers nothing and no session ends. A session needs both
+directions to the metastore; a write needs only the way there to take effect, and the way back to be known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ METASTORE = "metastore"
 """Its name among the ends of the network."""
 
 SESSION_MS = 2_500
-"""A session ends when nothing was heard for so long."""
+"""A session ends after this time without a heartbeat."""
 
 ANSWER_TIMEOUT_MS = 900
 """How long an asker waits before it calls a request undecided."""
@@ -36,7 +36,7 @@ Look = tuple[Mapping[int, PartitionRecord], Mapping[str, Registration], int]
 
 
 class SimMetastore:
-    """All truth about who leads; `down` is an outage."""
+    """The authoritative records; `down` is an outage."""
 
     def __init__(self, simulation: ClusterSimulation) -> None:
         self.simulation = simulation
@@ -89,8 +89,8 @@ class SimMetastore:
     # -- conditional writes ---------------------------------------------------------------------
 
     def write(self, asker: str, record: PartitionRecord, needs: Collection[Member], answer: Answer) -> None:
-        """A conditional write; `answer(kind, asked, found)` is called once: "confirmed" with what was written,
-        "refused" with what is there, "undecided" with what was asked."""
+        """A conditional write; `answer(kind, asked, found)` is called once: "confirmed" with the written record,
+        "refused" with the stored one, "undecided" with the requested one."""
         simulation = self.simulation
         if not simulation.network.open(asker, METASTORE) or self._lost():
             simulation.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
@@ -203,7 +203,7 @@ class SimMetastore:
             return
         if (not process.alive and owner is not None) or (process.session.session_id is not None and owner is process):
             self.simulation.counts["late_registration_refused"] += 1
-            return  # a session that is over cannot replace what stands there
+            return  # an expired session cannot replace the stored registration
         if owner is not None and owner is not process:
             self.simulation.counts["registration_replaced"] += 1
         self._last_inc += 1
@@ -218,7 +218,7 @@ class SimMetastore:
         self.simulation.after(self.simulation.rng.randint(1, 12), answer, session_id)
 
     def renew(self, process: Process, answer: Callable[[], None]) -> None:
-        """Register the same session again with what its directory holds now and whether it is leaving; may never be
+        """Register the same session again with its directory's present contents and whether it is leaving; may never be
         answered."""
         if self._request_arrives(process.node.name) and not self._lost():
             self.simulation.after(self._delay_ms(), self._arrive_renewal, process, answer)
@@ -235,8 +235,8 @@ class SimMetastore:
             self.simulation.after(self.simulation.rng.randint(1, 12), answer)
 
     def ping(self, name: str, session_id: int) -> bool | None:
-        """A heartbeat: True when the session and its registration stand, False when they are over, None when there
-        is no answer."""
+        """A heartbeat: True when the session and its registration exist, False when they have ended, None when there is
+        no answer."""
         if not self._request_arrives(name) or not self._reaches(name):
             return None
         known = self.registrations.get(name)
@@ -252,13 +252,13 @@ class SimMetastore:
             self._end(name)
 
     def outage_over(self) -> None:
-        """Up again; a new metastore leader starts all session timers anew."""
+        """Up again; a new metastore leader restarts all session timers."""
         self.down = False
         for session_id in self._heard_ms:
             self._heard_ms[session_id] = self.simulation.now_ms
 
     def go_back(self, records: dict[int, PartitionRecord]) -> None:
-        """It is what it was once, and all sessions are over; what was under way to it before does not arrive."""
+        """Restore an earlier state and end all sessions; requests under way to it do not arrive."""
         self.life += 1
         self._void_inc = self._last_inc
         self.records = dict(records)

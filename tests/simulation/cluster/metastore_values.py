@@ -102,7 +102,7 @@ class ProcessValues:
             raise Unavailable("cut off")
 
     def changed(self, path: str) -> None:
-        """Tell the process, in a while, whenever there is a way."""
+        """Notify the process after a delay, when it can be reached."""
         simulation = self._values.simulation
         late = not simulation.faults.over and simulation.rng.randrange(HINTS_LATE) == 0
         simulation.after(HINT_LATE_MS if late else simulation.rng.randint(1, HINT_MS), self._notify, path)

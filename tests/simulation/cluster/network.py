@@ -1,9 +1,9 @@
-"""The simulated network: messages between nodes, and the connections that the shells hear of.
+"""The simulated network: messages between nodes, and notifications of connections to the shells.
 
-A message may be lost, repeated, overtaken, or held and delivered many seconds later, to another process even. A cut
-goes one way; it may swallow what comes, or hold it until it is healed. Between two ends of which nothing
-is cut, and in calm weather, messages arrive in order after DELAY_MS. The ends are nodes, the metastore and the
-controllers. What shells hear of connections is a hint: it may be late, and in some simulations it is at times missing.
+A message may be lost, repeated, overtaken, or held and delivered many seconds later, to another process even. A cut is
+one-way; it may drop messages, or hold them until it is healed. Between two ends without a cut, and outside of
+disturbances, messages arrive in order after DELAY_MS. The ends are nodes, the metastore and the controllers.
+Notifications of connections are hints: they may be late, and in some simulations are missing at times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Network:
         self.calm = False
         """Nothing is lost, repeated, overtaken or held any more."""
         self.held_until_ms = 0
-        """When the last held message arrives."""
+        """Arrival time of the last held message."""
 
     # -- cuts -----------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Network:
     # -- messages -------------------------------------------------------------------------------
 
     def send(self, sender: Process, to: str, partition: int, message: Message) -> None:
-        """A message on its way; nobody hears what became of it."""
+        """Send a message; the sender does not learn its fate."""
         simulation, name = self.simulation, sender.node.name
         assert to != name, "a message to oneself"
         delay_ms = DELAY_MS + self._slow.get((name, to), 0)
@@ -130,7 +130,7 @@ class Network:
     # -- connections ----------------------------------------------------------------------------
 
     def links_changed(self) -> None:
-        """A node, a process or a way came or went: shells will hear of it after a while."""
+        """A node, a process or a route appeared or disappeared: notify the shells after a delay."""
         if self._links_checked:
             self._links_checked = False
             self.simulation.after(LINK_CHECK_MS, self._check_links)

@@ -42,7 +42,7 @@ class Node:
         self.ambush: type[fx.Effect] | None = None
         """A crash waits for the next effect of this kind."""
         self.gone = False
-        """Nobody starts it again."""
+        """No process is started on it again."""
         self._started = 0
 
     @property
@@ -79,7 +79,7 @@ class Node:
             delay_ms = 50
         self.simulation.after(delay_ms, self.start)
 
-    # -- what may happen to it ------------------------------------------------------------------
+    # -- faults of the node ----------------------------------------------------------------------
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -88,8 +88,8 @@ class Node:
             self.current.die("killed")
 
     def power_loss(self) -> None:
-        """The machine loses power and everything that was not synced. Where that may be acknowledged data, its copies
-        of the log are not believed any more."""
+        """The machine loses power and everything that was not synced. If that may include acknowledged data, its logs
+        get new ids."""
         simulation = self.simulation
         simulation.counts["power_loss"] += 1
         for process in list(self.processes):
@@ -102,7 +102,7 @@ class Node:
                 before = self.disk.log_ids[partition]
                 self.take_new_log_id(partition)
                 simulation.checkers.declared.renamed(self, partition, before)
-            log.sync()  # what is left is what the disk has
+            log.sync()  # the remaining state is the disk's
         simulation.checkers.disk_changed(self)
 
     def replace_disk(self) -> None:
@@ -125,7 +125,7 @@ class Node:
         simulation.counts["gen_lost"] += 1
 
     def pause(self, for_ms: int) -> None:
-        """SIGSTOP, and SIGCONT later; somebody may try to start the node meanwhile."""
+        """SIGSTOP, and SIGCONT later; the node may be started again meanwhile."""
         process = self.current
         if process is not None and not process.paused:
             process.paused = True
@@ -155,7 +155,7 @@ class Node:
             self.simulation.after(sleep_ms, self._wake, process)
 
     def stop(self, patience: int = 10) -> None:
-        """Ask the process to leave in order, if need be a little later, when it has something to give up."""
+        """Request a graceful stop; a little later, when the process leads something."""
         process = self.current
         if process is None or process.stopping or process.paused or self.simulation.faults.over:
             return

@@ -1,4 +1,4 @@
-"""A simulation's mix of faults and its shape: how many nodes, how many copies, what goes wrong and how often."""
+"""The mix of faults and the shape of a simulation: number of nodes and replicas, faults and their frequencies."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class Plan:
     repeated: float = 0.0
     overtaken: float = 0.0
     held: float = 0.0
-    """Of messages between nodes."""
+    """Share of messages between nodes."""
     store_lost: float = 0.0
     store_held: float = 0.0
-    """Of what goes to the metastore and back."""
+    """Share of requests to the metastore and of its answers."""
     link_silence: float = 0.0
-    """How often nobody says that a connection came or went."""
+    """How often no notification is sent that a connection came or went."""
     trims: float = 0.4
     harsh_trims: bool = False
     """Logs are trimmed even where a copy out of sync still needs them; it then takes rows instead."""
@@ -85,7 +85,8 @@ class Plan:
     reads: float = 0.3
     message_entries: int = 64
     last_resort_ms: int = 0
-    """When a guard begins to lose all its copies, so that an operator must force another one; 0: never."""
+    """Time at which the electable replicas begin to lose their disks, so that an operator must force another one; 0:
+    never."""
     redirects: bool = False
     """Changes of replicas that are under way are sent elsewhere, taken back, and wanted again."""
     liveness: bool = False
@@ -147,6 +148,6 @@ class Plan:
 
     @staticmethod
     def only(*kinds: str, **changes: Any) -> Plan:
-        """A mix of few faults, to look closely at what they break."""
+        """A mix of few faults, to test their effects closely."""
         assert set(kinds) <= set(KINDS)
         return Plan(weights=tuple(1.0 if kind in kinds else 0.0 for kind in KINDS), **changes)

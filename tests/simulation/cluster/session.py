@@ -1,4 +1,4 @@
-"""A process's way to the metastore: its session, its heartbeats, what it reads and what it writes."""
+"""A process's connection to the metastore: its session, heartbeats, reads and writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Session:
         self.simulation = process.simulation
         self.session_id: int | None = None
         self._unsaid = False
-        """What is registered is not what the directory holds now, or not that the process is leaving."""
+        """Whether the registration differs from the directory's present contents, or lacks that the process is
+        leaving."""
         self._looking = False
 
     def start(self) -> None:
@@ -50,7 +51,7 @@ class Session:
             self.simulation.after(20, self._look)
 
     def register_again(self) -> None:
-        """Register anew, with other gens or as leaving; repeated until it is confirmed."""
+        """Register again, with other log ids or as leaving; repeated until it is confirmed."""
         self._unsaid = True
         self._renew()
 

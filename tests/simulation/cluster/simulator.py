@@ -69,7 +69,7 @@ class ClusterSimulation:
     """
 
     option: ClassVar[str] = ""
-    """What the command that replays a seed of this class needs, with a space before it."""
+    """The option that the command for replaying a seed of this class needs, with a space before it."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class ClusterSimulation:
         return not self._not_in_sync()
 
     def _not_in_sync(self) -> str:
-        """What is not well while clients write: membership of the ISR, and writes."""
+        """The reason why the simulation is not healthy while clients write: ISR membership, and writes."""
         for client in self.clients:
             if not client.done:
                 return f"partition {client.partition} takes no write; {self.checkers.not_in_sync()}"
@@ -320,7 +320,7 @@ class ClusterSimulation:
 
 
 def description(error: Exception) -> str:
-    """What a seed ended with; of an error that is no violation, its class, too."""
+    """The text of a seed's error; with its class if it is not a violation."""
     return str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
 
 
@@ -333,7 +333,7 @@ def run_seed(
 ) -> ClusterSimulation:
     """Run a seed to its end, in a `simulation_class` created with the other options.
 
-    Whatever it raises carries the seed and the trace: a Violation, a failed assertion, or an error of the simulator.
+    Every exception carries the seed and the trace: a Violation, a failed assertion, or an error of the simulator.
     """
     simulation = simulation_class(seed, **options)
     if whole_trace:

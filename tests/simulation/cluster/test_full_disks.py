@@ -1,4 +1,4 @@
-"""Disks that fill up, in the simulator: nothing is lost, whoever has space leads, and all becomes well again (H38)."""
+"""Disks that fill up, in the simulator: nothing is lost, nodes with space lead, and all replicas recover (H38)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPECTED = {
     "disk_none": 30, "disk_low": 60, "refused_out-of-storage": 200, "dropped_by_a_disk": 100,
     "barriers_on_a_low_disk": 5, "elections": 40, "acked": 2_000,
 }  # fmt: skip
-"""What happens at least so often over SEEDS; about a third of what a run shows."""
+"""Minimum number of occurrences over SEEDS; about a third of those in a run."""
 
 
 def test_no_invariant_breaks_while_disks_fill_up() -> None:

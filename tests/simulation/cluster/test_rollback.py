@@ -22,7 +22,7 @@ class CalmAfterwards(RollbackSimulation):
 
 
 def ran(simulation_class: type[RollbackSimulation], seeds: range | tuple[int, ...]) -> Counter[str]:
-    """What happened over some seeds."""
+    """Occurrences over some seeds."""
     total: Counter[str] = Counter()
     for seed in seeds:
         total.update(run_seed(seed, simulation_class=simulation_class, plan=plan_of(Random(seed))).counts)
@@ -31,8 +31,9 @@ def ran(simulation_class: type[RollbackSimulation], seeds: range | tuple[int, ..
 
 @pytest.mark.parametrize("simulation_class", [RollbackSimulation, CalmAfterwards])
 def test_acknowledged_writes_survive_a_metastore_rollback(simulation_class: type[RollbackSimulation]) -> None:
-    """Where the partition went on, all in sync have it; where it says `metastore-rollback`, the copy that a re-seed
-    chooses has it. Of these seeds that holds for all; docs/protocol.md names the cases that are noticed too late."""
+    """If a partition continued, all members in sync have the acknowledged writes; if it reports `metastore-rollback`,
+    the replica that a re-seed chooses has them. This holds for all of these seeds; docs/protocol.md names the cases
+    that are noticed too late."""
     total = ran(simulation_class, seeds(SEEDS))
     expected = {"rolled_back": 15, "epochs_forgotten": 4, "overtaken": 4, "went_on_online": 4, "acked": 800}
     missing = {name: (total[name], least) for name, least in floors(expected).items() if total[name] < least}

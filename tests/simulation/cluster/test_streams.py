@@ -1,5 +1,5 @@
-"""Replication streams in clusters under faults: group numbers stand for the same entries at both ends, and for no more
-than is durable and committed. Soft cursors reach the followers."""
+"""Replication streams in clusters under faults: group numbers stand for the same entries at both ends, and cover only
+durable and committed entries. Soft cursors reach the followers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXPECTED = {
     "message_lost": 50, "message_held": 70, "message_repeated": 170, "AppendRejected": 200, "lived_without_some": 2,
     "cursors_taken": 550, "cursor_handed_over": 12,
 }  # fmt: skip
-"""What happens at least so often in SEEDS; about a third of what a run shows."""
+"""Minimum number of occurrences in SEEDS; about a third of those in a run."""
 
 
 FOUND = (43535, 44539)

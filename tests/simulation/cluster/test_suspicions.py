@@ -1,4 +1,4 @@
-"""Nodes that suspect each other (R-SUSPECT) in the simulator: what a suspicion, true or false, may cost."""
+"""Nodes that suspect each other (R-SUSPECT) in the simulator: the costs of a suspicion, true or false."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNK = len(seeds(range(50)))
 DEFECT_SEEDS = range(80)
 
 EXPECTED = {"suspected": 60, "suspicion_ended": 30, "suspected_falsely": 12, "rejecting": 150}
-"""What happened -> how often at least over 50 seeds; about a third of what a run shows."""
+"""Event -> minimum number of occurrences over 50 seeds; about a third of those in a run."""
 
 FAIL_OVER_LIMIT_MS = 900
 """Virtual time without a write after a leader's death: noticing the broken connection (120 ms), and a dozen steps of up
@@ -131,6 +131,6 @@ def test_a_defect_of_the_rules_is_caught(
 def test_a_defect_of_elections_after_suspicions_is_caught(
     decide: Callable[..., Decision], names: tuple[str, ...]
 ) -> None:
-    """A suspicion makes nobody electable who is not in the guard, and resumes no leadership."""
+    """A suspicion makes no replica electable, and restores no leadership."""
     assert decide is not elect
     assert caught(decide=decide).startswith(names)
