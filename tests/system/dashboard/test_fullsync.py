@@ -35,7 +35,7 @@ def peer_of(pair: Clusters, node: str = "east-1") -> dict[str, Any]:
 
 
 def section(tab: BrowserPage) -> Locator:
-    """What the page has of west."""
+    """The page's region for west."""
     return tab.region("Full-sync west")
 
 
@@ -45,8 +45,8 @@ def button(tab: BrowserPage, name: str) -> Locator:
 
 
 def test_a_check_is_run_and_names_the_keys_that_differ(pair: Clusters, tab: BrowserPage) -> None:
-    """The dialog says what is compared on which node and what happens to differences; the result is listed with who
-    asked, and the names of the keys are texts."""
+    """The dialog shows the compared data, the node, and the handling of differences; the result is listed with the
+    operator, and key names are shown as text."""
     pair.admin("west-1", "/admin/sink/suspend", {})
     eventually(lambda: not pair.fetching("west-1"), "running fetches end")
     pair.put("east", HTML, HTML, "v")
@@ -92,8 +92,8 @@ def test_full_sync_is_suspended_and_resumed(pair: Clusters, tab: BrowserPage) ->
 
 
 def test_the_schedule_is_changed_and_is_that_of_the_files_again(pair: Clusters, tab: BrowserPage) -> None:
-    """New numbers hold on all nodes and are shown with who set them; nothing filled in, and what the node refuses, is
-    said; then the files count again."""
+    """New numbers are in force on all nodes and are shown with the operator; an empty form and a refusal by the node
+    are reported; after a reset the files' numbers are in force again."""
     text = tab.fill_in(button(tab, "Schedule"), {})
     assert "Nothing is changed: fill in what is to be different." in text
     tab.close_dialog()

@@ -1,4 +1,4 @@
-"""What holds for every page of the dashboard, in a browser, on a pair of real clusters."""
+"""Claims about every page of the dashboard, in a browser, on a pair of real clusters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_every_page_has_a_test_by_its_id(admin: str, open_page: OpenPage) -> Non
 
 @pytest.mark.parametrize("page_id", PAGES)
 def test_a_page_shows_all_it_has_without_an_error(admin: str, open_page: OpenPage, page_id: str) -> None:
-    """Loaded by its address it shows no alert, says no error on the console, and asks this node alone."""
+    """Loaded by its address the page shows no alert, logs no error on the console, and sends requests to its node
+    alone."""
     tab = open_page(admin, page_id)
     expect(tab.page.locator("#top")).to_contain_text("live")
     assert tab.page.locator("#main [role=alert]").all_inner_texts() == []
@@ -78,7 +79,7 @@ def test_an_unknown_page_says_so(admin: str, open_page: OpenPage) -> None:
 
 
 def test_a_theme_and_utc_are_remembered(admin: str, open_page: OpenPage) -> None:
-    """What a reader chooses holds after a reload, and times change at once."""
+    """Theme and UTC survive a reload, and displayed times change at once."""
     tab = open_page(admin, "overview", locale="en-GB")
     background = "getComputedStyle(document.body).backgroundColor"
     light = tab.page.evaluate(background)
@@ -138,7 +139,7 @@ def test_the_keyboard_alone_reaches_and_performs_an_act(pair: Clusters, admin: s
 
 
 def test_what_a_reader_does_outlasts_new_numbers(admin: str, open_page: OpenPage) -> None:
-    """A table that is loaded again keeps its place sideways and the focus, and what was opened stays open."""
+    """A table that is reloaded keeps its scroll position and the focus, and open details stay open."""
     tab = open_page(admin, "cluster", width=360)
     rows = tab.region("Nodes of this cluster")
     rows.focus()

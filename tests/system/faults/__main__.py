@@ -2,9 +2,9 @@
 
 `python -m tests.system.faults --kills 200 [--nemesis kill,cut]`
 
-Prints a line an act and what all of them came to. Ends with 0 only when every history is linearizable, nothing
-acknowledged is lost, and nothing happened that no fault explains; otherwise prints the timeline, a command that
-repeats the run, and the directory with the nodes' logs and data.
+Prints one line per act, then the totals. Ends with 0 only when every history is linearizable, nothing acknowledged is
+lost, and every event is explained by a fault; otherwise prints the timeline, a command that repeats the run, and the
+directory with the nodes' logs and data.
 """
 
 from __future__ import annotations

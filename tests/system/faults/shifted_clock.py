@@ -3,8 +3,8 @@
 `python -m tests.system.faults.shifted_clock FILE ARGUMENTS...`
 
 FILE holds the clock's offset in nanoseconds, eight bytes, little-endian, signed; `move` writes it. Only the wall clock
-moves, as when somebody sets the machine's; monotonic clocks do not. (libfaketime would do it from outside, but breaks
-the absolute sleeps of Python 3.11.)
+moves, as when an administrator sets the machine's; monotonic clocks do not. (libfaketime would do it from outside, but
+breaks the absolute sleeps of Python 3.11.)
 """
 
 from __future__ import annotations

@@ -32,14 +32,14 @@ def refusal(history: list[Operation]) -> str:
 
 
 def test_a_quiet_history_passes() -> None:
-    """One operation after the other, each reading what the one before wrote."""
+    """One operation after the other, each reading the value that the one before wrote."""
     a = write("a", 1, 2)
     b = write("b", 5, 6, a)
     assert check([read("", 0, 1), a, read("a", 3, 4), b, read("b", 7, 8)]) >= 0
 
 
 def test_a_stale_read_is_caught() -> None:
-    """A read that began after a write was acknowledged must not return what was there before."""
+    """A read that began after a write was acknowledged must not return the previous value."""
     a = write("a", 1, 2)
     b = write("b", 3, 4, a)
     assert "none of these can be next" in refusal([a, b, read("a", 5, 6)])
@@ -85,7 +85,7 @@ def test_an_unknown_write_takes_effect_late_once_or_never() -> None:
 
 
 def test_values_from_nowhere_and_from_the_future_are_caught() -> None:
-    """A value that nobody wrote, or that was written only later, is a fault."""
+    """A read of a value that was never written, or that was written only later, is a fault."""
     assert "nobody" in refusal([write("a", 1, 2), read("x", 3, 4)])
     refusal([read("a", 1, 2), write("a", 3, 4)])
     assert "before it was written" in refusal([read("a", 1, 2), write("a", 3, 4, outcome=Outcome.UNKNOWN)])
@@ -122,13 +122,13 @@ def test_a_read_moved_into_the_past_is_caught(seed: int) -> None:
 
 
 def atomic_history(chance: random.Random, clients: int, steps: int) -> list[Operation]:
-    """What `clients` record at an object whose operations take effect at one moment each. Clients write with the clock
-    of their last answer, sometimes without; some answers get lost, and some writes are refused."""
+    """The history that `clients` record at an object whose operations take effect at one moment each. Clients write
+    with the clock of their last answer, sometimes without; some answers get lost, and some writes are refused."""
     now = 0
     count = 0
     holds: list[tuple[str, int]] = []  # values, and how many writes there were before each
     clocks: dict[int, tuple[Operation, int]] = {}
-    running: dict[int, tuple[Operation, int | None]] = {}  # with what the answer's clock has seen, once it took effect
+    running: dict[int, tuple[Operation, int | None]] = {}  # with the writes in the answer's clock, once it took effect
     carried: dict[str, int] = {}
     late: list[tuple[int, Operation]] = []
     history: list[Operation] = []

@@ -1,4 +1,4 @@
-"""Three real clusters, each compared with the next, both ways: what was made in one of them is in all at the end."""
+"""Three real clusters, each compared with the next, both ways: differences made in one of them are repaired in all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RING = [("east", "north"), ("north", "west"), ("west", "east")]
 
 
 def everywhere(clusters: Clusters, names: list[tuple[str, str]]) -> dict[tuple[str, str], list[StoredValue]]:
-    """What readers of each cluster see."""
+    """The siblings and clocks that readers of each cluster get."""
     return {name: [clusters.read(cluster, *name) for cluster in NAMES] for name in names}
 
 

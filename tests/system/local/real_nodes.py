@@ -150,7 +150,7 @@ class Client:
 
 
 class Writer:
-    """Writes one key after the other in a thread, at nodes that answer; remembers what was acknowledged."""
+    """Writes keys one after the other in a thread, at nodes that answer; records the acknowledged ones."""
 
     def __init__(self, put: Callable[[int], bool]) -> None:
         self._put = put

@@ -1,4 +1,4 @@
-"""Backups of real nodes under load: what was acknowledged before is in them, and comes back when they are restored."""
+"""Backups of real nodes under load: they contain all writes acknowledged before, which are back after a restore."""
 
 from __future__ import annotations
 

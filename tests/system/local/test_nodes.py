@@ -1,4 +1,4 @@
-"""Real nodes and real ZooKeepers: two-nodes.toml as it stands, and a single node with its embedded metastore."""
+"""Real nodes and real ZooKeepers: two-nodes.toml unchanged, and a single node with its embedded metastore."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def get(url: str) -> bytes | None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Whatever runs here at the end is stopped."""
+    """A directory; every process that runs in it at the end is stopped."""
     yield tmp_path / "clusters"
     supervisor_client.stop(tmp_path / "clusters")
 

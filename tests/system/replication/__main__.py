@@ -1,7 +1,7 @@
-"""Two clusters under load and harm for as long as wanted: `python -m tests.system.replication --minutes 60`.
+"""Two clusters under load and faults for a chosen time: `python -m tests.system.replication --minutes 60`.
 
-Prints a line an act, then what all of it came to. Ends with 0 only when all that `tests.system.replication.endurance`
-names holds; else with the timeline of events, and the directory with the nodes' logs and data.
+Prints one line per act, then the totals. Ends with 0 only when all that `tests.system.replication.endurance` names
+holds; else with the timeline of events, and the directory with the nodes' logs and data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A source that is no cluster: it says whatever a test wants said, in whatever way."""
+"""A source that is not a cluster: it sends the answers that a test sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Item = tuple[int, int, int, bytes, bytes, bytes, bytes, int, bytes]
 
 
 class FaultySource(ThreadingHTTPServer):
-    """A source that misbehaves in the way that its port's path says: `way` is set by the test."""
+    """A source that misbehaves in the way that the test sets as `way`."""
 
     daemon_threads = True
     block_on_close = False
@@ -95,7 +95,7 @@ def running_faulty_source() -> Iterator[FaultySource]:
 
 
 def peer_lines(source: FaultySource) -> str:
-    """What makes it a peer, in a node's file."""
+    """The lines in a node's file that make this source a peer."""
     return f'[[sink.peers]]\nurl = "http://127.0.0.1:{source.server_address[1]}"\nqueue = "{QUEUE}"\n'
 
 

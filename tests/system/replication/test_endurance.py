@@ -1,4 +1,4 @@
-"""Some minutes of what `python -m tests.system.replication` does for an hour."""
+"""Runs `python -m tests.system.replication` for some minutes; by itself it runs for an hour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real clusters with TLS and tokens on every listener: they replicate, and let nobody else in."""
+"""Real clusters with TLS and tokens on every listener: they replicate, and refuse everyone else."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ class Clusters:
         return done.returncode, done.stdout, done.stderr
 
     def log(self, node: str) -> str:
-        """What a node has logged."""
+        """The log of a node."""
         return (self.directory / node / "node.log").read_text()
 
 
 def exchange_with(address: tuple[str, int], context: ssl.SSLContext | None) -> None:
-    """Say something over a connection and wait for an answer. Raises OSError when it was ended instead."""
+    """Send something over a connection and return the answer. Raises OSError when the connection was closed instead."""
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.create_connection(address, timeout=10))
         if context is not None:
@@ -114,7 +114,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
 
 
 def test_writes_of_one_cluster_arrive_in_the_other(clusters: Clusters) -> None:
-    """Small and large objects, over TLS and with tokens all the way; nothing is said in vain."""
+    """Small and large objects arrive over TLS and with tokens all the way; no node loses a link meanwhile."""
     for number, size in enumerate((10, 1000, 3_000_000)):
         path = f"/buckets/b/keys/k{number}"
         node = clusters.nodes[f"east-{1 + number % 2}"]
