@@ -1,10 +1,10 @@
 """Record the metrics of clusters with faults, for the tests of the alert rules.
 
-    python -m tests.component.alerts.record [CASE ...]
+python -m tests.component.alerts.record [CASE ...]
 
-Each case starts real nodes in this process, with real listeners and a metastore in memory. It scrapes `/metrics` of
-all of them once a second, makes a fault, and scrapes on. `records/CASE.json` keeps the series that the rules use.
-Record a case again when its rule uses another metric, or when what the product shows of the fault changes.
+Each case starts real nodes in this process, with real listeners and a metastore in memory. It scrapes `/metrics` of all
+of them once a second, makes a fault, and scrapes on. `records/CASE.json` keeps the series that the rules use. Record a
+case again when its rule uses another metric, or when the product's metrics of the fault change.
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ async def partition_offline(at: Recording) -> None:
 
 
 async def unclean_election(at: Recording) -> None:
-    """The node whose replicas were in sync last is lost; an operator forces the other one's to lead."""
+    """The node whose replicas were in sync last is lost; an operator forces the other node's replica to lead."""
     east = await with_spare_node(at)
     await at.healthy()
     await east.stop("n2")
@@ -583,7 +583,7 @@ async def bucket_type_missing(at: Recording) -> None:
 
 
 async def dead_letters(at: Recording) -> None:
-    """An object is larger than what west takes."""
+    """An object is larger than west's limit."""
     east, _ = await at.pair(west='[limits]\nobject_size = "1KB"\n')
     await at.healthy()
     assert await east.put("n1", "large", b"v" * 2_000_000) == 204
@@ -665,7 +665,7 @@ CASES: Final[Mapping[str, Callable[[Recording], Awaitable[None]]]] = {
         certificate_expires_now, audit_lines_lost,
     )
 }  # fmt: skip
-"""Case -> what makes its fault; its docstring names the fault."""
+"""Case -> function that makes its fault; its docstring names the fault."""
 
 
 @asynccontextmanager

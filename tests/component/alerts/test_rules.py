@@ -1,7 +1,8 @@
 """The alert rules of deploy/prometheus, evaluated by promtool on the metrics of clusters with a fault each.
 
-`records/CASE.json` is what `tests.component.alerts.record` scraped. The first scrape is repeated for ten minutes before
-the others. After the last one the fault goes on: gauges keep their value, counters and ages go on at their last pace.
+`records/CASE.json` has the scrapes of `tests.component.alerts.record`. The first scrape is repeated for ten minutes
+before the others. After the last one the fault goes on: gauges keep their value, counters and ages continue at their
+last rate.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def samples_of(name: str, runs: list[list[Any]], before: int, after: int) -> str
     parts = [run_of(values[0], before)] if before else []
     last: Value = None
     for value, count in runs:
-        if value is None and last is not None:  # what a failed scrape leaves
+        if value is None and last is not None:  # a failed scrape's marker
             parts += ["stale", *([run_of(None, count - 1)] if count > 1 else [])]
         else:
             parts.append(run_of(value, count))
@@ -146,7 +147,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def outcome(folder: Path, record: dict[str, Any], expected: Expected) -> subprocess.CompletedProcess[str]:
-    """What promtool finds of a record."""
+    """The result of promtool's test of a record."""
     file = folder / "test.yml"
     file.write_text(yaml.safe_dump(promtool_test(record, expected), width=1 << 30))
     return promtool("test", "rules", file)
@@ -183,7 +184,7 @@ def test_every_alert_fires_on_a_record() -> None:
 
 @pytest.mark.promtool
 def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:
-    """The evaluation tells: with another expectation the same record fails."""
+    """Wrong expectations fail: with another expectation the same record does not pass."""
     record = recorded("node-down")
     for expected in (firing("NodeDown"), firing("NodeDown", "UnderReplicated", "DiskFull")):
         done = outcome(tmp_path, record, expected)

@@ -45,8 +45,8 @@ ANSWER = {
 
 
 def test_acts_are_listed_with_what_is_missing(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who is the name, else the role, else the host, and the way; notes name nodes without an answer, lost lines, and
-    how to go on."""
+    """The WHO column shows the name, else the role, else the host, with the interface; notes name nodes without an
+    answer, lost lines, and how to get more."""
     listener.respond("/admin/audit?limit=50", ANSWER)
     assert cli.main(["audit", "list"]) == Exit.OK
     heading, *rows = capsys.readouterr().out.splitlines()

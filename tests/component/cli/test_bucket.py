@@ -44,8 +44,8 @@ def test_properties_of_a_bucket_are_shown_as_table_and_json(
 def test_properties_are_set_and_unset_as_they_were_typed(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """JSON values go as such, anything else as a text; what is set then is shown; nonsense is refused before it is
-    sent."""
+    """JSON values are sent as such, anything else as text; the resulting values are shown; invalid input is refused
+    before it is sent."""
     for path in ("/admin/buckets/notes/b/properties", "/admin/bucket-types/notes/properties"):
         listener.respond(f"{path}/set", ANSWER)
         listener.respond(f"{path}/unset", {**ANSWER, "outcome": "unset"})

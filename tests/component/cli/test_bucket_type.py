@@ -30,7 +30,7 @@ SHOWN = {
 def test_a_shown_map_is_a_file_that_creates_the_same(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """What `show -o json` prints is what `create --file` sends."""
+    """`create --file` sends the map that `show -o json` prints."""
     listener.respond(PATH, SHOWN)
     assert cli.main(["bucket-type", "show", "notes", "-o", "json"]) == Exit.OK
     text = capsys.readouterr().out
@@ -44,7 +44,8 @@ def test_a_shown_map_is_a_file_that_creates_the_same(
 
 
 def test_a_node_that_is_gone_is_shown_by_name(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its id is not known: the table shows it, the file has its name, which `partition reassign --file` takes."""
+    """The id of a gone node is unknown: the table says so, and the file has the node's name, which `partition reassign
+    --file` accepts."""
     first, second = SHOWN["partitions"]  # type: ignore[misc]
     gone = {**SHOWN, "partitions": [{**first, "replicas": [1, None]}, second]}  # type: ignore[dict-item]
     listener.respond(PATH, gone)

@@ -45,7 +45,7 @@ def test_exit_codes_are_a_topic(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_command_that_asks_a_node_takes_all_connection_options() -> None:
-    """Nobody has to remember which of them a command has."""
+    """Every such command has all of them, so that users need not remember which."""
     wanted = {flag for flag, *_ in (*CHOICES, *OPTIONS)}
     context = click.Context(cli.root, info_name="isthmus")
 
@@ -66,7 +66,7 @@ def test_every_command_that_asks_a_node_takes_all_connection_options() -> None:
 
 
 def test_the_root_help_has_sections_and_a_line_for_each_noun(capsys: pytest.CaptureFixture[str]) -> None:
-    """Basics first, development last; no summary is wrapped at 80 columns, and every noun stands in one section."""
+    """Basics first, development last; no summary is wrapped at 80 columns, and every noun is in one section."""
     assert cli.main(["--help"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     titles = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]

@@ -1,4 +1,4 @@
-"""`isthmus local sample`: topologies for those who have no checkout."""
+"""`isthmus local sample`: topologies for users without a checkout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isthmus.node.local.topology import load_topology
 def test_each_topology_is_printed_as_its_file_and_can_be_started(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is printed is a topology without faults."""
+    """The printed text is a topology without faults."""
     assert main(["local", "sample", name]) == 0
     printed = capsys.readouterr().out
     assert printed == (SAMPLES / f"{name}.toml").read_text()

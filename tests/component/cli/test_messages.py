@@ -21,7 +21,7 @@ from tests.support.fake_admin_listener import FakeAdminListener
 
 @contextmanager
 def answering(status: int, body: bytes, *, length: int | None = None, reason: str = "") -> Iterator[str]:
-    """A client listener that answers everything so; `length` of the body is what it promises."""
+    """A client listener that answers every request alike; `length` is the declared length of the body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -75,7 +75,7 @@ def test_a_refusal_that_breaks_off_is_no_bug_of_the_command(
 def test_a_listing_of_another_server_is_no_bug_of_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: bytes
 ) -> None:
-    """JSON that is no listing: another server answers there."""
+    """JSON that is not a listing is reported as another server's answer."""
     with answering(200, body) as url:
         monkeypatch.setenv("ISTHMUS_HTTP", url)
         assert cli.main(["kv", "list", "b"]) == Exit.UNAVAILABLE
@@ -111,7 +111,7 @@ def test_each_suspension_is_reported_with_who_made_it(
     suspensions: list[dict[str, Any]],
     shown: str,
 ) -> None:
-    """Who suspended stands behind the suspension, not behind whatever else is amiss; of publishing as of serving."""
+    """The operator is shown behind the suspension, not behind other problems; for publishing and for serving."""
     publishing = "suspended" if "publishing" in reason else "running"
     more = {"suspended": suspensions[0], "suspensions": suspensions, "publishing": publishing, "reason": reason}
     listener.respond("/admin/queues/nodes", {"nodes": [{"node": "east-1", "queues": [{**QUEUE, **more}]}]})
@@ -131,7 +131,7 @@ def test_more_workers_at_one_peer_than_there_are_is_a_usage_error(
 def test_a_filter_tested_with_a_missing_type_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any rule offers any name: whoever mistypes it would take the answer for the other type's."""
+    """The filter also answers for a mistyped bucket type, which would be mistaken for the intended type's answer."""
     answer = {"offered": True, "reason": "rule any offers it", "filter": "any", "note": 'no such bucket type: "nots"'}
     listener.respond("/admin/queues/q/filter?type=nots&bucket=b", answer)
     assert cli.main(["queue", "test-filter", "q", "nots/b"]) == Exit.OK
@@ -159,7 +159,7 @@ def test_bytes_that_are_no_text_are_a_usage_error(
 def test_half_a_character_in_an_answer_is_shown_as_an_escape(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """JSON can name it and no encoding can write it; what is printed is JSON of the same."""
+    """JSON can express a lone surrogate and no encoding can write it; the output shows it as a JSON escape."""
     answer = {"queues": [{"name": "q", "reason": "\udcff"}]}
     listener.respond("/admin/queues/nodes", {"nodes": [{"node": "n", **answer}]})
     assert cli.main(["queue", "list", "-o", "json"]) == Exit.OK
@@ -191,7 +191,7 @@ def test_links_that_fail_are_a_warning_of_a_whole_cluster(
 def test_references_refused_by_a_full_queue_are_incomplete(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Incomplete: whoever goes by the code would have taken all of them for queued."""
+    """The exit code is that of an incomplete command, so that scripts do not take all references for queued."""
     listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 2, "reason": "the priority is full"})
     assert cli.main(["queue", "push", "q", "default/b", "k", "l", "m"]) == Exit.UNAVAILABLE
     assert capsys.readouterr().out == "queue q: 1 reference queued; 2 refused: the priority is full\n"
@@ -236,7 +236,7 @@ def test_plain_http_to_a_tls_listener_is_unavailable_for_every_command(
 def test_full_sync_status_of_a_node_is_printed_as_plain_text(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing of it acts upon a terminal, whatever the other cluster called itself or answered."""
+    """No text of the other cluster, its name or its answers, controls the terminal."""
     bell = "\x1b]0;mine\x07"
     peer = {"name": "west", "shared_by": [bell], "warning": bell, "proven_ms": {}}
     running = {"peer": bell, "state": bell}

@@ -44,7 +44,7 @@ def test_a_new_node_gets_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_fault_is_told_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As `config check` tells it: line, key, what would be right."""
+    """The error is as in `config check`: line, key, and a valid form."""
     file = tmp_path / "n.toml"
     assert main(["node", "init", str(file), "--name", "a b", "--cluster-name", "east"]) == Exit.USAGE
     assert "node.name" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Tables on a terminal of 80 columns: what the most used listings look like there, with `-o wide`, and with colours."""
+"""Tables on a terminal of 80 columns: the most used listings there, with `-o wide`, and with colours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def east(listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch) -> FakeAd
 
 
 def shown(*words: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command prints on a terminal of so many columns."""
+    """The output of a command on a terminal of this many columns."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=(80, 24): os.terminal_size((width, 24)))
     main(list(words))
@@ -148,7 +148,7 @@ def test_a_listing_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """No line is longer, no word is broken, what matters stays, and what is left out is named."""
+    """No line is longer, no word is broken, the important columns stay, and hidden ones are named."""
     respond_with_tables(east)
     out = shown(*words, width=80, monkeypatch=monkeypatch, capsys=capsys)
     print(out)
@@ -228,7 +228,7 @@ def test_columns_are_left_out_in_their_order_and_come_back_where_they_fit() -> N
     ],
 )
 def test_an_address_loses_scheme_and_domain(text: str, short: str) -> None:
-    """What is no address with a port stays as it is."""
+    """An address without a port stays unchanged."""
     assert short_host(text) == short
 
 

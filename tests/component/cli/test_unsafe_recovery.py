@@ -51,7 +51,7 @@ def test_a_leader_is_forced_only_after_the_plan_was_shown_and_confirmed(
 def test_a_reseed_shows_its_result_and_ends_with_1_when_something_was_left(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing behind: nothing is asked and nothing done; what was left or forgotten is named."""
+    """With nothing behind, the command neither asks nor acts; replicas left out and forgotten ones are named."""
     listener.respond(RESEED, {"partitions": [], "forgotten": [], "looked_at": 12})
     assert cli.main(["cluster", "reseed"]) == Exit.OK
     assert capsys.readouterr().out == "no record is behind its replicas, of 12\n"

@@ -26,7 +26,7 @@ def test_the_version_is_that_of_the_metadata(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_extra_that_is_not_there_is_shown_with_its_command(tmp_path: Path) -> None:
-    """What a base installation answers."""
+    """A base installation lists the missing extras with their install commands."""
     done = run_without(["pyspark", "pyarrow", "opentelemetry"], ["-m", "isthmus.node.cli.main", "version"], tmp_path)
     assert done.returncode == 0, done.stderr
     commands = [f"extra {extra}: pip install 'isthmus[{extra}]'\n" for extra in ("local", "spark", "traces")]

@@ -22,7 +22,7 @@ from tests.support.fake_admin_listener import FakeAdminListener
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits half a second for a scripted answer."""
+    """Polls do not pause for half a second before a scripted answer."""
     monkeypatch.setattr(waiting, "POLL_S", 0.01)
 
 
@@ -76,7 +76,7 @@ def test_what_a_goal_lacks(changed: dict[str, Any], online: str, in_sync: str) -
 
 
 def test_wait_returns_when_the_cluster_is_in_sync(east: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is lacking is told once, on standard error, and the code is 0."""
+    """The missing condition is printed once, on standard error, and the code is 0."""
     east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
     after(east, "/admin/cluster", 4, cluster_answer("east"))
     assert main(["cluster", "wait", "--timeout", "20s"]) == Exit.OK
@@ -88,7 +88,7 @@ def test_wait_returns_when_the_cluster_is_in_sync(east: FakeAdminListener, capsy
 
 
 def test_a_wait_ends_at_its_timeout(east: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Code 1 with what is lacking where the cluster answers, 3 where nobody does."""
+    """The code is 1 with the missing condition when the cluster answers, 3 when no node does."""
     east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
     assert main(["cluster", "wait", "--timeout", "200ms"]) == Exit.DIFFERS
     assert "cluster: not within 200ms: replicas are out of sync" in capsys.readouterr().err
@@ -200,7 +200,7 @@ def test_a_node_that_has_not_restarted_is_a_failure(
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A child of the shell does not go on restarting a node after the command line has given up."""
+    """A child of the shell does not restart nodes after the command line has given up."""
     pid = tmp_path / "pid"
     command = f"(sleep 30 & echo $! > {pid}; wait); true {{node}}"
     assert main(["cluster", "rolling-restart", "--yes", "--timeout", "400ms", "--command", command]) == Exit.DIFFERS
@@ -214,7 +214,7 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
 def test_the_output_of_a_command_stays_out_of_the_document(
     east: FakeAdminListener, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With -o json what the command prints goes to standard error."""
+    """With -o json the command's output goes to standard error."""
     log = restarts(east, tmp_path)
     command = f"echo {{node}} >> {log}; echo printed by the command"
     words = ["cluster", "rolling-restart", "--yes", "--timeout", "20s", "-o", "json", "--command", command]
@@ -272,7 +272,7 @@ def test_nodes_that_are_down_are_restarted_first(
 def test_a_node_that_has_restarted_is_not_called_one_to_restart(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the cluster is not in sync after it, the error does not promise to restart the node again."""
+    """When the cluster is not in sync after a restart, the error does not say that the node will be restarted again."""
     log = restarts(east, tmp_path)
     answer = east.on_headers
 
@@ -307,7 +307,7 @@ def test_a_restart_that_cannot_be_meant_is_refused(
 def test_a_cluster_that_is_not_in_sync_is_not_restarted(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another replica less could stop writes: the command waits, and then gives up."""
+    """One replica fewer could stop writes: the command waits, and then gives up."""
     log = restarts(east, tmp_path)
     east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
     words = ["cluster", "rolling-restart", "--yes", "--timeout", "200ms", "--command", f"echo {{node}} >> {log}"]

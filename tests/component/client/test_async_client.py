@@ -1,4 +1,4 @@
-"""What is of asyncio alone: tasks, cancellation, coroutine functions, closing."""
+"""Features of the asyncio client alone: tasks, cancellation, coroutine functions, closing."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def test_a_resolver_of_a_read_is_no_coroutine_function(url: str) -> None:
 
 
 def test_closing_leaves_nothing(url: str) -> None:
-    """No socket and no file of either client is open after its block, whatever calls it has made."""
+    """Neither client has an open socket or file after its block, whatever calls it has made."""
 
     def open_files() -> int:
         gc.collect()

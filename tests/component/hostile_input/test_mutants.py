@@ -67,7 +67,7 @@ def attack_all(targets: list[MutationTarget], count: int, seed: int) -> dict[str
 
 
 def test_what_mutants_are_made_of_is_taken() -> None:
-    """Every sample is valid input, and no two targets have one name: a mutant is near to what a decoder takes."""
+    """Every sample is valid input, and no two targets have one name: so a mutant is close to valid input."""
     with mutation_targets() as targets:
         assert len({target.name for target in targets}) == len(targets) > 70
         for target in targets:

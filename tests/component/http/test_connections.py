@@ -42,7 +42,7 @@ def taken_of(sock, piece, count):
 
 
 def test_an_ordinary_client_writes_reads_and_keeps_its_connection(client_api, server):
-    """A session of requests does what it does against Riak, over one connection, with Date on every answer."""
+    """A session of `requests` behaves as against Riak, over one connection, with Date on every answer."""
     url = f"http://127.0.0.1:{server.port}/buckets/b/keys/k"
     with requests.Session() as session:
         session.trust_env = False
@@ -110,7 +110,7 @@ def test_garbage_behind_a_request_never_answers_for_it(client_api, server):
 
 
 def test_too_many_requests_sent_ahead_end_the_connection(client_api, server):
-    """A client may not queue without end: what was taken is answered, the rest is not, and the connection closes."""
+    """Pipelined requests are bounded: accepted ones are answered, the rest is not, and the connection closes."""
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"1", 1, b"x") + (GET % b"1") * 2000)
@@ -373,7 +373,7 @@ async def test_an_address_that_cannot_be_had_is_one_clear_line():
 
 
 async def test_a_node_that_failed_to_bind_one_port_frees_the_other():
-    """When the second port is occupied, stop() gives the first one back."""
+    """When the second port is occupied, stop() releases the first one."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = ListenSettings(http=Address("127.0.0.1", 0), admin=Address("127.0.0.1", other.getsockname()[1]))
         listeners = Listeners(settings)
@@ -385,7 +385,7 @@ async def test_a_node_that_failed_to_bind_one_port_frees_the_other():
 
 
 def test_the_date_of_an_answer_is_the_second_in_which_it_is_sent(monkeypatch):
-    """What was written in this second may have it as Last-Modified, which must not be after Date. Requests under way,
+    """An object written in this second may have it as Last-Modified, which must not be after Date. Requests under way,
     which hold the list of headers, get it too."""
     state = connection.SharedState(ListenSettings())
     held = state.default_headers

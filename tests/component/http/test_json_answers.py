@@ -1,4 +1,4 @@
-"""Siblings and refusals as JSON for those who ask; for all others byte for byte what Riak's clients know."""
+"""Siblings and refusals as JSON for clients that request it; for all others the bytes that Riak's clients expect."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_an_ambiguous_request_is_refused_with_all_that_follows_it(client_api, se
 
 
 def test_a_body_is_never_read_as_the_next_request(client_api, server):
-    """What looks like a request inside a body is the body's, also where nobody reads that body."""
+    """Text in a body that looks like a request is never executed, also when the handler does not read the body."""
     for first in (b"GET /ping", b"POST /mapred", b"DELETE /nowhere", b"GET /buckets/b/keys/k"):
         raw = first + b" HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(NEXT) + NEXT + PING
         server.exchange(raw, half_close=True)

@@ -1,4 +1,4 @@
-"""What schemathesis makes of the description: requests, valid and not, and answers that must fit it."""
+"""Requests that schemathesis generates from the description, valid and not; the answers must fit it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ELSEWHERE = "/fetch$|/object$|/trees/|/rows|/metrics$|/batch/push$|/admin/live$"
 
 
 def run(directory: Path, listener: str, *arguments: str, timeout_s: int) -> None:
-    """Run schemathesis on a listener of a new node. Raises AssertionError with what it found."""
+    """Run schemathesis on a listener of a new node. Raises AssertionError with its findings."""
     (directory / "schemathesis.toml").write_text(SETTINGS)
     with running_node(directory) as node:
         base = f"http://127.0.0.1:{getattr(node, listener)}"

@@ -65,7 +65,7 @@ def test_fixed_ports_that_are_taken_are_reported_before_anything_starts(director
 
 
 def test_a_node_that_cannot_start_is_reported_with_its_last_output(directory: Path) -> None:
-    """The error has the last line of the node's log and the log's name; what was started is stopped."""
+    """The error has the last line of the node's log and the log's name; started processes are stopped."""
     (directory / "west-1" / "data").mkdir(parents=True)
     (directory / "west-1" / "data" / "broken").touch()
     with pytest.raises(LocalFault, match=r"west-1 .*exit code 1.*another node's .*west-1/node\.log") as caught:
@@ -76,7 +76,7 @@ def test_a_node_that_cannot_start_is_reported_with_its_last_output(directory: Pa
 
 
 def test_a_node_that_is_never_ready_is_reported_after_the_time_out(directory: Path) -> None:
-    """The time-out's message says which node lacks how many partitions."""
+    """The time-out's message names the node and how many partitions it lacks."""
     (directory / "west-1" / "data").mkdir(parents=True)
     (directory / "west-1" / "data" / "slow").touch()
     with pytest.raises(LocalFault, match=r"not online within 2 s: .*west-1: 0 of 12 online, not ready"):

@@ -44,9 +44,9 @@ def forwarded(nodes: dict[str, NodeOfEnsemble]) -> Counter[str]:
 
 
 async def test_a_client_reaches_the_leader_and_follows_it(tmp_path: Path) -> None:
-    """Whichever node `isthmus kv` is given, its request is received by the leader and forwarded by nobody. After the
-    leadership has moved, a client with old routes is forwarded once, learns the new leader from the answer, and
-    reaches it directly; new routes have a higher version."""
+    """`isthmus kv` sends each request to the leader, whichever node it is given, and no node forwards it. After the
+    leadership has moved, a client with old routes is forwarded once, learns the new leader from the answer, and reaches
+    it directly; new routes have a higher version."""
 
     async with three_nodes(tmp_path) as nodes:
         routes = [await routes_of(node) for node in nodes.values()]

@@ -1,4 +1,4 @@
-"""The examples of docs/http.md and docs/first-application.md, sent to a real node: they do what the page says."""
+"""The examples of docs/http.md and docs/first-application.md, sent to a real node: they have the documented effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODE = "http://127.0.0.1:8098"
 
 
 def curl(base: str, command: str) -> requests.Response:
-    """Send what a curl command of a page sends; base: the node's address."""
+    """Send the request of a page's curl command; base: the node's address."""
     given = iter(shlex.split(command)[1:])
     method, headers, body, url = "GET", {"Accept": "*/*"}, None, ""
     for word in given:

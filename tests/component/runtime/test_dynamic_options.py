@@ -1,4 +1,5 @@
-"""Dynamic options of nodes that serve: what is set reaches replicas, reads and connections, everywhere and at once."""
+"""Dynamic options of nodes that serve: a new value reaches replicas, reads and connections, on all nodes and at
+once."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ SETTINGS = Settings(
 
 
 def chosen(value: int | str) -> Setting:
-    """Somebody's setting."""
+    """A setting as an operator makes it."""
     return Setting(value, "ann", 1)
 
 
@@ -50,7 +51,7 @@ async def put(member: Node, name: bytes) -> None:
 
 
 def test_the_nearer_setting_counts() -> None:
-    """Bucket type, cluster, file, default, in this order; relations between numbers hold whatever is set."""
+    """The order is bucket type, cluster, file, default; relations between numbers hold whatever is set."""
     options = EffectiveOptions(SETTINGS)
     settings = OptionSettings()
     lag, near = "replication.max.record.lag", "replication.max.near.sync.message.lag"
@@ -132,7 +133,8 @@ async def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(
 async def test_raising_min_isr_counts_at_once_and_lowering_it_lets_writes_through(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """With one of three gone, 3 refuses writes, 2 takes them; nobody is restarted, no epoch changes."""
+    """With one of three nodes gone, min-ISR 3 refuses writes and 2 accepts them; no node is restarted, no epoch
+    changes."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()

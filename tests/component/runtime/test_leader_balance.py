@@ -71,8 +71,8 @@ async def test_leaders_end_even_after_a_node_came_back_under_load(
 
 
 async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Of another epoch, to who is not in sync, is not connected or lacks too much, or by who does not lead: nothing is
-    begun, the leader leads on and says why."""
+    """A hand-over is refused with the reason when its epoch differs, its target is out of sync, not connected or too
+    far behind, or the node does not lead; the leader keeps leading."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()

@@ -51,7 +51,7 @@ async def delete(member: Node, name: bytes) -> None:
 
 
 async def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Whichever node a client asks and whichever leads: the bucket's properties decide, and other buckets' do not."""
+    """The bucket's own properties apply, whichever node receives a request and whichever leads."""
 
     async with start_cluster(tmp_path, partitions=3) as t:
         books = {}
@@ -106,7 +106,8 @@ async def test_every_replica_carries_out_a_reap(tmp_path: Path, start_cluster: C
 async def test_a_far_replica_that_missed_a_reap_takes_all_rows(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows tell nothing of what was reaped; so a copy below the last reap takes all rows, and ends like the others."""
+    """Rows do not show which keys were reaped; so a replica below the last reap takes all rows, and ends equal to the
+    others."""
     monkeypatch.setattr(Reaper, "_obstacle", lambda *_: "")  # as if it had gone just after the reap was proposed
 
     async with start_cluster(tmp_path, **SMALL) as t:

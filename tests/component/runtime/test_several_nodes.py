@@ -1,4 +1,4 @@
-"""Several nodes of one cluster, end to end: client -> leader -> followers -> answer, and what survives whom."""
+"""Several nodes of one cluster, end to end: client -> leader -> followers -> answer, with nodes that fail."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fill(member: Node, free_bytes: int = 1000) -> None:
 
 
 async def test_a_write_is_on_every_replica(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Three nodes, four partitions: what a leader answered comes to be in the stores and logs of all, equal."""
+    """Three nodes, four partitions: every acknowledged write arrives in the stores and logs of all, equal."""
 
     async with start_cluster(tmp_path, partitions=4) as t:
         for n in range(40):
@@ -112,7 +112,8 @@ async def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, sta
 
 
 async def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """A restarted follower gets what it missed, read back from the leader's files where it left memory, and rejoins."""
+    """A restarted follower gets the entries that it missed, read from the leader's files if they have left memory, and
+    rejoins."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -133,8 +134,8 @@ async def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, 
 async def test_uncommitted_entries_of_a_lost_leader_are_truncated(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """A leader that was cut off appended what nobody else has: its clients get UNKNOWN, the next leader's entries take
-    the place in its log, durably, and all copies are equal again, also after another restart."""
+    """A cut-off leader appended entries that no other replica has: its clients get UNKNOWN, the next leader's entries
+    replace them in its log, durably, and all replicas are equal again, also after another restart."""
 
     async with start_cluster(tmp_path) as t:
         old = await t.led()
@@ -255,7 +256,7 @@ async def test_replicas_are_created_where_records_assign_them_while_running(
 
 
 async def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Every fifth message with entries disappears on a connection that stands; all copies come to be equal anyway."""
+    """Every fifth message with entries is lost on a connection that stays up; all replicas become equal anyway."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -304,8 +305,8 @@ async def test_soft_cursors_reach_a_follower_that_only_takes_the_stream(
 
 
 async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """What a queue's cursor was a second ago is in the followers' stores though nothing was written meanwhile, and what
-    it is at a hand-over is in the next leader's before it serves."""
+    """A queue's cursor reaches the followers' stores within a second, even without writes; at a hand-over its newest
+    value is in the next leader's store before that serves."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -338,8 +339,8 @@ async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_clu
 
 
 async def test_an_election_does_not_wait_for_busy_threads(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """The loop's own threads are few, and shared: peers of another cluster that do not answer, or a plan of many
-    partitions, hold them for seconds. The epoch that nothing may be done before is durable all the same."""
+    """The loop's own threads are few, and shared: silent peers of another cluster, or a plan of many partitions, occupy
+    them for seconds. The new epoch, which everything waits for, still becomes durable."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -443,8 +444,8 @@ async def test_a_node_of_an_older_version_takes_part_without_streams(
 async def test_a_follower_restarted_under_load_joins_its_streams_again(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Writes go on while it is away and when it is back; it gets what it missed by AppendEntries, joins its stream, and
-    every write that was answered is in its store."""
+    """Writes go on while it is away and when it is back; it gets the missed entries by AppendEntries, joins its stream,
+    and every write that was answered is in its store."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
