@@ -43,7 +43,7 @@ CONF: Final = {
 
 
 def environment(**more: str) -> dict[str, str]:
-    """For Spark's scripts: this interpreter, this Spark, loopback."""
+    """The environment for Spark's scripts: this interpreter, this Spark, loopback."""
     env = {
         **os.environ,
         "SPARK_HOME": str(SPARK_HOME),
@@ -61,7 +61,7 @@ def bare(directory: Path) -> Path:
     site = sysconfig.get_path("purelib")
     path.write_text(
         f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec "{sys.executable}" -S "$@"\n', encoding="utf-8"
-    )  # -S: no .pth files, so what is installed by reference to its folder is not there
+    )  # -S: no .pth files, so packages installed in editable mode are absent
     path.chmod(0o755)
     return path
 

@@ -1,8 +1,8 @@
-"""`format("isthmus")` on a real engine against real nodes: what is read, written and streamed is what the cluster has.
+"""`format("isthmus")` on a real engine against real nodes: tables and streams have the cluster's data.
 
 One session for all tests that need none of their own. Spark gives a stream's Python worker ten seconds to come up,
-which no setting changes; on a machine that is busy with others that is too little at times, and a query is started
-again, as its user would: its checkpoint loses nothing.
+which no setting changes; on a busy machine that is too little at times, and a query is restarted, as a user would: its
+checkpoint loses nothing.
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Pa
 
 def test_tables_in_the_catalog_keep_their_options(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
     """A table that CREATE TABLE makes with options is read and written by SQL and by DataFrames that give none; its
-    rows replace those of their keys if it says so. An unusable CREATE TABLE is refused and leaves no table; a table
-    made with columns, or by saveAsTable, takes its options where it is used; a temporary view keeps them."""
+    rows replace those of their keys if its options ask for it. An unusable CREATE TABLE is refused and leaves no table;
+    a table made with columns, or by saveAsTable, takes its options where it is used; a temporary view keeps them."""
     before = {table.name for table in spark.catalog.listTables()}
     for statement, words in (
         ("CREATE TABLE refused USING isthmus", "option urls is missing"),
@@ -283,7 +283,7 @@ def test_tables_in_the_catalog_keep_their_options(spark: Any, live: LiveCluster,
 
 
 def test_written_rows_keep_their_clocks_or_get_new_ones(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
-    """A push of what was read changes nothing, not even clocks; a table of values becomes new objects."""
+    """Pushing rows that were read changes nothing, not even clocks; a table of values becomes new objects."""
     read = spark.read.format("isthmus").options(urls=live.urls, bucket="w")
     read.options(view="objects", columns="bucket,key,object,clock").load().write.parquet(str(tmp_path / "x"))
     saved = spark.read.parquet(str(tmp_path / "x"))

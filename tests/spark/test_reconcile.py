@@ -185,7 +185,7 @@ def test_a_part_that_cannot_be_read_is_named_and_read_by_the_next_go(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_slow_node_makes_a_slow_run_and_no_other_findings(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
-    """With half a second before each answer the findings are the truth."""
+    """With a delay of half a second before each answer the findings are still the planted differences."""
 
     def slow(_path: str, _body: bytes) -> None:
         time.sleep(0.5)
@@ -305,8 +305,8 @@ def test_names_that_are_no_text_are_compared_and_repaired(spark: Any, pair: Clus
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_full_sync_counts_the_same_differences(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
-    """On the same state the daemons and Spark count the same differences of the same kinds, before full-sync repairs
-    what it can and after."""
+    """On the same state the daemons and Spark count the same differences of the same kinds, before full-sync's repairs
+    and after them."""
     for url, objects in zip((pair.left, pair.right), differing_objects(BUCKET), strict=True):
         pair.put(url, objects, b"daemons")
     admin = AdminClient(pair.admin)

@@ -173,8 +173,8 @@ def during(act: Callable[[], None], after_s: float) -> threading.Thread:
 def test_i_spark_nofalse_while_the_left_cluster_is_written_to(
     spark: Any, clusters: LoadedClusters, tmp_path: Path, full: bool
 ) -> None:
-    """Under live writes the findings are the truth, by trees and by reading all; counts close, and each piece is as of
-    one offset."""
+    """Under live writes the findings equal the planted differences, by trees and by reading all; counts add up, and
+    each piece is as of one offset."""
     with clusters.written(10):
         time.sleep(1)
         ended = run(spark, clusters.left, clusters.right, options(tmp_path, "live", full=full))

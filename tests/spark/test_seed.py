@@ -45,7 +45,7 @@ queue = "to-west"
 KEYS = 4_000
 
 PATIENCE_S = 900.0
-"""For a command whose Spark runs at a low priority: beside other tests it gets a tenth of a processor."""
+"""Timeout of a command whose Spark runs at a low priority: beside other tests it gets a tenth of a processor."""
 
 
 def put(url: str, keys: list[bytes], values: list[bytes | None]) -> int:
@@ -78,14 +78,14 @@ class Writer(threading.Thread):
             self.written += put(self._url, [b"k%05d" % n for n in numbers], values)
 
     def end(self) -> None:
-        """No more."""
+        """Stop writing."""
         self._over.set()
         self.join()
 
 
 @pytest.fixture
 def clusters(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """East with objects and tombstones and without the queue that west asks for; west empty."""
+    """East with objects and tombstones and without the queue that west fetches from; west empty."""
     with up(tmp_path, TOPOLOGY) as described:
         east = described["clusters"]["east"]["nodes"][0]
         AdminClient(east["admin"]).post("/admin/queues/to-west/delist", {"by": "test"})
