@@ -62,9 +62,11 @@ TOGETHER: Final = re.compile(
     r"|tests/project/test_(conventions|docs_site|packaging|client_distribution|client_page)\.py"
     r"|tests/system/dashboard/"
 )
-"""Tests of a file that stay in one process: some count what others went through, others share what is slow to make.
+"""Tests of a file that stay in one process: some check totals of the others, others share fixtures that are slow to
+make.
 
-xdist's own marker for that, xdist_group, has no effect with pytest 9.2, which keeps node ids elsewhere."""
+xdist's own marker for that, xdist_group, has no effect with pytest 9.2, which keeps node ids elsewhere.
+"""
 
 KINDS: Final = ("system", "spark", "component", "contract", "unit", "project", "simulation")
 """Folders of tests in the order of a run: from those that wait longest for processes, over short ones, to those that
@@ -137,7 +139,7 @@ class TimeoutsOfWorkers:
     def __init__(self, workers: int) -> None:
         self._stderr: Final = os.fdopen(os.dup(2), "w")  # the run's own; tests have their output captured
         self._longer: Final = max(1.0, workers / (os.cpu_count() or 1))
-        self._clock: Final = time.monotonic  # tests may put another one in its place
+        self._clock: Final = time.monotonic  # tests may replace it
         self._sleep: Final = time.sleep
         self._running: tuple[str, float, float] | None = None
         """The test that runs, how long it may take, and when that time is over."""
@@ -190,7 +192,7 @@ def nothing_left_running() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test in an event loop of its own: in virtual time if its nearest marker says so."""
+    """Run an async test in an event loop of its own: in virtual time if its nearest marker asks for it."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     loop_factory = None
@@ -233,7 +235,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests that need what this machine lacks, with the reason. Workers have them in the order of KINDS."""
+    """Skip tests whose requirements this machine lacks, with the reason. Workers run the tests in the order of
+    KINDS."""
     if hasattr(config, "workerinput"):
         places = {kind: place for place, kind in enumerate(KINDS)}
         items.sort(key=lambda item: places.get(item.nodeid.removeprefix("tests/").partition("/")[0], 0))
@@ -264,7 +267,7 @@ def _strace_works() -> bool:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Counts what `-m` left out."""
+    """Counts the tests that `-m` left out."""
     for item in items:
         for marker in ("slow", "root", "strace", "promtool", "browser"):
             if item.get_closest_marker(marker):
@@ -276,7 +279,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
     """With `--dist loadscope`: spread tests one by one, except those that stay together or measure time.
 
     Every third worker begins with tests that compute, the others with those that wait for processes: together they fill
-    the cores. They meet at the short ones, and so end at the same time.
+    the cores. Both reach the short ones last, and so end at the same time.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -297,13 +300,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes over what a worker has counted; one that crashed has sent nothing."""
+    """Adds a worker's counts; a crashed worker has sent none."""
     counted = getattr(node, "workeroutput", {}).get("left_out", {})
     _left_out.update(Counter(counted) - _left_out)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With ISTHMUS_NO_SKIPS a skipped test fails the run: there it would mean a machine that lacks something."""
+    """With ISTHMUS_NO_SKIPS a skipped test fails the run: there a skip would mean that the machine lacks something."""
     sent: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if sent is not None:  # of a worker: the process that reports decides
         sent["left_out"] = dict(_left_out)
@@ -314,7 +317,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how many tests were left out, and how to run them."""
+    """Prints how many tests were left out, and how to run them."""
     if _left_out:
         counts = ", ".join(f"{count} {marker}" for marker, count in sorted(_left_out.items()))
         terminalreporter.write_line(f"left out by marker: {counts} (`make test-all` runs them)")

@@ -12,7 +12,7 @@ from isthmus.repl.http.client import OPEN, PeerCredentials
 
 
 class PeerOnLoop:
-    """As `HttpPeer`; `cut` ends the loop, too."""
+    """Like `HttpPeer`; `cut` ends the loop, too."""
 
     def __init__(self, url: str, connections: int = 1, access: PeerCredentials = OPEN) -> None:
         self._peer = AsyncHttpPeer(url, access)

@@ -164,7 +164,7 @@ class Cluster:
 
     @property
     def records(self) -> Mapping[int, PartitionRecord]:
-        """As a living node read them last."""
+        """The records as a live node read them last."""
         return self.living[0].controller.records
 
     def decides(self) -> list[str]:
@@ -184,7 +184,7 @@ class Cluster:
         return Counter(record.leader.node for record in self.records.values() if record.leader is not None)
 
     async def stop(self) -> None:
-        """All of it."""
+        """Stop all nodes."""
         for node in self.living:
             await node.die()
 

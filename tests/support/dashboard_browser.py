@@ -136,7 +136,7 @@ class BrowserPage:
         return self.page.get_by_role("region", name=name, exact=True)
 
     def fits(self) -> bool:
-        """Whether the page as a whole needs no scrolling sideways."""
+        """Whether the page needs no horizontal scrolling."""
         found: bool = self.page.evaluate(FITS)
         return found
 
@@ -186,9 +186,10 @@ class BrowserPage:
         return self.dialog.inner_text()
 
     def fill_in(self, button: Locator, values: Mapping[str, str]) -> str:
-        """Press the button of an act that has inputs, fill them in by the beginnings of their labels, and go on.
+        """Press the button of an act that has inputs, fill them in by the beginnings of their labels, and continue.
 
-        The text of the dialog that asks, or of the same one with the reason why the values are not right."""
+        Returns the text of the confirmation, or of the same dialog with the reason why the values are invalid.
+        """
         button.click()
         for label, value in values.items():
             field = self.dialog.get_by_label(re.compile(f"^{re.escape(label)}"))
@@ -255,7 +256,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def open_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., BrowserPage]]:
     """Opens tabs: `open_page(admin, "cluster?type=default", width=360)`. With ISTHMUS_SCREENSHOTS, a folder, each tab
-    leaves its last sight there."""
+    saves a last screenshot there."""
     opened: list[BrowserPage] = []
 
     def open_(admin: str, where: str | None = "overview", **more: Any) -> BrowserPage:

@@ -106,7 +106,7 @@ class ExpectedRows:
         self.rows.pop(name, None)
 
     def write(self, steps: Iterable[PartitionStep]) -> None:
-        """As a store's `write`."""
+        """As in a store."""
         fill(self, list(steps), self._progress, rows.prefixes, self._remembered)
 
 

@@ -301,7 +301,7 @@ class Proxy:
         self._writers.clear()
 
     async def stop(self) -> None:
-        """No connection is left, not one just made either: a loop that is closed over one breaks the process."""
+        """No connection is left, nor is one being made: closing a loop with one breaks the process."""
         self._stopped = True
         self._server.close()
         for task in self._tasks:

@@ -96,7 +96,7 @@ class Listener:
 
 
 def whole_frames(disk: MemoryDisk, name: str) -> list[LogFrame]:
-    """The frames of a log file, all whole, up to its end or to unused room."""
+    """The frames of a log file, all complete, up to its end or to unused room."""
     frames: list[LogFrame] = []
     with LogFileReader(disk, LogFile(0, DIRECTORY / name, None, 0)) as reader:
         reader.file_header()

@@ -1,7 +1,7 @@
 """Turns between tests that give this machine addresses and tests that open pages.
 
 Chromium gives up every request under way with ERR_NETWORK_CHANGED when an address of its machine comes or goes. The
-lock is for the whole machine, as addresses are: the workers of a run share it, and so do two runs at once.
+lock is for the whole machine, like addresses: the workers of a run share it, and so do two runs at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ networks."""
 
 @contextmanager
 def addresses_stay() -> Iterator[None]:
-    """No test changes this machine's addresses meanwhile; any number may hold this at once."""
+    """Hold this while the machine's addresses must not change; any number may hold it at once."""
     with _turn(fcntl.LOCK_SH):
         yield
 

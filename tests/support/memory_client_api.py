@@ -58,15 +58,15 @@ class FakeRoutes:
 
 
 class NoSuchType(BadInput):
-    """As the coordinator refuses a bucket type that does not exist."""
+    """Raised for a missing bucket type, as by the coordinator."""
 
     reason = "unknown-bucket-type"
 
 
 class MemoryCluster:
-    """`KeyValue` over a dict: a write is durable at once. `fail` makes calls raise; `gate` holds writes; `unapplied` is
-    what an uncommitted read sees; without `returns` no written object comes back, as a large one from another node;
-    with `reads_wait` no read is answered at once."""
+    """`KeyValue` over a dict: a write is durable at once. `fail` makes calls raise; `gate` holds writes; `unapplied`
+    has the results of uncommitted reads; without `returns` written objects are not returned, as large ones from another
+    node; with `reads_wait` no read is answered at once."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, bytes] = {}

@@ -2,8 +2,8 @@
 
 Every call that changes the disk is a step. `stop_at = n` kills the process at its n-th step: the step has no effect,
 or, for a write with `tear_write`, half of it; every call after it fails. `survivor` gives the disk that the next
-process finds: with everything that was written (the process was killed), without what was not synced (the power
-failed), or with random parts of that. Names of a directory are subject to the same as bytes of a file.
+process finds: with all written data (the process was killed), without unsynced data (the power failed), or with random
+parts of that. The same applies to a directory's names as to a file's bytes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Truncation(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """A larger size; what is new reads as zeros."""
+    """A larger size; the new bytes read as zeros."""
 
     size: int
 
 
 class File:
-    """One file: what reading shows, what is on the platter, and the changes between the two."""
+    """One file: the readable contents, the contents on the platter, and the changes between the two."""
 
     def __init__(self) -> None:
         self.cached = bytearray()

@@ -36,7 +36,7 @@ class _Partition:
         self.start = 0
         self.durable = 0
         self.entries: list[Entry] = []
-        """From `start` on."""
+        """Entries from `start` on."""
         self.table: EpochTable = ()
 
     @property

@@ -1,9 +1,9 @@
-"""The metastore's memory twin: one tree of values in this process, with faults at will.
+"""The metastore's memory twin: one tree of values in this process, with faults on request.
 
 A `tests.support.memory_metastore.MemoryEnsemble` is the tree; each `MemoryMetastore` on it is one node's client with
-its own session. The rules above the tree are the real ones (`repl.metastore.metastore`). It adds what a real ensemble
-does only when hurt: `disconnect`, `expire`, `hold`, and writes that lose their request or their answer, or arrive late.
-No thread, no clock: hints and session events go through the running loop, never inside the call that caused them.
+its own session. The rules above the tree are the real ones (`repl.metastore.metastore`). It adds a real ensemble's
+behaviour under faults: `disconnect`, `expire`, `hold`, and writes that lose their request or their answer, or arrive
+late. No thread, no clock: hints and session events go through the running loop, never inside the call that caused them.
 
 The tree of the memory twin: values, versions, zxids, ephemerals of sessions, one-shot news of changes.
 
@@ -78,7 +78,7 @@ class MemoryEnsemble:
         return [name for other in self._nodes if other.startswith(below) and "/" not in (name := other[len(below) :])]
 
     def create(self, path: str, value: bytes, owner: int = 0) -> Stat:
-        """Create what must not exist, and its parents; for the session `owner` when it is not 0."""
+        """Create a node that must not exist, and its parents; for the session `owner` when it is not 0."""
         if path in self._nodes:
             raise VersionConflict(f"{path} exists")
         if owner and owner not in self._open:
@@ -127,7 +127,7 @@ class MemoryEnsemble:
         return done
 
     def copied(self) -> MemoryEnsemble:
-        """The tree as it is now, for `go_back`."""
+        """A copy of the present tree, for `go_back`."""
         copy = MemoryEnsemble()
         copy.zxid = self.zxid
         copy._nodes = {path: replace(node) for path, node in self._nodes.items()}
@@ -168,11 +168,11 @@ class WriteFault(StrEnum):
     """How the next write ends; each raises Ambiguous."""
 
     REQUEST_LOST = "request-lost"
-    """It never happens."""
+    """The write does not take effect."""
     ANSWER_LOST = "answer-lost"
-    """It has happened."""
+    """The write has taken effect."""
     LATE = "late"
-    """It happens at `deliver_late()`, if its version still fits then."""
+    """The write takes effect at `deliver_late()`, if its version still fits then."""
 
 
 class MemoryMetastore(TreeMetastore):

@@ -695,7 +695,7 @@ class HttpDriver:
         return self._loop.run_until_complete(self._served_on(self._fast(), data))
 
     def general(self, data: bytes) -> object:
-        """By the parser and ASGI alone."""
+        """Serve a request by the parser and ASGI alone."""
         return self._loop.run_until_complete(self._served_on(self._general(), data))
 
     async def _served_on(self, connection: Any, data: bytes) -> bytes:
@@ -722,7 +722,7 @@ class HttpDriver:
         return answer
 
     async def _settled(self, sent: _Sent) -> None:
-        """Turn the loop until nothing is written any more."""
+        """Run the loop until nothing more is written."""
         quiet, length = 0, -1
         for _ in range(TURNS_MAX):
             await asyncio.sleep(0)
@@ -730,11 +730,11 @@ class HttpDriver:
             length = len(sent.data)
             if quiet > 3 and len(asyncio.all_tasks(self._loop)) == 1:
                 return
-            if quiet > 40:  # a request that is not whole, which waits for its client
+            if quiet > 40:  # an incomplete request, which waits for its client
                 return
 
     async def _ended(self) -> None:
-        """Turn the loop until all requests of the connection have ended: its client is gone."""
+        """Run the loop until all requests of the connection have ended after its client left."""
         for _ in range(TURNS_MAX):
             if len(asyncio.all_tasks(self._loop)) == 1:
                 return

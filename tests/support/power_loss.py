@@ -50,19 +50,19 @@ class LossyDisk(Disk):
         self.done.append(name)
 
     def sync_file(self, path: Path) -> None:
-        """As the real one; the length now is durable."""
+        """Like the real one; the present length is durable."""
         self._step(f"sync {path.suffix}")
         length = path.stat().st_size
         super().sync_file(path)
         self.durable_logs[path.name] = max(self.durable_logs.get(path.name, 0), length)
 
     def sync_directory(self, path: Path) -> None:
-        """As the real one."""
+        """Like the real one."""
         self._step("sync directory")
         super().sync_directory(path)
 
     def write_slot(self, slots: SlotFile, value: Any) -> None:
-        """As the real one; a stop here leaves the slot torn."""
+        """Like the real one; a stop here leaves the slot torn."""
         paths = slots._paths
         target = paths[(slots._sequence + 1) % 2]
         try:
@@ -149,8 +149,8 @@ class DatabaseRecorder:
         return sorted(p.name for p in self._kept.glob("*.log") if p.name >= self._first_log)
 
     def hold(self) -> None:
-        """Put a log back that LevelDB has just deleted: as if the old memtable's table were still being written.
-        (A later compaction may delete it again; then the loss is one after that.)"""
+        """Restore a log that LevelDB has just deleted, as if the old memtable's table were still being written. (A
+        later compaction may delete it again; then the loss is one after that.)"""
         deadline = time.monotonic() + SETTLE_S
         while len(list(self._live.glob("*.log"))) > 1:
             assert time.monotonic() < deadline

@@ -35,9 +35,10 @@ PARTITIONS = (3, 8)
 
 
 class QueueNode:
-    """The queues of one node. `start` starts them and leads all partitions; `crash` drops what is only in memory.
+    """The queues of one node. `start` starts them and leads all partitions; `crash` drops the state in memory.
 
-    As a context manager: started, and closed at the end."""
+    As a context manager: started, and closed at the end.
+    """
 
     def __init__(self, *settings: QueueSettings, ensemble: MemoryEnsemble | None = None, node: str = "e1") -> None:
         self.settings = settings or (QueueSettings("q"),)

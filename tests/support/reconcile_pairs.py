@@ -50,7 +50,7 @@ BUCKET = b"b"
 
 
 class ClusterPair:
-    """Both clusters, and writes with clocks of the test's making."""
+    """Both clusters, and writes with clocks that the test chooses."""
 
     def __init__(self, described: dict[str, Any]) -> None:
         nodes = {name: one["nodes"][0] for name, one in described["clusters"].items()}
@@ -60,7 +60,8 @@ class ClusterPair:
 
     @staticmethod
     def put(url: str, objects: dict[bytes, Object], bucket: bytes = BUCKET, origin: bytes | None = None) -> None:
-        """Push objects, clocks as they are; with `origin`, the uuid of a cluster, its queue does not send them back."""
+        """Push objects with their clocks unchanged; with `origin`, the uuid of a cluster, its queue does not send them
+        back."""
         items = [[b"default", bucket, key, encode_object(obj)] for key, obj in objects.items()]
         for start in range(0, len(items), 500):
             body = msgpack.packb([1, origin, items[start : start + 500]])
@@ -148,8 +149,8 @@ def i_spark_sum(directory: RunDirectory) -> None:
 
 
 def i_spark_snap(directory: RunDirectory) -> None:
-    """I-SPARK-SNAP: each piece of a manifest names its partition, epoch and offset; the offset is at least what was
-    applied when the run began, and at most what was applied when it ended."""
+    """I-SPARK-SNAP: each piece of a manifest names its partition, epoch and offset; the offset lies between the applied
+    offsets at the run's begin and end."""
     summary = directory.read("summary.json")
     assert summary is not None
     chunks = pq.read_table(directory.path / "segments").to_pylist()
@@ -234,7 +235,7 @@ def served(answer: Any) -> Iterator[str]:
         do_GET = do_POST
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
+            """Logs nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

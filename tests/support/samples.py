@@ -33,7 +33,7 @@ def share(count: int, least_count: int = EXAMPLES_LEAST_COUNT) -> int:
 
 
 def seeds(whole: range) -> range:
-    """Those of some seeds that this run takes: the first."""
+    """The seeds that this run takes: the first ones."""
     return whole[: share(len(whole), SEEDS_LEAST_COUNT)]
 
 

@@ -82,7 +82,7 @@ class StreamedGroup(ReplicaGroup):
     # -- messages -------------------------------------------------------------------------------
 
     def perform(self, node: str, effect: fx.Effect) -> None:
-        """As of every group; runs go into the open groups."""
+        """As in every group; runs are added to the open groups."""
         if not isinstance(effect, fx.StreamEntries):
             super().perform(node, effect)
             return
@@ -95,7 +95,7 @@ class StreamedGroup(ReplicaGroup):
                 self.runs[to].append(run)
 
     def carry(self, node: str, to: str, message: object) -> None:
-        """As of every group; some messages wait."""
+        """As in every group; some messages are held."""
         if isinstance(message, AppendEntries) and message.entries:
             self.appends.append((to, message.start, message.start + len(message.entries)))
         if isinstance(message, AppendEntries) and to in self.hold_messages:

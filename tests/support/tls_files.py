@@ -39,7 +39,7 @@ class CertificateFolder:
         return LinkTls(server, client_contexts(files, check_host=False), take_plain, dial_plain)
 
     def client(self, pair: str | None = None, *, check_host: bool = False) -> ssl.SSLContext:
-        """For a client that shows `pair`."""
+        """The context of a client that shows `pair`."""
         return client_contexts(self.files(pair), check_host=check_host).current()
 
     def token(self, role: TokenRole) -> str:

@@ -67,8 +67,8 @@ class Server:
         self.process.send_signal(number)
 
     def freeze(self) -> None:
-        """SIGSTOP; returns when every thread has stopped. Until the one that takes the signal has its turn on a
-        processor, the others go on answering."""
+        """SIGSTOP; returns when every thread has stopped. Until the thread that receives the signal is scheduled, the
+        others keep answering."""
         self.send(signal.SIGSTOP)
         assert self.process is not None
         deadline = time.monotonic() + 20
@@ -222,7 +222,7 @@ class ZooKeeperClients:
 
 @pytest.fixture(params=["memory", "zookeeper"])
 def clients(request: pytest.FixtureRequest) -> MemoryClients | ZooKeeperClients:
-    """Each claim of the contract holds on both."""
+    """Each test of the contract runs on both."""
     if request.param == "memory":
         return MemoryClients()
     return ZooKeeperClients(request.getfixturevalue("shared_server"))
