@@ -39,7 +39,7 @@ class Checkers:
     def __init__(self, simulation: ClusterSimulation) -> None:
         self.simulation = simulation
         self.histories: dict[int, PartitionHistory] = {}
-        """All that happened to each partition."""
+        """The history of each partition."""
         self._views: dict[tuple[str, int], PartitionRecord | None] = {}
         self._hws: dict[tuple[str, int], int] = {}
         self._epochs_seen: dict[tuple[str, int, int], int] = {}
@@ -59,7 +59,7 @@ class Checkers:
         """Data is lost beyond the promise, on purpose: electable replicas may lack entries."""
 
     def history(self, partition: int) -> PartitionHistory:
-        """All that happened to a partition."""
+        """The history of a partition."""
         found = self.histories.get(partition)
         if found is None:
             found = self.histories[partition] = PartitionHistory()
@@ -199,7 +199,7 @@ class Checkers:
     # -- entries in logs ----------------------------------------------------------------------
 
     def appended(self, process: Process, partition: int, entries: Sequence[Entry], made_here: bool) -> None:
-        """A process hands entries to its log: some that it made as a leader, or some that a leader sent."""
+        """A process passes entries to its log: a leader's own, or those that a leader sent."""
         history = self.history(partition)
         if made_here:
             who = process.me()
@@ -304,7 +304,7 @@ class Checkers:
             process.undecided[partition] = [other for other in undecided if other.version >= record.version]
 
     def _check_write(self, process: Process, partition: int, record: PartitionRecord) -> None:
-        """A process asks for a conditional write."""
+        """A process sends a conditional write."""
         undecided = process.undecided[partition]
         if any(other is record for other in undecided):
             self.simulation.counts["write_repeated"] += 1
@@ -353,7 +353,7 @@ class Checkers:
                 "I-APPLY", f"{process.name} takes {replica.high_watermark} for committed of {len(history.committed)}"
             )
         elif not process.holds_directory() and replica.high_watermark <= process.node.disk.logs[partition].start:
-            return  # the log there went on without it, and was trimmed
+            return  # the log there continued without it, and was trimmed
         else:
             end = replica.high_watermark
             entry = process.read_log(partition, end - 1, end)[0]
@@ -367,7 +367,7 @@ class Checkers:
         assert record is not None
         history = self.history(partition)
         start = max(before, process.node.disk.logs[partition].start)
-        if start >= end:  # it lost its directory, and the log there went on and was trimmed
+        if start >= end:  # it lost its directory, and the log there continued and was trimmed
             assert not process.holds_directory()
             invariants.apply_order(history, 0, 0, end, end, end)
             return
@@ -395,7 +395,7 @@ class Checkers:
         self.guard_complete(partition)
 
     def _check_log(self, process: Process, partition: int, replica: Replica) -> None:
-        """Cheap looks at the directory that the process holds."""
+        """Cheap checks of the directory that the process holds."""
         history = self.declared.judge(process.node, partition) if self.declared.acts else self.history(partition)
         disk = process.node.disk
         if replica.far_position is None:

@@ -39,11 +39,11 @@ class Client:
         )
 
     def stop(self) -> None:
-        """No more writes and reads."""
+        """Stop writing and reading."""
         self._stopped = True
 
     def begin(self) -> None:
-        """From now on one acknowledgement shows that the partition takes writes."""
+        """From now on one acknowledgement proves that the partition accepts writes."""
         self.done = False
 
     def acknowledged(self) -> None:

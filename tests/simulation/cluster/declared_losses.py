@@ -47,7 +47,7 @@ class Declarations:
         self._checkers = checkers
         self._shown: dict[tuple[int, int, Member], int] = {}
         self.acts: dict[int, ForcedElection] = {}
-        """By partition; empty in most simulations."""
+        """Forced elections by partition; empty in most simulations."""
         self.unfounded: set[tuple[str, int]] = set()
         """(node, partition) where a replica was forced whose store had rows of entries that its log had lost."""
 
@@ -155,7 +155,7 @@ class Declarations:
         if act is None or known is None or known.lineage >= act.lineage or replica.high_watermark <= act.end:
             return
         member = Member(process.node.name, process.node.disk.log_ids[partition])
-        if member == act.chosen:  # it had more in the end than it was shown with
+        if member == act.chosen:  # it had more in the end than was shown of it
             history = self._checkers.history(partition)
             if len(history.committed) == act.end:
                 history.committed.extend(act.past.committed[act.end : replica.high_watermark])

@@ -104,7 +104,7 @@ class SimLog:
         self.entries, self.below = [], table[-1:]
 
     def sync(self) -> None:
-        """All that was written is durable."""
+        """Make all written operations durable."""
         self._undo.clear()
         self.synced = self.end
 
@@ -153,8 +153,8 @@ class SimLog:
 
 class SimStore:
     """One partition's rows: `latest` by key; `history[i]` is the entry applied at offset i. `floor` is the last
-    checkpoint; `target` the applied offset that replay must pass before rows can be believed, 0 when they can. `far` is
-    the far mark: then only `latest` counts."""
+    checkpoint; `target` the applied offset that replay must pass before rows are valid, 0 when they are. `far` is the
+    far mark: then only `latest` counts."""
 
     def __init__(self) -> None:
         self.history: list[Entry] = []
@@ -167,8 +167,8 @@ class SimStore:
         self.reaped = -1
         """Offset of the last REAP entry."""
         self.beyond: dict[int, Entry] = {}
-        """By key, the rows of entries above the floor that a power loss left, as long as nothing was written over them:
-        the log need not hold those entries."""
+        """By key, the rows of entries above the floor that a power loss left, until they are overwritten: the log need
+        not hold those entries."""
 
     @property
     def applied(self) -> int:
@@ -227,7 +227,7 @@ class SimStore:
         self.far = TransferStored(upto, epoch, whole)
 
     def finish_far(self, committed: Sequence[Entry]) -> None:
-        """It is the effect of all these."""
+        """The rows become the effect of all these entries."""
         self.history = list(committed)
         self.reaped = last_reap(committed)
         self.floor = len(committed)
@@ -287,7 +287,7 @@ class Disk:
         self.log_ids[partition] = log_id
 
     def delete_copy(self, partition: int) -> None:
-        """Nothing of a condemned copy is left."""
+        """Delete everything of a condemned replica."""
         self.condemned.discard(partition)
         del self.logs[partition]
         del self.stores[partition]

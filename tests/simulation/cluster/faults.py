@@ -132,7 +132,7 @@ class Faults:
             node.power_loss()
 
     def _blackout(self, _node: Node) -> None:
-        """All machines at once: where acknowledged means synced, nothing of it is lost."""
+        """All machines lose power at once: where acknowledged means synced, no acknowledged entry is lost."""
         if not self.simulation.plan.asynchronous:
             self.simulation.counts["blackout"] += 1
             for node in self.simulation.nodes.values():
@@ -369,7 +369,7 @@ class Faults:
         return replace(record, replicas=before + adding, adding=adding, removing=removing)
 
     def _balance(self, _node: Node) -> None:
-        """The controller's plan for even leaderships is carried out: each leader is asked to hand over."""
+        """The controller's plan for even leaderships is carried out: each leader gets a request to hand over."""
         simulation = self.simulation
         for move in plan(seats(simulation.metastore.records, simulation.metastore.registrations)):
             record = simulation.metastore.records[move.partition]
@@ -383,7 +383,7 @@ class Faults:
     # -- for good -------------------------------------------------------------------------------
 
     def leave_broken(self, names: list[str]) -> None:
-        """These nodes are lost to the others for good, each in a way of its own."""
+        """Disconnect these nodes from the others for good, each in a different way."""
         simulation, rng = self.simulation, self.simulation.rng
         for name in names:
             node = simulation.nodes[name]

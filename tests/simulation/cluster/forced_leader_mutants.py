@@ -1,6 +1,6 @@
 """Deliberate defects of forced elections (docs/protocol.md R-FORCE), each of which the simulator must catch.
 
-As in `mutants.py`, which says in which mix of faults and by which invariants.
+`mutants.py` lists the mixes of faults and the invariants.
 """
 
 from __future__ import annotations

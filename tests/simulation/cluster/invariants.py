@@ -44,10 +44,10 @@ class PartitionHistory:
     """request id -> offset, of every request that was acknowledged."""
 
     acked_end: int = 0
-    """All acknowledged entries lie below."""
+    """All acknowledged entries lie below this offset."""
 
     read_end: int = 0
-    """All that a committed read has shown lies below."""
+    """All entries shown by committed reads lie below this offset."""
 
     refused: set[bytes] = field(default_factory=set)
     """Request ids that got a definite error."""
@@ -131,7 +131,7 @@ def moved(before: PartitionRecord, after: PartitionRecord) -> None:
 
 
 def factor_in_force(began: Collection[str], record: PartitionRecord) -> None:
-    """I-FACTOR: while replicas change, effective min-ISR asks for no more of them than there were when the change began
+    """I-FACTOR: while replicas change, effective min-ISR requires no more of them than existed when the change began
     (`began`), nor than there will be; and the change ends only when every newcomer that stays is in sync."""
     in_sync = {member.node for member in record.isr}
     if record.adding or record.removing:
@@ -167,7 +167,7 @@ def dot_unique(history: PartitionHistory, entry: Entry) -> None:
 
 
 def log_leader(history: PartitionHistory, entries: Iterable[Entry]) -> None:
-    """I-LOG-LEADER: every entry in a log is what the leader of its epoch appended there."""
+    """I-LOG-LEADER: every entry in a log is the one that the leader of its epoch appended there."""
     for entry in entries:
         made = history.appended.get((entry.epoch, entry.offset))
         if made != entry.wire:

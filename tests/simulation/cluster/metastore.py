@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 METASTORE = "metastore"
-"""Its name among the ends of the network."""
+"""The metastore's name among the ends of the network."""
 
 SESSION_MS = 2_500
 """A session ends after this time without a heartbeat."""
@@ -148,7 +148,7 @@ class SimMetastore:
             process.see(record)
 
     def _fulfilled(self, partition: int, needs: Collection[Member]) -> bool:
-        """Each member that a write needs is registered, active, and has that gen."""
+        """Each member that a write requires is registered, active, and has that log id."""
         for member in needs:
             found = self.registrations.get(member.node)
             if found is None or not found.active or found.log_id_of(partition) != member.log_id:
@@ -158,7 +158,7 @@ class SimMetastore:
     # -- reads ----------------------------------------------------------------------------------
 
     def read(self, asker: str, answer: Callable[[Look], None]) -> None:
-        """A look: the records, and then the registrations; may never be answered."""
+        """Read the records, and then the registrations; may never be answered."""
         if self.simulation.network.open(asker, METASTORE) and not self._lost():
             self.simulation.after(self._delay_ms(), self._read_records, asker, answer)
 

@@ -1,7 +1,7 @@
-"""Small values of the simulated metastore, as source queues ask for them: see `repl.metastore.port.Metastore`.
+"""Small values of the simulated metastore, as source queues use them: see `repl.metastore.port.Metastore`.
 
-One tree for the simulation; each process has its own way to it, which is cut, slow or down as its way to the records
-is.
+One tree for the simulation; each process has its own connection to it, which is cut, slow or down like its connection
+to the records.
 """
 
 from __future__ import annotations

@@ -462,7 +462,7 @@ def answers_when_appended(patch: Patch) -> None:
 
 
 def writes_unconditionally(patch: Patch) -> None:
-    """The metastore does not look at versions."""
+    """The metastore does not check versions."""
     sound = SimMetastore._store
 
     def store(self: SimMetastore, record: PartitionRecord, needs: Any) -> Any:
@@ -475,7 +475,8 @@ def writes_unconditionally(patch: Patch) -> None:
 
 
 def sends_rows_of_now(patch: Patch) -> None:
-    """A leader reads a round's chunks from the store as it is, not as it was when the round began (against R-FAR)."""
+    """A leader reads a round's chunks from the store's present state, not from a snapshot of the round's start (against
+    R-FAR)."""
     sound = StateTransfers._chunk
 
     def chunk(self: StateTransfers, partition: int, to: str, asked: ms.TransferRequest) -> ms.Message:
@@ -488,7 +489,7 @@ def sends_rows_of_now(patch: Patch) -> None:
 
 
 def forgets_that_it_is_far(patch: Patch) -> None:
-    """A process does not look at the far mark of its store when it starts (against R-FAR)."""
+    """A process ignores the transfer mark of its store when it starts (against R-FAR)."""
 
     def found(_self: StateTransfers, _store: Any) -> None:
         return None
@@ -497,7 +498,7 @@ def forgets_that_it_is_far(patch: Patch) -> None:
 
 
 def skips_to_the_end(patch: Patch) -> None:
-    """A follower takes a round for whole when its first rows are here (against R-FAR)."""
+    """A follower takes a round for complete when its first rows have arrived (against R-FAR)."""
     sound = state_transfer._install_rows
 
     def install(transfer: Any, message: ms.TransferRows, effects: fx.Effects) -> None:

@@ -39,7 +39,7 @@ class Network:
         self._slow: dict[tuple[str, str], int] = {}
         self._links_checked = True
         self.calm = False
-        """Nothing is lost, repeated, overtaken or held any more."""
+        """No message is lost, repeated, overtaken or held any more."""
         self.held_until_ms = 0
         """Arrival time of the last held message."""
 
@@ -54,7 +54,7 @@ class Network:
         return (one, other) not in self._cuts and (other, one) not in self._cuts
 
     def cut(self, sender: str, to: str, for_ms: int) -> None:
-        """Nothing passes from `sender` to `to` for so long."""
+        """Cut the route from `sender` to `to` for this time."""
         until_ms = self.simulation.now_ms + for_ms
         self._cuts[sender, to] = max(until_ms, self._cuts.get((sender, to), 0))
         self.links_changed()
@@ -67,7 +67,7 @@ class Network:
         self.links_changed()
 
     def join_all(self, among: frozenset[str] | None = None) -> None:
-        """Nothing is cut or slow any more (between the ends `among`), and nothing else happens to messages."""
+        """End all cuts and delays (between the ends `among`), and all other faults of messages."""
         self.calm = True
         for ways in (self._cuts, self._slow):
             for way in list(ways):

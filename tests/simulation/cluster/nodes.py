@@ -23,7 +23,7 @@ ZOMBIE_LIMIT_MS = 2_500
 """How long a process that lost its directory may go on after it woke up."""
 
 STOP_LIMIT_MS = 6_000
-"""How long a process that is asked to leave may take before it is killed."""
+"""How long a process may take for a graceful stop before it is killed."""
 
 LEADS = (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 
@@ -47,7 +47,7 @@ class Node:
 
     @property
     def partitions(self) -> list[int]:
-        """Those of which a copy is here that counts."""
+        """Partitions with a valid replica on this node."""
         return sorted(self.disk.logs.keys() - self.disk.condemned)
 
     @property

@@ -66,7 +66,7 @@ HAND_OVER_MS = 30_000
 
 
 class StreamStep(NamedTuple):
-    """In the trace, in place of an event: a replica was asked for the sake of a stream."""
+    """Shown in the trace in place of an event: a call of a replica for a stream."""
 
     what: str
 
@@ -187,7 +187,7 @@ class ProcessShell:
         return True
 
     def takes_stream(self, node: str) -> bool:
-        """True after `node` asked for a stream, until a connection with it breaks."""
+        """True after `node` requested a stream, until a connection with it breaks."""
         return node in self._process.stream_nodes
 
     def persist_encoded(self, runs: Sequence[StreamRun]) -> None:
@@ -209,7 +209,7 @@ class ProcessShell:
         self._process.feed(partition.id, event)
 
     def check_log_start(self, partition: SimPartition) -> None:
-        """A FollowRequest came: the process looks itself."""
+        """A FollowRequest arrived: the process handles it itself."""
 
     def has_space(self, _size_bytes: int) -> bool:
         """The disk is never full."""
@@ -274,7 +274,7 @@ class StreamProcess(Process):
         super().__init__(simulation, node, number)
         shell = cast(Any, ProcessShell(self))
         self.stream_nodes: set[str] = set()
-        """Nodes that asked for a stream."""
+        """Nodes that requested a stream."""
         self.cursors: dict[int, bytes] = {}
         """The newest soft cursor that this process has, by partition."""
         self.partitions = SimPartitions(self)
@@ -345,7 +345,7 @@ class StreamProcess(Process):
             super().receive(partition, event)
 
     def post(self, partition: int, event: ev.Event) -> None:
-        """As of every process; messages of streams do not go to a core, cursors only as far as the receiver."""
+        """As in every process; messages of streams do not reach a core, cursors only the receiver."""
         delivery = cast(object, event.message) if isinstance(event, ev.Received) else None
         if not isinstance(delivery, Delivery) or not self.alive or self.paused:
             super().post(partition, event)
@@ -477,8 +477,8 @@ class StreamSimulation(ClusterSimulation):
     # -- cursors --------------------------------------------------------------------------------
 
     def quiet(self) -> None:
-        """And while nothing fails, cursors reach the followers (I-CURSOR-ARRIVES): at rest, over new connections, where
-        the stream takes the first write, and the next leader in time."""
+        """See ClusterSimulation; and without faults cursors reach the followers (I-CURSOR-ARRIVES): at rest, over new
+        connections, where the stream takes the first write, and the next leader in time."""
         super().quiet()
         self._check_cursors("at rest")
         self._reconnect()

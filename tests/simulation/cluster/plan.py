@@ -34,7 +34,7 @@ KINDS = (
     "reassign",
     "balance",
 )
-"""Each is a method of `Faults`."""
+"""Names of the faults, each a method of `Faults`."""
 
 OFTEN = {"ambush": 3, "stop": 2, "cut_nodes": 2, "hand_over": 2, "reassign": 2}
 

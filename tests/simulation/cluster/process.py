@@ -293,7 +293,7 @@ class Process:
 
     def _tick(self, due_ms: int) -> None:
         if self._tick_at_ms != due_ms:
-            return  # an earlier one was asked for meanwhile, and has asked for the next
+            return  # an earlier one was requested meanwhile, and has requested the next
         self._tick_at_ms = None
         now_ms = self.simulation.now_ms
         for partition, replica in list(self.replicas.items()):

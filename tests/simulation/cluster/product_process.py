@@ -114,7 +114,7 @@ class SoftStoreWriter(StoreWriter):
             store.rows.write([PartitionStep(P, (), soft)])
 
     def flush(self) -> None:
-        """Those that found nothing to travel with."""
+        """Write the soft cursors that no entry carried."""
         if self._amid is None and not self._asked and self.process.holds_directory():
             for partition in list(self.soft):
                 self.write_soft(partition)
@@ -154,7 +154,7 @@ class StrictQueueService(QueueService):
         self._log_end(task)
 
     def tick(self) -> None:
-        """And the ledger closes at each."""
+        """See QueueProcess; and the ledger of each queue closes."""
         super().tick()
         for queue in self._queues.values():
             if queue.ledger_off:
@@ -342,7 +342,7 @@ class QueueProcess(Process):
     # -- soft cursors ---------------------------------------------------------------------------
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
-        """As the runtime's."""
+        """As in the product's runtime."""
         if partition in self.partitions:
             self.store.soft.setdefault(partition, {})[queue] = payload
             self.partitions[partition].cursor_gossip.update(queue, payload)
@@ -437,7 +437,7 @@ class Runtime:
         return contextlib.nullcontext()
 
     def append(self, place: Partition, entries: Sequence[Entry], _now_ms: int) -> IsthmusError | None:
-        """As the runtime's."""
+        """As in the product's runtime."""
         process = self._process
         if not process.alive or process.stopping or place.id not in process.replicas:
             return NotReady("the node is stopping")
@@ -452,7 +452,7 @@ class Runtime:
         return None
 
     def committed(self, place: Partition) -> asyncio.Future[None]:
-        """As the runtime's."""
+        """As in the product's runtime."""
         process = self._process
         if place.replica.confirms_alone:
             return self.confirmed

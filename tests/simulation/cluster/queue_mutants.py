@@ -92,7 +92,7 @@ def owner_version_ignored(patch: Patch) -> None:
 
 
 def a_new_owner_leaves_the_window(patch: Patch) -> None:
-    """A window stays as it is though another owner, or another act, is decided."""
+    """A window stays unchanged although another owner, or another act, is decided."""
 
     def needs_no_new_window(window: Window, after: CursorState) -> bool:
         return after.cursor <= window.cursor

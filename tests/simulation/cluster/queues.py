@@ -3,8 +3,8 @@ push.
 
 Each process is a `QueueProcess`. Clients write, delete, send requests again and bring pushes; the sinks of two other
 clusters fetch from every leader, acknowledge (late, twice, or not at all), restart, and refuse some changes for good.
-An operator releases, places, clears, suspends and resumes, and registers a queue that comes late. Tombstones are reaped
-where all queues are done with them. Around it is the simulator with all its faults.
+An operator releases, places, clears, suspends and resumes, and registers a queue late. Tombstones are reaped once all
+queues have passed them. The simulator adds all its faults.
 
     I-ALO  once all is calm, each queue's owner has every write of ours that is acknowledged and not in a gap
     I-Q-CURSOR     no cursor passes a row whose writes of ours the owner lacks, but in a gap
@@ -265,7 +265,7 @@ class SinkNodes:
 
     @property
     def awake(self) -> tuple[str, ...]:
-        """Those that fetch; at least one does."""
+        """The nodes that fetch; at least one does."""
         return tuple(name for name in self.names if name not in self._away)
 
     def share(self, node: str) -> Share | None:
@@ -312,7 +312,7 @@ class Sink:
         simulation.after(simulation.chance.randint(10, 150), self.start)
 
     def _restart(self) -> None:
-        """Its process ends with all that it had not acknowledged."""
+        """The sink's process ends and loses everything that it had not acknowledged."""
         self.simulation.counts["sink_restarted"] += 1
         self._life += 1
         self._acks.clear()
@@ -617,8 +617,8 @@ class CursorNetwork(Network):
 
 
 class QueueSimulation(ClusterSimulation):
-    """See the module's text. `mixes`: an operator does what one of them says, with such pauses. `shares`: sinks have
-    several nodes, which come and go, and fetch the shares that they lead."""
+    """See the module's text. `mixes`: an operator carries out the acts of one of them, with its pauses. `shares`: sinks
+    have several nodes, which come and go, and fetch the shares that they lead."""
 
     option = " --queues"
     shares = True
@@ -771,7 +771,7 @@ class QueueSimulation(ClusterSimulation):
                 return
 
     def declared_lost(self, process: QueueProcess, partition: int) -> bool:
-        """Its leadership is of before an operator forced another past."""
+        """Its leadership dates from before an operator forced another history."""
         act = self.checkers.declared.acts.get(partition)
         record = process.replicas[partition].record
         return self.checkers.beyond_promise or (act is not None and (record is None or record.lineage < act.lineage))
@@ -785,7 +785,7 @@ class QueueSimulation(ClusterSimulation):
 
 
 class UnsharedQueueSimulation(QueueSimulation):
-    """With one node a sink and no shares, as by sinks of the version before: for seeds that were found with it."""
+    """Sinks with one node and no shares, as in the version before: for seeds that were found with it."""
 
     option = " --queues --no-shares"
     shares = False

@@ -49,7 +49,7 @@ LIMITS = WriteLimits(object_bytes=1_000_000, sibling_count=50, entry_bytes=20_00
 PROPERTIES = TypeProperties(DEFAULTS, {})
 
 P = 0
-"""Each copy has a store of its own, in which its partition has this number."""
+"""The number of the partition in each replica's own store."""
 
 STATE_BYTES = 150
 """Transfer metadata comes in chunks of this size: several."""
@@ -444,7 +444,7 @@ class RowCheckers(Checkers):
         return client.peer
 
     def _look(self, partition: int, entry: Entry) -> None:
-        """I-NO-RESURRECT: no value that a tombstone has seen is stored again."""
+        """I-NO-RESURRECT: no value that a tombstone's clock covers is stored again."""
         name, obj = (partition, entry.key), decode_object(entry.payload)
         gone = self.gone.get(name, ())
         if obj.deleted:
@@ -475,8 +475,8 @@ class RowCheckers(Checkers):
 
 class RowSimulation(ClusterSimulation):
     """See the module's text. `recalls`: how often a client writes with the clock of an earlier read, perhaps from
-    another leader, instead of what it reads at the leader that it writes to. `repeats`: how often it sends a request
-    again, under the same id, whatever its outcome."""
+    another leader, instead of one that it reads at the leader that it writes to. `repeats`: how often it sends a
+    request again, under the same id, whatever its outcome."""
 
     option = " --reaps"
 

@@ -1,6 +1,6 @@
 """Deliberate defects of how replicas change (docs/protocol.md R-RF), each of which the simulator must catch.
 
-As in `mutants.py`, which says in which mix of faults and by which invariants.
+`mutants.py` lists the mixes of faults and the invariants.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class ReplicaManager:
         return record is not None and self.process.node.name not in record.replicas
 
     def _idle(self, partition: int) -> bool:
-        """Nothing of the copy is on its way."""
+        """Whether no operation of the replica is under way."""
         process = self.process
         replica, store = process.replicas[partition], process.node.disk.stores[partition]
         in_log = replica.durable < replica.leo or process.log.asked(partition)

@@ -1,6 +1,6 @@
 """A simulation whose metastore goes back: at one moment its records return to an earlier state (H32).
 
-All sessions are over then, as after a restore of the metastore's data; faults go on for a while, and then stop. No
+All sessions are over then, as after a restore of the metastore's data; faults continue for a while, and then stop. No
 operator acts. The guarantees are weaker than in other simulations: a forgotten epoch cannot be known when all nodes
 that saw it are away. `settle` checks the remaining guarantees. The invariants about one history of epochs do not hold:
 an epoch may exist twice.
@@ -50,7 +50,7 @@ class RollbackSimulation(ClusterSimulation):
         """partition -> its epoch when the metastore was copied, and when that copy took its place."""
 
     def run(self) -> Any:
-        """Faults, the metastore as it is, as it was, more faults; then no fault any more, and `settle`."""
+        """Run faults, restore the metastore's earlier state, run more faults; then end all faults, and `settle`."""
         note_ms = self.rng.randint(1_500, 6_000)
         back_ms = note_ms + self.rng.randint(*self.gaps_ms)
         self.start()

@@ -85,7 +85,7 @@ class ScriptedCluster:
         return self.client.acked
 
     def cut(self, *ways: tuple[str, str]) -> None:
-        """Nothing passes these ways until `join`."""
+        """Cut these routes until `join`."""
         for sender, to in ways:
             self.simulation.network.cut(sender, to, FOR_GOOD_MS)
 
@@ -95,7 +95,7 @@ class ScriptedCluster:
         self.cut(*((name, other) for other in others), *((other, name) for other in others))
 
     def join(self) -> None:
-        """Nothing is cut any more."""
+        """End all cuts."""
         self.simulation.network.join_all()
 
     def others(self, name: str) -> list[str]:

@@ -241,7 +241,7 @@ class ClusterSimulation:
         return bool(electable) and len(there) >= record.effective_min_isr
 
     def electable(self, record: PartitionRecord, names: list[str]) -> list[str]:
-        """Those of `names` that may be elected with the log that they have."""
+        """The names that may be elected with the log that they have."""
         members = {m.node for m in guard(record) if self.nodes[m.node].disk.log_ids[record.partition] == m.log_id}
         return [name for name in names if name in members]
 
@@ -263,7 +263,7 @@ class ClusterSimulation:
             raise Violation("I-CONVERGE", f"not well {HEAL_LIMIT_MS} ms after the last fault: {self._not_in_sync()}")
 
     def quiet(self) -> None:
-        """Without faults and writes nothing may change any more."""
+        """Without faults and writes the state must not change any more."""
         self.log_event("world", "nobody writes any more")
         for client in self.clients:
             client.stop()

@@ -82,7 +82,7 @@ class StateTransfers:
     # -- giving ---------------------------------------------------------------------------------
 
     def snapshot(self, partition: int) -> Snapshot:
-        """The store as it is now."""
+        """The store's present state."""
         return Snapshot(self.process.node.disk.stores[partition])
 
     def _send(self, partition: int, effect: fx.SendTransferChunk) -> None:
@@ -140,7 +140,7 @@ class StateTransfers:
         return 0 < position <= of.reaped
 
     def pin(self, partition: int) -> int | None:
-        """From where on followers that take rows here, or are not in sync yet, need the log."""
+        """The offset from which followers that take rows here, or are not in sync yet, need the log."""
         ends = {f.node: f.leo for f in self.process.replicas[partition].followers() if not f.in_sync}
         pins = [
             max(of.end, ends.get(node, 0))

@@ -45,7 +45,7 @@ def acknowledges_for_partitions_that_left(patch: Patch) -> None:
 
 
 def acknowledges_under_another_request(patch: Patch) -> None:
-    """A follower counts runs that it accepted before it asked again to follow."""
+    """A follower counts runs that it accepted before its latest FollowRequest."""
 
     def durable(self: Replica, _nonce: int) -> int:
         return self.durable if isinstance(self._role_state, Follower) else -1

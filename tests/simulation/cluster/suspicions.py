@@ -30,7 +30,7 @@ from tests.simulation.cluster.session import PING_MS, Session
 from tests.simulation.cluster.simulator import ClusterSimulation
 
 HOLD_TIMES = HoldTimes(min_ms=1_000, max_ms=8_000, half_ms=4_000)
-"""The shortest hold is below a session, as it is not in the product: more suspicions than there would be."""
+"""The shortest hold is below a session's length, unlike in the product: this causes more suspicions."""
 
 DIAL_MS = 30
 """Pause before a node whose connection broke dials again, at most; then up to ten times as much."""
@@ -277,7 +277,7 @@ class SuspicionSimulation(ClusterSimulation):
         super().live()
 
     def quiet(self) -> None:
-        """Nothing is suspected any more, either."""
+        """See ClusterSimulation; and no node is suspected any more."""
         before = self.counts["suspected"]
         super().quiet()
         if self.counts["suspected"] != before:

@@ -22,7 +22,8 @@ EXPECTED = {
 
 
 def test_no_invariant_breaks_while_disks_fill_up() -> None:
-    """All invariants hold after every event, a full disk takes nothing, and every seed becomes well again and quiet."""
+    """All invariants hold after every event, a full disk accepts nothing, and every seed becomes healthy and quiet
+    again."""
     counts: Counter[str] = Counter()
     for seed in seeds(SEEDS):
         counts.update(run_seed(seed, simulation_class=FullDiskSimulation).counts)
@@ -31,7 +32,7 @@ def test_no_invariant_breaks_while_disks_fill_up() -> None:
 
 
 def test_a_replica_that_takes_any_nomination_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the objection a candidate's barrier is appended to a full disk, which is noticed."""
+    """Without the check a candidate's barrier is appended to a full disk, which is caught."""
     monkeypatch.setattr(Replica, "set_disk_full", lambda _replica, _full: None)
     found = ""
     for seed in SEEDS:

@@ -86,7 +86,7 @@ def test_a_leader_without_followers_gives_way_though_nothing_is_written() -> Non
 
 
 def test_a_leader_that_may_commit_alone_keeps_its_leadership() -> None:
-    """With min-ISR 1 it can take the others out and serve, so a cut without writes moves no leadership."""
+    """With min-ISR 1 the leader can remove the others and serve, so a cut without writes moves no leadership."""
     cluster = ScriptedCluster(min_isr=1)
     leader = led(cluster)
     epoch = cluster.record.epoch
@@ -118,7 +118,7 @@ def test_a_leader_whose_followers_are_gone_stays() -> None:
 
 
 def test_where_no_node_reaches_another_leaderships_change_once_a_minute_at_most() -> None:
-    """Each of them might be the one that the others reach; the limits keep epochs from being used up."""
+    """Each node might be the one that the others reach; the limits keep the number of epochs low."""
     cluster = ScriptedCluster()
     leader = led(cluster)
     nodes = {*cluster.simulation.nodes}

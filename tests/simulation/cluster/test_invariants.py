@@ -151,7 +151,8 @@ def test_i_commit_rule() -> None:
 
 
 def test_i_guard_complete() -> None:
-    """I-GUARD-COMPLETE: a committed entry is missing, or is another one; a trimmed log is whole from its start."""
+    """I-GUARD-COMPLETE: catches a committed entry that is missing, or differs; a trimmed log is complete from its
+    start."""
     history = a_history(4)
     invariants.guard_complete(history, 0, ENTRIES)
     invariants.guard_complete(history, 2, ENTRIES[2:4])
@@ -218,8 +219,8 @@ def test_i_read_lin() -> None:
 
 
 def test_i_write_one() -> None:
-    """I-WRITE-ONE: two different undecided writes on one base; repeating the same is right, and after a refusal that
-    left the version where it was, the record as it is."""
+    """I-WRITE-ONE: two different undecided writes on one base; repeating the same one is allowed, and after a refusal
+    that left the version unchanged, writing the unchanged record."""
     known = a_record()
     first = a_record(reason="x")
     invariants.write_one([first], first, None)

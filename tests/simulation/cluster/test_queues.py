@@ -44,7 +44,7 @@ def test_owners_get_what_is_acknowledged_whatever_fails() -> None:
 
 @pytest.mark.parametrize("plan", [cuts(), last_resorts(), deposed])
 def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: object) -> None:
-    """Without a defect the special mixes are harmless, forced leaders and their lost entries among them."""
+    """Without a defect the special mixes pass, forced leaders and their lost entries among them."""
     assert callable(plan)
     for seed in seeds(MIXED):
         run_seed(seed, simulation_class=QueueSimulation, plan=plan())

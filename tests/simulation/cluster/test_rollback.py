@@ -12,11 +12,11 @@ from tests.simulation.cluster.simulator import run_seed
 from tests.support.samples import floors, seeds
 
 SEEDS = range(10, 26)
-"""Such as hold; of all seeds about two in a hundred do not."""
+"""Seeds for which the claim holds; for about two in a hundred of all seeds it does not."""
 
 
 class CalmAfterwards(RollbackSimulation):
-    """No fault any more once the metastore went back."""
+    """The number of faults after the rollback: none."""
 
     calm = True
 
@@ -43,7 +43,7 @@ def test_acknowledged_writes_survive_a_metastore_rollback(simulation_class: type
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_few_rollbacks_are_noticed_too_late() -> None:
-    """Over 600 seeds at most one rollback in 25 ends otherwise: within an epoch, or behind the only witness."""
+    """At most one rollback in 25 of 600 seeds ends otherwise: within an epoch, or with its only witness away."""
     late = 0
     for seed in range(1_000, 1_600):
         try:

@@ -29,7 +29,7 @@ def test_the_worked_example_of_fluvio() -> None:
     """LRS 3, LEO leader 4, follower-1 3, follower-2 2: HW 2; follower-2 goes offline: LRS 2 and HW 3.
 
     Fluvio's page counts offsets of the last record, ours are positions, one past it: the same records, number 0 to the
-    one named, are LEO 5, 4, 3 and hw 3 here, and then hw 4. A BARRIER stands at offset 0, as record 0 of the example.
+    one named, are LEO 5, 4, 3 and hw 3 here, and then hw 4. A BARRIER is at offset 0, as record 0 of the example.
     """
     cluster = ScriptedCluster(options=options(max_time_lag_ms=1_500))
     leader = cluster.leads()

@@ -65,7 +65,7 @@ def test_a_seed_that_found_a_defect_stays_clean(seed: int) -> None:
 
 @pytest.mark.parametrize("mix", [storms(), losses(), cuts()], ids=["storms", "losses", "cuts"])
 def test_the_mixes_of_faults_are_harmless(mix: Callable[[], Plan]) -> None:
-    """Streams over several partitions pass the mixes that are made to break one thing."""
+    """Streams over several partitions pass the mixes that are aimed at one rule."""
     streamed = 0
     for seed in seeds(MIXED):
         streamed += run_seed(seed, simulation_class=StreamSimulation, plan=several(mix)).counts["streamed"]
@@ -73,7 +73,7 @@ def test_the_mixes_of_faults_are_harmless(mix: Callable[[], Plan]) -> None:
 
 
 def test_the_short_way_to_the_store_has_the_effect_of_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever a core takes the short way, AppliedTo would have led to the same state and asked for nothing."""
+    """Whenever a core takes the short path, AppliedTo would have led to the same state without effects."""
     taken, sound = 0, Replica.applied_quietly
 
     def compared(self: Replica, end: int) -> bool:
@@ -93,8 +93,8 @@ def test_the_short_way_to_the_store_has_the_effect_of_its_event(monkeypatch: pyt
 
 
 def test_the_short_way_to_the_disk_has_the_effect_of_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever a leader or follower takes the short way, Persisted would have led to the same state and asked for the
-    same Apply, or nothing."""
+    """Whenever a leader or follower takes the short path, Persisted would have led to the same state and to the same
+    Apply, or no effect."""
     taken: Counter[tuple[ReplicaRole, bool]] = Counter()
     sound = Replica.persisted_quietly
 

@@ -34,8 +34,8 @@ to 30 ms each."""
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_no_invariant_breaks_under_suspicions_true_and_false(first: int) -> None:
-    """All invariants hold after every event, with deaths that refused dials reveal and with storms of false
-    suspicions; every seed becomes well again and quiet."""
+    """All invariants hold after every event, with deaths that refused dials reveal and with storms of false suspicions;
+    every seed becomes healthy and quiet again."""
     total: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
         total.update(run_seed(seed, simulation_class=SuspicionSimulation).counts)

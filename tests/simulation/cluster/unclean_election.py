@@ -23,7 +23,7 @@ PARTITION = 0
 """The one that it happens to."""
 
 AGAIN_MS = 250
-"""Pause between two looks."""
+"""Pause between two checks."""
 
 APART_MS = 7_000
 """How long the followers to be left behind are cut off."""
@@ -32,7 +32,8 @@ MADE_ANEW_MS = 1_500
 """Pause between two checks whether replicas must be recreated."""
 
 PATIENCE_MS = 4_000
-"""How long the operator waits for copies that do not answer, and this story for followers to be out of the guard."""
+"""How long the operator waits for replicas that do not answer, and the simulation for followers to cease to be
+electable."""
 
 
 class UncleanElections:
@@ -104,7 +105,7 @@ class UncleanElections:
     # -- the operator ---------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Look at the partition, and force a copy once it is Offline and the copies answer."""
+        """Check the partition, and force a replica once it is Offline and the replicas answer."""
         simulation, record = self.simulation, self._record
         if any(simulation.nodes[m.node].disk.log_ids[PARTITION] == m.log_id for m in guard(record)):
             simulation.checkers.beyond_promise = False  # the act is done; or a late write made it needless

@@ -221,7 +221,7 @@ class Cluster:
         return owed(self.queues.values(), partition, offset, pusher, key)
 
     def append(self, batch: WriteBatch) -> None:
-        """Its entries are committed."""
+        """Append a batch's entries; they are committed."""
         for entry in batch.entries:
             if entry.kind == EntryKind.DATA:
                 self._look_at(self, entry.key, self.get(entry.key), decode_object(entry.payload))
@@ -375,5 +375,5 @@ class Cluster:
 
 
 def clock_bytes(obj: Object | None) -> bytes:
-    """For messages."""
+    """The clock as messages encode it."""
     return b"" if obj is None else encode_clock(obj.clock)

@@ -46,8 +46,8 @@ GAPS: Final = {"one way": [Link("a", "b")], "two-way": TOPOLOGIES["two-way"], "m
 
 def converges(name: str, seed: int) -> MeshSimulation:
     """I-ALO, I-NO-LOST, I-SIB, I-COMM under faults: in the end all clusters hold the same bytes, and the siblings are
-    exactly the writes that no later write has seen; I-DOT, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT and I-CLOCK-STABLE at
-    every step. Each second seed's sinks drop batches that are older than their lease."""
+    exactly the writes that no later write includes in its clock; I-DOT, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT and
+    I-CLOCK-STABLE at every step. Each second seed's sinks drop batches that are older than their lease."""
     simulation = MeshSimulation(seed, TOPOLOGIES[name], drops=seed % 2 == 1)
     simulation.run(STEPS)
     simulation.drain()

@@ -1,10 +1,10 @@
 """Clusters in virtual time that replicate to each other: real queues, rosters, back-off and proposals, a small
 simulation.
 
-The simulation only carries messages, loses them, cuts links, forgets memories and looks at every invariant after every
-step. A fetch is an fetch cycle of many steps, between which anything may happen: references are taken into a batch,
-their objects are read, the batch goes out, it arrives, it is pushed, the push is applied, and the next fetch
-acknowledges it. A seed replays all of it.
+The simulation only carries messages, loses them, cuts links, drops the memory of nodes and checks every invariant after
+every step. A fetch cycle has many steps, between which other events may occur: references are taken into a batch, their
+objects are read, the batch goes out, it arrives, it is pushed, the push is applied, and the next fetch acknowledges it.
+A seed replays everything.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class MeshSimulation:
     # ---------------------------------------------------------------- events
 
     def run(self, steps: int) -> None:
-        """So many events."""
+        """Run this many events."""
         events = (
             [self.client] * 2
             + [self.fetches] * 8
@@ -358,7 +358,7 @@ class MeshSimulation:
             cluster.go_on_reading(self.rng.randrange(len(cluster.reads)))
 
     def time_passes(self) -> None:
-        """And leases end."""
+        """Advance the time; leases end."""
         self.now += self.rng.choice([1, 10, 50, LEASE_MS] if self.faults else [1, 10, 20])
         for cluster in self.clusters.values():
             cluster.now_ms = self.now
@@ -440,7 +440,8 @@ class MeshSimulation:
         known.update(made.dot for made in mine if covers(after.clock, made.dot))
 
     def expected(self, key: bytes, of: set[str]) -> set[Dot]:
-        """Dots of the writes made in clusters `of` that no write there has seen: I-NO-LOST and I-SIB in one."""
+        """Dots of the writes made in clusters `of` that no later write there includes in its clock: I-NO-LOST and I-SIB
+        in one."""
         mine = [made for made in self.made if made.key == key and made.cluster in of]
         return {m.dot for m in mine if not any(covers(other.context, m.dot) for other in mine if other is not m)}
 

@@ -38,7 +38,7 @@ def test_every_topology_converges_under_faults(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", ["two-way", "mesh", "ring"])
 def test_a_write_by_tag_replaces_exactly_what_its_client_has_read(name: str, seed: int) -> None:
     """I-NO-LOST, I-SIB with optimistic locking: a write with a tag and no clock is refused exactly if the key holds
-    another version, and otherwise the writes that it replaced, at all clusters, are those that its client has seen."""
+    another version, and otherwise the writes that it replaced, at all clusters, are those that its client has read."""
     simulation = locks(name, seed)
     assert simulation.locked[True] > 2
     assert simulation.locked[False] > 2

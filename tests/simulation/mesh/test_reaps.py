@@ -154,7 +154,7 @@ def test_a_push_that_is_late_by_a_lease_brings_nothing_back() -> None:
 
 
 def test_without_the_clocks_of_reaped_keys_a_key_is_resurrected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the late push brings the deleted value back."""
+    """Without the clocks of reaped keys the late push brings the deleted value back."""
     monkeypatch.setattr(MemoryStore, "reaped_clocks", lambda *_: {})
     with pytest.raises(AssertionError, match="I-NO-RESURRECT"):
         a_late_push()
