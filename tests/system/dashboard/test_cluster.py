@@ -30,7 +30,7 @@ def tab(pair: Clusters, open_page: OpenPage) -> BrowserPage:
 
 @pytest.fixture
 def held_moves(pair: Clusters) -> Iterator[None]:
-    """No change of replicas begins meanwhile, so that orders stay as they are."""
+    """Prevent changes of replicas meanwhile, so that orders stay pending."""
     path = "/admin/options/placement.moves.at.once/"
     pair.admin("east-1", path + "set", {"value": 0})
     yield
@@ -43,7 +43,7 @@ def node_row(tab: BrowserPage, node: str) -> Locator:
 
 
 def button(within: Locator, name: str) -> Locator:
-    """A button by its whole name."""
+    """A button by its full name."""
     return within.get_by_role("button", name=name, exact=True)
 
 
@@ -189,12 +189,13 @@ def test_acts_that_may_lose_data_are_commands_to_type(tab: BrowserPage) -> None:
 
 
 def test_leaders_are_balanced(pair: Clusters, tab: BrowserPage) -> None:
-    """After a node was away, others lead its partitions: the act shows the moves, asks, and gives them back."""
+    """After a node was away, others lead its partitions: the act shows the moves, asks for confirmation, and moves them
+    back."""
     local_directory.restart_node(pair.directory, "east-2", 90)
     leads = lambda: node_of(pair, "east-2")["leaders"]  # noqa: E731
     assert leads() == 0
     leaders = tab.region("Leaders")
-    expect(leaders).to_contain_text("no")  # it does not balance by itself here
+    expect(leaders).to_contain_text("no")  # the cluster does not balance by itself here
     eventually(lambda: pair.admin("east-1", "/admin/leaders")["plan"], "there is something to move")
     text = tab.ask(button(leaders, "Balance now"))
     assert "Each partition answers no write for some tenths of a second" in text

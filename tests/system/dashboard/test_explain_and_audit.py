@@ -22,7 +22,7 @@ ACTS = 60
 
 
 def explain(tab: BrowserPage, bucket: str, key: str, typed_as: str = "text") -> None:
-    """Ask for a key."""
+    """Enter a key and explain it."""
     tab.page.get_by_label("Bucket", exact=True).fill(bucket)
     tab.page.get_by_label("Key", exact=True).fill(key)
     tab.choose("Typed as", typed_as)

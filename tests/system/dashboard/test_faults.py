@@ -210,6 +210,6 @@ def test_a_full_disk_is_an_alarm_with_the_node(tmp_path: Path, open_page: OpenPa
             disk.free()
             expect(alarms).to_contain_text("nothing is amiss", timeout=120_000)
             for tab in (overview, cluster):
-                tab.page.goto("about:blank")  # they would ask nodes that are stopped
+                tab.page.goto("about:blank")  # they would send requests to stopped nodes
         finally:
             supervisor_client.stop(directory)

@@ -50,7 +50,7 @@ def test_links_are_a_picture_with_lag_and_proof(pair: Clusters, open_page: OpenP
 
 
 def test_an_alarm_has_its_reason_and_the_next_step(pair: Clusters, open_page: OpenPage) -> None:
-    """A sink that operators suspended is an alarm with its cause and the command to look further; it goes by itself."""
+    """A sink that operators suspended causes an alarm with its cause and the next command; the alarm ends by itself."""
     tab = open_page(pair.nodes["east-1"]["admin"], "overview")
     alarms = tab.region("Alarms")
     expect(alarms).to_contain_text("nothing is amiss")

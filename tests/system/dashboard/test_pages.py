@@ -95,8 +95,8 @@ def test_a_theme_and_utc_are_remembered(admin: str, open_page: OpenPage) -> None
 
 
 def test_the_keyboard_alone_reaches_and_performs_an_act(pair: Clusters, admin: str, open_page: OpenPage) -> None:
-    """From the start of a page: the skip link, the partitions by arrows, an act's dialog, its confirmation, and back to
-    the button; Escape leaves a dialog and changes nothing."""
+    """The keyboard reaches, from the start of a page, the skip link, the partitions by arrow keys, an act's dialog, its
+    confirmation, and the button again; Escape leaves a dialog and changes nothing."""
     tab = open_page(admin, "cluster")
     page, keys = tab.page, tab.page.keyboard
     keys.press("Tab")

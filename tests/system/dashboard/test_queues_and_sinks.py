@@ -188,7 +188,7 @@ def test_a_queue_is_cleared_after_its_loss_is_said_in_numbers(pair: Clusters, qu
 
 
 def test_a_release_shows_its_effect_before(pair: Clusters, queues: BrowserPage) -> None:
-    """From where the next cluster begins is asked first; a time that is none is refused by the page; without the
+    """The dialog first asks from where the next cluster begins; the page refuses an invalid time; without the
     confirmation the owner stays, and with it there is none until a cluster fetches again."""
     eventually(lambda: queue_of(pair)["owner"], "west has fetched")
     values = {"The next cluster begins with": "time", "The time, if so": "yesterday"}
@@ -318,8 +318,8 @@ def test_a_queue_that_is_not_there_is_said(queues: BrowserPage) -> None:
 
 
 def test_a_number_that_is_not_known_is_said_with_the_reason(pair: Clusters, queues: BrowserPage) -> None:
-    """With the least that there is, never as 0, in the table and below; the node that did not answer is named with
-    why. A request that fails concerns its own part of the page alone."""
+    """An unknown number is shown as at least the known part, never as 0, in the table and below; the node that did not
+    answer is named with the reason. A failed request affects its own part of the page only."""
     queues.allow("status of 503")
 
     def without_east_3(route: Route) -> None:

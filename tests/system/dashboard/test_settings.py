@@ -38,7 +38,7 @@ def row_of(tab: BrowserPage, name: str, scope: str) -> Locator:
 
 
 def button(within: Locator, name: str) -> Locator:
-    """A button by its whole name."""
+    """A button by its full name."""
     return within.get_by_role("button", name=name, exact=True)
 
 

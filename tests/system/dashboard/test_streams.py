@@ -30,7 +30,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedNode]:
 
 
 def admin_of(running: ThreadedNode) -> str:
-    """Its admin URL."""
+    """The admin URL of the node."""
     return f"http://127.0.0.1:{running.admin}"
 
 

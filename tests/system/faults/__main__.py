@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, names: list[str], directory: Path) -> None:
-    """All acts. Raises AssertionError at the first thing that is not as it must be."""
+    """Run all acts. Raises AssertionError at the first failed check."""
     began_s = time.monotonic()
     with fault_context(directory, names, nodes=options.nodes, seed=options.seed, show=options.timeline) as context:
         campaign = Campaign(context, clients=options.clients)

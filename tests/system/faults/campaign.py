@@ -70,14 +70,14 @@ class FaultResult:
     reads: int = 0
     seconds: float = 0.0
     well_s: float = 0.0
-    """From the cure until everything was in sync."""
+    """Seconds from the end of the fault until everything was in sync."""
     gap_s: float = 0.0
     """The longest time in which no write at all was acknowledged."""
     key_gap_s: float = 0.0
     """The same of the worst key."""
 
     def line(self) -> str:
-        """For people."""
+        """The result in one line."""
         return (
             f"act {self.number:>4}  {self.nemesis:<22} {self.seconds:5.1f} s  {self.acknowledged:>6} written "
             f"{self.unknown:>4} unknown {self.reads:>6} read  no write for {self.gap_s:4.1f} s, "

@@ -162,7 +162,7 @@ class ClusterNode(ClusterProcess):
 
     @property
     def config(self) -> Path:
-        """Its file."""
+        """The node's config file."""
         return self.directory / "node.toml"
 
     @property

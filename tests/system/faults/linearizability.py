@@ -1,12 +1,12 @@
 """Whether the history of one key is linearizable: each operation took effect at one moment between call and answer.
 
-The object is what a node stores: siblings under a clock. A write carries the clock of an earlier answer (or none) and
-replaces the siblings in that answer; others stay beside it. A read returns all values that nothing has replaced. Every
-value is written once, so a read says exactly which writes it saw.
+The model of an object is a node's: siblings under a clock. A write carries the clock of an earlier answer (or none) and
+replaces the siblings in that answer; others stay beside it. A read returns all values that have not been replaced.
+Every value is written once, so a read shows exactly which writes it saw.
 
 An unknown write may take effect at any time after its call, or never; a refused one never. The search is Wing and
-Gong's with Lowe's memory of configurations ("Testing for linearizability", 2017), one key at a time
-(P-compositionality). It runs no load and knows no HTTP: `tests.system.faults.load` records histories.
+Gong's with Lowe's cache of configurations ("Testing for linearizability", 2017), one key at a time
+(P-compositionality). It neither runs a load nor speaks HTTP: `tests.system.faults.load` records histories.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def _explainable(history: list[Operation]) -> list[Operation]:
 
 
 State = tuple[int, ...]
-"""Values that nothing has replaced and clocks that some write still carries, in order of creation: `i` is the value of
-write `i`, `~i` the clock of operation `i`, which includes everything before it in the tuple."""
+"""Values not replaced yet and clocks that some write still carries, in order of creation: `i` is the value of write
+`i`, `~i` the clock of operation `i`, which includes everything before it in the tuple."""
 
 
 class _Search:

@@ -229,7 +229,7 @@ class Client(threading.Thread):
             if sure:
                 self._clocks[key] = reply.headers["X-Riak-Vclock"], operation
             else:
-                # A later try may be answered with a clock that has seen more than its effect had: read before writing.
+                # A later attempt may be answered with a newer clock than its effect had: read before writing.
                 self._clocks.pop(key, None)
         elif sure:
             operation.outcome = Outcome.REFUSED

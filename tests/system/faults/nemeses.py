@@ -34,7 +34,7 @@ SYNCS: Final = "fdatasync,pwritev2"
 
 
 def kill(context: FaultContext) -> None:
-    """kill -9 of one node, back after a moment."""
+    """kill -9 of one node, which restarts after a moment."""
     _kill(context, [context.victim()])
 
 
@@ -318,7 +318,7 @@ def injected(node: ClusterNode, calls: str, what: str) -> Iterator[None]:
             time.sleep(0.01)
         yield
     finally:
-        tracer.send_signal(signal.SIGINT)  # it lets go of the node first
+        tracer.send_signal(signal.SIGINT)  # it detaches from the node first
         try:
             tracer.wait(ATTACH_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -28,7 +28,7 @@ class Host(NamedTuple):
     address: str
 
     def command(self) -> list[str]:
-        """Put before a command line, this makes it run there."""
+        """Prefix of a command line that is to run on this host."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}", "--"]
 
 
@@ -40,7 +40,7 @@ class Network:
         self._bridge = f"{self._prefix}b"
         net = _free_network()
         self.address = f"{net}.1"
-        """Ours, seen from the hosts."""
+        """The address of this process, as seen from the hosts."""
         self.hosts = {
             name: Host(name, f"{self._prefix}n{number}", f"{net}.{10 + number}") for number, name in enumerate(names)
         }
@@ -104,7 +104,7 @@ class Network:
         self.hosts[name] = fresh
 
     def drop(self, source: str, target: str) -> None:
-        """Nothing that `source` sends reaches `target` any more; the other way is not touched."""
+        """Drop everything that `source` sends to `target`; the other direction works."""
         self._iptables(self.hosts[target], "-A", "INPUT", "-s", self.hosts[source].address, "-j", "DROP")
 
     def lose(self, source: str, target: str, share: float) -> None:
@@ -113,7 +113,7 @@ class Network:
         self._iptables(self.hosts[target], "-A", "INPUT", "-s", self.hosts[source].address, *match, "-j", "DROP")
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing passes between the two."""
+        """Cut the two hosts from each other."""
         self.drop(one, other)
         self.drop(other, one)
 

@@ -20,13 +20,13 @@ OFFSET: Final = struct.Struct("<q")
 
 
 def move(file: Path, seconds: int) -> None:
-    """Set the offset; a program that runs sees it at its next look at the clock."""
+    """Set the offset; a running program uses it at its next read of the clock."""
     with file.open("r+b" if file.exists() else "w+b") as opened:
         opened.write(OFFSET.pack(seconds * 1_000_000_000))
 
 
 def patch(file: Path) -> None:
-    """From now on `time.time` and `time.time_ns` are moved."""
+    """Replace `time.time` and `time.time_ns` by shifted ones."""
     with file.open("rb") as opened:
         memory = mmap.mmap(opened.fileno(), OFFSET.size, prot=mmap.PROT_READ)
     honest_ns = time.time_ns

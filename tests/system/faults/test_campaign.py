@@ -24,7 +24,7 @@ TRIM_TIMEOUT_S: Final = 120.0
 
 
 def play(context: FaultContext, names: Sequence[str]) -> None:
-    """These acts in this order, and everything that must hold after each and in the end."""
+    """Run these acts in this order, and all checks after each and at the end."""
     campaign = Campaign(context)
     for name in names:
         campaign.run_fault(name)

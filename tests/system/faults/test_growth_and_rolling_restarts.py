@@ -127,7 +127,7 @@ def test_growth_from_three_to_five_nodes_and_back_under_load(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_rolling_restart_fails_no_write_of_a_client_that_retries(tmp_path: Path) -> None:
-    """Each node is stopped in order and started again once all is in sync; twice over."""
+    """Each node is stopped gracefully and started again once all is in sync; twice in turn."""
     with fault_context(tmp_path, [], seed=12) as context:
         cluster = context.cluster
 

@@ -62,7 +62,7 @@ def test_a_lost_write_is_caught() -> None:
 
 
 def test_a_lost_sibling_is_caught() -> None:
-    """A write that had not seen another does not replace it."""
+    """A write does not replace another that its clock does not include."""
     a, b = write("a", 1, 2), write("b", 3, 4)
     check([a, b, read("ab", 5, 6)])
     refusal([a, b, read("b", 5, 6)])
@@ -75,7 +75,8 @@ def test_a_refused_write_never_appears() -> None:
 
 
 def test_an_unknown_write_takes_effect_late_once_or_never() -> None:
-    """It may appear long after, and then stays; it may never appear; it may not appear and vanish, or appear twice."""
+    """An unknown write may appear much later, and then stays, or never; it may not appear and vanish, or appear
+    twice."""
     a = write("a", 1, 2)
     u = write("u", 3, 4, a, Outcome.UNKNOWN)
     check([a, u, read("a", 5, 6), read("a", 7, 8), read("u", 9, 10)])
@@ -111,7 +112,7 @@ def test_a_long_history_of_many_clients_takes_moments() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_read_moved_into_the_past_is_caught(seed: int) -> None:
-    """In a history of an atomic object, one read that returns what an earlier one returned is found."""
+    """In the history of an atomic object, one read that returns an earlier read's values is caught."""
     chance = random.Random(seed)
     history = atomic_history(chance, clients=4, steps=300)
     check(history)
@@ -205,7 +206,7 @@ def small_histories(draw: st.DrawFn) -> list[Operation]:
 
 
 def explained(history: list[Operation]) -> bool:
-    """By trying every order of every choice of unknown writes."""
+    """Whether an order explains the history, by trying every order of every choice of unknown writes."""
     sure = [op for op in history if op.outcome is Outcome.OK]
     unknown = [op for op in history if op.outcome is Outcome.UNKNOWN]
     return any(

@@ -34,7 +34,7 @@ class FakeRegister(http.server.ThreadingHTTPServer):
 
     @property
     def place(self) -> NodeAddress:
-        """For clients."""
+        """The address for clients."""
         return NodeAddress("register", "127.0.0.1", self.server_port)
 
 

@@ -169,9 +169,9 @@ def test_a_leader_with_a_slow_disk_hands_over_and_removes_no_member(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_metastore_restored_from_an_old_backup_is_refused(tmp_path: Path) -> None:
-    """With ZooKeeper restored from before an election, restarted nodes serve nothing of those partitions and say why;
-    with its newest state they serve all that was acknowledged in them. (The other partitions continued from the old
-    record, which was still valid for them.)"""
+    """With ZooKeeper restored from before an election, restarted nodes do not serve those partitions and report why;
+    with its newest state they serve all acknowledged writes. (The other partitions continued from the old record, which
+    was still valid for them.)"""
     with fault_context(tmp_path, ["kill"]) as context:
         cluster = context.cluster
         data = cluster.zookeeper.directory / "data"

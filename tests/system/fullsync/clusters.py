@@ -160,7 +160,7 @@ class Clusters:
         return tuple(sorted(part.decode() for part in parts)), headers["X-Riak-Vclock"]
 
     def suspend_sinks(self, on: bool) -> None:
-        """Both sinks fetch, or do not."""
+        """Suspend or resume both sinks."""
         for node in self.nodes:
             self.admin(node, f"/admin/sink/{'suspend' if on else 'resume'}", {})
         if on:

@@ -234,7 +234,7 @@ class Writers:
 
 
 def running_state(clusters: Clusters) -> str:
-    """At which state the check of east's node is; "" when none runs."""
+    """The state of the check of east's node; "" when none runs."""
     running = clusters.admin("east-1", "/admin/fullsync")["running"]
     return "" if running is None else str(running["state"])
 

@@ -32,7 +32,7 @@ STATES = {
 
 MISSING = 60
 REPAIRS_A_SECOND = 15
-"""So slow that the state `repair` lasts some seconds."""
+"""Slow enough that the state `repair` lasts some seconds."""
 
 
 class QuestionHold:
@@ -83,7 +83,7 @@ class HoldingProxy:
                     with error:
                         status, reply, kind = error.code, error.read(), error.headers["Content-Type"]
                 except OSError:
-                    self.close_connection = True  # as the node that is gone
+                    self.close_connection = True  # like the node that is gone
                     return
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
@@ -110,7 +110,7 @@ class HoldingProxy:
 
 @pytest.fixture
 def hold() -> QuestionHold:
-    """Nothing is held yet."""
+    """A hold on no request yet."""
     return QuestionHold()
 
 

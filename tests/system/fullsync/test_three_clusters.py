@@ -23,7 +23,7 @@ def test_writes_of_one_of_three_clusters_reach_all(directory: Path) -> None:
     """With replication off: keys that only one cluster has, newer and concurrent versions, deletions, and a key that
     was deleted in one and written again from its old clock in another. Checks of each pair, both ways, until all three
     are proven in sync: every key is the same in all, concurrent ones with all of their values (a deletion among them),
-    nothing deleted is back, and no other key has another clock."""
+    no deleted key is back, and every other key's clock is unchanged."""
     clusters = Clusters(directory, mesh_topology(NAMES, RING, bidirectional="true"))
     clocks = {}
     for n in range(40):

@@ -59,7 +59,7 @@ class Load:
         return [f"w{n}-{number}" for n, writer in enumerate(self._writers) for number in list(writer.acknowledged)]
 
     def lacking(self, node: RealNode, keys: list[str]) -> list[str]:
-        """Those of the keys that a node does not answer with their values."""
+        """Keys whose value the node does not return."""
         return [key for key in keys if self.client.request("GET", self._url(node, key)) != (200, value(key))]
 
 

@@ -1,4 +1,4 @@
-"""From the wheel to two clusters with TLS, by the commands of the pages as they stand there, without the checkout.
+"""From the wheel to two clusters with TLS, by the unchanged commands of the pages, without the checkout.
 
 Everything runs in shells with a home, a folder and an environment of their own. Only packages that Isthmus needs come
 from the environment of the tests, by a file in the fresh one (`dependencies.pth`), since tests do without an index:
@@ -88,8 +88,8 @@ def shells(tmp_path: Path) -> Iterator[Shells]:
 
 def test_the_pages_lead_from_the_wheel_to_two_clusters_with_tls(shells: Shells) -> None:
     """Install, look at the version, start the secure sample, write in east with its token, and read in west: each block
-    as its page has it. Then the page's claims hold: no access without TLS or without a token, and both clusters are
-    healthy."""
+    unchanged from its page. Then the page's claims hold: no access without TLS or without a token, and both clusters
+    are healthy."""
     install = commands("install", "From a wheel")
     activate, pip, look = install.splitlines()
     assert pip.startswith("pip install ")

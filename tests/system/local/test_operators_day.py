@@ -197,7 +197,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
 
 @pytest.fixture(autouse=True)
 def line(day: Day) -> Iterator[None]:
-    """The line is whole at the start of each test; its threads end with the test."""
+    """The line is intact at the start of each test; its threads end with the test."""
     day.line.mend()
     yield
     day.line.cut()

@@ -49,7 +49,7 @@ DEFAULT_TYPE: Final = ("default",)
 """The bucket type that every cluster has."""
 
 Arrow = tuple[str, str]
-"""From a source cluster to the cluster that fetches."""
+"""(source cluster, fetching cluster)."""
 
 
 def queue_to(receiver: str) -> str:
@@ -223,7 +223,7 @@ class Clusters:
         eventually("the sink rests", still)
 
     def resume_sink(self, cluster: str) -> None:
-        """It fetches again."""
+        """Resume the sinks of a cluster."""
         self.act(cluster, "/admin/sink/resume")
 
     def crash(self, node: ClusterNode, cluster: str, away_s: float = 1.0) -> None:

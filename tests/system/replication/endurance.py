@@ -41,7 +41,7 @@ NODE_ACTS: Final = (
     "kill", "kill-twice", "kill-most", "kill-all", "stop", "pause", "blink", "metastore-kill", "metastore-pause",
     "cut", "cut-one-way", "cut-metastore", "isolate", "lossy", "disk-full",
 )  # fmt: skip
-"""Acts of harm to one cluster, by their names in `tests.system.faults.nemeses`."""
+"""Faults of one cluster, by their names in `tests.system.faults.nemeses`."""
 
 QUIET_S: Final = (1.0, 6.0)
 """Load between two acts."""
@@ -67,7 +67,7 @@ class Report:
     reconciled: dict[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The results as lines of text."""
         acts = ", ".join(f"{name} {count}" for name, count in sorted(self.acts.items()))
         keys = f"{self.acknowledged} acknowledged writes of fresh keys, {self.deleted} of them deleted again"
         well = f"whole again after an act within {self.well_max_s:.1f} s; {self.gaps_seen_max} gaps open at the most"

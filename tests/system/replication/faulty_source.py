@@ -16,7 +16,7 @@ LIAR = b"\xee" * 16
 QUEUE = "from-afar"
 
 Item = tuple[int, int, int, bytes, bytes, bytes, bytes, int, bytes]
-"""As in `queues.wire.FetchReply`."""
+"""An item as in `queues.wire.FetchReply`."""
 
 
 class FaultySource(ThreadingHTTPServer):

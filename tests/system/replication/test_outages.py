@@ -39,7 +39,7 @@ def covered(gaps: list[dict[str, object]]) -> int:
 @pytest.mark.network
 @pytest.mark.timeout(420)
 def test_a_link_that_is_cut_for_a_minute_delivers_all_of_it(tmp_path: Path) -> None:
-    """No packet passes between two clusters for a minute while both are written to: writes go on, and once the link
+    """No packet passes between two clusters for a minute while both are written to: writes succeed, and once the link
     is back each side gets everything, without a gap."""
     hosts = [f"{name}-{host}" for name in ("east", "west") for host in ("zookeeper", "n1", "n2", "n3")]
     with Network(hosts) as network, Clusters(tmp_path, BOTH_WAYS, nodes=3, network=network) as clusters:
@@ -80,7 +80,7 @@ def test_a_window_that_overflows_many_times_costs_no_memory_and_no_change(tmp_pa
         put_many(clusters, WINDOW, "k")
         assert clusters.total("east", "west", "references_in_memory") <= WINDOW
         (row,) = clusters.queue_rows("east", "west")
-        # A reference that was in memory when its key was written over counts until its turn.
+        # A reference that was in memory when its key was overwritten counts until its turn.
         assert row["waiting"] is None or 101 * WINDOW < row["waiting"] <= 1 + 102 * WINDOW
         clusters.resume_sink("west")
         clusters.check()
@@ -112,8 +112,8 @@ def test_discard_gives_up_exactly_the_range_of_its_gap(tmp_path: Path) -> None:
 
         gaps = eventually("the gaps have ended and say all", on_record)
         assert sum(gap["count_at_least"] for gap in gaps) == len(missing)
-        # Nothing but these writes went into these logs behind the queue's start: a range holds its changes, and the
-        # entries of other kinds that fell between them.
+        # Only these writes went into these logs after the queue's start: a range has its changes, and the entries of
+        # other kinds between them.
         assert len(missing) <= covered(gaps) <= len(missing) + 4 * len(gaps)
         healed(clusters)
 

@@ -17,7 +17,7 @@ from tests.system.replication.reaps import delete, enable_reaps, reap, reaped
 from tests.system.replication.test_topologies import HUB, MESH, middle
 
 SHAPES = pytest.mark.parametrize(("arrows", "near"), [(MESH, "east"), (HUB, "west")], ids=["mesh", "hub"])
-"""With the cluster whose link to the north is cut."""
+"""Topologies, each with the cluster whose link to the north is cut."""
 
 
 def network_of(arrows: tuple[tuple[str, str], ...]) -> Network:
@@ -32,7 +32,7 @@ def explained(clusters: Clusters, cluster: str, key: str) -> dict[str, Any]:
 
 
 def settle(clusters: Clusters, cluster_by_key: dict[str, str]) -> None:
-    """Ask for each key at one cluster only, until it is gone everywhere."""
+    """Reap each key at one cluster only, until it is gone everywhere."""
     keys = tuple(cluster_by_key)
 
     def gone() -> bool:
@@ -157,6 +157,6 @@ def test_reaps_under_load_bring_nothing_back(tmp_path: Path, arrows: tuple[tuple
                 writer.stop()
         clusters.check(writers)
         assert reapers.outcomes["waits"], reapers.outcomes
-        assert reapers.outcomes["no-tombstone"], reapers.outcomes  # it went by itself
+        assert reapers.outcomes["no-tombstone"], reapers.outcomes  # it was reaped by replication
         settle(clusters, {key: near for writer in writers for key in writer.deleted - writer.unknown})
         clusters.check(writers)

@@ -145,7 +145,8 @@ def test_a_missing_token_or_role_is_refused_with_a_reason(clusters: Clusters) ->
 
 
 def test_commands_are_admitted_or_report_why_not(clusters: Clusters) -> None:
-    """With the right token and authority; without each of them, and over http://, one plain line."""
+    """Commands succeed with the right token and authority; without each of them, and over http://, they print one plain
+    line."""
     code, out, _ = clusters.command("cluster", "status", "-o", "json")
     assert code == 0
     assert json.loads(out)["warnings"] == []
@@ -167,7 +168,7 @@ def test_commands_are_admitted_or_report_why_not(clusters: Clusters) -> None:
 
 
 def test_nodes_refuse_foreign_connections(clusters: Clusters, tmp_path: Path) -> None:
-    """At the port for nodes: plain text, another authority, no certificate are refused, logged and counted."""
+    """The port for nodes refuses, logs and counts plain text, another authority, and a missing certificate."""
     listing = json.loads(clusters.command("cluster", "status", "-o", "json")[1])
     host, port = next(node["cluster"] for node in listing["nodes"] if node["name"] == "east-1").rsplit(":", 1)
     other = certificates.make_authority()
