@@ -244,7 +244,7 @@ class Recording:
         self.fault_at = len(self.scrapes)
 
     async def scrape(self, count: int) -> None:
-        """So many scrapes of every node that was ever started."""
+        """Scrape every node that was ever started this many times."""
         for _ in range(count):
             targets = [(cluster, node) for cluster in self.clusters for node in cluster.ports]
             found = await asyncio.gather(*(self._scraped(cluster, node) for cluster, node in targets))

@@ -1,7 +1,7 @@
 """The alert rules of deploy/prometheus, evaluated by promtool on the metrics of clusters with a fault each.
 
 `records/CASE.json` has the scrapes of `tests.component.alerts.record`. The first scrape is repeated for ten minutes
-before the others. After the last one the fault goes on: gauges keep their value, counters and ages continue at their
+before the others. After the last one the fault continues: gauges keep their value, counters and ages continue at their
 last rate.
 """
 
@@ -22,7 +22,7 @@ BEFORE_S: Final = 600
 """How long the clusters are as in the first scrape, unless the fault was there from the start."""
 
 LASTS_S: Final = 3_900
-"""How long a fault goes on after the last scrape: longer than all but one rule waits."""
+"""How long a fault lasts after the last scrape: longer than all but one rule waits."""
 
 PACE_COUNT: Final = 5
 """Scrapes from which the pace of a counter or an age is taken."""
@@ -36,7 +36,7 @@ class Expected(NamedTuple):
 
 
 def firing(*names: str, after_s: int = LASTS_S) -> Expected:
-    """These, without their common beginning."""
+    """Alerts by name, without their common prefix."""
     return Expected(frozenset(f"Isthmus{name}" for name in names), after_s)
 
 

@@ -183,7 +183,7 @@ def test_cluster_status_calls_the_unknown_unknown(
 def test_cluster_status_ends_with_1_when_something_is_amiss(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each problem is a line; statuses other than online are counted; scripts go by the code."""
+    """Each problem has a line; statuses other than online are counted; the exit code is for scripts."""
     partitions = {"total": 12, "online": 9, "election": 0, "candidate_found": 1, "offline": 2}
     listener.respond("/admin/cluster", {**CLUSTER, "partitions": partitions, "problems": ["node b is gone", "x"]})
     assert cli.main(["cluster", "status"]) == Exit.DIFFERS
@@ -335,7 +335,7 @@ def test_a_wrong_admin_listener_is_reported(
 def test_an_answer_without_end_is_cut(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No answer is taken into memory beyond the limit."""
+    """An answer beyond the limit is not read into memory."""
     monkeypatch.setattr(admin_client, "ANSWER_BYTES_MAX", 1000)
     listener.respond("/admin/queues/nodes", b" " * 1001 + b"{}")
     assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
@@ -364,7 +364,7 @@ def test_a_node_that_never_answers_is_unavailable() -> None:
 
 
 def test_an_answer_that_stops_says_how_long_it_was_silent() -> None:
-    """Not how long the whole answer took: a stream may have gone on for hours before."""
+    """The time of the whole answer is not shown: a stream may have lasted for hours before."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def drip() -> socket.socket:
@@ -383,7 +383,7 @@ def test_an_answer_that_stops_says_how_long_it_was_silent() -> None:
 
 
 def test_a_connection_that_nobody_accepts_says_its_own_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shorter than that of an answer."""
+    """The time-out of connecting is shorter than that of an answer."""
     monkeypatch.setattr(node_listener, "CONNECT_TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
         for _ in range(4):  # the kernel drops requests to connect beyond the backlog
@@ -431,7 +431,7 @@ def test_the_next_address_is_asked_where_a_node_does_not_answer(listener: FakeAd
 
 
 def test_a_change_that_may_have_been_made_is_not_made_twice(listener: FakeAdminListener) -> None:
-    """A node that took the request and did not answer is the end of a change, and the next address is not asked."""
+    """A change ends at a node that received it and did not answer; the next address is not tried."""
     listener.respond("/admin/suspend", {"done": True})
     listener.respond("/admin/lag", {"lag": []})
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -56,7 +56,7 @@ def test_a_node_that_is_gone_is_shown_by_name(listener: FakeAdminListener, capsy
 
 
 def test_bucket_types_are_listed_made_and_set(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers and flags go to the node as they are; a dry run prints the placement; set is an option's."""
+    """Numbers and flags are sent unchanged; a dry run prints the placement; `set` belongs to options."""
     listener.respond("/admin/bucket-types", {"bucket_types": [SHOWN]})
     assert cli.main(["bucket-type", "list"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[1].split() == ["notes", "2", "2", "1", "2", "2"]
@@ -88,7 +88,7 @@ def test_bucket_types_are_listed_made_and_set(listener: FakeAdminListener, capsy
 def test_a_command_line_with_too_little_or_too_much_is_a_usage_error(
     listener: FakeAdminListener, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, code 2, and nothing is asked of a node."""
+    """The error is one line with code 2, and no request is sent."""
     assert cli.main(["bucket-type", "create", "notes", *arguments]) == Exit.USAGE
     assert capsys.readouterr().err.count("\n") == 1
     assert listener.posted == []

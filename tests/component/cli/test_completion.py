@@ -84,7 +84,7 @@ def test_options_and_contexts_need_no_cluster(shell: FakeAdminListener, tmp_path
 
 
 def test_names_are_remembered_for_a_while(shell: FakeAdminListener, tmp_path: Path) -> None:
-    """Several TABs ask once; later the cluster is asked again; the files are the user's alone."""
+    """Several TABs cause one request; later the cluster is asked again; only the user can read the files."""
     assert completed("isthmus queue show to-w") == ["to-west"]
     shell.respond("/admin/queues", {"queues": [{"name": "new"}]})
     assert completed("isthmus queue show to-w") == ["to-west"]
@@ -118,7 +118,7 @@ def test_a_cluster_that_does_not_answer_completes_nothing_and_says_nothing(shell
 def test_nothing_is_left_of_an_answer_that_was_not_stored(
     shell: FakeAdminListener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that could not be put in place goes at once, and one of a shell that was killed goes at the next TAB."""
+    """A file that could not be put in place is removed at once, and one of a killed shell at the next TAB."""
     names = tmp_path / "cache" / "isthmus" / "names"
     names.mkdir(parents=True)
     left = names / "killed.new"

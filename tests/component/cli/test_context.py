@@ -74,7 +74,7 @@ def test_addresses_are_typed_once(
 def test_status_shows_all_clusters_of_the_context(
     file: Path, east: FakeAdminListener, west: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under the names of the context, one that is down too; --cluster shows one alone."""
+    """Status shows all clusters of the context by name, one that is down too; --cluster shows one alone."""
     entries = {
         "e": ClusterEntry((east.url,)),
         "w": ClusterEntry((west.url,)),
@@ -249,7 +249,7 @@ def test_the_file_is_in_the_users_config_directory(monkeypatch: pytest.MonkeyPat
 def test_kv_asks_a_node_of_the_context_for_client_listeners(
     file: Path, east: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without addresses for clients in the context, those of the nodes that live are used."""
+    """Without addresses for clients in the context, those of the live nodes are used."""
     answer = {"nodes": [{"name": "east-1", "state": "live", "http": "http://127.0.0.1:9"}]}
     east.respond("/admin/cluster", answer)
     save(file, ContextFile({"prod": ContextEntry({"east": ClusterEntry((east.url,))})}, "prod"))
@@ -261,7 +261,7 @@ def test_kv_asks_a_node_of_the_context_for_client_listeners(
 
 
 def test_a_cluster_is_chosen_by_option_default_or_because_it_is_the_only_one() -> None:
-    """With several and none of these, the error names them."""
+    """With several clusters and none of these, the error names them."""
     one, two = ContextEntry({"a": ClusterEntry(("x",))}), ContextEntry({name: ClusterEntry(("x",)) for name in "ab"})
     assert (one.chosen("c", ""), two.chosen("c", "b")) == ("a", "b")
     assert ContextEntry(two.clusters, "b").chosen("c", "") == "b"

@@ -40,7 +40,7 @@ def test_events_are_a_timeline(listener: FakeAdminListener, capsys: pytest.Captu
 def test_since_is_a_time_or_a_while_ago(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both become milliseconds since 1970."""
+    """Both forms become milliseconds since 1970."""
     monkeypatch.setattr(events.time, "time_ns", lambda: AT_MS * 1_000_000)
     listener.respond(f"/admin/events?since={AT_MS - 900_000}&kind=node&limit=5", {"events": []})
     assert main(["events", "--since", "15m", "--kind", "node", "--limit", "5"]) == Exit.OK

@@ -138,7 +138,7 @@ def test_a_run_without_a_result_is_reported(
 def test_a_run_without_a_peer_is_of_all_of_the_node(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both are checked, the results of both are shown, and the worst of all is the exit code."""
+    """Both peers are checked, the results of both are shown, and the worst result sets the exit code."""
     listener.respond("/admin/fullsync/run", {"peer": None, "peers": ["west", "north"], "at_ms": AT_MS}, 202)
     peers = [
         {**PEER, "name": name, "results": [result(verdict)]}

@@ -38,7 +38,7 @@ def test_connection_options_stand_in_one_place(capsys: pytest.CaptureFixture[str
 
 
 def test_exit_codes_are_a_topic(capsys: pytest.CaptureFixture[str]) -> None:
-    """With every code that a command may end with."""
+    """The topic lists every exit code of the commands."""
     assert cli.main(["help", "exit-codes"]) == Exit.OK
     out = capsys.readouterr().out
     assert all(meaning in out for meaning in MEANINGS.values())
@@ -79,7 +79,7 @@ def test_the_root_help_has_sections_and_a_line_for_each_noun(capsys: pytest.Capt
 
 
 def test_version_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """As --version, and with Python, packages and extras; as JSON for programs."""
+    """The command prints what --version does, and Python, packages and extras; as JSON for programs."""
     assert cli.main(["version"]) == Exit.OK
     assert capsys.readouterr().out.startswith(f"isthmus: {program_version()}\npython: 3.")
     assert cli.main(["version", "-o", "json"]) == Exit.OK

@@ -70,7 +70,7 @@ def test_a_key_is_type_bucket_key_as_everywhere(run: Run) -> None:
 
 
 def test_an_absent_and_a_deleted_key_are_code_1(run: Run) -> None:
-    """Nothing on standard output, one line on standard error; with JSON the clock of the deletion."""
+    """Standard output is empty, standard error has one line; with JSON the output has the clock of the deletion."""
     assert run("get", "b", "k") == (Exit.DIFFERS, b"", "isthmus: not found\n")
     assert run("delete", "b", "k")[0] == Exit.DIFFERS
     run("put", "b", "k", "v")

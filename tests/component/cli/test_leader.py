@@ -57,7 +57,7 @@ class ScriptedNode:
 def test_a_dry_run_shows_the_plan_and_moves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Leaders as they are and as they would be, and each move; as JSON the node's own answer."""
+    """The plan shows present and planned leaders, and each move; as JSON the node's own answer."""
     node = ScriptedNode(monkeypatch, UNEVEN)
     assert cli.main(["leader", "balance", "--dry-run"]) == Exit.OK
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -107,7 +107,7 @@ def test_an_obstacle_is_reported_and_not_called_even(
 
 
 def test_moves_are_reported_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan, then each move once, then the leaders as they are now."""
+    """The command prints the plan, then each move once, then the leaders afterwards."""
     node = ScriptedNode(
         monkeypatch,
         UNEVEN,

@@ -110,7 +110,7 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_config_check_reports_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All faults at once on standard output, with line and key; code 2; the same as JSON."""
+    """All faults are printed at once on standard output, with line and key; code 2; the same as JSON."""
     file = tmp_path / "n.toml"
     file.write_text('[node]\nname = "n"\ncluster = 3\nwokers = 1\n')
     assert cli.main(["config", "check", str(file)]) == Exit.USAGE

@@ -54,7 +54,7 @@ def answering(status: int, body: bytes, *, length: int | None = None, reason: st
 def test_a_request_without_a_token_gets_a_hint_how_to_give_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: list[str]
 ) -> None:
-    """At the client listener as at that of operators."""
+    """The hint is printed for the client listener and for the admin listener."""
     with answering(401, b"a token is needed", reason="unauthorized") as url:
         monkeypatch.setenv("ISTHMUS_HTTP", url)
         assert cli.main(["kv", *verb]) == Exit.REFUSED
@@ -150,7 +150,7 @@ def test_a_filter_tested_with_a_missing_type_is_reported(
 def test_bytes_that_are_no_text_are_a_usage_error(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    """They came to the node as half characters, which it could not store, or stored and could not show."""
+    """Such bytes would reach the node as lone surrogates, which it could not store, or stored and could not show."""
     assert cli.main(arguments) == Exit.USAGE
     assert "no UTF-8 text" in capsys.readouterr().err
     assert listener.posted == []
@@ -172,7 +172,7 @@ def test_half_a_character_in_an_answer_is_shown_as_an_escape(
     "arguments", [["lag", "--over", "nan"], ["local", "up", "x", "--dir", "x", "--timeout", "nan"]]
 )
 def test_a_number_that_is_none_is_a_usage_error(listener: FakeAdminListener, arguments: list[str]) -> None:
-    """No lag is ever above it: a monitor would never have rung."""
+    """No lag could exceed such a limit: a monitor would never have alerted."""
     listener.respond("/admin/lag", {"lag": []})
     assert cli.main(arguments) == Exit.USAGE
 
@@ -180,7 +180,7 @@ def test_a_number_that_is_none_is_a_usage_error(listener: FakeAdminListener, arg
 def test_links_that_fail_are_a_warning_of_a_whole_cluster(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are reported in a line of their own; the code speaks of this cluster."""
+    """Failing links have a line of their own; the exit code describes this cluster."""
     listener.respond(
         "/admin/cluster", {"problems": [], "warnings": ["to other clusters, at node e1: 1 of 1 link fails: x"]}
     )
@@ -216,7 +216,7 @@ def test_an_endless_value_is_refused(
     [["delete", "b", "k", "--clock", "ü"], ["put", "b", "k", "v", "--clock", "²"], ["list", "--limit", "9" * 30]],
 )
 def test_an_impossible_time_or_limit_is_a_usage_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    """Beyond ASCII, and beyond all numbers that are counted to: a line, and no request is sent."""
+    """Digits beyond ASCII, and numbers too large to be counted to: one line, and no request is sent."""
     assert cli.main(["kv", *arguments, "--http", "http://127.0.0.1:1"]) == Exit.USAGE
     assert len(capsys.readouterr().err.splitlines()) == 1
 

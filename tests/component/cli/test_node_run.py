@@ -16,8 +16,8 @@ from isthmus.node.observability.version import program_version
 
 
 def test_a_start_that_fails_ends_in_an_event_with_the_exit_code(tmp_path: Path) -> None:
-    """Every line is JSON: the first names the program, version and directory, the last why it ended; `last_words`
-    returns that sentence."""
+    """Every line is JSON: the first names the program's version, config file and machine, the last the error and the
+    exit code; `last_line` returns the error's sentence."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -49,7 +49,7 @@ def test_a_time_means_the_same_in_every_command(listener: FakeAdminListener) -> 
 
 @pytest.mark.usefixtures("in_berlin")
 def test_a_zone_that_is_named_counts() -> None:
-    """As do the forms in which commands print times, and milliseconds as JSON has them."""
+    """The forms in which commands print times are accepted, too, and milliseconds as in JSON."""
     for text in ("2026-02-03T05:05+01:00", "2026-02-03 04:05:00Z", "2026-02-03T04:05Z", str(FEBRUARY_MS)):
         assert time_of(text) == FEBRUARY_MS
     assert time_of("2026-02-03T04:05:00.123") == FEBRUARY_MS + 123
@@ -144,13 +144,13 @@ def test_a_file_that_is_not_there_is_a_usage_error(
     ],
 )
 def test_older_commands_are_accepted(listener: FakeAdminListener, words: list[str], path: str) -> None:
-    """They have the effect of the newer ones."""
+    """Older commands have the effect of the newer ones."""
     listener.respond(path, {})
     assert cli.main([*words, "-o", "json"]) == Exit.OK
 
 
 def test_older_options_are_accepted(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are the same option, and a help shows the newer name alone."""
+    """Older names mean the same option; the help shows the newer name alone."""
     racks = ["partition", "plan", "--racks", "a:1,b:1", "--partitions", "1", "--replication-factor", "1", "-o", "json"]
     for name in ("--ignore-racks", "--ignore-rack-assignment"):
         assert cli.main([*racks, name]) == Exit.OK

@@ -156,7 +156,7 @@ def test_a_file_of_another_kind_is_reported(
 
 
 def test_a_file_that_is_not_there_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Its name and the system's words."""
+    """The error has the file's name and the system's message."""
     assert cli.main(["partition", "assign", "--file", str(tmp_path / "none")]) == Exit.USAGE
     assert "none: No such file" in capsys.readouterr().err
 
@@ -165,7 +165,8 @@ RIGHT = replica_map_document(((0, 1), (1, 0)))
 
 
 def test_a_right_file_is_valid_as_far_as_it_can_be_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Without a node: valid, with a note of what was not checked. Without --validate-only: code 3."""
+    """Without a node the file is reported as valid, with a note of what was not checked; without --validate-only: code
+    3."""
     path = map_file(tmp_path, RIGHT)
     assert cli.main(["partition", "assign", "--file", path, "--validate-only"]) == Exit.OK
     out = capsys.readouterr().out

@@ -95,8 +95,7 @@ def test_the_plan_is_shown_and_just_that_is_ordered(monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_is_ordered_without_a_word(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """With --dry-run, without a terminal to confirm at, and where nothing is to be moved, only the plan is
-    requested."""
+    """With --dry-run, without a terminal to confirm at, and when nothing is to be moved, only the plan is requested."""
     node = ScriptedNode(monkeypatch, PLAN)
     assert cli.main(["bucket-type", "set-replication-factor", "t", "3", "--dry-run", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == PLAN

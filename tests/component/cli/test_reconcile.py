@@ -28,7 +28,7 @@ SEED = ["seed", "--source", "http://127.0.0.1:1", "--target", "http://127.0.0.1:
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing here starts it."""
+    """An environment in which no test starts Spark."""
 
     def started(*_: Any, **__: Any) -> Any:
         raise AssertionError("Spark was started")
@@ -110,7 +110,7 @@ def test_half_an_export_is_good_for_nothing(words: list[str], capsys: pytest.Cap
 def test_a_token_in_the_environment_is_of_no_use_to_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is refused with the remedy, rather than left out in silence."""
+    """The token is refused with the remedy, not silently ignored."""
     monkeypatch.setenv("ISTHMUS_TOKEN", "t" * 32)
     assert main(["reconcile", "stats", *URL, "-o", "json"]) == Exit.USAGE
     assert "--token-file" in json.loads(capsys.readouterr().err)["error"]
@@ -181,8 +181,8 @@ def test_a_package_that_is_missing_is_one_sentence(
 def test_one_cluster_on_both_sides_is_refused_before_spark(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is recognized by a URL given on both sides, whatever other URLs are given, or by the cluster that nodes at
-    different URLs report. Nothing is written."""
+    """The same cluster is recognized by a URL given on both sides, whatever other URLs are given, or by the cluster
+    that nodes at different URLs report. Nothing is written."""
     sides = ["--left", "http://n1:1,http://n2:1/", "--right", "http://n2:1", "--output", "runs"]
     assert main(["reconcile", "run", *sides]) == Exit.USAGE
     assert "left and right are the same cluster: http://n2:1 is on both sides" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_a_damaged_repair_is_named_and_one_without_progress_starts_again(
 
 
 def test_an_enormous_document_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its size is looked at first."""
+    """The document's size is checked before it is read."""
     monkeypatch.setattr(run_directory, "DOCUMENT_BYTES_MAX", 1_000)
     run = RunDirectory(str(tmp_path), "one")
     run.write("summary.json", {"text": "x" * 2_000})
@@ -107,7 +107,7 @@ def test_an_enormous_document_is_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     "row", [[], [0, "", 1, 1, 1, 0, 0, "5"], [0, None, 1, 1, 1, 0, 0, 5], [0, "", 1, 1, -1, 0, 0, 5]]
 )
 def test_a_wave_with_counts_that_are_none_is_named(tmp_path: Path, row: list[Any]) -> None:
-    """They would be added up, or end the run in a traceback."""
+    """Otherwise such counts would be added up, or end the run in a traceback."""
     run = RunDirectory(str(tmp_path), "one")
     run.write("work/00000.json", {"number": 0, "look": "first", "at_ms": 1, "done": [row]})
     with pytest.raises(LocalFault, match=r"work/00000\.json is no wave of a run"):

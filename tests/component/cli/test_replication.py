@@ -141,8 +141,8 @@ def test_a_ledger_is_unknown_while_a_leader_has_no_queue_of_that_name() -> None:
 def test_a_queue_that_no_cluster_has_fetched_from_has_nothing_to_account_for(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its state is no-sink, its backlog is the count of the change index, and the exit code is 0; once a cluster has
-    fetched, an incomplete backlog is unknown again, and so is a silent node before."""
+    """The queue's state is no-sink, its backlog is the count of the change index, and the exit code is 0; once a
+    cluster has fetched, an incomplete backlog is unknown again, and so is a silent node before."""
     never = one_ledger(closes=None, partitions_not_known=[0], partitions=[0], fetched=False, backlog=7)
     (row,) = ledger_rows({"e1": [never]}, {}, LED)
     assert (row["state"], row["closes"], row["waiting"]) == ("no-sink", None, 7)
@@ -195,7 +195,7 @@ def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
 def test_a_ledger_that_does_not_close_is_exit_code_1(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both halves are shown; the alarm names the queue."""
+    """Both halves of the ledger are shown; the alarm names the queue."""
     (row,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")}, LED)
     listener.respond("/admin/ledger", {"ledger": [row], "unknown": []})
     assert cli.main(["ledger"]) == Exit.DIFFERS

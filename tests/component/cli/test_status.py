@@ -214,7 +214,7 @@ def test_one_question_without_answer_is_unknown_not_left_out(
 def test_gaps_dead_letters_full_disks_and_certificates_are_amiss(
     clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each has a sentence with its cluster, the worst first."""
+    """Each problem has a sentence with its cluster, the worst first."""
     gap = {"queue": "to-west", "id": "1", "from_ms": NOW_MS - 60_000, "upto_ms": NOW_MS}
     gaps = {"gaps": [gap], "unknown": [], "unknown_partitions": {}, "at_ms": NOW_MS}
     clusters["east"].respond("/admin/gaps", gaps)
@@ -324,6 +324,6 @@ def test_ctrl_c_ends_a_watch_with_code_0(
 def test_contradicting_options_are_refused(
     words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each is a usage error that names the option."""
+    """Each contradiction is a usage error that names the option."""
     assert main(["status", *words]) == 2
     assert sentence in capsys.readouterr().err

@@ -159,7 +159,8 @@ def test_a_listing_fits_80_columns(
 def test_wide_and_a_pipe_have_every_column(
     east: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """-o wide has all columns and whole addresses on any terminal; a pipe does, too, a line a row, without marks."""
+    """-o wide has all columns and whole addresses on any terminal; a pipe gets the same, one line per row, without
+    marks."""
     respond_with_tables(east)
     main(["sink", "list"])
     piped = capsys.readouterr().out

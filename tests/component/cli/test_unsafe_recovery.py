@@ -33,7 +33,8 @@ RESEED = "/admin/cluster/reseed"
 def test_a_leader_is_forced_only_after_the_plan_was_shown_and_confirmed(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a terminal and without --yes nothing is done; with it the very state that was shown is acted upon."""
+    """Without a terminal and without --yes nothing is done; with it the command acts on exactly the state that was
+    shown."""
     listener.respond(FORCE, PLAN)
     assert cli.main(["partition", "force-leader", "3", "n2", "--by", "ann"]) == Exit.USAGE
     out, err = capsys.readouterr()

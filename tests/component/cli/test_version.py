@@ -14,7 +14,7 @@ from tests.support.hidden_packages import run_without
 
 
 def test_the_version_is_that_of_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both spellings name it; JSON has the packages and extras that a report of a defect needs."""
+    """Both spellings print the version; JSON has the packages and extras that a report of a defect needs."""
     assert main(["version"]) == 0
     assert f"isthmus: {version('isthmus')}\npython: {platform.python_version()}\n" in capsys.readouterr().out
     assert main(["--version"]) == 0

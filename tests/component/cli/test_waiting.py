@@ -150,7 +150,8 @@ def restarts(east: FakeAdminListener, tmp_path: Path) -> Path:
 def test_a_rolling_restart_runs_the_command_for_each_node(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One after the other, the one that controls the cluster last; --dry-run shows it, without --yes it asks."""
+    """Nodes restart one after the other, the one with the active controller last; --dry-run shows the order, without
+    --yes the command asks."""
     log = restarts(east, tmp_path)
     words = [
         "cluster",
@@ -174,7 +175,7 @@ def test_a_rolling_restart_runs_the_command_for_each_node(
 def test_a_rolling_restart_ends_at_the_first_failure_and_goes_on_later(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No other node is touched; with --since those that have started are left out."""
+    """No other node is restarted; with --since, nodes that have started since are left out."""
     log = restarts(east, tmp_path)
     fails = f"test {{node}} != east-3 && echo {{node}} >> {log}"
     words = ["cluster", "rolling-restart", "--yes", "--timeout", "20s", "--command"]
@@ -205,7 +206,7 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
     command = f"(sleep 30 & echo $! > {pid}; wait); true {{node}}"
     assert main(["cluster", "rolling-restart", "--yes", "--timeout", "400ms", "--command", command]) == Exit.DIFFERS
     assert "the command did not end within 400ms" in capsys.readouterr().err
-    end = time.monotonic() + 10  # the signal is sent; the process ends when its turn comes
+    end = time.monotonic() + 10  # the signal is sent; the process ends some time later
     while runs(int(pid.read_text())) and time.monotonic() < end:
         time.sleep(0.01)
     assert not runs(int(pid.read_text()))
@@ -227,7 +228,8 @@ def test_the_output_of_a_command_stays_out_of_the_document(
 def test_a_live_node_that_does_not_report_its_start_is_not_restarted(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missed answer does not make a node a down one: it is asked again, and refused where it stays silent."""
+    """One missed answer does not make a node a dead one: it is asked again, and the restart is refused if it stays
+    silent."""
     monkeypatch.setattr(rolling_restart, "STARTS_MS", 300)
     log = tmp_path / "restarted"
     log.touch()
@@ -245,7 +247,8 @@ def test_a_live_node_that_does_not_report_its_start_is_not_restarted(
 def test_nodes_that_are_down_are_restarted_first(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a wait for a cluster that cannot be in sync before; the live ones follow once it is."""
+    """Dead nodes restart first, without a wait for a cluster that cannot be in sync before; the live ones follow once
+    it is."""
     log = tmp_path / "restarted"
     log.touch()
     down = {"east-2", "east-3"}

@@ -1,4 +1,4 @@
-"""Both clients against a whole node."""
+"""Tests of both clients against a whole node."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_codec_of_the_caller(make_client: MakeClient, url: str, bucket: str) -
 
 
 def test_a_context_says_what_a_write_replaces(client: Any, bucket: str) -> None:
-    """With it the value is replaced, as often as the writer likes; without it the next value is a sibling."""
+    """A write with a context replaces the value, any number of times; without one it adds a sibling."""
     context = client.put(bucket, "k", 1)
     context = client.put(bucket, "k", 2, context=context)
     client.put(bucket, "k", 3, context=Context.from_text(str(context.context)))
@@ -328,7 +328,7 @@ def test_a_node_that_is_not_there_is_replaced(make_client: MakeClient, url: str,
 
 
 def test_a_closed_client_refuses_calls(make_client: MakeClient, url: str, bucket: str) -> None:
-    """Also one that waits for its next attempt; closing twice is allowed."""
+    """A call that waits for its next attempt is refused, too; closing twice is allowed."""
     client = Client("http://127.0.0.1:9", timeout_s=30)
     failures: list[BaseException] = []
 
@@ -357,7 +357,7 @@ async def plus_one(count: int) -> int:
 
 
 def test_a_coroutine_function_in_a_client_for_threads(url: str, bucket: str) -> None:
-    """It is a mistake of the call, and nothing is written."""
+    """The call is refused as a mistake, and nothing is written."""
     with Client(url) as client:
         with pytest.raises(BadRequest, match="coroutine function"):
             client.update(bucket, "k", plus_one, default=0)
@@ -365,8 +365,8 @@ def test_a_coroutine_function_in_a_client_for_threads(url: str, bucket: str) -> 
 
 
 def test_a_write_that_is_under_way_when_the_client_is_closed() -> None:
-    """It was sent, its answer was lost, and the client is closed in the pause: the outcome is unknown, and the error
-    has the id."""
+    """The write was sent, its answer was lost, and the client is closed in the pause before a retry: the outcome is
+    unknown, and the error has the id."""
 
     def hang_up(connection: socket.socket) -> None:
         server.read_request(connection)

@@ -1,4 +1,4 @@
-"""Both clients against a node with TLS and tokens."""
+"""Tests of both clients against a node with TLS and tokens."""
 
 from __future__ import annotations
 

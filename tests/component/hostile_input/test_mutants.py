@@ -19,10 +19,10 @@ QUICK_MUTANTS: Final = 4_000
 MANY_MUTANTS: Final = 1_000_000
 
 MEAN_INPUT_S: Final = 0.005
-"""CPU that a mutant of one target may take on average: several times what the slowest, a config file, takes."""
+"""Average CPU that a mutant of one target may take: several times that of the slowest, a config file."""
 
 LONGEST_INPUT_S: Final = 2.0
-"""CPU that a single mutant of at most 16 KB may take; a collection of the whole run's garbage may be in it."""
+"""CPU that a single mutant of at most 16 KB may take; it may include a garbage collection of the whole run."""
 
 GROWTH_BYTES_MAX: Final = 48 * 1024 * 1024
 """How much a million mutants may leave: caches that are bounded, and free memory that the allocator keeps. A leak of
@@ -86,7 +86,8 @@ def test_mutants_are_taken_or_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_a_million_mutants_are_taken_or_refused_and_leave_nothing() -> None:
-    """As above; the process is as large afterwards as after the first hundred of each target."""
+    """Every mutant is decoded or refused; afterwards the process is as large as after the first hundred mutants of each
+    target."""
     with mutation_targets() as targets:
         attack_all(targets, 100 * len(targets), SEED + 1)
         gc.collect()

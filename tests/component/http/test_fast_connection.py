@@ -151,8 +151,8 @@ def prompted(client_api, monkeypatch):
 
 @pytest.mark.parametrize("accept", [b"", b"accept: application/json\r\n"], ids=["any", "json"])
 def test_both_paths_answer_alike(client_api_with, serve, monkeypatch, accept):
-    """A session of requests, right and wrong, gets the same bytes and the same counts whichever way each one takes,
-    also where refusals are asked for in JSON."""
+    """A session of requests, right and wrong, gets the same bytes and the same counts on either path, also when
+    refusals are requested in JSON."""
     quick, slow = client_api_with(object_bytes=200_000), client_api_with(object_bytes=200_000)
     asked, none = prompted(quick, monkeypatch), prompted(slow, monkeypatch)
     session = [raw.replace(b"\r\n", b"\r\n" + accept, 1) for raw in SESSION]
@@ -416,7 +416,8 @@ def test_the_guard_is_asked_once_for_each_request(client_api_with, serve):
 
 
 def test_a_pipelined_request_waits_for_the_running_one(client_api, server, monkeypatch):
-    """Requests that arrive while one is answered at once get their answers behind it, in order, in pieces or whole."""
+    """Requests that arrive while another is answered on the fast path get their answers after it, in order, in pieces
+    or at once."""
     asked = prompted(client_api, monkeypatch)
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:

@@ -99,7 +99,7 @@ def test_siblings_are_300_in_both_forms(call: Callable[..., Any]) -> None:
 
 
 def test_a_key_is_made_and_listed(call: Callable[..., Any]) -> None:
-    """POST answers where the value is; keys and buckets are listed whole and as a stream."""
+    """POST answers with the value's location; keys and buckets are listed as one document and as a stream."""
     made = call("POST", "/buckets/made%20here/keys", data=b"v", headers={"content-type": "a/b"})
     assert made.status_code == 201
     assert call("GET", made.headers["Location"]).content == b"v"

@@ -13,8 +13,8 @@ JSON = {"accept": "application/json"}
 
 
 def test_siblings_come_as_one_document(client_api):
-    """All siblings, with a concurrent delete, types, metadata and values; with clock and tag as in the headers. The
-    clock resolves the conflict, and so does the tag."""
+    """The document has all siblings, with a concurrent delete, types, metadata and values; clock and tag are as in the
+    headers. The clock resolves the conflict, and so does the tag."""
     client_api.put(K, b"v0")
     clock = client_api.call("GET", K).headers["x-riak-vclock"]
     client_api.call("PUT", K, b'{"n":1}', {"content-type": "application/json", "x-riak-meta-who": "ann"})

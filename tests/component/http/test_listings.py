@@ -1,4 +1,4 @@
-"""Listings: whole or streamed, exact for every key, bounded, and never a part that looks like the whole."""
+"""Listings: as one document or streamed, exact for every key, bounded, and never a part that looks complete."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_head_of_a_listing_reads_no_more_than_its_beginning(client_api):
 
 
 async def test_listings_are_bounded_and_closed_when_the_client_goes(client_api, send_request):
-    """At most eight run at once; one that its client abandons is closed and frees its place."""
+    """At most eight listings run at once; one that its client abandons is closed and frees its place."""
     for n in range(40):
         await send_request(client_api.app, "PUT", f"/buckets/b/keys/{n}", b"v", {"content-type": "text/plain"})
 
@@ -134,7 +134,8 @@ async def test_listings_are_bounded_and_closed_when_the_client_goes(client_api, 
 
 
 def test_a_listing_that_fails_half_way_has_no_end(client_api, server):
-    """An error in the middle cuts the connection before the last chunk, so a part is never taken for the whole."""
+    """An error in the middle cuts the connection before the last chunk, so that a part is never taken for a complete
+    listing."""
     for n in range(9):
         client_api.put(f"/buckets/b/keys/{n}", b"v")
     client_api.kv.listing_fails_after = 2

@@ -74,8 +74,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeClient]:
 
 
 def test_a_riak_gets_objects_and_tombstones_in_its_own_form(caller: NodeClient) -> None:
-    """A value with metadata, a value too large for the usual answer, a tombstone; then the one byte of an empty
-    queue."""
+    """The answers are a value with metadata, a large value, and a tombstone; then the one byte of an empty queue."""
     key = "/buckets/b/keys/k"
     headers = {"x-riak-meta-colour": "red", "x-riak-index-age_int": "7"}
     assert caller.ask("PUT", key, b"one", headers)[0] == 204

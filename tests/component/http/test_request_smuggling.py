@@ -41,7 +41,8 @@ AMBIGUOUS = {
 
 @pytest.mark.parametrize("raw", AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
 def test_an_ambiguous_request_is_refused_with_all_that_follows_it(client_api, server, raw):
-    """One 400 and the end of the connection: neither it nor what is hidden behind it is carried out."""
+    """The answer is one 400 and the end of the connection: neither the request nor one hidden behind it is carried
+    out."""
     answer = server.exchange(raw + NEXT, half_close=True)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"x-isthmus-reason: bad-http" in answer

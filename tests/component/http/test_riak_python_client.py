@@ -62,7 +62,7 @@ a file that is not in the package; features of another protocol; a listing of 1 
 two that need Riak's defaults of properties: `allow_mult` false without being set, and an `n_val` of a single bucket."""
 
 LONG: Final = ("test_resolution", "test_stream_keys", "test_stream_keys_abort")
-"""These wait between writes, or write a thousand keys first, one by one."""
+"""These tests wait between writes, or first write a thousand keys one by one."""
 
 
 class EmptyModule(ModuleType):
@@ -191,7 +191,8 @@ def test_siblings_are_seen_and_resolved(client: Any) -> None:
 
 
 def test_the_client_finds_out_what_is_there(client: Any, riak: Any) -> None:
-    """Its feature detection sees a Riak with bucket types and preflists, and no feature that is absent here."""
+    """The client's feature detection sees a Riak with bucket types and preflists, and no feature that is absent
+    here."""
     assert client.ping()
 
     transport = riak.transports.http.HttpTransport(node=client.nodes[0], client=client)
@@ -217,7 +218,7 @@ def test_the_client_finds_out_what_is_there(client: Any, riak: Any) -> None:
     ],
 )
 def test_an_absent_feature_is_an_error_of_the_client(client: Any, riak: Any, act: Callable[[Any], Any]) -> None:
-    """Queries, MapReduce and counters fail with the client's own error, and the connection goes on."""
+    """Queries, MapReduce and counters fail with the client's own error, and the connection stays open."""
     with pytest.raises(riak.RiakError):
         act(client)
     assert client.ping()

@@ -155,7 +155,8 @@ def test_nodes_that_were_added_to_a_topology_are_started_beside_the_others(direc
 
 
 def test_clusters_whose_supervisor_was_killed_are_shown_taken_over_and_stopped(directory: Path) -> None:
-    """Nothing is interrupted: status shows it, `up` finds the same processes, and `down` ends them even without it."""
+    """The nodes are not interrupted: status shows that the supervisor is gone, `up` finds the same processes, and
+    `down` ends them even without it."""
     mine = clusters(directory)
     first = mine.up(30)
 
@@ -175,7 +176,7 @@ def test_clusters_whose_supervisor_was_killed_are_shown_taken_over_and_stopped(d
 
 
 def test_as_a_context_manager_everything_is_down_at_the_end(directory: Path) -> None:
-    """Also when the body fails."""
+    """The clusters are down at the end, also when the body fails."""
 
     def use() -> None:
         with clusters(directory) as mine:

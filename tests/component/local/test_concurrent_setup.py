@@ -56,7 +56,7 @@ async def test_a_supervisor_waits_for_one_that_ends(tmp_path: Path, supervised: 
 
 
 def test_two_ups_at_once_start_one_of_each(directory: Path) -> None:
-    """Both end well with the same processes, and one `down` ends all of it for good."""
+    """Both commands succeed with the same processes, and one `down` ends all of them for good."""
 
     def up() -> dict[str, Any]:
         return LocalClusters(load_topology(SAMPLE), directory).up(30)

@@ -81,7 +81,7 @@ def test_a_stopped_node_stays_down_and_a_started_one_serves(directory: Path) -> 
 
 @pytest.mark.timing
 def test_kill_means_sigkill(directory: Path) -> None:
-    """restart-node --kill9 does not ask: a node that ignores SIGTERM is gone at once, and a new one serves."""
+    """restart-node --kill9 sends no SIGTERM: a node that ignores it ends at once, and a new one serves."""
     LocalClusters(load_topology(TWO), directory).up(30)
     stubborn = node_of(directory, "east-1")["pid"]
     os.kill(stubborn, signal.SIGSTOP)  # SIGTERM would wait until the process continues

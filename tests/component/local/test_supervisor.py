@@ -47,7 +47,8 @@ def test_restart_pauses_double_up_to_a_bound_and_start_again_after_a_steady_run(
 async def test_a_killed_child_comes_back_and_its_end_is_reported(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
-    """With policy always a killed child has a new pid soon, one restart more, and the reason is kept."""
+    """With policy always a killed child is restarted with a new pid; its restarts are counted, and the reason is
+    kept."""
 
     async with supervised(tmp_path / "s", Spec((shell_child(),))) as client:
         before = await client.pid("a")
@@ -61,8 +62,8 @@ async def test_a_killed_child_comes_back_and_its_end_is_reported(
 async def test_a_child_that_is_not_restarted_stays_ended_until_started(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
-    """With policy never a dead child stays dead and gives the reason; `start` starts it, on a live one it changes
-    nothing, and `restart` gives it a new process."""
+    """With policy never a dead child stays dead and shows the reason; `start` starts it and leaves a live one
+    unchanged, and `restart` gives it a new process."""
 
     child = shell_child(restart=Restart.NEVER, line="trap 'exit 7' USR1; touch set; while :; do sleep 0.01; done")
     async with supervised(tmp_path / "s", Spec((child,))) as client:
@@ -123,8 +124,8 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(
 
 
 def test_the_children_of_a_killed_supervisor_are_taken_over(launched: Path, shell_child: Any) -> None:
-    """They keep running undisturbed; the next supervisor keeps those of unchanged command under the same pid, restarts
-    them when they die, and stops those that are no longer wanted."""
+    """The children keep running undisturbed; the next supervisor keeps those of unchanged command under the same pid,
+    restarts them when they die, and stops those that are no longer wanted."""
     directory = launched
     kept, changed, dropped = shell_child("kept"), shell_child("changed"), shell_child("dropped")
     state = supervisor_client.launch(directory, Spec((kept, changed, dropped)))

@@ -113,7 +113,8 @@ async def test_a_zookeeper_with_older_data_is_refused(
 
 @pytest.mark.timing
 async def test_starting_without_a_zookeeper_fails_in_one_line_and_in_time() -> None:
-    """No server: LocalFault within the connect time-out, naming hosts and setting; no thread is left."""
+    """Without a server the client raises LocalFault within the connect time-out, naming hosts and setting; no thread is
+    left."""
 
     began = time.monotonic()
     with pytest.raises(LocalFault, match=r"127\.0\.0\.1:1 .*\[metastore\] hosts") as caught:

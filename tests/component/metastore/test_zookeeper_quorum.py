@@ -44,7 +44,7 @@ class Writer:
             self.longest_s = max(self.longest_s, time.monotonic() - began)
 
     async def decide(self, wanted: PartitionRecord) -> PartitionRecord:
-        """The record as it is once this write is decided."""
+        """The record after this write has been decided."""
         while True:
             try:
                 return await self.client.write_record(wanted, [Member("n1", 9)])

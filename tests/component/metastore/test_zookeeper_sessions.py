@@ -111,7 +111,7 @@ def test_a_saturated_loop_and_a_busy_thread_cost_no_session(client_process: Clie
 
 
 async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_session(shared_server: Any) -> None:
-    """As one that is coming up may do: the client knocks again long before its session is over."""
+    """A starting server may behave like this: the client connects again long before its session is over."""
 
     proxy = Proxy(shared_server.port)
     await proxy.start()
@@ -133,7 +133,7 @@ async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_sessio
 async def test_a_server_whose_machine_is_gone_ends_no_session(
     shared_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing comes back from it, not even a refusal: the next server is tried while the session still lives."""
+    """The server sends no answer, not even a refusal: the next server is tried while the session still lives."""
     states: list[SessionState] = []
     # The order in which the driver tries servers: after the one that it lost comes the other.
     monkeypatch.setattr("random.shuffle", lambda hosts: hosts.sort(key=lambda host: host[-1] == gone_port))

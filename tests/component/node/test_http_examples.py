@@ -68,7 +68,7 @@ def test_the_examples_of_siblings_and_refusals_in_json_work(tmp_path: Path) -> N
 
 
 def test_the_first_application_works_without_the_client(tmp_path: Path) -> None:
-    """Its curl commands store a value, show it, and show a conflict as JSON."""
+    """The page's curl commands store a value, show it, and show a conflict as JSON."""
     sent = commands(FIRST, "/buckets/cities/keys/corinth")
     with running_node(tmp_path) as node:
         answers = [curl(f"http://127.0.0.1:{node.http}", command) for command in sent]

@@ -53,8 +53,8 @@ def test_a_link_that_would_work_is_ok_in_every_line() -> None:
 
 
 def test_differing_properties_are_named_as_far_as_the_source_sends_them() -> None:
-    """By bucket type and bucket; a source of an earlier version sends the bucket types alone, and an invalid answer is
-    refused when it is read."""
+    """Differences are shown by bucket type and bucket; a source of an earlier version sends the bucket types alone, and
+    an invalid answer is refused when it is read."""
     default = {"bucket_types": {"default": {"digest": "00", "offered": True}}}
     of_type, of_bucket = scope_digest({"allow_mult": False}), scope_digest({"allow_mult": False, "dvv_enabled": False})
     told = {"default": {"": of_type.hex(), b"b".hex(): of_bucket.hex()}}

@@ -73,8 +73,8 @@ def test_a_filter_is_tried_on_names_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_half_a_character_is_no_json(tmp_path: Path) -> None:
-    """JSON can write half a character of UTF-16, and nothing can store it: refused as such, not answered as a fault of
-    the program; a whole one of two halves is a character."""
+    """JSON can express a lone surrogate, and nothing can store it: it is refused as such, not answered with an internal
+    error; a pair of surrogates is a character."""
     with running_node(tmp_path, SINK) as node:
 
         def suspended(reason: str) -> tuple[int, dict[str, Any]]:

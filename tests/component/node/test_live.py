@@ -232,8 +232,8 @@ async def test_a_node_without_an_answer_is_named(tmp_path: Path, monkeypatch: py
 async def test_a_stream_has_the_state_at_once_and_a_sample_each_2_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both come on connecting; samples follow at most one each 2 s, with the series of the bucket type that was asked
-    for; a second viewer costs no second question to the nodes; the state comes again when it differs."""
+    """Both are sent on connecting; samples follow at most every 2 s, with the series of the requested bucket type; a
+    second viewer causes no further requests to the nodes; the state is sent again when it differs."""
     async with three_nodes(tmp_path) as nodes:
         n1 = nodes["n1"]
         await sampled(nodes)
@@ -291,7 +291,7 @@ async def test_one_stream_too_many_is_refused(tmp_path: Path, monkeypatch: pytes
 async def test_a_viewer_that_does_not_read_costs_one_event_of_each_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection's buffers fill up, then only the newest event of each kind waits; other viewers are served
+    """The viewer's connection buffers fill up, then only the newest event of each kind waits; other viewers are served
     meanwhile; and the node's stop does not wait for it."""
     monkeypatch.setattr(live, "event_of", lambda kind, data: b"event: %b\ndata: %b%b\n\n" % (
         kind.encode(), data, b" " * 3_000_000))  # fmt: skip

@@ -85,7 +85,7 @@ def test_units_of_metrics_fit_their_names() -> None:
 
 
 def test_a_running_node_shows_what_is_defined(exposition: str) -> None:
-    """Each family of a node that runs has the type and the labels of its definition; any node shows most families."""
+    """Each family of a running node has the type and the labels of its definition; every node shows most families."""
     families = {f.name: f for f in text_string_to_metric_families(exposition) if f.name.startswith("isthmus_")}
     seen = set()
     for family in families.values():

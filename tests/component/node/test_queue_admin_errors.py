@@ -69,7 +69,7 @@ def wait_for_windows(node: ThreadedNode) -> None:
 
 
 def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tmp_path: Path) -> None:
-    """A node restarts with the state set while it was down, and every remaining suspension can be ended."""
+    """A queue can be suspended at a node that is down, and resumed at a node that no longer exists."""
     with running_node(tmp_path, QUEUES) as node:
         assert node.node is not None
         assert node.node.services.membership.known_nodes() == {"n1"}

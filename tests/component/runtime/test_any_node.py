@@ -21,7 +21,7 @@ def key(name: bytes) -> Key:
 
 
 async def write_until_answered(member: Node, request: WriteRequest) -> WriteResult:
-    """As a client with a request id does: again after every 503 and 504."""
+    """Write as a client with a request id does: again after every 503 and 504."""
     async with asyncio.timeout(20):
         while True:
             try:

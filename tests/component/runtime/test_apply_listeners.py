@@ -63,7 +63,7 @@ class Gate:
         self._commit(prepared)  # type: ignore[arg-type]
 
     def shut(self) -> None:
-        """From the next batch on."""
+        """Hold the writer from the next batch on."""
         self._shut = True
 
     def let_one_through(self) -> None:
@@ -71,7 +71,7 @@ class Gate:
         self._may_go.release()
 
     def open(self) -> None:
-        """For all."""
+        """Let all batches through."""
         self._shut = False
         self._may_go.release()
 

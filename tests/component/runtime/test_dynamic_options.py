@@ -109,7 +109,8 @@ async def test_options_reach_replicas_reads_and_connections_of_every_node(
 async def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """With an hour's patience a silent follower stays in sync; set to 300 ms it is out soon, and writes go on."""
+    """With a limit of an hour a silent follower stays in sync; set to 300 ms it leaves the ISR soon, and writes
+    succeed."""
 
     async with start_cluster(tmp_path) as t:
         for member in t.members.values():

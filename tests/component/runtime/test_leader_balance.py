@@ -107,7 +107,7 @@ async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path,
 
 
 async def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """A node that does not decide asks the one that does: for the status, and for moves on behalf of an operator."""
+    """A node without the active controller forwards to it: status requests, and an operator's moves."""
 
     manual = QUICK._replace(automatic=False)
     async with start_cluster(tmp_path, partitions=6, balance=manual) as t:

@@ -31,7 +31,7 @@ def entry(offset: int, kind: EntryKind = EntryKind.DATA) -> Entry:
 
 
 def a_partition(leo: int = 0, hw: int = 0) -> Any:
-    """As much of a partition as is counted."""
+    """The attributes of a partition that the metrics read."""
     replica = SimpleNamespace(leo=leo, high_watermark=hw)
     return SimpleNamespace(bucket_type=b"default", timestamps=EntryTimestamps(), replica=replica)
 
@@ -180,7 +180,7 @@ def test_an_apply_step_counts_all_its_partitions() -> None:
 
 async def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, start_cluster: ClusterFactory) -> None:
     """In a cluster of three, one node counts its log as leader and two as isr; a node whose log id is not in the record
-    counts as osr; barriers and writes are timed, and the size of the ISR stands beside the min-ISR of that moment."""
+    counts as osr; barriers and writes are timed, and the size of the ISR is recorded with the min-ISR in force."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()

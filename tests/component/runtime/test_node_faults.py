@@ -129,7 +129,7 @@ async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
         full.runtime.replog.has_space(0)
         await eventually(lambda: full.runtime.replog.has_space(0))
         await t.level(timeout_s=25)
-        await eventually(lambda: full.partition().serves)  # the disk's trouble is over at the next look at it
+        await eventually(lambda: full.partition().serves)  # the disk's fault has cleared at its next check
         assert stored_values(full, b"4") == [b"v"]
 
 
@@ -443,7 +443,8 @@ async def test_a_metastore_rollback_is_reported_once(
 
 
 def test_a_node_reports_why_it_is_not_ready() -> None:
-    """Without records it is why there are none; with records that name this node, which copies are still to be made."""
+    """Without records the reason says why there are none; with records that name this node, it lists the replicas that
+    are still to be made."""
     assert replicas_not_ready("n1", {}, {}, "waits for 1 more node") == (
         "no partitions are known yet: waits for 1 more node"
     )

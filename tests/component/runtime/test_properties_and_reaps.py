@@ -24,7 +24,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 class NoTombstoneBarrier:
-    """Nothing is offered to anybody."""
+    """A barrier that no queue holds back: nothing is offered."""
 
     def replicates(self, _bucket_type: bytes, _bucket: bytes) -> bool:
         return False
@@ -108,7 +108,7 @@ async def test_a_far_replica_that_missed_a_reap_takes_all_rows(
 ) -> None:
     """Rows do not show which keys were reaped; so a replica below the last reap takes all rows, and ends equal to the
     others."""
-    monkeypatch.setattr(Reaper, "_obstacle", lambda *_: "")  # as if it had gone just after the reap was proposed
+    monkeypatch.setattr(Reaper, "_obstacle", lambda *_: "")  # as if it had stopped just after the reap was proposed
 
     async with start_cluster(tmp_path, **SMALL) as t:
         with ThreadPoolExecutor(1) as pool:

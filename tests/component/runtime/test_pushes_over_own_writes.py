@@ -38,7 +38,7 @@ class OriginRecorder:
                     self.of.setdefault(entry.key, []).append(entry.origin)
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
-        """Nothing to note."""
+        """Ignored."""
 
 
 async def test_a_push_over_an_unreplicated_local_write_counts_as_local(tmp_path: Path, start_node: NodeFactory) -> None:
@@ -112,9 +112,9 @@ async def test_a_local_write_that_comes_back_counts_as_local(tmp_path: Path, sta
 
 
 def test_unreplicated_writes_follow_owners_and_cursors() -> None:
-    """A queue of the pusher's own cluster still has to send nothing; a queue of another cluster has to send the changes
-    at or above its cursor; cascading queues, queues whose filter excludes the key, and queues without an owner are
-    judged by what they would send."""
+    """A queue of the pusher's own cluster need not send the write; a queue of another cluster must, if the write is at
+    or above its cursor; cascading queues, queues whose filter excludes the key, and queues without an owner are judged
+    by what they would send."""
 
     def queue(owner: bytes, cursor: int, *, cascade: bool = False, led: bool = True, rules: str = "any") -> SourceQueue:
         made = SourceQueue("q", b"o" * 16, cascade, 1_000, Budget(1, 1, 1), b"lifelife", parse_filter(rules))
@@ -137,7 +137,8 @@ def test_unreplicated_writes_follow_owners_and_cursors() -> None:
 
 
 async def test_a_pushed_clock_with_future_local_writes_is_refused(tmp_path: Path, start_node: NodeFactory) -> None:
-    """R-FORGED: such a clock would make our next writes look old; it is rejected by name, and nothing is disturbed."""
+    """R-FORGED: such a clock would make our next writes look old; it is rejected by name, and later writes are
+    unaffected."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         key = Key(b"default", b"b", b"k")

@@ -66,7 +66,7 @@ def other_nodes(cluster: Cluster) -> tuple[str, str]:
 
 
 def fully_removed(member: Node) -> bool:
-    """No replica, no row, no log and no gen of the partition."""
+    """Wait until no replica, row, log or log id of the partition is left."""
     gone = 0 not in member.runtime.partitions and not member.identity.condemned()
     return gone and 0 not in member.identity.partitions() and member.runtime.replog.leo(0) == 0
 
@@ -158,7 +158,7 @@ async def test_a_replica_reassigned_within_the_grace_time_is_kept(
 async def test_a_replica_reassigned_during_its_deletion_is_recreated_afterwards(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """No replica is made of the log that is about to be deleted, however long the note of it takes."""
+    """No replica is created on the log that is about to be deleted, however long noting the deletion takes."""
     noting, slow = threading.Event(), threading.Event()
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
@@ -258,8 +258,8 @@ async def test_a_removed_replica_is_still_there_after_a_restart(tmp_path: Path, 
 async def test_after_a_power_loss_a_removed_replica_drops_rows_that_need_replay(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """It could not learn which of its entries are committed (H36): it drops its rows, and takes them from the leader
-    later."""
+    """The removed replica could not learn which of its entries are committed (H36): it drops its rows, and takes them
+    from the leader later."""
 
     async with start_cluster(tmp_path, 4) as t:
         await write(t, 20)
@@ -285,7 +285,7 @@ def test_notes_of_deleted_replicas_keep_log_id_and_epochs(tmp_path: Path) -> Non
     identity.adopt(b"u" * 16, "n1", "boot", {3: 7, 4: 7}, spare=9)
     identity.note_epochs({3: (5, None)})
     identity.condemn(3, 12)
-    identity.note_epochs({3: (6, None)})  # asked for before it was condemned: nothing to note any more
+    identity.note_epochs({3: (6, None)})  # requested before the replica was condemned: nothing to note any more
     assert (identity.partitions(), identity.condemned(), identity.gens()) == ([4], [3], {3: 12, 4: 7})
     identity.deleted(3)
     identity.close(clean=False)

@@ -17,7 +17,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 async def test_a_renewed_directory_joins_as_new_replicas(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Its replicas have log ids that were never used before, join as new ones, and receive the writes made
+    """The directory's replicas get log ids that were never used before, join as new ones, and receive the writes made
     meanwhile."""
 
     async with start_cluster(tmp_path) as t:

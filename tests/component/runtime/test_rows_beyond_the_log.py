@@ -106,7 +106,8 @@ async def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(
 async def test_a_forced_only_replica_never_reuses_an_offset_of_a_lost_entry(
     tmp_path: Path, start_cluster: ClusterFactory, writes: int
 ) -> None:
-    """It serves its rows once its log is beyond them; each later write has an offset of its own in the index."""
+    """The replica serves its rows once its log is beyond them; each later write has an offset of its own in the
+    index."""
 
     async with start_cluster(tmp_path / "cluster", 1, factor=1, min_isr=1, **ASYNC) as t:
         await put(await t.led(), a=b"1", b=b"1")

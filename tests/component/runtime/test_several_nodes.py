@@ -318,13 +318,13 @@ async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_clu
         seen: list[bytes | None] = []
 
         class CursorListener:
-            """Looks at the cursor as soon as the new leader serves."""
+            """Reads the cursor as soon as the new leader serves."""
 
             def __init__(self, member: Node) -> None:
                 self.member = member
 
             def applied(self, applied: object) -> None:
-                """Nothing."""
+                """Ignored."""
 
             def leadership(self, partition: int, leading: bool, _applied: int) -> None:
                 """A leader begins."""
@@ -409,8 +409,8 @@ async def test_writes_of_several_partitions_travel_in_streams(tmp_path: Path, st
 async def test_a_node_of_an_older_version_takes_part_without_streams(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """It follows and leads by AppendEntries beside nodes that use streams with each other, and once it runs the new
-    version it joins them."""
+    """The node follows and leads by AppendEntries beside nodes that use streams among themselves, and uses streams once
+    it runs the new version."""
 
     async with start_cluster(tmp_path) as t:
         await t.kill("n3")

@@ -58,7 +58,7 @@ def rows_of(store: Store, partition: int = 0) -> tuple[object, ...]:
 
 
 async def same_everywhere(cluster: Cluster) -> None:
-    """All copies are in sync, level, and hold the same rows."""
+    """All replicas are in sync, level, and hold the same rows."""
     await cluster.level(timeout_s=30)
     found = [rows_of(member.runtime.store) for member in cluster.members.values()]
     assert found[0] == found[1] == found[2]
@@ -326,8 +326,8 @@ async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(
 
 
 async def test_a_lost_store_is_refilled_from_the_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Its log begins above the first entry, so nothing here can rebuild the rows: the copy takes another gen and all
-    rows of its leader."""
+    """The replica's log begins above the first entry, so the rows cannot be rebuilt here: the replica gets another log
+    id and all rows of its leader."""
 
     async with start_cluster(tmp_path, **SMALL) as t:
         hurt = await follower_of(t)
@@ -447,7 +447,7 @@ async def test_a_row_that_the_leader_cannot_give_does_not_end_it(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object that is missing in the leader's store, or a change row that names no key, is reported with its segment
-    where it has one; the leader goes on with all its other work, the follower waits instead of leaving the row out, and
+    where it has one; the leader continues all its other work, the follower waits instead of leaving the row out, and
     has it once it is repaired."""
     monkeypatch.setattr(transfer_sender, "UNREADABLE_PAUSE_S", 0.05)
 

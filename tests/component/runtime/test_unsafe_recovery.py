@@ -72,7 +72,8 @@ async def ask(cluster: Cluster, member: Node, path: str, wish: dict[str, Any]) -
 async def test_an_incomplete_replica_leads_only_when_an_operator_forces_it(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Both members in sync are gone: offline, until the third is forced; shown first, loud, counted, a new epoch."""
+    """Both members in sync are gone: the partition is offline until the third replica is forced; the plan is shown
+    first, and the election is logged, counted, and begins a new epoch."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
         leader = await t.led()
@@ -167,8 +168,8 @@ async def test_a_quarantined_replica_is_removed_and_recreated_while_all_serve(
 async def test_a_quarantined_replica_is_forced_only_after_its_node_restarted(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """It may be the only replica left; without a restart it would never accept the nomination, so forcing it is refused
-    with the remedy."""
+    """A quarantined replica may be the only one left; without a restart it would never accept the nomination, so
+    forcing it is refused with the remedy."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
         back = await diverged(t)
@@ -185,8 +186,8 @@ async def test_a_quarantined_replica_is_forced_only_after_its_node_restarted(
 
 
 async def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Its data is incomplete, whatever is left of its log: it would decline the nomination, and the partition would
-    wait for it. Among others it is never the most complete."""
+    """The replica's data is incomplete, whatever is left of its log: it would decline the nomination, and the partition
+    would wait for it. Among others it is never the most complete."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -276,9 +277,9 @@ async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
 async def test_an_absent_member_is_not_elected_by_a_rolled_back_record(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """It has not seen the epochs that the metastore forgot, and by the old record it is in sync: it would lead without
-    the entries acknowledged since. One replica that has seen them is enough: its mark in the record warns all others,
-    also when that replica is gone."""
+    """The absent member has not seen the epochs that the metastore forgot, and by the old record it is in sync: it
+    would lead without the entries acknowledged since. One replica that has seen them is enough: its mark in the record
+    warns all others, also when that replica is gone."""
 
     async with start_cluster(tmp_path, min_isr=1) as t:
         first = await t.led()

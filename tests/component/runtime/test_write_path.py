@@ -76,7 +76,7 @@ async def test_acknowledged_writes_are_there_after_a_restart(tmp_path: Path, sta
 async def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
     tmp_path: Path, start_node: NodeFactory
 ) -> None:
-    """After another boot the log is replayed from the floor, and the store no longer asks for it afterwards."""
+    """After another boot the log is replayed from the floor; afterwards the store reports that no replay is needed."""
 
     ensemble = MemoryEnsemble()
     async with start_node(tmp_path, ensemble, stop=False) as h:
@@ -211,8 +211,8 @@ async def test_pushes_are_judged_by_their_clocks(tmp_path: Path, start_node: Nod
 async def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(
     tmp_path: Path, start_node: NodeFactory
 ) -> None:
-    """A write that is to be merged with it is refused as corruption, which is this node's; one that has seen all of it
-    takes its place."""
+    """A write that would be merged with the damaged object is refused as corruption of this node; one whose clock
+    covers it replaces it."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         written = await h.coordinator.write(WriteRequest(key(b"k"), Content(b"one")))

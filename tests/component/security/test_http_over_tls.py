@@ -105,7 +105,7 @@ def get(folder: CertificateFolder, url: str, pair: str | None = None, cluster: s
 
 
 def asked(folder: CertificateFolder, port: int, cluster: str, pair: str | None) -> bytes:
-    """One object, as the sink of `cluster` asks for it, which shows `pair`."""
+    """Fetch one object as the sink of `cluster` does, showing `pair`."""
     contexts = client_contexts(folder.files(pair), check_host=False).current
     peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, PeerCredentials(contexts))
     body = encode_asking(ObjectRequest(b"w" * 16, cluster, Key(b"default", b"b", b"k")))
@@ -217,7 +217,7 @@ def test_a_source_verifies_the_riak_that_fetches(folder: CertificateFolder, monk
 
 
 def test_a_sink_shows_its_token_as_it_is_now(folder: CertificateFolder) -> None:
-    """The token of the moment goes with each fetch: the role `replicate` does, `write` does not, none does not."""
+    """Each fetch sends the current token: the role `replicate` suffices, `write` and no token do not."""
     face = CertificateNamesApp()
     face.guard = Guard("http", settings_of(folder))
     shown: list[str] = []

@@ -66,7 +66,7 @@ async def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() ->
 
 
 async def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
-    """By node it holds there only; without a node everywhere."""
+    """A suspension of one node affects that node only; one without a node affects all."""
 
     async with SinkPair() as pair:
         sink = await pair.sink()

@@ -69,7 +69,8 @@ async def test_each_node_pushes_the_changes_that_it_leads() -> None:
 
 
 async def test_changes_of_a_node_that_stops_arrive_through_the_others() -> None:
-    """Its partitions have no leader, or one that does not fetch: they are in no node's share any more."""
+    """The stopped node's partitions have no leader, or one that does not fetch: they are in no node's share any
+    more."""
     async with SinkPair() as pair:
         stopped, other = await shared_sinks(pair)
         await stopped.sink.stop()

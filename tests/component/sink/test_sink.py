@@ -210,8 +210,8 @@ async def test_rejected_changes_are_acknowledged_and_kept_as_dead_letters() -> N
 
 
 async def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once_it_is_made() -> None:
-    """Its changes are neither fetched nor dead letters; the link names the type and the remedy; other changes of the
-    same queue arrive. When the type is created all its changes arrive by themselves. A change that is pushed to a
+    """The type's changes are neither fetched nor dead letters; the link names the type and the remedy; other changes of
+    the same queue arrive. When the type is created all its changes arrive by themselves. A change that is pushed to a
     missing type fails, and is sent again."""
 
     async with SinkPair() as pair:
@@ -292,7 +292,7 @@ async def test_a_superseded_dead_letter_is_dropped() -> None:
 
 
 def kept_letters(sink: Sink) -> list[DeadLetter]:
-    """Those that the sink's node keeps."""
+    """The dead letters that the sink's node keeps."""
     return sink._letters.letters()
 
 
@@ -390,7 +390,8 @@ async def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest
 
 
 async def test_lag_is_unknown_until_something_arrived() -> None:
-    """Lag runs from the leader's clock at the source to the moment of storing; nothing stored, nothing claimed."""
+    """Lag is measured from the leader's clock at the source to the moment of storing; without stored changes there is
+    no lag."""
 
     async with SinkPair() as pair:
         sink = await pair.sink()
