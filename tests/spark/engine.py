@@ -169,7 +169,7 @@ def _parent(pid: int) -> int:
 
 @contextmanager
 def standalone(directory: Path, python: Path | None = None) -> Iterator[StandaloneSpark]:
-    """One that is ended."""
+    """A standalone cluster, stopped at the end."""
     made = StandaloneSpark(directory, python)
     try:
         yield made

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 COUNT: Final = 5_000
 STARTS: Final = 5
-"""How often a query is started before a worker that does not come up is taken for a fault."""
+"""Attempts to start a query before a worker that does not start counts as a fault."""
 
 TOPOLOGY: Final = """\
 [clusters.a.replication]
@@ -79,7 +79,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """One session for all."""
+    """One session for all tests."""
     made = session("tests", "local[2]")
     yield made
     made.stop()
@@ -156,7 +156,7 @@ def test_a_table_that_was_filtered_is_whole_in_later_actions(
 
 
 def completes(table: Any, directory: Path, name: str) -> bool:
-    """Whether a query came to its end, into a table of its own; not when Spark lost patience with its own worker."""
+    """Whether a query finished, into a table of its own; False when Spark timed out on its own worker."""
     query = (
         table.writeStream.format("parquet").option("path", str(directory / name))
         .option("checkpointLocation", str(directory / f"checkpoint-{name}")).trigger(availableNow=True).start()
@@ -193,7 +193,7 @@ def test_streams_of_one_table_do_not_share_their_filters(
 
 
 def test_a_query_reports_how_far_it_is_behind(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
-    """In its progress, batch by batch: less from one to the next, and nothing at the end."""
+    """The query's progress has its lag, batch by batch: less from one to the next, and zero at the end."""
     changes = spark.readStream.format("isthmus").options(urls=live.urls, rows_per_batch=str(COUNT // 2)).load()
     queries: list[Any] = []
 
@@ -360,8 +360,8 @@ def test_a_stream_goes_on_from_its_checkpoint_after_its_driver_was_killed(
 
 
 def test_a_read_is_whole_though_a_node_dies(spark: Any, live: LiveCluster) -> None:
-    """Every partition has another copy: with one of two nodes killed a read that has begun, and one that begins, have
-    every key once."""
+    """Every partition has another replica: with one of two nodes killed a running read, and a new one, have every key
+    once."""
     slow = spark.read.format("isthmus").options(urls=live.urls, bucket="w", rows_per_second="1500", columns="key")
     counted: list[int] = []
     thread = threading.Thread(target=lambda: counted.append(slow.load().distinct().count()))

@@ -122,7 +122,7 @@ class LoadedClusters:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """One session for all."""
+    """One session for all tests."""
     made_session = session("tests", "local[2]")
     yield made_session
     made_session.stop()

@@ -76,7 +76,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredClusters
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """One session for all."""
+    """One session for all tests."""
     made = session("tests", "local[2]")
     yield made
     made.stop()
