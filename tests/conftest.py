@@ -158,7 +158,7 @@ class TimeoutsOfWorkers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: Any, settings: Any) -> bool:
-        """In place of pytest-timeout's own thread."""
+        """Replaces pytest-timeout's own thread."""
         timeout_s = settings.timeout * self._longer
         self._running = item.nodeid, timeout_s, self._clock() + timeout_s
         return True
@@ -171,7 +171,7 @@ class TimeoutsOfWorkers:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Once, before anything is collected."""
+    """Runs once, before anything is collected."""
     config.pluginmanager.register(SharedFixtures())
     given: dict[str, Any] | None = getattr(config, "workerinput", None)
     if given is not None:

@@ -141,7 +141,7 @@ class BrowserPage:
         return found
 
     def comes_to_fit(self) -> bool:
-        """The same once charts and pictures have followed a new width, which they do in a later frame."""
+        """Like `fits`, once charts and pictures have followed a new width, which they do in a later frame."""
         self.page.evaluate(FRAMES)
         try:
             self.page.wait_for_function(FITS, timeout=FRAMES_MS)
@@ -150,7 +150,7 @@ class BrowserPage:
         return True
 
     def resize(self, width: int) -> None:
-        """Another width of the window."""
+        """Change the width of the window."""
         self.page.set_viewport_size({"width": width, "height": 800})
 
     def choose(self, name: str, value: str) -> None:
@@ -158,7 +158,7 @@ class BrowserPage:
         self.page.get_by_role("combobox", name=name, exact=True).select_option(value)
 
     def theme(self, theme: Theme) -> None:
-        """Another theme, as the reader chooses it."""
+        """Change the theme, as a reader does."""
         self.choose("Theme", theme)
 
     def violations(self) -> list[str]:

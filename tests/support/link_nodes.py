@@ -133,7 +133,7 @@ class Node:
         }
 
     def number(self, metric: str, **wanted: str) -> float:
-        """One sample."""
+        """The value of one sample."""
         found = [value for name, labels, value in self.links.metrics() if name == metric and labels == wanted]
         assert len(found) == 1, (metric, wanted)
         return found[0]
@@ -246,7 +246,7 @@ class RawConnection:
 
 
 def framed(kind: FrameKind, body: bytes, lane: Lane = Lane.URGENT, *, more: bool = False) -> bytes:
-    """One frame's bytes."""
+    """The bytes of one frame."""
     return frame_head(kind, lane, (body,), more=more) + body
 
 

@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 def report(**what: object) -> None:
-    """One line, in one system call."""
+    """Print one line, in one system call."""
     os.write(1, json.dumps(what).encode() + b"\n")
 
 

@@ -150,7 +150,7 @@ class MemoryDisk:
         self.steps.clear()
 
     def clone(self) -> MemoryDisk:
-        """The same disk, all of it on the platter, for trying something on it."""
+        """A clone of the disk, all of it on the platter, for experiments."""
         return self.survivor("kept", Random(0))
 
     def _step(self, what: str, write: tuple[File, Write] | None = None) -> None:

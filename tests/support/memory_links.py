@@ -20,7 +20,7 @@ from isthmus.repl.transport.port import NO_CURSORS, LinkListener, LinkMessage, R
 
 
 class MemoryNetwork:
-    """Between all nodes; `cut` and `heal` by pair."""
+    """Links between all nodes; `cut` and `heal` by pair."""
 
     def __init__(self) -> None:
         self.plugged: dict[str, MemoryLinks] = {}

@@ -237,7 +237,7 @@ class MemoryMetastore(TreeMetastore):
         self._memory.open.clear()
 
     def release(self) -> None:
-        """Let calls go on."""
+        """Release held calls."""
         self._memory.open.set()
 
     def _notify(self, state: SessionState) -> None:

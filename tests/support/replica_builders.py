@@ -45,7 +45,7 @@ def some_entries(epoch: int, offset: int, count: int) -> tuple[Entry, ...]:
 
 
 def registered(node: str, session_id: int = INC, log_id: int | None = GEN, active: bool = True) -> Registration:
-    """A registration that holds partition 3 under `gen`."""
+    """A registration that holds partition 3 under the log id `gen`."""
     return Registration(node, session_id, active, log_ids={} if log_id is None else {3: log_id})
 
 

@@ -76,7 +76,7 @@ class ReplicaGroup:
                 self.deliver(node, ev.RecordSeen(self.record))
 
     def deliver(self, node: str, event: ev.Event) -> None:
-        """One event, and everything that follows from it."""
+        """Deliver one event, and carry out everything that follows from it."""
         self.queue.append((node, event))
         while self.queue:
             to, what = self.queue.popleft()

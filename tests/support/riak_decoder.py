@@ -86,7 +86,7 @@ def decode_tagged(data: bytes) -> Any:
 
 
 def decode_answer(body: bytes) -> Answer | None:
-    """None for an empty queue."""
+    """The decoded answer; None for an empty queue."""
     if body == b"\0":
         return None
     reader = Reader(body)

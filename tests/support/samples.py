@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 WHOLE: Final = os.environ.get("ISTHMUS_TEST_SAMPLES") == "whole"
-"""Whether this run takes all of them."""
+"""Whether this run takes all seeds and examples."""
 
 COUNTS: Final = pytest.mark.skipif(not WHOLE, reason="counts over all seeds: ISTHMUS_TEST_SAMPLES=whole")
 """For a test that only counts what happened over all seeds."""

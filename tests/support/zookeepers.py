@@ -134,7 +134,7 @@ def ask(port: int) -> bytes:
 
 @pytest.fixture
 def ensemble(tmp_path: Path) -> Iterator[Ensemble]:
-    """Three servers that one test may hurt."""
+    """Three servers to which one test may do harm."""
     three = Ensemble(tmp_path)
     try:
         three.start()
@@ -145,7 +145,7 @@ def ensemble(tmp_path: Path) -> Iterator[Ensemble]:
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One ZooKeeper for the tests of a folder that do not hurt it; they run in one process."""
+    """One ZooKeeper for the tests of a folder that do not harm it; they run in one process."""
     server = Server(tmp_path_factory.mktemp("zookeeper"))
     server.start()
     yield server
