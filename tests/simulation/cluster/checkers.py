@@ -45,7 +45,7 @@ class Checkers:
         self._epochs_seen: dict[tuple[str, int, int], int] = {}
         self._refused_versions: dict[tuple[str, int], int] = {}
         self._lost_ends: dict[tuple[str, int, int], int] = {}
-        """(node, partition, gen) -> how far that log went when it was lost."""
+        """(node, partition, log id) -> end of that log when it was lost."""
         self._answered: dict[tuple[str, int], tuple[int, dict[Member, int]]] = {}
         """(process, partition) -> hw when the current record arrived, and the members' reports of their replicas
         since."""
@@ -124,15 +124,15 @@ class Checkers:
         self._deep(process, partition)
 
     def condemned(self, node: Node, partition: int) -> None:
-        """A copy is about to be deleted: it is none that may be elected (I-CLEARED). A leader of before, which sleeps
-        and has its acknowledgement, may yet count that."""
+        """A replica is about to be deleted: it must not be electable (I-CLEARED). A former leader that is paused and
+        has its acknowledgement may still count it."""
         self._lost_ends[node.name, partition, node.disk.log_ids[partition]] = self.kept(node.disk.logs[partition])
         invariants.cleared(
             self.simulation.metastore.records[partition], Member(node.name, node.disk.log_ids[partition])
         )
 
     def data_lost(self, node: Node) -> None:
-        """A machine is about to lose its copies of all logs, or the belief in them."""
+        """A machine is about to lose its logs, or their log ids."""
         for partition, log in node.disk.logs.items():
             if partition in node.disk.condemned:
                 continue
@@ -175,7 +175,7 @@ class Checkers:
             end -= 1
         return end
 
-    # -- copies that are far ---------------------------------------------------------------------
+    # -- state transfers ------------------------------------------------------------------------
 
     def on_transfer_begin(self, process: Process, partition: int) -> None:
         """A replica is about to be marked for a transfer: no record counts on it (I-FAR-GUARD)."""

@@ -28,7 +28,8 @@ DIVERGED = "committed-divergence"
 
 @dataclass(slots=True)
 class ForcedElection:
-    """One forced election. `end`: the forced copy has all that was decided below. `past`: the history up to the act."""
+    """One forced election. `end`: the forced replica has all committed entries below. `past`: the history up to the
+    election."""
 
     lineage: int
     chosen: Member
@@ -52,7 +53,7 @@ class Declarations:
         """(node, partition) where a replica was forced whose store had rows of entries that its log had lost."""
 
     def shown(self, record: PartitionRecord, copy: ReplicaReport) -> None:
-        """An operator was shown a copy, and is about to force it on this version of the record."""
+        """An operator was shown a replica, and is about to force it on this version of the record."""
         member = Member(copy.node, copy.log_id)
         self._shown[record.partition, record.version, member] = min(copy.leo, self._has(member, record.partition))
 
@@ -121,10 +122,10 @@ class Declarations:
             if max(node.disk.committed(partition), *hws, 0) > act.end:
                 act.diverged.add(Member(node.name, node.disk.log_ids[partition]))
 
-    # -- copies ---------------------------------------------------------------------------------
+    # -- replicas -------------------------------------------------------------------------------
 
     def quarantines(self, node: Node, partition: int) -> bool:
-        """True for a copy that has another past than the partition."""
+        """True for a replica whose history differs from the partition's."""
         act = self.acts.get(partition)
         return act is not None and Member(node.name, node.disk.log_ids[partition]) in act.diverged
 

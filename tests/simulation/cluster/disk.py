@@ -248,13 +248,13 @@ class Disk:
         self._owners: dict[int, tuple[int, Incarnation]] = {}
         """partition -> (epoch, its leader or candidate), for the highest epoch seen whose owner is known."""
         self.condemned: set[int] = set()
-        """Copies that are being deleted."""
+        """Replicas that are being deleted."""
         self.holder: object = None
         """The process that holds the directory's lock."""
         self.fails = False
         """The next sync reports an error."""
         self.slow = 1
-        """Everything takes this many times as long."""
+        """Factor by which all operations are slowed down."""
 
     def committed(self, partition: int) -> int:
         """The offset up to which a replica is known to be committed, by its store's recovered state: up to there where
@@ -276,13 +276,13 @@ class Disk:
         return owner if epoch == self.epochs_seen[partition] else None
 
     def make_copy(self, partition: int) -> None:
-        """An empty copy of a partition."""
+        """Create an empty replica of a partition."""
         self.logs[partition] = SimLog()
         self.stores[partition] = self.new_store()
         self.epochs_seen.setdefault(partition, 0)
 
     def condemn(self, partition: int, log_id: int) -> None:
-        """The copy counts no more, durably; one that may be made later has `gen`."""
+        """Condemn the replica, durably; one created later has `gen` as its log id."""
         self.condemned.add(partition)
         self.log_ids[partition] = log_id
 

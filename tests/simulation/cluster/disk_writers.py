@@ -43,7 +43,7 @@ class Writer:
         return self.process.node.disk
 
     def disk_ms(self, low: int, high: int) -> int:
-        """How long the disk takes for something."""
+        """Duration of an operation on the disk."""
         return self.simulation.rng.randint(low, high) * self.disk.slow
 
     def obeyed(self) -> bool:

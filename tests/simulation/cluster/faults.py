@@ -47,7 +47,7 @@ class Faults:
         self.simulation = simulation
         self.over = False
         self._open_losses: dict[int, dict[str, int]] = {}
-        """partition -> node -> the gen that it has since it lost its data."""
+        """partition -> node -> its log id since it lost its data."""
         self._least_min_isr: dict[int, int] = {}
 
     def start(self) -> None:
@@ -144,7 +144,8 @@ class Faults:
             self._lost(node)
 
     def _may_lose(self, node: Node, partition: int) -> bool:
-        """True when one more copy without its data is within the promise: min-ISR - 1 at once (and never the last)."""
+        """True when one more replica without its data is within the promise: min-ISR - 1 at once (and never the
+        last)."""
         simulation = self.simulation
         record = simulation.metastore.records[partition]
         lost = self._open_losses.setdefault(partition, {})
@@ -172,7 +173,7 @@ class Faults:
             self._open_losses.setdefault(partition, {})[node.name] = node.disk.log_ids[partition]
 
     def lossy(self, partition: int) -> bool:
-        """True when some copy of the partition is not back in sync since it lost its data."""
+        """True when some replica of the partition is not back in sync since it lost its data."""
         return bool(self._open_losses.get(partition))
 
     def _pause(self, node: Node) -> None:
@@ -205,12 +206,12 @@ class Faults:
     # -- the network ----------------------------------------------------------------------------
 
     def _for_ms(self) -> int:
-        """How long a cut lasts: in simulations of churn, through elections."""
+        """Duration of a cut: in simulations of churn, through elections."""
         rng = self.simulation.rng
         return rng.randint(2_500, 9_000) if self.simulation.plan.churn else rng.randint(150, 4_000)
 
     def _cut_nodes(self, node: Node) -> None:
-        """Two nodes, one way or both."""
+        """Cut two nodes from each other, in one direction or both."""
         simulation, rng = self.simulation, self.simulation.rng
         others = [name for name in simulation.nodes if name != node.name]
         if others:

@@ -68,7 +68,7 @@ def gives_up_what_its_leader_lacks(patch: Patch) -> None:
 
 
 def counts_for_what_its_leader_lacks(patch: Patch) -> None:
-    """A copy that holds something committed acknowledges to a leader that lacks it (against R-FORCE)."""
+    """A replica with a committed entry acknowledges to a leader that lacks it (against R-FORCE)."""
     sound = Follower.on_follow_accepted
 
     def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: Effects) -> None:

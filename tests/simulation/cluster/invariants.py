@@ -154,7 +154,8 @@ def asked_before_removing(stay: Collection[Member], me: str, answered: Mapping[M
 
 
 def cleared(record: PartitionRecord, member: Member) -> None:
-    """I-CLEARED: a copy is deleted only when the record names its node as a replica no more, nor may it be elected."""
+    """I-CLEARED: a replica is deleted only when the record no longer names its node as a replica, and it is not
+    electable."""
     if member.node in record.replicas and member in guard(record):
         raise Violation("I-CLEARED", f"{member} is deleted, and may be elected by {record}")
 

@@ -94,7 +94,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, _executor: Any, function: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """A read in a thread: it sees the store as it is some time later, and takes a while to come back."""
+        """A read in a thread: it reads the store's state of some time later, and takes a while to return."""
         future = self.create_future()
         self.call_later(self._simulation.rng.randint(0, READ_MS_MAX) / 1000, self._read, future, function, args)
         return future
@@ -138,7 +138,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(before)
 
     def go_on(self) -> None:
-        """After a pause."""
+        """Continue after a pause."""
         while self._parked and not self._process.paused and self._process.alive:
             self._run(self._parked.popleft())
 

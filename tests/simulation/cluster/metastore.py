@@ -25,10 +25,10 @@ SESSION_MS = 2_500
 """A session ends after this time without a heartbeat."""
 
 ANSWER_TIMEOUT_MS = 900
-"""How long an asker waits before it calls a request undecided."""
+"""How long a client waits before it takes a request for undecided."""
 
 HELD_MAX_MS = 8_000
-"""How long a held request, answer or watch is on its way at most."""
+"""Maximum delay of a held request, answer or watch."""
 
 Answer = Callable[[str, PartitionRecord, PartitionRecord], None]
 Look = tuple[Mapping[int, PartitionRecord], Mapping[str, Registration], int]
@@ -48,7 +48,7 @@ class SimMetastore:
         self._last_gen = 10
         self.down = False
         self.life = 0
-        """How often it went back."""
+        """How many times its state was rolled back."""
         self._void_inc = 0
         simulation.after(200, self._expire)
 
@@ -61,7 +61,7 @@ class SimMetastore:
         return session_id is not None and session_id <= self._void_inc
 
     def new_log_id(self) -> int:
-        """A gen that was never given."""
+        """A log id that was never used."""
         self._last_gen += 1
         return self._last_gen
 
@@ -177,7 +177,7 @@ class SimMetastore:
             self.simulation.after(self._delay_ms(), answer, look)
 
     def read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
-        """One record, as new as anything confirmed before the call; may never be answered."""
+        """Read one record, at least as new as any write confirmed before the call; may never be answered."""
         if self._request_arrives(asker) and self._reaches(asker) and not self._lost():
             self.simulation.after(self._delay_ms(), self._read_synced, asker, partition, answer)
 

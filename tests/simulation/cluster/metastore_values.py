@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 WAY_MS = (1, 6)
-"""One way to the metastore and back takes so long."""
+"""Duration of one request to the metastore and its answer."""
 
 HINT_MS = 30
 """Longest way of a hint; one in HINTS_LATE comes only after HINT_LATE_MS, as one after a lost connection."""

@@ -106,7 +106,7 @@ def takes_any_nonce(patch: Patch) -> None:
 
 
 def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
-    """A copy that lost its data comes back under its old gen (against R-GEN, H7, H8)."""
+    """A replica that lost its data comes back under its old log id (against R-GEN, H7, H8)."""
     sound = Node.replace_disk
 
     def replace_disk(self: Node) -> None:
@@ -391,7 +391,7 @@ def elects_in_an_old_epoch(record: PartitionRecord, *args: Any, **options: Any) 
 def takes_the_node_for_the_leader(
     record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
 ) -> Decision:
-    """Another session of the leader's node will do (against R-INC)."""
+    """Another session of the leader's node counts as the leader (against R-INC)."""
     if record.status is PartitionStatus.ONLINE and record.leader is not None and record.leader.node in registrations:
         return NoAction("its node is there")
     return elect(record, registrations, *args, **options)

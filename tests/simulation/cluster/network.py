@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 DELAY_MS = 2
-"""One way, in calm weather."""
+"""One-way delay without disturbances."""
 
 HELD_MIN_MS, HELD_MAX_MS = 10_000, 14_000
-"""How long a held message is on its way: longer than sessions, elections and restarts."""
+"""Delay of a held message: longer than sessions, elections and restarts."""
 
 LINK_CHECK_MS = 120
-"""How often, after something changed, connections are looked after: the time-out of a silent one."""
+"""Interval of the check of connections after a change: the time-out of a silent one."""
 
 FOR_GOOD_MS = 10**9
 """A cut that is not healed by itself."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 ZOMBIE_LIMIT_MS = 2_500
-"""How long a process that lost its directory may go on after it woke up."""
+"""How long a process that lost its directory may run after it woke up."""
 
 STOP_LIMIT_MS = 6_000
 """How long a process may take for a graceful stop before it is killed."""
@@ -119,7 +119,7 @@ class Node:
         simulation.checkers.disk_changed(self)
 
     def take_new_log_id(self, partition: int) -> None:
-        """The copy of `partition` here is another log from now on (R-GEN)."""
+        """From now on the replica of `partition` here has another log (R-GEN)."""
         simulation = self.simulation
         self.disk.log_ids[partition] = simulation.metastore.new_log_id()
         simulation.counts["gen_lost"] += 1

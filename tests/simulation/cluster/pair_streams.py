@@ -52,10 +52,10 @@ QUEUE = b"to-west"
 """The queue that has a soft cursor."""
 
 CURSOR_MOVES = 0.5
-"""How often a leader moves the cursor, of the times at which it shares cursors."""
+"""How often a leader moves the cursor when it shares cursors."""
 
 CURSOR_LIMIT_MS = SEND_INTERVAL_MS + SOFT_CURSOR_INTERVAL_MS + 500
-"""Virtual time within which followers have a cursor while nothing fails: the least time between two copies, the
+"""Virtual time within which followers have a cursor without faults: the least time between two sent cursors, the
 interval of sharing, and the way."""
 
 RECONNECT_MS = 500
@@ -245,11 +245,11 @@ class ProcessShell:
         raise error
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """In this or the next millisecond."""
+        """Call in this or the next millisecond."""
         self.call_later(0, function)
 
     def call_later(self, delay_s: float, function: Callable[[], object]) -> SimTimer:
-        """After `delay_s`, if the process lives; later if it is paused."""
+        """Call after `delay_s`, if the process lives; later if it is paused."""
         timer, process = SimTimer(), self._process
 
         def call() -> None:
@@ -302,7 +302,7 @@ class StreamProcess(Process):
         self.simulation.after(self.simulation.chance.randint(1, SOFT_CURSOR_INTERVAL_MS), self._each_second)
 
     def attach(self, partition: int) -> None:
-        """Make the replica; a copy that was deleted had another one's cursor."""
+        """Create the replica; the cursor of a deleted one was another replica's."""
         super().attach(partition)
         self.partitions.attached(partition)
         self.cursors.pop(partition, None)

@@ -63,7 +63,7 @@ class Plan:
     min_isr: int = 2
     partition_count: int = 1
     asynchronous: bool = False
-    """Durability `async`: acknowledged is written, not synced, and a power loss costs the gen."""
+    """Durability `async`: acknowledged means written, not synced, and a power loss changes the log id."""
     churn: bool = False
     gap_ms: int = 700
     weights: tuple[float, ...] = (0.0,) * len(KINDS)
@@ -79,7 +79,7 @@ class Plan:
     """How often no notification is sent that a connection came or went."""
     trims: float = 0.4
     harsh_trims: bool = False
-    """Logs are trimmed even where a copy out of sync still needs them; it then takes rows instead."""
+    """Logs are trimmed even where a replica out of sync still needs them; it then takes rows instead."""
     sync_on_open: bool = True
     write_gap_ms: int = 120
     reads: float = 0.3
@@ -90,7 +90,7 @@ class Plan:
     redirects: bool = False
     """Changes of replicas that are under way are sent elsewhere, taken back, and wanted again."""
     liveness: bool = False
-    """Before all is healed, only so many nodes are that writes must go through."""
+    """Before all faults end, only as many nodes are up as writes need."""
     options: ReplicaOptions = field(
         default_factory=lambda: ReplicaOptions(
             window_entries=WINDOW_ENTRIES, max_time_lag_ms=800, max_record_lag=1_000, max_near_sync_message_lag=100_000
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def loses_data(self) -> bool:
-        """True when copies may lose acknowledged data."""
+        """True when replicas may lose acknowledged data."""
         return self.asynchronous or self.weights[KINDS.index("replace_disk")] > 0
 
     @staticmethod

@@ -147,7 +147,7 @@ class Process:
         self.node.died(self)
 
     def resume(self) -> None:
-        """Go on after a pause with all that came meanwhile."""
+        """Continue after a pause with everything that arrived meanwhile."""
         self.paused = False
         self.simulation.log_event(self.name, "goes on")
         while self._inbox and not self.paused and self.alive:

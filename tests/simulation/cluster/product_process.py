@@ -271,7 +271,7 @@ class QueueProcess(Process):
                 self.coordinator.learn_records(self._records)
 
     def rows_of(self, partition: int) -> MemoryStore:
-        """The rows of a copy; of one that is gone, none."""
+        """The rows of a replica; none if it does not exist."""
         store = self.node.disk.stores.get(partition)
         return store.rows if isinstance(store, RowStore) else MemoryStore()
 

@@ -275,7 +275,7 @@ class SinkNodes:
         return {TYPE: TypeShare(self.total, sum(1 << at for at, leader in enumerate(self._leaders) if leader == node))}
 
     def change(self) -> None:
-        """Sometimes a leader changes; sometimes nodes stop fetching, and go on."""
+        """Sometimes a leader changes; sometimes nodes stop fetching, and start again."""
         if self._chance.random() < 0.05:
             self._leaders[self._chance.randrange(self.total)] = self._chance.choice((*self.names, None))
         if self._chance.random() < 0.02:
@@ -585,7 +585,7 @@ class QueueCheckers(Checkers):
                 last[entry.key] = entry.offset
 
     def final(self) -> None:
-        """See Checkers; and everybody got an answer, and it stayed as it was."""
+        """See Checkers; and no answer to a client has changed."""
         super().final()
         simulation = self.simulation
         assert isinstance(simulation, QueueSimulation)

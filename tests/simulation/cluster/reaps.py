@@ -59,7 +59,7 @@ UNDER_WAY = 120
 
 
 class RowStore(SimStore):
-    """A copy's rows twice: as the simulator has them, and as the product's store does."""
+    """A replica's rows twice: as the simulator's entries, and in the product's store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class RowProcess(Process):
         """Token of a read that would confirm a refusal -> the refused push."""
 
     def rows_of(self, partition: int) -> MemoryStore:
-        """The rows of a copy."""
+        """The rows of a replica."""
         store = self.node.disk.stores[partition]
         assert isinstance(store, RowStore)
         return store.rows

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.process import Process
 
 GRACE_MS = 1_500
-"""How long a copy that no record names is left alone."""
+"""How long a replica that no record names is kept."""
 
 AGAIN_MS = 400
-"""Pause before a copy that could not be condemned is looked at again."""
+"""Pause before the next attempt to condemn a replica."""
 
 
 class ReplicaManager:
@@ -47,7 +47,7 @@ class ReplicaManager:
                 disk.stores[partition].begin_far(empty=True)
 
     def seen(self, record: PartitionRecord) -> None:
-        """A record reached this process: is a copy wanted, or not wanted any more?"""
+        """A record reached this process: decide whether a replica is needed, or no longer."""
         partition, process = record.partition, self.process
         known = self._records.get(partition)
         if not process.alive or (known is not None and known.version >= record.version):
@@ -138,7 +138,7 @@ class ReplicaManager:
         self.simulation.after(process.store.disk_ms(1, 40), self._delete, partition)
 
     def next_gen(self, _partition: int) -> int:
-        """The gen of a copy that may be made here later."""
+        """The log id of a replica that may be created here later."""
         return self.simulation.metastore.new_log_id()
 
     def _delete(self, partition: int) -> None:

@@ -47,7 +47,7 @@ class RollbackSimulation(ClusterSimulation):
         self.plan.harsh_trims = False
         self.rolled = False
         self.moved: dict[int, tuple[int, int]] = {}
-        """partition -> its epoch when the metastore was copied, and when that copy took its place."""
+        """partition -> its epoch when the metastore was copied, and when that copy was restored."""
 
     def run(self) -> Any:
         """Run faults, restore the metastore's earlier state, run more faults; then end all faults, and `settle`."""

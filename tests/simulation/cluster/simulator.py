@@ -44,15 +44,15 @@ HEAL_LIMIT_MS = 120_000
 two attempts to follow."""
 
 LOOK_EVERY_MS = 100
-"""Interval between two checks whether everything is well."""
+"""Interval between two checks whether the simulation is healthy."""
 
 LATE_MS = 8_500
 """Virtual time after which even a held request to the metastore has arrived."""
 
 SETTLE_MS = 16_000
-"""Virtual time after LATE_MS within which late requests have taken effect: a change of replicas that began late, with a
+"""Virtual time after LATE_MS within which late requests have taken effect: a reassignment that began late, with a
 hand-over to a candidate that stays silent and a back-off before a member rejoins; two reads of records, one of which
-may be stale; and the grace time of a copy that no record names. (Seed 2178 of `suspicions.py` takes 8,100.)"""
+may be stale; and the grace time of a replica that no record names. (Seed 2178 of `suspicions.py` takes 8,100.)"""
 
 QUIET_MS = 3_000
 """Virtual time after SETTLE_MS in which no record may change."""
@@ -225,7 +225,7 @@ class ClusterSimulation:
         self.counts["lived_without_some"] += bool(rest)
 
     def _core(self) -> frozenset[str]:
-        """Draw as few nodes as suffice: enough copies of each partition that can catch up from the log, one of them
+        """Draw as few nodes as suffice: enough replicas of each partition that can catch up from the log, one of them
         electable."""
         core = list(self.nodes)
         for name in self.rng.sample(core, len(core)):
@@ -289,13 +289,13 @@ class ClusterSimulation:
     # -- logs -----------------------------------------------------------------------------------
 
     def holders(self, partition: int) -> list[Node]:
-        """The nodes that have a copy of a partition."""
+        """The nodes that have a replica of a partition."""
         return [node for node in self.nodes.values() if partition in node.partitions]
 
     def trim_limit(self, partition: int) -> int:
-        """How far logs may be trimmed so that all copies can still catch up from them.
+        """How far logs may be trimmed so that all replicas can still catch up from them.
 
-        With `harsh_trims` only as many as writes need; the others need state transfer.
+        With `harsh_trims` only as many replicas as writes need can; the others need a state transfer.
         """
         named = self.metastore.records[partition].replicas
         agreed = sorted(

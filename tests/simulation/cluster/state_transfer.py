@@ -136,7 +136,7 @@ class StateTransfers:
         return b"state", b"%d" % number, number == STATE_CHUNKS
 
     def lacks_a_reap(self, of: Snapshot, position: int) -> bool:
-        """Whether a copy that has the rows below `position` may have one that was reaped since (R-REAP)."""
+        """Whether a replica that has the rows below `position` may have a key that was reaped since (R-REAP)."""
         return 0 < position <= of.reaped
 
     def pin(self, partition: int) -> int | None:

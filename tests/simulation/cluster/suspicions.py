@@ -239,7 +239,7 @@ class SuspicionSimulation(ClusterSimulation):
         self.after(1 + int(self.chance.expovariate(1 / self.reject_gap_ms)), self._strike)
 
     def _strike(self) -> None:
-        """One node, or all nodes, begin to refuse the dials of one other node, or of all."""
+        """One node, or all nodes, start refusing the dials of one other node, or of all."""
         if self.faults.over:
             return
         self._next()

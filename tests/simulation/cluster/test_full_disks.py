@@ -47,6 +47,6 @@ def test_a_replica_that_takes_any_nomination_is_caught(monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_many_seeds() -> None:
-    """The same over many more seeds."""
+    """No invariant breaks over many more seeds."""
     for seed in MANY:
         run_seed(seed, simulation_class=FullDiskSimulation)

@@ -85,7 +85,7 @@ def test_an_item_that_waited_for_its_leader_until_its_time_out_is_refused(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_seeds() -> None:
-    """The same over many more seeds."""
+    """No invariant breaks over many more seeds."""
     for seed in MANY:
         run_seed(seed, simulation_class=QueueSimulation)
 

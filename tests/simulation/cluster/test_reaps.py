@@ -36,7 +36,7 @@ Patch = pytest.MonkeyPatch
 
 
 def far_rows() -> Plan:
-    """Copies are cut off and killed while logs are trimmed under them, so that they take rows."""
+    """Replicas are cut off and killed while logs are trimmed under them, so that they take rows."""
     return Plan.only(
         "isolate", "kill", "power_loss", "replace_disk", gap_ms=600, write_gap_ms=40, trims=0.9, harsh_trims=True
     )
@@ -52,8 +52,8 @@ ran: set[int] = set()
 @pytest.mark.parametrize("first", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_nothing_comes_back_whatever_fails(first: int) -> None:
     """I-NO-RESURRECT, I-FAR-COMMITTED, I-CLOCK-STABLE: over crashes, losses of power, changes of leader, moves and
-    copies that take rows, with pushes that come late and again; all copies remember the same reaps, and the other
-    cluster has every delete."""
+    replicas that take rows, with late and repeated pushes; all replicas have the same clocks of reaped keys, and the
+    other cluster has every delete."""
     for seed in range(first, first + CHUNK):
         total.update(run_seed(seed, simulation_class=RowSimulation, plan=far_rows() if seed % 3 == 0 else None).counts)
         ran.add(seed)
@@ -150,7 +150,7 @@ def answers_at_once(patch: Patch) -> None:
 
 @pytest.mark.parametrize("put_in", [forgets_what_is_pending, answers_at_once])
 def test_a_defect_of_repeated_requests_is_caught(put_in: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    """Some seed shows it as I-ACK."""
+    """Some seed reports the defect as I-ACK."""
     put_in(monkeypatch)
     assert any(found.startswith("I-ACK") for found in violations(RepeatingSimulation, range(20)))
 
@@ -158,7 +158,7 @@ def test_a_defect_of_repeated_requests_is_caught(put_in: Callable[[Patch], None]
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_nothing_comes_back_over_a_thousand_more_seeds() -> None:
-    """The same over a longer range."""
+    """No invariant breaks over a longer range of seeds."""
     for seed in range(1_000, 2_000):
         run_seed(seed, simulation_class=RowSimulation, plan=far_rows() if seed % 3 == 0 else None)
 
@@ -251,7 +251,7 @@ def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: Callable[[]
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.put_in.__name__)
 def test_a_defect_of_reaping_is_caught(defect: Defect, monkeypatch: Patch) -> None:
-    """Some seed breaks the invariant that fits."""
+    """Some seed breaks the matching invariant."""
     defect.put_in(monkeypatch)
     for seed in (defect.seed, *DEFECT_SEEDS):
         try:

@@ -1,4 +1,4 @@
-"""The metastore goes back to an older copy of itself, under faults (H32)."""
+"""The metastore is rolled back to an earlier state, under faults (H32)."""
 
 from __future__ import annotations
 

@@ -353,7 +353,8 @@ def test_a_restored_replica_takes_a_new_log_id() -> None:
 
 
 def test_a_replica_beyond_the_trimmed_log_takes_rows() -> None:
-    """A replaced disk where the others have trimmed: it takes rows while writes go on, and is in sync again."""
+    """A replica with a replaced disk, where the others have trimmed, takes rows while writes continue, and is in sync
+    again."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None

@@ -136,7 +136,7 @@ ran: set[int] = set()
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_no_invariant_breaks(first: int) -> None:
-    """Every named invariant holds after every event, and every seed becomes well again and quiet."""
+    """Every named invariant holds after every event, and every seed becomes healthy and quiet again."""
     for seed in range(first, first + CHUNK):
         simulation = run_seed(seed)
         assert simulation.counts["acked"] > 0, f"seed {seed}: no client got anything through"
@@ -173,7 +173,7 @@ def test_everything_happens_that_is_meant_to() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_no_invariant_breaks_over_two_thousand_more_seeds() -> None:
-    """The same over a longer range; takes minutes."""
+    """No invariant breaks over a longer range of seeds; takes minutes."""
     for seed in range(ALL_SEEDS.stop, ALL_SEEDS.stop + 2_000):
         run_seed(seed)
 

@@ -37,7 +37,7 @@ EXPECTED = {
 
 
 FOUND = (43535, 44539)
-"""Seeds that found a follower that stayed behind for ever, and a copy that the simulator itself never removed."""
+"""Seeds that found a follower that stayed behind for ever, and a replica that the simulator itself never removed."""
 
 
 def several(mix: Callable[[], Plan]) -> Plan:
@@ -116,7 +116,7 @@ def test_the_short_way_to_the_disk_has_the_effect_of_its_event(monkeypatch: pyte
 
 
 def assert_same(twin: Replica, replica: Replica) -> None:
-    """Two replicas are in the same state."""
+    """Assert that two replicas are in the same state."""
     assert twin._state == replica._state
     assert twin._role_state == replica._role_state
 
@@ -124,7 +124,7 @@ def assert_same(twin: Replica, replica: Replica) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_seeds() -> None:
-    """The same over many more seeds."""
+    """No invariant breaks over many more seeds."""
     for seed in MANY:
         run_seed(seed, simulation_class=StreamSimulation)
 

@@ -45,8 +45,8 @@ def test_no_invariant_breaks_under_suspicions_true_and_false(first: int) -> None
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_storm_of_false_suspicions_settles(seed: int) -> None:
-    """Nodes that live begin to refuse dials four times a second, without any other fault. Each of them loses at most
-    one registration in a hold time; writes go on meanwhile, and nothing changes any more once the storm is over."""
+    """Live nodes begin to refuse dials four times a second, without any other fault. Each of them loses at most one
+    registration per hold time; writes continue meanwhile, and nothing changes after the storm."""
     storm_ms = simulator.FAULT_PHASE_MS
     simulation = run_seed(seed, simulation_class=SuspicionSimulation, plan=Plan.only(), reject_gap_ms=250)
     counts = simulation.counts

@@ -35,15 +35,15 @@ def test_a_forced_replica_keeps_all_its_entries() -> None:
 ASYNC_SEEDS = range(80, 120)
 
 SLOW_SEEDS = (89, 117, 146)
-"""Found that an act is ordered, and the copy loses power before it is done; that a store may have rows of entries that
-no log has (H36); that a Hello of the log that a copy was before may come late."""
+"""Seeds in which a replica loses power between the order to force it and its election; in which a store has rows of
+entries that no log has (H36); and in which a FollowRequest of a replica's former log arrives late."""
 
 TRIMMED_SEEDS = ((123, 150, 0.5), (643, 250, 0.3), (767, 250, 0.3))
-"""(seed, write_gap_ms, trims): a forced copy with rows of lost entries has to give rows before anything is committed;
-one act follows on another; a late write brings one more into the guard, all others of which lost their disks."""
+"""(seed, write_gap_ms, trims): a forced replica with rows of lost entries must send rows before anything is committed;
+one forced election follows another; a late write makes one more replica electable after all others lost their disks."""
 
 ASYNC_EXPECTED = {"forced": 30, "declared_lost": 400, "quarantined": 5, "tail_lost": 8, "made_anew": 1}
-"""The same of ASYNC_SEEDS, with durability async."""
+"""Minimum number of occurrences over ASYNC_SEEDS, with durability async."""
 
 
 def test_a_forced_replica_keeps_its_entries_over_power_losses() -> None:
@@ -99,7 +99,7 @@ def without_its_guard() -> tuple[ScriptedCluster, str, list[str]]:
 
 
 def force(cluster: ScriptedCluster, name: str) -> None:
-    """An operator orders a node's copy."""
+    """Order a node's replica to be forced, as an operator."""
     operator, record = cluster.simulation.operator, cluster.record
     copies = [copy for copy in map(operator.copy, record.replicas) if copy is not None]
     assert len(copies) == len(record.replicas)

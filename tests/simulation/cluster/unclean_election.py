@@ -158,7 +158,7 @@ class UncleanElections:
         chosen: unclean_election.ReplicaReport,
         copies: list[unclean_election.ReplicaReport],
     ) -> None:
-        """Order a copy, on the record that was shown."""
+        """Order a replica to be forced, on the record that was shown."""
         simulation = self.simulation
         registration = simulation.metastore.registrations.get(chosen.node)
         if registration is None or unclean_election.disqualification(registration, PARTITION, chosen):

@@ -307,7 +307,7 @@ class Cluster:
             self.reads += [IndexRead(window, start, limit, None) for window, start, limit in queue.begin_refills()]
 
     def go_on_reading(self, number: int) -> None:
-        """One of the reads is done, or comes home."""
+        """Finish one of the reads, or continue it."""
         read = self.reads.pop(number)
         if read.rows is None:
             rows = read_changes(self.store, read.window, read.start, read.limit)

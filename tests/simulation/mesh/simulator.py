@@ -167,7 +167,7 @@ class MeshSimulation:
             self.rng.choice(events)()
 
     def any_cluster(self) -> Cluster:
-        """One of them."""
+        """A random cluster."""
         return self.rng.choice(list(self.clusters.values()))
 
     def client(self) -> None:
@@ -406,7 +406,7 @@ class MeshSimulation:
         raise AssertionError("I-ALO: a queue does not get empty")
 
     def reap_all(self) -> None:
-        """Until no tombstone is left anywhere."""
+        """Reap until no tombstone is left anywhere."""
         for _ in range(60):
             self.drain()
             for cluster in self.clusters.values():
