@@ -95,7 +95,8 @@ def test_a_node_is_drained_and_taken_back(pair: Clusters, tab: BrowserPage) -> N
 
 
 def test_replicas_are_spread(pair: Clusters, tab: BrowserPage) -> None:
-    """After the drain the nodes are uneven: the act gives the empty one its share, and then has nothing more to do."""
+    """After the drain the nodes are uneven: the act moves replicas to the empty one, and then there is nothing more to
+    move."""
     moves = tab.region("Moves")
     text = tab.ask(button(moves, "Spread evenly"))
     assert "Spread replicas evenly over the nodes?" in text

@@ -18,7 +18,7 @@ HTML = "<img src=x onerror=alert(1)>&amp;"
 """A name that must never become HTML."""
 
 ACTS = 60
-"""More than a page of the audit log shows."""
+"""More acts than a page of the audit log shows."""
 
 
 def explain(tab: BrowserPage, bucket: str, key: str, typed_as: str = "text") -> None:

@@ -40,7 +40,7 @@ def section(tab: BrowserPage) -> Locator:
 
 
 def button(tab: BrowserPage, name: str) -> Locator:
-    """One of its buttons."""
+    """A button in the region of west."""
     return section(tab).get_by_role("button", name=name, exact=True)
 
 
@@ -71,7 +71,8 @@ def test_a_check_is_run_and_names_the_keys_that_differ(pair: Clusters, tab: Brow
 
 
 def test_full_sync_is_suspended_and_resumed(pair: Clusters, tab: BrowserPage) -> None:
-    """On all nodes, with the reason; the table of suspensions has it, and the act that ends it."""
+    """Full-sync is suspended on all nodes, with the reason; the table of suspensions shows it with the button that ends
+    it."""
     text = tab.fill_in(button(tab, "Suspend"), {"On": ""})
     assert "Suspend west on all nodes?" in text
     assert "Meanwhile nothing is proven, and nothing is repaired." in text
@@ -117,7 +118,7 @@ def test_the_schedule_is_changed_and_is_that_of_the_files_again(pair: Clusters, 
 
 
 def test_a_range_is_set_and_cleared(pair: Clusters, tab: BrowserPage) -> None:
-    """On one node, in the zone that the page shows; one that ends before it begins is refused by the page."""
+    """A range is set on one node, in the page's time zone; the page refuses one that ends before it begins."""
     when = {"On node": "east-2", "Since": "2026-01-02T03:04:05", "Before": "2026-01-02T03:00:00"}
     text = tab.fill_in(button(tab, "Set range"), when)
     assert "The range ends before it begins" in text

@@ -58,7 +58,8 @@ def test_a_page_shows_all_it_has_without_an_error(admin: str, open_page: OpenPag
 
 @pytest.mark.parametrize("page_id", PAGES)
 def test_a_page_is_for_readers_of_all_kinds(admin: str, open_page: OpenPage, page_id: str) -> None:
-    """In both themes and at three widths it needs no scrolling sideways, and axe-core finds nothing grave."""
+    """In both themes and at three widths the page needs no horizontal scrolling, and axe-core finds no serious
+    violation."""
     tab = open_page(admin, page_id)
     problems: dict[str, list[str]] = {}
     for theme in ("light", "dark"):
@@ -154,7 +155,7 @@ def settled(pair: Clusters) -> None:
 
 
 def answer(admin: str, method: str, path: str, headers: dict[str, str]) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """One request with headers that a browser would set by itself."""
+    """Send one request with headers that a browser would set by itself."""
     connection = http.client.HTTPConnection(urlsplit(admin).netloc, timeout=30)
     try:
         body = "{}" if method == "POST" else None

@@ -176,7 +176,7 @@ def test_properties_of_a_bucket_are_set_and_unset(pair: Clusters, types: Browser
 
 
 def test_properties_of_a_bucket_type_are_unset_together(pair: Clusters, types: BrowserPage) -> None:
-    """Two that are set go by one act; the dialog names both."""
+    """Two set properties are unset by one act; the dialog names both."""
     path = "/admin/bucket-types/default/properties"
     names = [
         each["property"]

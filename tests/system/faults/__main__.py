@@ -46,7 +46,7 @@ def main() -> int:
         return 2
     words = f"--kills {options.kills} --nemesis {','.join(names)} --seed {options.seed} --nodes {options.nodes}"
     replay = f"python -m tests.system.faults {words} --clients {options.clients}"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces and mounts go on every way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces and mounts are removed on every way out
     directory = options.dir or Path(tempfile.mkdtemp(prefix="isthmus-faults-"))
     print(f"{replay}\nin {directory}", flush=True)
     try:

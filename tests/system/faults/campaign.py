@@ -74,7 +74,7 @@ class FaultResult:
     gap_s: float = 0.0
     """The longest time in which no write at all was acknowledged."""
     key_gap_s: float = 0.0
-    """The same of the worst key."""
+    """The longest such time of a key."""
 
     def line(self) -> str:
         """The result in one line."""

@@ -65,7 +65,7 @@ class Timeline:
     lines: list[str] = field(default_factory=list)
 
     def note(self, line: str) -> None:
-        """One more line."""
+        """Add one line."""
         self.lines.append(f"{self.now_s():8.2f} {line}")
         if self.show:
             print(self.lines[-1], flush=True)
@@ -88,7 +88,7 @@ class ClusterProcess:
         self._environ = environ
         self.popen: subprocess.Popen[bytes] | None = None
         self.wanted = False
-        """Whether it is started again when it ends."""
+        """Whether the process is restarted when it ends."""
         self.started_s = 0.0
 
     @property
@@ -104,7 +104,7 @@ class ClusterProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it is there, paused or not."""
+        """Whether the process exists, paused or not."""
         return self.popen is not None and self.popen.poll() is None
 
     def start(self) -> None:
@@ -286,7 +286,7 @@ class FaultCluster:
             process.kill()
 
     def add(self, name: str) -> ClusterNode:
-        """One more node of the cluster, started; it holds nothing until it is given something."""
+        """Start one more node of the cluster; it holds nothing until partitions are assigned to it."""
         directory = self._directory / name
         made = self._node(name, len(self.nodes), directory, directory / "data", self._count)
         made.start()
@@ -495,7 +495,7 @@ def last_words(process: ClusterProcess) -> str:
 
 
 def serves(address: str, port: int) -> bool:
-    """Whether a ZooKeeper answers there."""
+    """Whether a ZooKeeper answers at this port."""
     try:
         with socket.create_connection((address, port), 1.0) as sock:
             sock.sendall(b"srvr")

@@ -179,7 +179,7 @@ class _Search:
         return [number for number in found if self._ops[number].called_ns <= answered_ns]
 
     def _with_reads(self, done: int, low: int, state: State) -> tuple[int, int, State]:
-        """After all reads that fit: they change nothing, so at once is never worse than later."""
+        """Apply all reads that fit: they change nothing, so doing it at once is never worse than later."""
         holds = frozenset(number for number in state if number >= 0)
         while True:
             while done >> low & 1:

@@ -32,14 +32,14 @@ PATIENCE: Final = 12
 """Tries of one write; then its outcome stays unknown for ever, and the next value is written."""
 
 PAUSE_S: Final = 0.1
-"""Between two tries that failed."""
+"""Pause between two failed attempts."""
 
 BLIND: Final = 0.03
 """Share of writes without a clock: each makes a sibling."""
 
 BUCKET: Final = "history"
 PADDING: Final = " " * 200
-"""Behind each value, so that objects are not all header."""
+"""Padding behind each value, so that objects are not all header."""
 
 
 class NodeAddress(NamedTuple):

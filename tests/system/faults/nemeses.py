@@ -145,13 +145,13 @@ def metastore_pause(context: FaultContext) -> None:
 
 
 def cut(context: FaultContext) -> None:
-    """One node and the others do not reach each other; ZooKeeper and clients reach all."""
+    """One node and the others cannot reach each other; ZooKeeper and clients reach all."""
     node = context.victim()
     _cut(context, [(node.name, other.name) for other in context.others(node)], both=True)
 
 
 def cut_pair(context: FaultContext) -> None:
-    """Two nodes do not reach each other; everybody else reaches both."""
+    """Two nodes cannot reach each other; all others reach both."""
     node = context.victim()
     _cut(context, [(node.name, context.chance.choice(context.others(node)).name)], both=True)
 
@@ -335,7 +335,7 @@ def _tracer_of(pid: int) -> int:
 
 
 def descriptors(context: FaultContext) -> None:
-    """One node may open no more files or connections than it has."""
+    """One node cannot open more files or connections than it has."""
     node = context.victim()
     used = len(list(Path(f"/proc/{node.pid}/fd").iterdir()))
     _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)

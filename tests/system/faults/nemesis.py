@@ -112,7 +112,7 @@ class Nemesis:
 
     act: Callable[[FaultContext], None]
     nodes: int = 1
-    """How many there must be."""
+    """How many nodes the nemesis needs."""
     network: bool = False
     disks: bool = False
     strace: bool = False

@@ -124,7 +124,7 @@ class Network:
         _run("tc", *device, "tbf", "rate", rate, "burst", "16kb", "latency", latency)
 
     def heal(self) -> None:
-        """Everything passes again, at full speed."""
+        """End all cuts, losses and limits."""
         for host in self.hosts.values():
             self._iptables(host, "-F", "INPUT")
             slowed = ["tc", "-n", host.namespace, "qdisc", "del", "dev", "eth0", "root"]

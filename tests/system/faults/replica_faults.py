@@ -73,7 +73,7 @@ def cut_transfers(context: FaultContext) -> None:
 
 
 def old_disk(context: FaultContext) -> None:
-    """One node's disk is replaced by an empty one, on which it catches up; and then that one by the old one again."""
+    """One node's disk is replaced by an empty one, on which it catches up; then the old disk replaces that one."""
     node = context.victim()
     old = node.directory / "old-disk"
     node.kill()
@@ -129,7 +129,7 @@ def damaged_store(context: FaultContext) -> None:
 
 
 def readdressed(context: FaultContext) -> None:
-    """One node comes back at another address, while a node of a stranger's cluster has taken the one that it had."""
+    """One node comes back at another address, while a node of another cluster has taken its former one."""
     node = context.victim()
     node.kill()
     stranger = context.cluster.foreign_node(node)

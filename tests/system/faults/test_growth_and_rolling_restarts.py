@@ -54,7 +54,7 @@ def ordered(cluster: FaultCluster, path: str, wish: dict[str, Any]) -> None:
 
 
 def held(cluster: FaultCluster) -> dict[str, int]:
-    """How many replicas each node holds."""
+    """How many replicas each node has."""
     node = next(iter(cluster.nodes.values()))
     return {row["name"]: row["replicas"] for row in admin(node, "GET", "/admin/nodes")["nodes"]}
 

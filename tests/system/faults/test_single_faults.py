@@ -40,7 +40,7 @@ def isr_by_partition(cluster: FaultCluster, name: str) -> dict[int, set[str]]:
 
 
 def put(cluster: FaultCluster, name: str, key: str, value: str) -> Reply:
-    """One write at one node."""
+    """Write one object at one node."""
     connection = Connection(cluster.nodes[name].place)
     try:
         return connection.request("PUT", path_of(key), {"Content-Type": "text/plain"}, value.encode())
@@ -213,7 +213,7 @@ def _rolled_back(cluster: FaultCluster) -> set[int]:
 
 
 def _with_data(cluster: FaultCluster, data: Path, fresh: Path, aside: Path) -> None:
-    """Everything is killed, and starts again with other data below ZooKeeper."""
+    """Kill everything, and start it again with other data of ZooKeeper."""
     for process in reversed(cluster.processes):
         process.wanted = False
         process.send(signal.SIGKILL)

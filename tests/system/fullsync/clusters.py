@@ -48,7 +48,7 @@ StoredValue = tuple[tuple[str, ...], Clock] | None
 
 
 def topology(*, both: bool = False) -> str:
-    """Two clusters that differ in nodes, partitions and copies; east compares."""
+    """Two clusters with different numbers of nodes, partitions and replicas; east compares."""
     east = "".join(f'[[clusters.east.nodes]]\nname = "east-{n}"\n' for n in (1, 2, 3))
     west = "".join(f'[[clusters.west.nodes]]\nname = "west-{n}"\n' for n in (1, 2))
     return (

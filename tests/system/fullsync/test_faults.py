@@ -33,7 +33,7 @@ def put_many(clusters: Clusters, node: str, bucket: str, keys: list[str], value:
 
 
 def same(clusters: Clusters, bucket: str, keys: list[str], *names: str) -> bool:
-    """Whether readers of all clusters see the same of these keys."""
+    """Whether readers of all clusters get the same for these keys."""
     return all(len({repr(clusters.read(cluster, bucket, key)) for cluster in names}) == 1 for key in keys)
 
 

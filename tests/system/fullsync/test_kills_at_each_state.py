@@ -116,7 +116,7 @@ def hold() -> QuestionHold:
 
 @pytest.fixture
 def proxies(hold: QuestionHold) -> Iterator[list[HoldingProxy]]:
-    """Two, for two nodes."""
+    """Two proxies, for two nodes."""
     found = [HoldingProxy(hold), HoldingProxy(hold)]
     yield found
     hold.released.set()

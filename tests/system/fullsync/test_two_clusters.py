@@ -88,8 +88,8 @@ def test_all_that_differs_is_repaired_and_nothing_else_is_touched(directory: Pat
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_writes_that_go_on_are_no_differences(directory: Path) -> None:
-    """While a client goes on writing, checks queue nothing that was only on its way; missing keys are found
-    nevertheless, and when the writes pause both are in sync."""
+    """While a client keeps writing, checks queue nothing that was only on its way; missing keys are found nevertheless,
+    and when the writes pause both are in sync."""
     clusters = Clusters(directory, topology())
     clocks = fill(clusters, 60)
     clusters.suspend_sinks(True)

@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--timeline", action="store_true", help="print everything that is done, as it is done")
     parser.add_argument("--dir", type=Path, help="where nodes live; kept then")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces and mounts go on every way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces and mounts are removed on every way out
     directory = options.dir or Path(tempfile.mkdtemp(prefix="isthmus-endurance-"))
     again = (
         f"python -m tests.system.replication --minutes {options.minutes:g} --seed {options.seed}"

@@ -40,7 +40,7 @@ KEYS_EXPLAINED: Final = 20
 """Most keys that are explained once clusters differ."""
 
 PATIENCE_S: Final = 30.0
-"""How long a client tries one write before its outcome stays unknown."""
+"""How long a client retries one write before its outcome stays unknown."""
 
 SHARED: Final = tuple(f"shared{number}" for number in range(12))
 """Keys that clients of all clusters write to."""
@@ -95,7 +95,7 @@ def ask(place: NodeAddress, method: str, path: str, wish: Mapping[str, Any] | No
 
 
 def put(place: NodeAddress, key: str, value: bytes, bucket: str = BUCKET) -> None:
-    """One write that must be acknowledged."""
+    """Write one object, which must be acknowledged."""
     connection = Connection(place)
     try:
         read = connection.request("GET", key_path(key, bucket), {})
@@ -197,7 +197,7 @@ class Clusters:
     # -- acts -------------------------------------------------------------------------------------------------
 
     def node(self, cluster: str, number: int = 0) -> ClusterNode:
-        """One of its nodes."""
+        """A node of a cluster."""
         return list(self.by_name[cluster].nodes.values())[number]
 
     def act(self, cluster: str, path: str, wish: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -234,7 +234,8 @@ class Clusters:
         self.by_name[cluster].start(node)
 
     def make_bucket_type(self, cluster: str, name: str) -> None:
-        """One more bucket type, placed as the default one; loads and checks use it once all clusters have it."""
+        """Create one more bucket type, placed like the default one; loads and checks use it once all clusters have
+        it."""
         wish = {"partition_count": PARTITIONS, "replication_factor": len(self.by_name[cluster].nodes), "min_isr": 2}
         self.act(cluster, f"/admin/bucket-types/{name}", wish)
         self.by_name[cluster].partition_count += PARTITIONS

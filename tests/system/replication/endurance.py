@@ -118,7 +118,7 @@ class Endurance:
         time.sleep(self._chance.uniform(*QUIET_S))
 
     def settle(self, writers: list[Writers], directory: Path) -> None:
-        """Everything that must hold once the load has ended. Raises AssertionError."""
+        """Check everything after the load has ended. Raises AssertionError."""
         clusters, began_s = self.clusters, time.monotonic()
         for source, receiver in BOTH_WAYS * 2:
             # Twice: changes from the second queue may have entered the first again.

@@ -59,7 +59,7 @@ class Clusters:
         self.nodes = {node["name"]: node for each in up["clusters"].values() for node in each["nodes"]}
 
     def ask(self, role: TokenRole | None, method: str, url: str, **more: Any) -> Any:
-        """One request with the token of a role."""
+        """Send one request with the token of a role."""
         access = credentials_of(self.security, role or TokenRole.READ)
         with session(access=access if role is not None else access._replace(token=None)) as client:
             return client.request(method, url, timeout=20, **more)
@@ -191,7 +191,7 @@ def test_nodes_refuse_foreign_connections(clusters: Clusters, tmp_path: Path) ->
 
 
 def test_the_sample_comes_up_and_replicates(tmp_path: Path) -> None:
-    """Two clusters of three nodes, everything on, as the sample has it but for its ports."""
+    """The sample's two clusters of three nodes start with all its settings except its ports, and replicate."""
     with LocalClusters(load_topology(SAMPLE), tmp_path, owned=True) as local:
         sample = Clusters(tmp_path, local.up())
         headers = {"Content-Type": "text/plain"}
