@@ -350,7 +350,7 @@ def stalled_logs(nodes: Iterable[RecordedNode]) -> Iterator[None]:
 
 
 async def healthy(at: Recording) -> None:
-    """None: three nodes and one that fetches from them, under load, with full-sync."""
+    """No fault: three nodes and one that fetches from them, under load, with full-sync."""
     west = await at.cluster("west", 1, replicated(1, 1))
     east = await at.cluster("east", 3, replicated(3, 2), SOURCE, fullsync_with(west.url))
     await west.stop("n1")
@@ -566,7 +566,7 @@ async def gaps_open(at: Recording) -> None:
 
 
 async def ledger_off(at: Recording) -> None:
-    """Three changes are taken out of a queue's books."""
+    """Three changes are removed from a queue's counters."""
     east, _ = await at.pair()
     await at.healthy()
     east.nodes["n1"].services.queues._queues[QUEUE].machine.past_ledger.unbalanced += 3
@@ -625,7 +625,7 @@ async def certified(at: Recording, days: float) -> None:
 
 
 async def certificate_valid(at: Recording) -> None:
-    """None: a certificate is valid for a year."""
+    """No fault: a certificate is valid for a year."""
     await certified(at, 365)
 
 

@@ -19,7 +19,7 @@ import yaml
 from tests.component.alerts.record import CASES, RECORDS, RULES, rule_metrics
 
 BEFORE_S: Final = 600
-"""How long the clusters are as in the first scrape, unless the fault was there from the start."""
+"""How long the clusters stay as in the first scrape, unless the fault was there from the start."""
 
 LASTS_S: Final = 3_900
 """How long a fault lasts after the last scrape: longer than all but one rule waits."""
@@ -85,7 +85,8 @@ def run_of(value: Value, count: int, step: float = 0.0) -> str:
 
 
 def samples_of(name: str, runs: list[list[Any]], before: int, after: int) -> str:
-    """A series in promtool's notation: the first sample `before` times more, and `after` more that go on."""
+    """A series in promtool's notation: the first sample `before` times more, and `after` more that continue the
+    series."""
     values: list[Value] = [value for value, count in runs for _ in range(count)]
     parts = [run_of(values[0], before)] if before else []
     last: Value = None
@@ -169,7 +170,7 @@ def alerts_of_rules() -> Iterator[str]:
 @pytest.mark.promtool
 @pytest.mark.parametrize("case", EXPECTED)
 def test_a_fault_fires_its_alerts_and_no_other(case: str, tmp_path: Path) -> None:
-    """On the metrics of a cluster with the fault just the expected alerts fire, and before the fault none."""
+    """The metrics of a cluster with the fault fire exactly the expected alerts, and none before the fault."""
     done = outcome(tmp_path, recorded(case), EXPECTED[case])
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -98,8 +98,8 @@ def test_a_node_without_its_metastore_counts_as_unknown(
 def test_replicas_out_of_sync_are_a_warning_and_lost_writes_critical(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Warning: replicas or nodes are missing, or anything else is amiss. Critical: partitions take no writes. Unknown:
-    a node that lives did not answer. Each is named, and limits are counts of partitions."""
+    """Missing replicas or nodes, or other problems, are a warning; partitions that take no writes are critical; a live
+    node that did not answer makes the check unknown. Each is named, and limits are counts of partitions."""
 
     def isr(*options: str, **changed: Any) -> tuple[int, str]:
         listener.respond("/admin/cluster", {**CLUSTER, **changed})
@@ -265,8 +265,8 @@ def test_a_probe_that_cannot_ask_is_unknown(words: list[str], start: str, capsys
 def test_programs_get_all_facts_and_cron_gets_no_good_news(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """JSON has state, code, limits with their unit, and every fact; also of a failure. `--quiet` is silent while it is
-    well, and only then."""
+    """JSON has state, code, limits with their unit, and every fact; also for a failure. `--quiet` prints nothing while
+    the check is ok, and only then."""
     listener.respond("/admin/cluster", CLUSTER)
     listener.respond("/admin/lag", {"lag": [{**LAG, "queue": f"q{n}"} for n in range(9)]})
     assert cli.main(["check", "lag", "-o", "json", "-w", "1.5"]) == OK

@@ -17,7 +17,7 @@ COUNTS = ("queued", "acknowledged", "collapsed", "vanished", "cleared")
 
 
 def queue_of(node: str, waiting: int) -> dict[str, Any]:
-    """Everything that a node lists of its queue."""
+    """All fields of a queue in a node's listing."""
     bulk = {"waiting": 0, "in_flight": 0, **dict.fromkeys(COUNTS, 1)}
     rates = {"bytes_per_second": 0.0, "objects_per_second": 0.0}
     return queue_row("east", node) | {

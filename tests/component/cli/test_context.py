@@ -36,7 +36,7 @@ def east() -> Iterator[FakeAdminListener]:
 
 @pytest.fixture
 def west() -> Iterator[FakeAdminListener]:
-    """Another one."""
+    """The listener of another cluster."""
     fake = FakeAdminListener()
     respond_as(fake, "west")
     yield fake

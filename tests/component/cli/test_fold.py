@@ -1,4 +1,4 @@
-"""`isthmus fold`: pages that may succeed later are retried, others end the fold with the place to go on from."""
+"""`isthmus fold`: pages that may succeed later are retried, others end the fold with the place to continue from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.fake_admin_listener import FakeAdminListener
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAdminListener]:
-    """One with a bucket type of a single partition."""
+    """A listener with a bucket type of a single partition."""
     found = FakeAdminListener()
     found.respond("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
     monkeypatch.setenv("ISTHMUS_ADMIN", found.url)

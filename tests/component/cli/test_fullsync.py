@@ -83,7 +83,7 @@ def test_status_shows_who_compares_what_is_next_and_what_is_open(
 def test_the_schedule_shows_what_was_left_out_what_is_tried_again_and_what_is_due(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the order of their times."""
+    """Left-out, retried and due checks are shown in the order of their times."""
     skipped = [{"at_ms": AT_MS, "kind": "hour", "reason": "late"}]
     checks = [{"at_ms": AT_MS + 9_000_000, "kind": "all"}]
     peer = {"name": "west", "suspended": False, "skipped": skipped, "checks": checks}

@@ -14,7 +14,8 @@ from isthmus.node.observability.version import program_version
 
 
 def test_help_shows_any_command_and_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """Words lead to a command's help, at any depth; without any the root's; a slip gets a suggestion."""
+    """Words select a command's help, at any depth; without words the root's help is shown; a misspelled word gets a
+    suggestion."""
     assert cli.main(["help", "sink", "dead-letters", "list"]) == Exit.OK
     assert "Usage: isthmus sink dead-letters list" in capsys.readouterr().out
     assert cli.main(["help"]) == Exit.OK

@@ -208,7 +208,7 @@ def test_why_the_other_side_does_not_answer_is_reported_in_words() -> None:
 def test_single_values_asked_of_no_client_listener_are_reported(
     reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The admin port is the likeliest slip: one sentence, and not the listener's own answer."""
+    """The admin port is the most likely mistake: the error is one sentence, not that listener's own answer."""
     with answering_404(reason) as url:
         assert cli.main(["kv", "get", "b", "k", "--http", url]) == Exit.UNAVAILABLE
     said = capsys.readouterr().err

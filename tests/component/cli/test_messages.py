@@ -202,7 +202,7 @@ def test_references_refused_by_a_full_queue_are_incomplete(
 def test_an_endless_value_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """More than any object may have is not read to its end."""
+    """A value larger than any object may be is not read to its end."""
     monkeypatch.setattr(kv, "OBJECT_BYTES_MAX", 8)
     file = tmp_path / "value"
     file.write_bytes(b"123456789")
@@ -224,7 +224,7 @@ def test_an_impossible_time_or_limit_is_a_usage_error(capsys: pytest.CaptureFixt
 def test_plain_http_to_a_tls_listener_is_unavailable_for_every_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same code and the same words at the client listener as at that of operators."""
+    """Code and message are the same at the client listener and at the admin listener."""
     with answering(400, b"TLS is spoken here", reason="tls") as url:
         monkeypatch.setenv("ISTHMUS_HTTP", url)
         assert cli.main(["kv", "get", "b", "k"]) == Exit.UNAVAILABLE

@@ -26,7 +26,7 @@ DAMAGED = ["", "{", "[]", "[" * 100_000, "null", "{}", '{"outcome": "equal", "ve
 
 
 def runs_of(root: Path) -> RunDirectory:
-    """Two runs and a seed; the first run."""
+    """Make two runs and a seed; returns the first run."""
     for name in ("one", "two"):
         run = RunDirectory(str(root), name)
         run.write("run.json", {"form": 1})

@@ -61,7 +61,7 @@ def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
 def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One row a link with its node's name; a node that does not answer has a row of unknowns."""
+    """Each link has a row with its node's name; a node that does not answer has a row of unknowns."""
     nodes = [{"node": "w1", "sink": {"sinks": [SINK]}}, {"node": "w2", "sink": None}]
     listener.respond("/admin/sink/nodes", {"nodes": nodes})
     assert cli.main(["sink", "list"]) == Exit.OK

@@ -176,7 +176,8 @@ def test_wide_and_a_pipe_have_every_column(
 def test_states_are_coloured_and_heads_bold(
     east: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a terminal without NO_COLOR: green for good, red for bad; none on a dumb one, and never in a pipe."""
+    """On a terminal without NO_COLOR good states are green and bad ones red; a dumb terminal and a pipe get no
+    colours."""
     respond_with_tables(east)
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -71,7 +71,8 @@ def test_a_reseed_shows_its_result_and_ends_with_1_when_something_was_left(
 def test_a_restored_directory_takes_a_new_identity_while_its_node_is_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every copy is doubted and the spare gen is dropped; a running node's directory and an empty one are refused."""
+    """All replicas are marked as doubtful and the spare log id is dropped; a running node's directory and an empty one
+    are refused."""
     file = tmp_path / "n1.toml"
     file.write_text('[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n')
     assert cli.main(["node", "new-identity", str(file)]) == Exit.LOCAL_FAULT

@@ -34,7 +34,7 @@ def east(listener: FakeAdminListener) -> FakeAdminListener:
 
 
 def runs(pid: int) -> bool:
-    """Whether the process is there, and not only as a zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -42,7 +42,7 @@ def runs(pid: int) -> bool:
 
 
 def after(listener: FakeAdminListener, path: str, requests: int, answer: Any) -> None:
-    """Another answer from the given request of any path on."""
+    """From the given request of a path on, answer with something else."""
     seen = [0]
 
     def count(_headers: Any) -> None:
@@ -67,7 +67,7 @@ def after(listener: FakeAdminListener, path: str, requests: int, answer: Any) ->
     ],
 )
 def test_what_a_goal_lacks(changed: dict[str, Any], online: str, in_sync: str) -> None:
-    """Online: every partition takes reads and writes. In sync: nothing is amiss either."""
+    """Online means that every partition takes reads and writes; in sync means that there is no other problem either."""
     cluster = {**cluster_answer("east"), **changed}
     for goal, words in ((Goal.ONLINE, online), (Goal.IN_SYNC, in_sync)):
         found = lacking(goal, cluster)
@@ -302,7 +302,7 @@ def test_a_node_that_has_restarted_is_not_called_one_to_restart(
 def test_a_restart_that_cannot_be_meant_is_refused(
     east: FakeAdminListener, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
 ) -> None:
-    """Before anything runs."""
+    """The command is refused before anything runs."""
     assert main(["cluster", "rolling-restart", "--yes", *words]) == Exit.USAGE
     assert sentence in capsys.readouterr().err
 

@@ -169,7 +169,7 @@ def test_update_merges_siblings(make_client: MakeClient, url: str, bucket: str) 
 
 
 def test_conditions(client: Any, bucket: str) -> None:
-    """Only if absent, only if unchanged; nothing is written when they do not hold."""
+    """A write only if absent or only if unchanged writes nothing when its condition does not hold."""
     first = client.put(bucket, "k", 1, if_absent=True)
     with pytest.raises(Conflict) as caught:
         client.put(bucket, "k", 2, if_absent=True)
@@ -242,7 +242,8 @@ def test_large_values(client: Any, bucket: str) -> None:
 
 
 def test_batches(client: Any, bucket: str) -> None:
-    """More than one chunk, results in order; reads have None for absent keys; deletes are items, too."""
+    """Batches have more than one chunk and results in order; reads have None for absent keys; deletes are items,
+    too."""
     keys = [f"k{at}" for at in range(1_203)]
     results = client.put_many(bucket, {key: {"n": at} for at, key in enumerate(keys)})
     assert [result.key for result in results] == keys

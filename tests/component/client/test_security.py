@@ -67,7 +67,7 @@ def test_a_token_over_tls(make_client: MakeClient, files: Path, url: str) -> Non
 
 
 def test_an_own_tls_context(make_client: MakeClient, files: Path, url: str) -> None:
-    """In place of the files."""
+    """A TLS context of the caller replaces the files."""
     context = ssl.create_default_context(cafile=files / "ca.crt")
     client = make_client(url, ssl_context=context, token_file=files / "read.token")
     assert client.find("b", "none") is None

@@ -76,7 +76,8 @@ def test_what_mutants_are_made_of_is_taken() -> None:
 
 
 def test_mutants_are_taken_or_refused() -> None:
-    """Some dozens of each target: a value, or an error of the target's own classes with a sentence."""
+    """Each of some dozens of mutants of a target gives a value, or an error of the target's own classes with a
+    sentence."""
     with mutation_targets() as targets:
         counts = attack_all(targets, QUICK_MUTANTS, SEED)
     assert sum(counts.values()) > QUICK_MUTANTS / 20, "nearly nothing was taken: mutants are too far from valid input"

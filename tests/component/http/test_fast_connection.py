@@ -448,7 +448,8 @@ def test_a_client_that_left_has_written_all_the_same(client_api, server):
 
 
 def test_a_large_answer_waits_for_its_reader_and_the_next_request_for_it(client_api, serve):
-    """More than one piece is counted and sent as the client reads; meanwhile another request is not answered."""
+    """A body of more than one piece is counted and sent as its client reads; meanwhile another request is not
+    answered."""
     server = serve(client_api.app)
     client_api.put("/buckets/b/keys/k", b"x" * 20_000_000)
     with socket.socket() as sock:

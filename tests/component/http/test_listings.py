@@ -204,7 +204,7 @@ def test_pages_are_streamed_with_the_token_last(client_api):
 
 
 def test_buckets_come_in_pages_of_their_type(client_api):
-    """The same of buckets; a token is of one listing."""
+    """Buckets are paged in the same way; a token is valid for one listing."""
     for n in range(5):
         client_api.put(f"/buckets/b{n}/keys/k", b"v")
     found = pages_of(client_api, "/buckets?buckets=true&limit=2&prefix=b")

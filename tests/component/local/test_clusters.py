@@ -132,8 +132,8 @@ def test_another_topology_in_a_running_directory_is_refused(directory: Path) -> 
 
 
 def test_nodes_that_were_added_to_a_topology_are_started_beside_the_others(directory: Path) -> None:
-    """Those that run go on, with the same processes, and their files, which name the new one as a peer, wait for their
-    next start; another change beside it is refused; the next `up` changes nothing."""
+    """Running nodes keep their processes, and use their new files, which name the new node as a peer, from their next
+    start on; another change beside it is refused; the next `up` changes nothing."""
     before = pids(clusters(directory).up(30))
     text = SAMPLE.read_text().replace(
         "[clusters.west]", '[[clusters.east.nodes]]\nname = "east-2"\n\n[clusters.west]', 1

@@ -1,4 +1,4 @@
-"""Three ZooKeepers that vote: one is lost, the leader at that, and nothing else is."""
+"""Three ZooKeepers that vote: one of them, the leader, is lost, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three real nodes behind one another's coordinators: reads, listings and repeated requests over changes of leader."""
+"""Reads, listings and repeated requests at any of three real nodes, over changes of leader."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class FailingListener:
     """A hook with a bug."""
 
     def applied(self, _applied: Sequence[AppliedEntries]) -> None:
-        """Never works."""
+        """Always fails."""
         raise ValueError("a bug in what apply tells")
 
     def leadership(self, _partition: int, _leading: bool, _applied_offset: int) -> None:

@@ -46,7 +46,7 @@ def live(member: Node) -> tuple[EffectiveOptions, RateCap]:
 
 
 async def put(member: Node, name: bytes) -> None:
-    """One write."""
+    """Write one object."""
     await member.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"v")))
 
 
@@ -71,7 +71,7 @@ def test_the_nearer_setting_counts() -> None:
 async def test_options_reach_replicas_reads_and_connections_of_every_node(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """One change at one node; all nodes go by it without a restart, and back when it is unset."""
+    """A change at one node is in force at all nodes without a restart, and no longer once it is unset."""
 
     async with start_cluster(tmp_path, partitions=2) as t:
         there = {node: live(member) for node, member in t.members.items()}
@@ -155,7 +155,7 @@ async def test_raising_min_isr_counts_at_once_and_lowering_it_lets_writes_throug
 
 
 def record_of(member: Node) -> PartitionRecord:
-    """The record that a replica goes by."""
+    """The record that a replica uses."""
     record = member.partition().replica.record
     assert record is not None
     return record

@@ -1,4 +1,5 @@
-"""Properties that all nodes go by at once, and reaps that reach every copy, also one that was away (R-REAP)."""
+"""Properties that take effect on all nodes at once, and reaps that reach every replica, also one that was away
+(R-REAP)."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ async def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, start_cl
 
 
 async def test_every_replica_carries_out_a_reap(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """After it no copy holds anything of the key, restarted or not."""
+    """After the reap no replica holds anything of the key, restarted or not."""
 
     async with start_cluster(tmp_path, **SMALL) as t:
         with ThreadPoolExecutor(1) as pool:

@@ -21,7 +21,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 def record_of(cluster: Cluster) -> PartitionRecord:
-    """The newest record that anybody has read."""
+    """The newest record that any node has read."""
     return max((member.controller.records[0] for member in cluster.members.values()), key=lambda record: record.version)
 
 
@@ -57,7 +57,7 @@ async def write(cluster: Cluster, count: int, prefix: bytes = b"k") -> None:
 
 
 def other_nodes(cluster: Cluster) -> tuple[str, str]:
-    """(the node without a copy, a follower)."""
+    """(the node without a replica, a follower)."""
     record = record_of(cluster)
     (spare,) = {*cluster.members} - {*record.replicas}
     assert record.leader is not None
@@ -74,7 +74,8 @@ def fully_removed(member: Node) -> bool:
 async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """The copy is shown with its reason until it goes; one that is made there later has another gen and catches up."""
+    """The replica is shown with its reason until it is deleted; one created there later has another log id and catches
+    up."""
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
         await write(t, 30)
@@ -136,7 +137,7 @@ async def test_a_replica_is_recreated_although_its_deletion_was_not_registered(
 async def test_a_replica_reassigned_within_the_grace_time_is_kept(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Within the grace time it is the same copy: same gen, same rows, nothing is copied again."""
+    """Within the grace time it is the same replica: same log id, same rows, nothing is copied again."""
 
     async with start_cluster(tmp_path, 4) as t:
         await write(t, 20)

@@ -1,4 +1,4 @@
-"""A data directory that was restored from an earlier copy (docs/protocol.md H39)."""
+"""A data directory that was restored from an earlier backup (docs/protocol.md H39)."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ async def test_a_write_is_on_every_replica(tmp_path: Path, start_cluster: Cluste
 
 
 async def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Writes go on while leaders are killed one after another, and every one that was answered is read afterwards."""
+    """Writes continue while leaders are killed one after another, and every acknowledged one is read afterwards."""
 
     async with start_cluster(tmp_path) as t:
         acked: list[bytes] = []
@@ -235,8 +235,8 @@ async def test_a_stopping_node_hands_over_first(tmp_path: Path, start_cluster: C
 async def test_replicas_are_created_where_records_assign_them_while_running(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Nodes that are up hold nothing until a bucket type is created; then each makes its copies under the spare gen
-    that it had registered, and the ISR of the records names exactly those."""
+    """Running nodes hold no partition until a bucket type is created; then each creates its replicas under the spare
+    log id that it had registered, and the ISR of the records names exactly those."""
 
     async with start_cluster(tmp_path, 3, partitions=6, factor=2, min_isr=1) as t:
         members = t.members
@@ -444,8 +444,8 @@ async def test_a_node_of_an_older_version_takes_part_without_streams(
 async def test_a_follower_restarted_under_load_joins_its_streams_again(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Writes go on while it is away and when it is back; it gets the missed entries by AppendEntries, joins its stream,
-    and every write that was answered is in its store."""
+    """Writes continue while the follower is away and when it is back; it gets the missed entries by AppendEntries,
+    joins its stream, and every acknowledged write is in its store."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()

@@ -257,8 +257,8 @@ async def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
 async def test_a_replica_that_lost_its_log_is_not_in_sync_under_its_old_log_id(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record names it still by its former gen while it is between two rounds, its log as long as the others' and
-    its rows under a far mark: `Cluster.level` waits until the record names it by its new one."""
+    """Between two transfer rounds the record still has the replica's former log id, while its log is as long as the
+    others' and its rows are marked as in transfer: `Cluster.level` waits until the record has the new one."""
     written = asyncio.Event()
     write_record = MemoryMetastore.write_record
 

@@ -36,7 +36,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 async def put(member: Node, name: bytes) -> None:
-    """One write."""
+    """Write one object."""
     await member.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"v")))
 
 
@@ -133,7 +133,7 @@ async def diverged(t: Cluster, boot_id: str = "boot-1") -> Node:
 
 
 async def force(t: Cluster, asked: Node, chosen: Node) -> None:
-    """An operator forces a copy of a partition that is offline, and it leads."""
+    """Force a replica of an offline partition as an operator, and wait until it leads."""
     await eventually(lambda: asked.controller.records[0].status is PartitionStatus.OFFLINE)
     path = "/admin/partitions/0/force-leader"
     status, plan = await ask(t, asked, path, {"node": chosen.node, "dry_run": True})

@@ -37,7 +37,7 @@ from tests.unit.node.http.test_authorization import settings_of
 
 
 class EmptySource:
-    """A source that gives an empty batch to everybody."""
+    """A source that gives every client an empty batch."""
 
     async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
         return FetchReply(b"\x02" * 16, "c", 3, b"", 30_000, 1, "serving", ())

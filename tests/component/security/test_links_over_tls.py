@@ -26,7 +26,7 @@ def handshake_failures(node: Node) -> set[str]:
 
 
 def logged_values(logs: list[Any], event: str, field: str) -> list[str]:
-    """One field of all events of a name."""
+    """Values of one field in all events of a name."""
     return [entry[field] for entry in logs if entry["event"] == event]
 
 
@@ -131,7 +131,8 @@ def test_tls_is_turned_on_node_by_node(folder: CertificateFolder) -> None:
 
 
 def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Any) -> None:
-    """After a pair was replaced, also key first, the next connection shows the new one; the standing one stays."""
+    """After a pair was replaced, also key first, the next connection shows the new one; the existing connection stays
+    up."""
     own = filled(tmp_path)
 
     async def scenario() -> None:

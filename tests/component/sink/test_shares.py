@@ -56,7 +56,7 @@ async def shared_sinks(pair: SinkPair) -> list[SinkNode]:
 
 
 async def test_each_node_pushes_the_changes_that_it_leads() -> None:
-    """None is forwarded, and all arrive, in single changes and in many at once."""
+    """No change is forwarded, and all arrive, in single changes and in many at once."""
     async with SinkPair() as pair:
         nodes = await shared_sinks(pair)
         for number in range(40):

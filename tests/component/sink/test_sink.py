@@ -297,8 +297,8 @@ def kept_letters(sink: Sink) -> list[DeadLetter]:
 
 
 async def test_a_refusing_source_is_named_and_asked_less_often() -> None:
-    """Another owner, a peer that points home, an unknown queue: the reason is shown and the delay grows to its
-    bound."""
+    """For another owner, a peer that is this cluster, and an unknown queue the reason is shown and the delay grows to
+    its bound."""
 
     async with SinkPair() as pair:
         owner = await pair.sink("q")

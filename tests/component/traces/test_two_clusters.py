@@ -278,7 +278,7 @@ async def test_a_cluster_without_traces_takes_what_one_with_them_sends(tmp_path:
 
 
 async def test_a_collector_that_is_away_delays_no_stop(tmp_path: Path) -> None:
-    """Writes go on, spans are counted as failed or dropped, and a stop takes seconds."""
+    """Writes continue, spans are counted as failed or dropped, and a stop takes seconds."""
     own = traces(f"http://127.0.0.1:{free_port(set())}/v1/traces", "sample_per_million = 1000000\n")
     async with cluster(tmp_path, "east", 1, own) as (node,):
         for number in range(20):
