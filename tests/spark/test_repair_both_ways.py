@@ -55,9 +55,9 @@ def spark() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_clusters_that_are_each_behind_the_other_are_equal_after_both_repairs(spark: Any, tmp_path: Path) -> None:
-    """`behind` is of one side. A key is `concurrent` when each side has a write that the other lacks; where some keys
-    are behind on one side and some on the other, each key's finding says which. After repairs both ways everything has
-    arrived, and keys changed on both sides have all siblings on both."""
+    """`behind` is about one side. A key is `concurrent` when each side has a write that the other lacks; where some
+    keys are behind on one side and some on the other, each key's finding says which. After repairs both ways everything
+    has arrived, and keys changed on both sides have all siblings on both."""
     with up(tmp_path, TOPOLOGY) as described:
         pair = ClusterPair(described)
         same = {b"k%d" % number: made("same") for number in range(500)}
