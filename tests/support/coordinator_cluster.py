@@ -1,7 +1,7 @@
 """Coordinators of several nodes, joined by links in memory, over one store that all of them read.
 
-The store stands for perfect replication: what one node applied, the next leader has. Each node's runtime is a stand-in
-that appends, applies and loses leadership when a test says so.
+The store emulates perfect replication: the next leader has all entries that any node applied. Each node's runtime is a
+stand-in that appends, applies and loses leadership on a test's command.
 """
 
 from __future__ import annotations

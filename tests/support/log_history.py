@@ -55,7 +55,7 @@ def open_log(io: Any, **options: Any) -> FileLog:
 
 
 class Listener:
-    """Records what a log reports and waits for it."""
+    """Records the reports of a log and waits for them."""
 
     def __init__(self, log: Replog, on_above_limit: Callable[[], None] = lambda: None) -> None:
         self.log = log

@@ -1,7 +1,7 @@
 """A process that writes a log and prints each call and each report on its standard output; to be killed at any system
 call.
 
-log_writer_process.py DIRECTORY
+    log_writer_process.py DIRECTORY
 
 Each line is JSON: {"appended": [partition, first, count, epoch, size]}, {"truncated": [partition, to, epoch]} and
 {"floors": {partition: offset}} before the call, {"durable": {partition: offset}} as reported, {"done": true} last.

@@ -144,7 +144,7 @@ class MemoryDisk:
         return disk
 
     def revive(self) -> None:
-        """Let the next process begin where the last one was killed, with the page cache as it was."""
+        """Let the next process begin where the last one was killed, with the page cache intact."""
         self.stopped = False
         self.stop_at = None
         self.steps.clear()

@@ -1,6 +1,6 @@
 """A client in a process of its own, to be stopped, starved and watched: prints one JSON line for each event.
 
-python -m tests.support.metastore_client_process HOSTS SESSION_MS BUSY_S
+    python -m tests.support.metastore_client_process HOSTS SESSION_MS BUSY_S
 
 It registers as n1 in each session. For BUSY_S seconds its loop is saturated with pieces of work of 50 to 100 ms, and a
 second thread works beside it without a pause (with Python's own switch interval, ten times a node's). It ends when its

@@ -700,7 +700,7 @@ class HttpDriver:
 
     async def _served_on(self, connection: Any, data: bytes) -> bytes:
         self._served += 1
-        if self._served % 500 == 0:  # drop what mutants have written
+        if self._served % 500 == 0:  # drop objects that mutants have written
             self._api.kv.objects.clear()
             self._api.kv.requests.clear()
             self._api.kv.isolations.clear()

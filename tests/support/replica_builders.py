@@ -76,7 +76,7 @@ def a_candidate(**changes: Any) -> Replica:
 
 
 def a_leader(record: PartitionRecord | None = None, **changes: Any) -> Replica:
-    """A leader of epoch 5 whose barrier is durable, not yet applied."""
+    """A leader of epoch 5 whose barrier is durable and not yet applied."""
     replica = a_candidate(**changes)
     replica.step(ev.Persisted(21), 0)
     replica.step(ev.RecordSeen(online() if record is None else record), 0)

@@ -17,7 +17,7 @@ WHOLE: Final = os.environ.get("ISTHMUS_TEST_SAMPLES") == "whole"
 """Whether this run takes all seeds and examples."""
 
 COUNTS: Final = pytest.mark.skipif(not WHOLE, reason="counts over all seeds: ISTHMUS_TEST_SAMPLES=whole")
-"""For a test that only counts what happened over all seeds."""
+"""Marks a test that only counts what happened over all seeds."""
 
 QUICK_PERCENT: Final = 12
 """The share that a quick run takes."""
