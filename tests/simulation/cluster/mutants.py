@@ -508,7 +508,7 @@ def skips_to_the_end(patch: Patch) -> None:
 
 
 def sends_rows_to_a_counted_member(patch: Patch) -> None:
-    """A leader lets a member of the guard take rows, which drops its log (against R-FAR)."""
+    """A leader lets an electable replica take rows, which drops its log (against R-FAR)."""
     rejects, serves = state_transfer.log_rejection, state_transfer.serve
 
     def log_rejection(electable: bool, common: int, rounds: int, state: Any) -> Any:

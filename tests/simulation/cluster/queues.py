@@ -96,7 +96,7 @@ class RequestBatch:
         self.process = process
         self.requests = requests
         self.results: list[object] | None = None
-        """The results in the order of the requests, and the states afterwards."""
+        """The answers; `was` keeps them as they arrived, since an answer must not change."""
         self.was: list[object] = []
 
 

@@ -1,10 +1,10 @@
 """A simulation whose rows are real: clients write, delete and reap keys, and another cluster sends late pushes.
 
 Writes go through the product: write batches over the leader's store and log, REAP entries, and the rows of
-`MemoryStore` with the clocks of reaped keys, which state transfers carry to other replicas. Around it is the simulator
-with all its faults: crashes, losses of power, changes of leader, replaced disks, moves. The other cluster is one that
-never fails: it fetches applied changes, in order, and may push any object that it ever had again, once, ten times, or
-long after it was deleted and reaped on both sides. The checked invariant is I-NO-RESURRECT.
+`MemoryStore` with the clocks of reaped keys, which state transfers carry to other replicas. The simulator adds all its
+faults: crashes, losses of power, changes of leader, replaced disks, moves. The other cluster is one that never fails:
+it fetches applied changes, in order, and may push any object that it ever had again, once, ten times, or long after it
+was deleted and reaped on both sides. The checked invariant is I-NO-RESURRECT.
 """
 
 from __future__ import annotations

@@ -36,12 +36,12 @@ FAULT_PHASE_MS = 12_000
 """Virtual time with faults: several sessions, elections and restarts."""
 
 LIVE_LIMIT_MS = 60_000
-"""Virtual time within which a partition accepts writes again once enough nodes are permanently well: a session, the
+"""Virtual time within which a partition accepts writes again once enough nodes are permanently healthy: a session, the
 longest pause and back-off of an election, a stall, and the back-off before a member rejoins."""
 
 HEAL_LIMIT_MS = 120_000
-"""Virtual time after the last fault within which everything must be well: LIVE_LIMIT_MS, and the longest pauses between
-two attempts to follow."""
+"""Virtual time after the last fault within which everything must be healthy: LIVE_LIMIT_MS, and the longest pauses
+between two attempts to follow."""
 
 LOOK_EVERY_MS = 100
 """Interval between two checks whether the simulation is healthy."""
@@ -190,8 +190,8 @@ class ClusterSimulation:
         self.operator.start()
 
     def run(self) -> Counter[str]:
-        """Run with faults, then with some nodes permanently well, then with all, then without writes; returns counts of
-        events.
+        """Run with faults, then with some nodes permanently healthy, then with all, then without writes; returns counts
+        of events.
 
         Raises Violation.
         """
@@ -205,7 +205,8 @@ class ClusterSimulation:
         return self.counts
 
     def live(self) -> None:
-        """Keep some nodes and the metastore well from now on and the others broken: the former must accept writes."""
+        """Keep some nodes and the metastore healthy from now on and the others broken: the former must accept
+        writes."""
         core = self._core()
         rest = [name for name in self.nodes if name not in core]
         self.log_event(
@@ -246,15 +247,15 @@ class ClusterSimulation:
         return [name for name in names if name in members]
 
     def _serves(self, client: Client, core: frozenset[str]) -> bool:
-        """True when writes succeed, or these nodes no longer suffice: a leader that is broken now may before have
-        removed the last of them from the guard, or a late write may have raised min-ISR."""
+        """True when writes succeed, or these nodes no longer suffice: a leader that is broken now may have removed the
+        last electable one of them before, or a late write may have raised min-ISR."""
         if client.done or self._suffices(client.partition, sorted(core)):
             return client.done
         self.counts["core_not_enough"] += 1
         return True
 
     def heal(self) -> None:
-        """End all faults: everything must become well, and every client must get a write through."""
+        """End all faults: everything must become healthy, and every client must get a write through."""
         self.log_event("world", "the last fault is over")
         self.faults.end()
         for client in self.clients:

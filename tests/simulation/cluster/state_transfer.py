@@ -36,7 +36,7 @@ STATE_CHUNKS = 2
 
 
 class Snapshot:
-    """A store as it was; `end` is how far it was applied."""
+    """A snapshot of a store; `end` is its applied offset."""
 
     def __init__(self, store: SimStore) -> None:
         self.end = store.applied

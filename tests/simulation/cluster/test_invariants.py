@@ -75,7 +75,7 @@ def test_i_leader_in_isr() -> None:
 
 
 def test_i_some_guard() -> None:
-    """I-SOME-GUARD: every log that the guard means is gone; ELR members count."""
+    """I-SOME-GUARD: catches that the logs of all electable replicas are gone; ELR members count."""
     invariants.some_guard(online(), {NODE: GEN})
     invariants.some_guard(online(elr=frozenset({OTHER})), {NODE: 1, "n2": 9})
     with broken("I-SOME-GUARD"):

@@ -13,7 +13,7 @@ from tests.support.samples import seeds
 SEEDS = range(60)
 
 DEFECT_HEAL_LIMIT_MS = 40_000
-"""Virtual time in which a simulation with a defect must become well: most sound ones need a tenth of it."""
+"""Virtual time in which a simulation with a defect must become healthy: most sound ones need a tenth of it."""
 
 
 def caught(defect: Defect) -> str:

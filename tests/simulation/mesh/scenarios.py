@@ -66,8 +66,8 @@ def crosses_once(name: str, seed: int) -> MeshSimulation:
 
 
 def locks(name: str, seed: int) -> MeshSimulation:
-    """`converges` with clients that write by the tag of what they have read: such a write replaces exactly the object
-    that was read."""
+    """`converges` with clients that write by the tag of the object that they read: such a write replaces exactly that
+    object."""
     simulation = MeshSimulation(seed, TOPOLOGIES[name], faults=seed % 2 == 0, locking=True)
     simulation.run(STEPS)
     simulation.drain()
