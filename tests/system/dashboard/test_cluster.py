@@ -144,7 +144,7 @@ def test_a_plan_that_is_old_by_now_is_refused(pair: Clusters, tab: BrowserPage, 
 
 
 def test_a_change_whose_answer_is_lost_is_not_called_done(pair: Clusters, tab: BrowserPage) -> None:
-    """When the connection breaks during a change, the page says that it does not know whether it was made."""
+    """When the connection breaks during a change, the page shows that it is unknown whether the change was made."""
     tab.allow("ERR_FAILED|ERR_CONNECTION")
     tab.ask(button(tab.region("Moves"), "Spread evenly"))
     tab.close_dialog()

@@ -475,8 +475,8 @@ def test_workers_and_rates_are_set_and_are_those_of_the_files_again(pair: Cluste
 
 
 def forge(pair: Clusters, keys: list[str], ahead: int) -> None:
-    """Write keys in west whose clocks name writes of east that it has not made yet: so many entries ahead in the log of
-    each partition. East refuses them for good."""
+    """Write keys in west whose clocks name writes of east that it has not made yet: that many entries ahead in the log
+    of each partition. East refuses them for good."""
     east = bytes.fromhex(pair.admin("east-1", "/admin/cluster")["cluster_uuid"])
     ours = [
         (actor_of(east, each["partition"]), pack_counter(each["epoch"], each["hw"] + ahead), 1)

@@ -2,7 +2,7 @@
 
 After each act: the cluster recovers by itself within a bound, each key reads the same at every node, the history of
 each key is linearizable with those reads in it, a fault explains every error that a client got, and only processes with
-a fault have ended. After the last act every key of every act is read again, and the copies of all nodes are compared.
+a fault have ended. After the last act every key of every act is read again, and the replicas of all nodes are compared.
 """
 
 from __future__ import annotations

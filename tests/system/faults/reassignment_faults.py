@@ -1,5 +1,5 @@
 """Faults while replicas move: the replication factor changes, nodes come and are drained, and meanwhile nodes are
-killed, stopped and paused, the one whose controller decides among them.
+killed, stopped and paused, including the one with the active controller.
 
 Each act ends with the replicas that it began with. Collected by `tests.system.faults.nemeses`.
 """

@@ -55,8 +55,9 @@ def write_until_trimmed(cluster: FaultCluster) -> None:
 
 @pytest.mark.timeout(200)
 def test_killed_and_paused_nodes_lose_nothing(tmp_path: Path) -> None:
-    """kill -9 of a node; a node that is paused beyond its session; kill -9 of all at once: linearizable, nothing
-    acknowledged is lost, no operator is needed, and the copies end equal. A quick run does the last alone."""
+    """After kill -9 of a node, a pause of a node beyond its session, and kill -9 of all at once, histories are
+    linearizable, no acknowledged write is lost, no operator is needed, and the replicas end equal. A quick run does the
+    last alone."""
     played(tmp_path, ["kill", "pause", "kill-all"] if WHOLE else ["kill-all"], seed=1)
 
 
