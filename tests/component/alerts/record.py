@@ -1,6 +1,6 @@
 """Record the metrics of clusters with faults, for the tests of the alert rules.
 
-python -m tests.component.alerts.record [CASE ...]
+    python -m tests.component.alerts.record [CASE ...]
 
 Each case starts real nodes in this process, with real listeners and a metastore in memory. It scrapes `/metrics` of all
 of them once a second, makes a fault, and scrapes on. `records/CASE.json` keeps the series that the rules use. Record a
@@ -350,7 +350,7 @@ def stalled_logs(nodes: Iterable[RecordedNode]) -> Iterator[None]:
 
 
 async def healthy(at: Recording) -> None:
-    """No fault: three nodes and one that fetches from them, under load, with full-sync."""
+    """None: three nodes and one that fetches from them, under load, with full-sync."""
     west = await at.cluster("west", 1, replicated(1, 1))
     east = await at.cluster("east", 3, replicated(3, 2), SOURCE, fullsync_with(west.url))
     await west.stop("n1")
@@ -400,7 +400,7 @@ async def partition_offline(at: Recording) -> None:
 
 
 async def unclean_election(at: Recording) -> None:
-    """The node whose replicas were in sync last is lost; an operator forces the other node's replica to lead."""
+    """The node whose replicas were in sync last is lost; an operator forces the other one's to lead."""
     east = await with_spare_node(at)
     await at.healthy()
     await east.stop("n2")
@@ -566,7 +566,7 @@ async def gaps_open(at: Recording) -> None:
 
 
 async def ledger_off(at: Recording) -> None:
-    """Three changes are removed from a queue's counters."""
+    """Three changes are taken out of a queue's books."""
     east, _ = await at.pair()
     await at.healthy()
     east.nodes["n1"].services.queues._queues[QUEUE].machine.past_ledger.unbalanced += 3
@@ -583,7 +583,7 @@ async def bucket_type_missing(at: Recording) -> None:
 
 
 async def dead_letters(at: Recording) -> None:
-    """An object is larger than west's limit."""
+    """An object is larger than what west takes."""
     east, _ = await at.pair(west='[limits]\nobject_size = "1KB"\n')
     await at.healthy()
     assert await east.put("n1", "large", b"v" * 2_000_000) == 204
@@ -625,7 +625,7 @@ async def certified(at: Recording, days: float) -> None:
 
 
 async def certificate_valid(at: Recording) -> None:
-    """No fault: a certificate is valid for a year."""
+    """None: a certificate is valid for a year."""
     await certified(at, 365)
 
 

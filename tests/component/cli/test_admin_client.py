@@ -153,7 +153,7 @@ def test_a_suspended_queue_shows_who_when_and_why(
 def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The list includes every node: silent nodes and gone nodes have rows that say so."""
+    """The list includes every node: silent and gone nodes have rows of their own."""
     nodes = [
         {"node": "e1", "queues": [QUEUE], "gone": False},
         {"node": "e2", "queues": None, "gone": False},

@@ -80,7 +80,7 @@ def test_the_root_help_has_sections_and_a_line_for_each_noun(capsys: pytest.Capt
 
 
 def test_version_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints what --version does, and Python, packages and extras; as JSON for programs."""
+    """The command prints the output of --version, and Python, packages and extras; as JSON for programs."""
     assert cli.main(["version"]) == Exit.OK
     assert capsys.readouterr().out.startswith(f"isthmus: {program_version()}\npython: 3.")
     assert cli.main(["version", "-o", "json"]) == Exit.OK

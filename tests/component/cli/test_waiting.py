@@ -275,7 +275,7 @@ def test_nodes_that_are_down_are_restarted_first(
 def test_a_node_that_has_restarted_is_not_called_one_to_restart(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """When the cluster is not in sync after a restart, the error does not say that the node will be restarted again."""
+    """When the cluster is not in sync after a restart, the error does not announce another restart of the node."""
     log = restarts(east, tmp_path)
     answer = east.on_headers
 

@@ -90,7 +90,7 @@ def test_both_descriptions_are_where_the_page_says(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_batches_in_json_work(tmp_path: Path) -> None:
-    """The body that curl sends gets the statuses shown below it, and the Python program prints what was written."""
+    """The body that curl sends gets the statuses shown below it, and the Python program prints the written values."""
     sent, shown = re.findall(r"^curl -s (http\S+) .*? -d '(.*?)'\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)[0][1:]
     program = re.findall(r"```python\n(import requests.*?)```", PAGE, re.DOTALL)[0]
     with running_node(tmp_path) as node:

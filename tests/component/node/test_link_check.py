@@ -42,7 +42,7 @@ def of(about: Mapping[str, Any] = ABOUT, **more: Any) -> LinkCheckResult:
 
 
 def test_a_link_that_would_work_is_ok_in_every_line() -> None:
-    """Nothing is reported as wrong on a working link, and each line shows what was found."""
+    """A working link has no line with a fault, and each line shows its finding."""
     rows = judged(URL, "q", "east", of(), HERE)
     assert {row["state"] for row in rows} == {"ok"}
     assert [row["what"] for row in rows] == [

@@ -148,7 +148,7 @@ def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Pa
 
 
 def test_a_dry_run_counts_the_changes_that_would_be_left_out(tmp_path: Path) -> None:
-    """A dry run of clear, delist, release, suspend and set counts what waits and changes nothing; a filter that names
+    """A dry run of clear, delist, release, suspend and set counts the backlog and changes nothing; a filter that names
     an unknown bucket type is accepted with a note."""
     with running_node(tmp_path, QUEUES) as node:
 

@@ -247,7 +247,7 @@ async def test_a_write_is_one_trace_through_both_clusters(
 
 async def test_chance_samples_where_no_client_decides(tmp_path: Path, collector: Collector) -> None:
     """With a sampling rate of a million per million: each write of any kind begins a trace of its own; `from_clients =
-    false` ignores what clients send."""
+    false` ignores the clients' headers."""
     own = traces(collector.url, "sample_per_million = 1000000\nfrom_clients = false\n")
     async with cluster(tmp_path, "east", 1, own) as (node,):
         header = f"traceparent: {SAMPLED[:-1]}0"
