@@ -1,4 +1,4 @@
-"""What holds for all tests: nothing is left running, nothing is left out silently.
+"""Rules for all tests: a test leaves nothing running, and no test is skipped silently.
 
 Markers are explained in pyproject.toml. Fixtures that several folders share are in tests/support; a folder's conftest
 imports those that it uses.
@@ -29,7 +29,7 @@ import pytest
 from tests.support.samples import share
 
 GRACE_S: Final = 5.0
-"""How long threads and children may take to end after a test that told them to; a guess for a loaded machine."""
+"""How long threads and children may take to end after a test that asked them to; a guess for a loaded machine."""
 
 os.environ["ISTHMUS_CONTEXTS"] = os.devnull + "/none"
 """Commands under test use no context of the person who runs the tests."""
@@ -40,7 +40,7 @@ hypothesis.settings.register_profile(
     deadline=None,
     derandomize="CI" in os.environ,
     print_blob=True,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # how long a busy machine takes says nothing of the test
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a busy machine's delay is not a property of the test
 )
 hypothesis.settings.load_profile("isthmus")
 
@@ -62,9 +62,11 @@ TOGETHER: Final = re.compile(
     r"|tests/project/test_(conventions|docs_site|packaging|client_distribution|client_page)\.py"
     r"|tests/system/dashboard/"
 )
-"""Tests of a file that stay in one process: some count what others went through, others share what is slow to make.
+"""Tests of a file that stay in one process: some check totals of the others, others share fixtures that are slow to
+make.
 
-xdist's own marker for that, xdist_group, has no effect with pytest 9.2, which keeps node ids elsewhere."""
+xdist's own marker for that, xdist_group, has no effect with pytest 9.2, which keeps node ids elsewhere.
+"""
 
 KINDS: Final = ("system", "spark", "component", "contract", "unit", "project", "simulation")
 """Folders of tests in the order of a run: from those that wait longest for processes, over short ones, to those that
@@ -111,9 +113,9 @@ def _described(one: threading.Thread | int) -> str:
 
 
 class SharedFixtures:
-    """A plugin that notes what fixtures of a module or session start, however late they are asked for.
+    """A plugin that records what module and session fixtures start, however late they are requested.
 
-    An object of its own: for fixtures of the session pytest asks no hook of a conftest in a folder below.
+    It is a separate object, since pytest calls no hook of a conftest in a subfolder for session fixtures.
     """
 
     @pytest.hookimpl(wrapper=True)
@@ -128,16 +130,16 @@ class SharedFixtures:
 
 
 class TimeoutsOfWorkers:
-    """A plugin for the workers of `-n`: what a test that takes too long is at is seen.
+    """A plugin for the workers of `-n`: shows where a test that takes too long is stuck.
 
-    pytest-timeout would write it to the worker's stdout, which is /dev/null, and end the process without a word. A test
-    has the longer, the more workers share a core.
+    pytest-timeout would write it to the worker's stdout, which is /dev/null, and end the process without a message. The
+    more workers share a core, the more time a test has.
     """
 
     def __init__(self, workers: int) -> None:
         self._stderr: Final = os.fdopen(os.dup(2), "w")  # the run's own; tests have their output captured
         self._longer: Final = max(1.0, workers / (os.cpu_count() or 1))
-        self._clock: Final = time.monotonic  # tests may put another one in its place
+        self._clock: Final = time.monotonic  # tests may replace it
         self._sleep: Final = time.sleep
         self._running: tuple[str, float, float] | None = None
         """The test that runs, how long it may take, and when that time is over."""
@@ -156,7 +158,7 @@ class TimeoutsOfWorkers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_timeout_set_timer(self, item: Any, settings: Any) -> bool:
-        """In place of pytest-timeout's own thread."""
+        """Replaces pytest-timeout's own thread."""
         timeout_s = settings.timeout * self._longer
         self._running = item.nodeid, timeout_s, self._clock() + timeout_s
         return True
@@ -169,7 +171,7 @@ class TimeoutsOfWorkers:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Once, before anything is collected."""
+    """Runs once, before anything is collected."""
     config.pluginmanager.register(SharedFixtures())
     given: dict[str, Any] | None = getattr(config, "workerinput", None)
     if given is not None:
@@ -190,7 +192,7 @@ def nothing_left_running() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test in an event loop of its own: in virtual time if its nearest marker says so."""
+    """Run an async test in an event loop of its own: in virtual time if its nearest marker asks for it."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     loop_factory = None
@@ -233,7 +235,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests that need what this machine lacks, with the reason. Workers have them in the order of KINDS."""
+    """Skip tests whose requirements this machine lacks, with the reason. Workers run the tests in the order of
+    KINDS."""
     if hasattr(config, "workerinput"):
         places = {kind: place for place, kind in enumerate(KINDS)}
         items.sort(key=lambda item: places.get(item.nodeid.removeprefix("tests/").partition("/")[0], 0))
@@ -264,7 +267,7 @@ def _strace_works() -> bool:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Counts what `-m` left out."""
+    """Counts the tests that `-m` left out."""
     for item in items:
         for marker in ("slow", "root", "strace", "promtool", "browser"):
             if item.get_closest_marker(marker):
@@ -276,7 +279,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
     """With `--dist loadscope`: spread tests one by one, except those that stay together or measure time.
 
     Every third worker begins with tests that compute, the others with those that wait for processes: together they fill
-    the cores. They meet at the short ones, and so end at the same time.
+    the cores. Both reach the short ones last, and so end at the same time.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -297,13 +300,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Takes over what a worker has counted; one that crashed has sent nothing."""
+    """Adds a worker's counts; a crashed worker has sent none."""
     counted = getattr(node, "workeroutput", {}).get("left_out", {})
     _left_out.update(Counter(counted) - _left_out)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """With ISTHMUS_NO_SKIPS a skipped test fails the run: there it would mean a machine that lacks something."""
+    """With ISTHMUS_NO_SKIPS a skipped test fails the run: there a skip would mean that the machine lacks something."""
     sent: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if sent is not None:  # of a worker: the process that reports decides
         sent["left_out"] = dict(_left_out)
@@ -314,7 +317,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Says how many tests were left out, and how to run them."""
+    """Prints how many tests were left out, and how to run them."""
     if _left_out:
         counts = ", ".join(f"{count} {marker}" for marker, count in sorted(_left_out.items()))
         terminalreporter.write_line(f"left out by marker: {counts} (`make test-all` runs them)")

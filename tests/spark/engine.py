@@ -1,7 +1,7 @@
 """Engines for tests: Spark programs in processes of their own, `spark-submit`, and a standalone master with workers.
 
-All on loopback with small heaps. `BARE` is an interpreter as workers of a cluster have it: the packages are there,
-Isthmus is not, so what a worker imports of it came with `--py-files`.
+All on loopback with small heaps. `BARE` is an interpreter like that of a cluster's workers: it has the packages but not
+Isthmus, so a worker can import Isthmus only from `--py-files`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CONF: Final = {
 
 
 def environment(**more: str) -> dict[str, str]:
-    """For Spark's scripts: this interpreter, this Spark, loopback."""
+    """The environment for Spark's scripts: this interpreter, this Spark, loopback."""
     env = {
         **os.environ,
         "SPARK_HOME": str(SPARK_HOME),
@@ -61,7 +61,7 @@ def bare(directory: Path) -> Path:
     site = sysconfig.get_path("purelib")
     path.write_text(
         f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{site}" exec "{sys.executable}" -S "$@"\n', encoding="utf-8"
-    )  # -S: no .pth files, so what is installed by reference to its folder is not there
+    )  # -S: no .pth files, so packages installed in editable mode are absent
     path.chmod(0o755)
     return path
 
@@ -89,7 +89,7 @@ def submitted(master: str, arguments: Sequence[str], cwd: Path, **env: str) -> s
 
 
 def ended(process: subprocess.Popen[str], timeout_s: float = 600) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of what was submitted; it is killed when it takes too long."""
+    """(exit code, stdout, stderr) of a submitted application; kill it when it takes too long."""
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
@@ -169,7 +169,7 @@ def _parent(pid: int) -> int:
 
 @contextmanager
 def standalone(directory: Path, python: Path | None = None) -> Iterator[StandaloneSpark]:
-    """One that is ended."""
+    """A standalone cluster, stopped at the end."""
     made = StandaloneSpark(directory, python)
     try:
         yield made
@@ -178,7 +178,7 @@ def standalone(directory: Path, python: Path | None = None) -> Iterator[Standalo
 
 
 def program(path: Path, text: str, *arguments: str, timeout_s: float = 600, **env: str) -> Any:
-    """What a Spark program, run by this interpreter, prints last, as JSON."""
+    """Run a Spark program with this interpreter; returns the last line that it prints, decoded from JSON."""
     path.write_text(text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, str(path), *arguments],

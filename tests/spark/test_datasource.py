@@ -1,8 +1,8 @@
-"""`format("isthmus")` on a real engine against real nodes: what is read, written and streamed is what the cluster has.
+"""`format("isthmus")` on a real engine against real nodes: tables and streams have the cluster's data.
 
 One session for all tests that need none of their own. Spark gives a stream's Python worker ten seconds to come up,
-which no setting changes; on a machine that is busy with others that is too little at times, and a query is started
-again, as its user would: its checkpoint loses nothing.
+which no setting changes; on a busy machine that is too little at times, and a query is restarted, as a user would: its
+checkpoint loses nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_200)]
 
 COUNT: Final = 5_000
 STARTS: Final = 5
-"""How often a query is started before a worker that does not come up is taken for a fault."""
+"""Attempts to start a query before a worker that does not start counts as a fault."""
 
 TOPOLOGY: Final = """\
 [clusters.a.replication]
@@ -79,7 +79,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """One session for all."""
+    """One session for all tests."""
     made = session("tests", "local[2]")
     yield made
     made.stop()
@@ -117,8 +117,8 @@ def test_rows_read_match_the_cluster(spark: Any, live: LiveCluster, tmp_path: Pa
 def test_a_table_that_was_filtered_is_whole_in_later_actions(
     spark: Any, live: LiveCluster, pushdown: str, tmp_path: Path
 ) -> None:
-    """Whatever was done with a table before, and whether the session has Spark's filter push-down switched on: counts,
-    filters, unions and joins of a table with itself, caches and views have the rows of their own question."""
+    """Filters of earlier actions on a table do not affect later ones, with Spark's filter push-down on and off: counts,
+    filters, unions, self-joins, caches and views have the rows of their own query."""
     first, second = f"one-{pushdown}", f"two-{pushdown}"
     live.put(first.encode(), range(60))
     live.put(second.encode(), range(20))
@@ -156,7 +156,7 @@ def test_a_table_that_was_filtered_is_whole_in_later_actions(
 
 
 def completes(table: Any, directory: Path, name: str) -> bool:
-    """Whether a query came to its end, into a table of its own; not when Spark lost patience with its own worker."""
+    """Whether a query finished, into a table of its own; False when Spark timed out on its own worker."""
     query = (
         table.writeStream.format("parquet").option("path", str(directory / name))
         .option("checkpointLocation", str(directory / f"checkpoint-{name}")).trigger(availableNow=True).start()
@@ -193,7 +193,7 @@ def test_streams_of_one_table_do_not_share_their_filters(
 
 
 def test_a_query_reports_how_far_it_is_behind(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
-    """In its progress, batch by batch: less from one to the next, and nothing at the end."""
+    """The query's progress has its lag, batch by batch: less from one to the next, and zero at the end."""
     changes = spark.readStream.format("isthmus").options(urls=live.urls, rows_per_batch=str(COUNT // 2)).load()
     queries: list[Any] = []
 
@@ -223,7 +223,7 @@ def test_a_query_reports_how_far_it_is_behind(spark: Any, live: LiveCluster, tmp
 
 
 def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
-    """Of two actions on one table each has its own, and a table joined with itself is in it twice."""
+    """Two actions on one table have a manifest each, and a self-join lists the table twice."""
     keys = spark.read.format("isthmus").options(urls=live.urls, bucket="w", manifest=str(tmp_path)).load()
     keys.count()
     before = read_manifest(tmp_path)[0]
@@ -239,8 +239,8 @@ def test_a_manifest_is_of_one_action(spark: Any, live: LiveCluster, tmp_path: Pa
 
 def test_tables_in_the_catalog_keep_their_options(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
     """A table that CREATE TABLE makes with options is read and written by SQL and by DataFrames that give none; its
-    rows replace those of their keys if it says so. What could not be used is refused and leaves nothing; a table made
-    with columns, or by saveAsTable, takes its options where it is used; a temporary view keeps them."""
+    rows replace those of their keys if its options ask for it. An unusable CREATE TABLE is refused and leaves no table;
+    a table made with columns, or by saveAsTable, takes its options where it is used; a temporary view keeps them."""
     before = {table.name for table in spark.catalog.listTables()}
     for statement, words in (
         ("CREATE TABLE refused USING isthmus", "option urls is missing"),
@@ -283,7 +283,7 @@ def test_tables_in_the_catalog_keep_their_options(spark: Any, live: LiveCluster,
 
 
 def test_written_rows_keep_their_clocks_or_get_new_ones(spark: Any, live: LiveCluster, tmp_path: Path) -> None:
-    """A push of what was read changes nothing, not even clocks; a table of values becomes new objects."""
+    """Pushing rows that were read changes nothing, not even clocks; a table of values becomes new objects."""
     read = spark.read.format("isthmus").options(urls=live.urls, bucket="w")
     read.options(view="objects", columns="bucket,key,object,clock").load().write.parquet(str(tmp_path / "x"))
     saved = spark.read.parquet(str(tmp_path / "x"))
@@ -333,8 +333,8 @@ def to_its_end(live: LiveCluster, lake: Path) -> None:
 def test_a_stream_goes_on_from_its_checkpoint_after_its_driver_was_killed(
     spark: Any, live: LiveCluster, tmp_path: Path
 ) -> None:
-    """Killed with SIGKILL between two batches, a query that is started anew comes to its end with every key once; what
-    is written later comes with the next run, and nothing else again."""
+    """A query whose driver is killed with SIGKILL between two batches is restarted and finishes with every key once;
+    the next run reads only what was written since."""
     live.put(b"s", range(2_000))
     lake = tmp_path / "lake"
     commits = lake / "checkpoint" / "commits"
@@ -360,8 +360,8 @@ def test_a_stream_goes_on_from_its_checkpoint_after_its_driver_was_killed(
 
 
 def test_a_read_is_whole_though_a_node_dies(spark: Any, live: LiveCluster) -> None:
-    """Every partition has another copy: with one of two nodes killed a read that has begun, and one that begins, have
-    every key once."""
+    """Every partition has another replica: with one of two nodes killed a running read, and a new one, have every key
+    once."""
     slow = spark.read.format("isthmus").options(urls=live.urls, bucket="w", rows_per_second="1500", columns="key")
     counted: list[int] = []
     thread = threading.Thread(target=lambda: counted.append(slow.load().distinct().count()))

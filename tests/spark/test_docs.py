@@ -49,7 +49,7 @@ queue = "to-west"
 
 
 def test_the_tables_name_every_option_column_and_verdict() -> None:
-    """What the data source and a run know stands in the page, and no option there is unknown."""
+    """The page lists every option, column and verdict of the data source and of runs, and no unknown option."""
     for name in (*_PARSERS, *KEY_COLUMNS, *ENTRY_COLUMNS, *OBJECT_COLUMNS, *VerdictKind):
         if name != "path":
             assert f"`{name}`" in PAGE, name
@@ -80,7 +80,7 @@ def spark() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(1_500)
 def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: dict[str, Any], tmp_path: Path) -> None:
-    """Cell after cell in one session, command after command in one directory; what they leave behind is looked at."""
+    """Run each cell in one session and each command in one directory, then check their results."""
     node = {one["name"]: one for cluster in clusters.values() for one in cluster["nodes"]}
     ClusterPair.put(node["east1"]["http"], {b"u%d" % n: made("user", a=1 + n % 2) for n in range(200)}, b"users")
     (tmp_path / "dist").symlink_to(REPOSITORY / "dist")
@@ -128,7 +128,7 @@ def test_the_documented_lines_have_the_documented_effect(spark: Any, clusters: d
 
 
 def shell(text: str, directory: Path) -> str:
-    """What the lines print; two clusters that differ, and a target that is not empty, are no fault of the lines."""
+    """The standard output of the lines. Differing clusters and a target that is not empty are accepted outcomes."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", text], cwd=directory, env=environment(PATH=path, PYTHONPATH=""), capture_output=True, text=True,

@@ -1,6 +1,7 @@
-"""`spark-submit` and a standalone master with two workers: the same findings as anywhere, whoever is killed meanwhile.
+"""`spark-submit` and a standalone master with two workers: the same findings as anywhere, whichever process is killed
+meanwhile.
 
-The workers' interpreter has no Isthmus: what they run came with --py-files.
+The workers' interpreter has no Isthmus: all the code that they run comes from --py-files.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterPair]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where packages and engines are."""
+    """A directory for packages and engines."""
     return tmp_path_factory.mktemp("place")
 
 
@@ -99,8 +100,8 @@ def runs(pair: ClusterPair, engine: StandaloneSpark, place: Path, tmp_path: Path
 
 
 def test_an_executor_that_is_killed_changes_nothing(runs: SubmittedRuns) -> None:
-    """Workers that have nothing but the zip do the run; one is killed amid it, and findings, totals and exit code are
-    those of a run that nobody disturbed."""
+    """Workers have only the zip. One is killed during the run; findings, totals and exit code equal those of an
+    undisturbed run."""
     process = runs.begun("killed", "--full", "--rate-limit", "4000")
     work = RunDirectory(str(runs.output), "killed").path / "work"
     try:
@@ -114,7 +115,7 @@ def test_an_executor_that_is_killed_changes_nothing(runs: SubmittedRuns) -> None
 
 
 def test_a_driver_that_is_killed_goes_on_under_its_run_id(runs: SubmittedRuns) -> None:
-    """Killed after a wave, the same id does the others alone: what is done stays as it is, and the sum is whole."""
+    """A driver is killed after a wave; the same run id does the remaining work only, and the total is complete."""
     directory = RunDirectory(str(runs.output), "resumed")
     runs.application.write_text(SMALL_CHUNKS, encoding="utf-8")
     process = runs.begun("resumed", "--full", "--rate-limit", "3000")
@@ -133,7 +134,8 @@ def test_a_driver_that_is_killed_goes_on_under_its_run_id(runs: SubmittedRuns) -
 
 
 def test_the_wheel_is_enough_for_driver_and_workers(pair: ClusterPair, place: Path, tmp_path: Path) -> None:
-    """With what `make wheel` builds no interpreter has Isthmus installed; the application is in the archive, too."""
+    """With the wheel of `make wheel` no interpreter needs an installed Isthmus; the archive contains the application,
+    too."""
     subprocess.run(["make", "-s", "wheel"], cwd=REPOSITORY, check=True, capture_output=True, timeout=300)
     python = bare(place)
     application = tmp_path / "reconcile.py"

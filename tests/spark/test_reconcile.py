@@ -1,4 +1,5 @@
-"""Two real one-node clusters, real Spark: what a run says is the truth that the test keeps; nothing unread is equal."""
+"""Two real one-node clusters, real Spark: a run's findings equal the differences that the test planted, and nothing
+unread is reported equal."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ from tests.support.reconcile_pairs import (
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """One session for all."""
+    """One session for all tests."""
     made_session = session("tests", "local[2]")
     yield made_session
     made_session.stop()
@@ -65,8 +66,8 @@ def options(output: Path, run_id: str, **more: Any) -> ReconcileOptions:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_findings_are_the_truth_by_trees_and_by_reading_all(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
-    """Every difference has its verdict, by trees and with `full`; what the filter leaves out is filtered, a deleted key
-    against none a match; and the counts close."""
+    """Every difference has its verdict, by trees and with `full`; keys that the filter leaves out are `filtered`, a
+    deleted key against an absent one is a match, and the counts add up."""
     truth = TRUTH | {b"k": ("filtered", "missing", "sink")}
     by_trees = run(spark, pair.left, pair.right, options(tmp_path, "trees", filter="any, !bucketname:private"))
     assert by_trees["mode"] == "trees"
@@ -184,7 +185,7 @@ def test_a_part_that_cannot_be_read_is_named_and_read_by_the_next_go(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_slow_node_makes_a_slow_run_and_no_other_findings(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
-    """With half a second before each answer the findings are the truth."""
+    """With a delay of half a second before each answer the findings are still the planted differences."""
 
     def slow(_path: str, _body: bytes) -> None:
         time.sleep(0.5)
@@ -197,7 +198,7 @@ def test_a_slow_node_makes_a_slow_run_and_no_other_findings(spark: Any, pair: Cl
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_repair_makes_good_what_one_side_can_send(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
-    """A plan names what it will do; applied, the keys arrive, and applied twice nothing more is queued."""
+    """A plan lists its repairs; after `apply` the keys arrive, and a second `apply` queues nothing more."""
     run(spark, pair.left, pair.right, options(tmp_path, "before"))
     directory = RunDirectory(str(tmp_path), "before")
     made_plan = plan(directory, "to-right", LEFT_TO_RIGHT)
@@ -228,8 +229,8 @@ def test_a_repair_makes_good_what_one_side_can_send(spark: Any, pair: ClusterPai
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_jobs_count_copy_and_prove(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
-    """Spark's trees are the nodes', counts are those of what was written, an export has all and is imported with its
-    clocks; what has the same clock and other content there is refused by name."""
+    """Spark's trees equal the nodes', counts equal the written keys, and an export is complete and is imported with its
+    clocks; a key with the same clock but other content in the target is refused by name."""
     assert batch_jobs.trees(spark, pair.left, "default") == []
     [row] = batch_jobs.stats(spark, pair.left, "default", "b").collect()
     assert (row["objects"], row["tombstones"], row["damaged"], row["age_older"]) == (2_005, 1, 0, 2_005)
@@ -249,8 +250,8 @@ def test_jobs_count_copy_and_prove(spark: Any, pair: ClusterPair, tmp_path: Path
 def test_an_export_to_a_store_goes_on_where_it_was_broken_off(
     spark: Any, pair: ClusterPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a path that is a URL of Hadoop's: slices that are done stay as they are, an unfinished export is not imported,
-    a finished one is not made again, and what is no export, or of an unknown kind of store, is refused."""
+    """With a path that is a Hadoop URL: finished slices stay as they are, an unfinished export is not imported, a
+    finished one is not made again, and a directory that is not an export, or an unknown kind of store, is refused."""
     monkeypatch.setattr(export, "SLICE_ROWS", 500)
     url = f"file://{tmp_path}/store/copy"
     lines: list[str] = []
@@ -304,8 +305,8 @@ def test_names_that_are_no_text_are_compared_and_repaired(spark: Any, pair: Clus
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_full_sync_counts_the_same_differences(spark: Any, pair: ClusterPair, tmp_path: Path) -> None:
-    """On the same state the daemons and Spark count the same differences of the same kinds, before full-sync repairs
-    what it can and after."""
+    """On the same state the daemons and Spark count the same differences of the same kinds, before full-sync's repairs
+    and after them."""
     for url, objects in zip((pair.left, pair.right), differing_objects(BUCKET), strict=True):
         pair.put(url, objects, b"daemons")
     admin = AdminClient(pair.admin)

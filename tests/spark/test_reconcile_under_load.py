@@ -1,6 +1,6 @@
-"""Runs while everything moves (fault matrix row 30): ten times the writes, leaders that change, logs that are trimmed,
-nodes that are killed, damaged rows. What is called lost is lost, and what could not be read is not called equal.
-"""
+"""Runs during writes and faults (fault matrix row 30): ten times the writes, leaders that change, logs that are
+trimmed, nodes that are killed, damaged rows. A key reported lost is lost, and a key that could not be read is not
+reported equal."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class LoadedClusters:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """One session for all."""
+    """One session for all tests."""
     made_session = session("tests", "local[2]")
     yield made_session
     made_session.stop()
@@ -130,7 +130,8 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedClusters]:
-    """Equal keys, and one of every difference, which the queue does not send: they are said to come from the right."""
+    """Equal keys, and one of every difference, which the queue does not send: their dots name the right cluster as
+    their origin."""
     directory = tmp_path_factory.mktemp("harm")
     with LocalClusters(parse_topology(TOPOLOGY, directory / "t.toml"), directory / "d", owned=True) as clusters:
         found = LoadedClusters(directory / "d", clusters.up(180))
@@ -143,13 +144,13 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedCluster
 
 
 def options(output: Path, run_id: str, **more: Any) -> ReconcileOptions:
-    """Of a cluster that is written to: what was written arrives within some seconds."""
+    """Options for a cluster under writes: written objects arrive within seconds."""
     return ReconcileOptions(str(output), run_id, settle_s=10, give_up_after_s=60)._replace(**more)
 
 
 def i_spark_nofalse(output: Path, run_id: str, truth: dict[bytes, tuple[str, str, str]]) -> None:
-    """I-SPARK-NOFALSE: what is `diverged` is what the test knows to differ for good; all else that differed was
-    on its way."""
+    """I-SPARK-NOFALSE: the `diverged` keys are those that the test made differ for good; all other differences were
+    still being replicated."""
     found = findings_by_key(output, run_id)
     lost = {key: words for key, words in found.items() if words[0] == "diverged"}
     assert lost == truth
@@ -172,8 +173,8 @@ def during(act: Callable[[], None], after_s: float) -> threading.Thread:
 def test_i_spark_nofalse_while_the_left_cluster_is_written_to(
     spark: Any, clusters: LoadedClusters, tmp_path: Path, full: bool
 ) -> None:
-    """Under live writes the findings are the truth, by trees and by reading all; counts close, and each piece is as of
-    one offset."""
+    """Under live writes the findings equal the planted differences, by trees and by reading all; counts add up, and
+    each piece is as of one offset."""
     with clusters.written(10):
         time.sleep(1)
         ended = run(spark, clusters.left, clusters.right, options(tmp_path, "live", full=full))
@@ -188,9 +189,9 @@ def test_i_spark_nofalse_while_the_left_cluster_is_written_to(
 def test_i_spark_nofalse_while_a_leader_is_killed_logs_are_trimmed_and_writes_are_ten_times_as_many(
     spark: Any, clusters: LoadedClusters, tmp_path: Path
 ) -> None:
-    """Fault matrix row 30: a leader dies amid the first look and comes back, another amid the settling; the log is much
-    shorter than what is written. The run is whole, or says which segments are open and is whole at the second go; it
-    never calls anything lost that is not."""
+    """Fault matrix row 30: a leader dies during the first look and comes back, another during settling, and the log is
+    much shorter than the writes. The run is complete, or it lists the open segments and the second run is complete; no
+    key is reported lost that is not."""
     first = clusters.leader()
 
     def harm() -> None:
@@ -218,9 +219,9 @@ def test_i_spark_nofalse_while_a_leader_is_killed_logs_are_trimmed_and_writes_ar
 
 
 def test_damage_is_corrupt_and_ends_nothing(spark: Any, clusters: LoadedClusters, tmp_path: Path) -> None:
-    """A key row that is no more one, and whose object is damaged too, so that nothing here proves what it was (else the
-    node mends it by itself), and an object that is not the one of its row, are `corrupt` on their side, the latter
-    where bodies are read; all other keys have their verdicts."""
+    """An unreadable key row whose object is damaged, too, so that the node cannot repair it by itself, and an object
+    that does not match its row, are `corrupt` on their side, the latter where bodies are read; all other keys have
+    their verdicts."""
     places.stop_node(clusters.directory, "right-1")
     rows = clusters.directory / "right-1" / "data" / "store" / "rows"
     with_damage(rows, {b"k7": (KEY_TAG, OBJECT_TAG), b"k8": (OBJECT_TAG,)})

@@ -41,12 +41,12 @@ queue = "to-right"
 """
 
 CORRUPT = b"same-clock"
-"""No repair mends it: no clock says which side is right."""
+"""No repair can fix it: the clocks do not show which side is right."""
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """A session, which only what is not narrowed by trees needs."""
+    """A session; only tests that read whole tables, without trees, need one."""
     made_session = session("tests", "local[2]")
     yield made_session
     made_session.stop()
@@ -55,9 +55,9 @@ def spark() -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_clusters_that_are_each_behind_the_other_are_equal_after_both_repairs(spark: Any, tmp_path: Path) -> None:
-    """`behind` is of one side. A key of which each side has what the other lacks is `concurrent`; clusters of which
-    some keys are behind there and others here are told so by key. Repaired both ways everything has arrived, and what
-    both had changed has its siblings on both sides."""
+    """`behind` is about one side. A key is `concurrent` when each side has a write that the other lacks; where some
+    keys are behind on one side and some on the other, each key's finding says which. After repairs both ways everything
+    has arrived, and keys changed on both sides have all siblings on both."""
     with up(tmp_path, TOPOLOGY) as described:
         pair = ClusterPair(described)
         same = {b"k%d" % number: made("same") for number in range(500)}

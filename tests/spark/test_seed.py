@@ -45,7 +45,7 @@ queue = "to-west"
 KEYS = 4_000
 
 PATIENCE_S = 900.0
-"""For a command whose Spark runs at a low priority: beside other tests it gets a tenth of a processor."""
+"""Timeout of a command whose Spark runs at a low priority: beside other tests it gets a tenth of a processor."""
 
 
 def put(url: str, keys: list[bytes], values: list[bytes | None]) -> int:
@@ -61,7 +61,7 @@ def put(url: str, keys: list[bytes], values: list[bytes | None]) -> int:
 
 
 class Writer(threading.Thread):
-    """Writes, overwrites and deletes keys until it is told to end."""
+    """Writes, overwrites and deletes keys until it is stopped."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -78,14 +78,14 @@ class Writer(threading.Thread):
             self.written += put(self._url, [b"k%05d" % n for n in numbers], values)
 
     def end(self) -> None:
-        """No more."""
+        """Stop writing."""
         self._over.set()
         self.join()
 
 
 @pytest.fixture
 def clusters(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """East with objects and tombstones and without the queue that west asks for; west empty."""
+    """East with objects and tombstones and without the queue that west fetches from; west empty."""
     with up(tmp_path, TOPOLOGY) as described:
         east = described["clusters"]["east"]["nodes"][0]
         AdminClient(east["admin"]).post("/admin/queues/to-west/delist", {"by": "test"})
@@ -136,9 +136,9 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
 def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(
     clusters: dict[str, Any], commands: Commands, tmp_path: Path
 ) -> None:
-    """The driver is killed with SIGKILL amid the copy; meanwhile clients write and delete; the same run id does the
-    rest, hands over and finds both equal; and so does a full comparison once nobody writes. Called again it does
-    nothing, and another seed into what is not empty any more is refused before Spark is started."""
+    """The driver is killed with SIGKILL during the copy while clients write and delete. The same run id does the rest,
+    hands over and finds both clusters equal; so does a full comparison after the writes. A further call does nothing,
+    and another seed into a target that is no longer empty is refused before Spark starts."""
     east, west = (clusters[name]["nodes"][0] for name in ("east", "west"))
     directory = RunDirectory(str(tmp_path / "runs"), "fill", SEED)
     words = [

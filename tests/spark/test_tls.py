@@ -40,7 +40,7 @@ queue = "to-west"
 
 
 class SecuredClusters:
-    """Both clusters, and what opens them."""
+    """Both clusters, and the credentials for them."""
 
     def __init__(self, directory: Path, described: dict[str, Any]) -> None:
         nodes = {name: one["nodes"][0] for name, one in described["clusters"].items()}
@@ -53,7 +53,7 @@ class SecuredClusters:
         return str(self.security / f"{role}.token")
 
     def options(self, url: str, role: str, **more: str) -> dict[str, str]:
-        """Of a read or write."""
+        """The options of a read or write."""
         return {"urls": url, "token_file": self.token(role), "ca_file": self.ca, "give_up_after_s": "20", **more}
 
     def command(self, *arguments: str, role: str) -> subprocess.CompletedProcess[str]:
@@ -76,7 +76,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredClusters
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """One session for all."""
+    """One session for all tests."""
     made = session("tests", "local[2]")
     yield made
     made.stop()
@@ -86,8 +86,8 @@ def test_reading_writing_comparing_and_repairing_behind_locks(
     spark: Any, locked: SecuredClusters, tmp_path: Path
 ) -> None:
     """A table is written as new objects (`write`), read (`read` or `replicate`) and pushed with clocks (`replicate`); a
-    run compares by trees (`read` or `replicate`), a repair is queued (`operate`); whoever lacks role, token or
-    authority is told which; no token is left in what a run leaves behind."""
+    run compares by trees (`read` or `replicate`), a repair is queued (`operate`); a caller without the role, token or
+    authority gets an error that says which one it lacks; a run's files contain no token."""
     rows = spark.range(300).selectExpr(
         "'b' bucket", "cast(id as string) key", "cast(cast(id as string) as binary) value"
     )
@@ -100,7 +100,7 @@ def test_reading_writing_comparing_and_repairing_behind_locks(
         return spark.read.format("isthmus").options(**locked.options(locked.east, role, **more)).load()
 
     assert read("read").count() == 300
-    assert read("replicate").count() == 300  # who may fetch from a queue sees as much
+    assert read("replicate").count() == 300  # a role that may fetch from a queue may see as much
     with pytest.raises(PySparkException, match="no token was shown"):
         spark.read.format("isthmus").options(urls=locked.east, ca_file=locked.ca).load().count()
     with pytest.raises(PySparkException, match="authority"):

@@ -1,5 +1,4 @@
-"""An `AsyncHttpPeer` behind blocking calls, on a loop like the nodes': what is claimed of one client is claimed of
-both."""
+"""An `AsyncHttpPeer` behind blocking calls, on a loop like the nodes': the same tests run on both clients."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from isthmus.repl.http.client import OPEN, PeerCredentials
 
 
 class PeerOnLoop:
-    """As `HttpPeer`; `cut` ends the loop, too."""
+    """Like `HttpPeer`; `cut` ends the loop, too."""
 
     def __init__(self, url: str, connections: int = 1, access: PeerCredentials = OPEN) -> None:
         self._peer = AsyncHttpPeer(url, access)

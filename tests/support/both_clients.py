@@ -1,4 +1,4 @@
-"""`Client`, and `AsyncClient` behind blocking calls: what is claimed of one client is claimed of both."""
+"""`Client`, and `AsyncClient` behind blocking calls: the same tests run on both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some nodes' controllers on one metastore in memory, with replicas that promote themselves as they are told."""
+"""Some nodes' controllers on one metastore in memory, with replicas that promote themselves on nomination."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FakeNode:
         self.mute = False
         """Does not promote itself."""
         self.deaf = False
-        """Answers nobody."""
+        """A node that answers no request."""
         self.unwilling = False
         """Refuses to hand over."""
         self.handed_over: list[tuple[int, str]] = []
@@ -85,7 +85,7 @@ class FakeNode:
         )
 
     async def die(self) -> None:
-        """The process ends and its session with it; nobody is told."""
+        """The process ends and its session with it; no other node is notified."""
         self.deaf = True
         for other in self.cluster.living:
             other.controller.link_changed(self.name, False)
@@ -93,7 +93,7 @@ class FakeNode:
         await self.metastore.stop()
 
     async def request(self, node: str, method: str, body: bytes, timeout_ms: int) -> bytes:
-        """What the links do: to another node, or NotReady."""
+        """Send a request as the links do: to another node, or raise NotReady."""
         assert node != self.name, "a message to oneself never occurs"
         self.cluster.requests[self.name, node, method] += 1
         await asyncio.sleep(0)
@@ -105,7 +105,7 @@ class FakeNode:
         return await other.controller.request_handlers()[method](self.name, body)
 
     async def answer(self, node: str, body: bytes) -> bytes:
-        """What a drained leader does: it has itself taken out of the record, for the target."""
+        """Hand over as a drained leader does: have this node removed from the record, in favour of the target."""
         partition, epoch, target, _timeout_ms = msgpack.unpackb(body)
         if self.unwilling:
             raise NotReady("it will not")
@@ -124,7 +124,7 @@ class FakeNode:
         self.registrations = registrations
 
     def on_records(self, records: Mapping[int, PartitionRecord]) -> None:
-        """A reading: whoever is nominated promotes itself, once in an epoch."""
+        """Read the records: each nominee promotes itself, once per epoch."""
         for partition, record in records.items():
             who = record.candidate
             if self.mute or who is None or (who.node, who.session_id) != (self.name, self.session_id):
@@ -164,7 +164,7 @@ class Cluster:
 
     @property
     def records(self) -> Mapping[int, PartitionRecord]:
-        """As a living node read them last."""
+        """The records as a live node read them last."""
         return self.living[0].controller.records
 
     def decides(self) -> list[str]:
@@ -184,7 +184,7 @@ class Cluster:
         return Counter(record.leader.node for record in self.records.values() if record.leader is not None)
 
     async def stop(self) -> None:
-        """All of it."""
+        """Stop all nodes."""
         for node in self.living:
             await node.die()
 

@@ -1,7 +1,7 @@
 """Coordinators of several nodes, joined by links in memory, over one store that all of them read.
 
-The store stands for perfect replication: what one node applied, the next leader has. Each node's runtime is a stand-in
-that appends, applies and loses leadership when a test says so.
+The store emulates perfect replication: the next leader has all entries that any node applied. Each node's runtime is a
+stand-in that appends, applies and loses leadership on a test's command.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LIMITS = WriteLimits(object_bytes=1_000_000, sibling_count=5, entry_bytes=20_000
 
 @dataclass
 class FakeReplica:
-    """What a coordinator reads of a replica."""
+    """The attributes of a replica that a coordinator reads."""
 
     ready: bool = False
     epoch: int = 0
@@ -67,7 +67,7 @@ class FakePartition:
 
 
 class Clock:
-    """A time source that stands still."""
+    """A time source that does not advance."""
 
     def now_ms(self) -> int:
         return 1_000
@@ -77,7 +77,7 @@ class Clock:
 
 
 class FakeRuntime:
-    """What a coordinator asks of a runtime. With `hold` entries wait for `apply`; `refusal` refuses appends;
+    """The part of a runtime that a coordinator calls. With `hold` entries wait for `apply`; `refusal` refuses appends;
     `reads` holds committed reads back, `read_refusals` are raised by the next ones."""
 
     def __init__(self, node: str, store: Store) -> None:
@@ -119,7 +119,7 @@ class FakeRuntime:
         return future
 
     def apply(self, place: FakePartition) -> None:
-        """All that is pending is committed: apply it, answer, tell."""
+        """Commit everything pending: apply it, answer its callers, notify listeners."""
         if not place.pending:
             return
         entries, place.pending = place.pending, []
@@ -139,7 +139,7 @@ class FakeRuntime:
         self.listeners.leadership(partition, True, offset + 1)
 
     def step_down(self, partition: int) -> None:
-        """Cease to lead; what is pending is dropped, and unknown to who waits."""
+        """Cease to lead; pending entries are dropped, and their callers get an unknown outcome."""
         place = self.partitions[partition]
         place.replica.ready = False
         place.replica.reason = "idle: stepped down"
@@ -150,8 +150,8 @@ class FakeRuntime:
 
 
 class FakeNetwork:
-    """The links of all nodes. `down`: nodes that nobody can reach; `breaking`: connections to these break once the
-    request is there, before (`lost`) or after it was carried out."""
+    """The links of all nodes. `down`: unreachable nodes; `breaking`: connections to these nodes break after the request
+    has arrived, before (`lost`) or after it was carried out."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, dict[str, Callable[[str, bytes], Awaitable[bytes]]]] = {}
@@ -196,7 +196,7 @@ class _LinksOf:
 
 @dataclass
 class Cluster:
-    """What a test talks to: nodes by name, each with its stand-in and coordinator."""
+    """A test's entry point: nodes by name, each with its stand-in and coordinator."""
 
     store: Store
     wire: FakeNetwork
@@ -216,7 +216,7 @@ class Cluster:
         }  # fmt: skip
 
     def publish_records(self, *nodes: str) -> None:
-        """Let nodes (all when none is named) learn the records."""
+        """Publish the records to these nodes (to all when none is named)."""
         for node in nodes or self.coordinators:
             self.coordinators[node].learn_records(self.records())
 

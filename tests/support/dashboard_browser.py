@@ -41,16 +41,16 @@ PAGES: Final = sorted(
     for path in (STATIC / "pages").glob("*.js")
     if (found := re.search(r'export const page = \{\s*id: "([a-z-]+)"', path.read_text()))
 )
-"""The ids of all pages, so that what holds for every page is tested on new ones, too."""
+"""The ids of all pages: tests of every page include new ones."""
 
 WIDTHS: Final = (360, 768, 1280)
 """A telephone, a tablet, a laptop."""
 
 PATIENCE_MS: Final = 30_000
-"""How long a page may take to show what is expected: pages load again each 5 s, on a machine that has other work."""
+"""How long a page may take to show the expected state: pages reload every 5 s, and the machine may be busy."""
 
 ARGUMENTS: Final = [
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no other place is reached, whatever a page tries
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no other host is reachable, whatever a page requests
     "--disable-dev-shm-usage",
     *(["--no-sandbox"] if os.geteuid() == 0 else []),  # Chromium's sandbox does not run as root
 ]
@@ -58,7 +58,7 @@ ARGUMENTS: Final = [
 FITS: Final = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
 
 FRAMES: Final = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
-"""Until two frames are drawn: in the first one observers of sizes are told."""
+"""Resolves after two frames: observers of sizes run in the first one."""
 
 FRAMES_MS: Final = 2_000
 """How long a page may take to follow a new width."""
@@ -136,12 +136,12 @@ class BrowserPage:
         return self.page.get_by_role("region", name=name, exact=True)
 
     def fits(self) -> bool:
-        """Whether the page as a whole needs no scrolling sideways."""
+        """Whether the page needs no horizontal scrolling."""
         found: bool = self.page.evaluate(FITS)
         return found
 
     def comes_to_fit(self) -> bool:
-        """The same once charts and pictures have followed a new width, which they do in a later frame."""
+        """Like `fits`, once charts and pictures have followed a new width, which they do in a later frame."""
         self.page.evaluate(FRAMES)
         try:
             self.page.wait_for_function(FITS, timeout=FRAMES_MS)
@@ -150,7 +150,7 @@ class BrowserPage:
         return True
 
     def resize(self, width: int) -> None:
-        """Another width of the window."""
+        """Change the width of the window."""
         self.page.set_viewport_size({"width": width, "height": 800})
 
     def choose(self, name: str, value: str) -> None:
@@ -158,11 +158,12 @@ class BrowserPage:
         self.page.get_by_role("combobox", name=name, exact=True).select_option(value)
 
     def theme(self, theme: Theme) -> None:
-        """Another theme, as the reader chooses it."""
+        """Change the theme, as a reader does."""
         self.choose("Theme", theme)
 
     def violations(self) -> list[str]:
-        """What axe-core finds against readers with a screen reader, keyboard or weak sight: serious and critical."""
+        """Violations found by axe-core that affect users of screen readers or keyboards, or with low vision: serious
+        and critical."""
         found = Axe().run(self.page, options=AXE_OPTIONS).response["violations"]
         return [
             f"{each['impact']}: {each['id']}: {node['target']}: {node['failureSummary']}"
@@ -179,15 +180,16 @@ class BrowserPage:
         return self.page.get_by_role("dialog")
 
     def ask(self, button: Locator) -> str:
-        """Press the button of an act; the text of its dialog, once it knows what would happen."""
+        """Press the button of an act; returns the text of its dialog once that shows the effect."""
         button.click()
         expect(self.dialog.locator(".spinner")).to_have_count(0)
         return self.dialog.inner_text()
 
     def fill_in(self, button: Locator, values: Mapping[str, str]) -> str:
-        """Press the button of an act that has inputs, fill them in by the beginnings of their labels, and go on.
+        """Press the button of an act that has inputs, fill them in by the beginnings of their labels, and continue.
 
-        The text of the dialog that asks, or of the same one with the reason why the values are not right."""
+        Returns the text of the confirmation, or of the same dialog with the reason why the values are invalid.
+        """
         button.click()
         for label, value in values.items():
             field = self.dialog.get_by_label(re.compile(f"^{re.escape(label)}"))
@@ -223,7 +225,7 @@ class BrowserPage:
         return result
 
     def tab_to(self, wanted: Callable[[], object], most: int = 200) -> int:
-        """Press Tab until something holds of what has the focus; how often it was pressed."""
+        """Press Tab until the focused element satisfies the condition; returns how many presses it took."""
         for pressed in range(1, most + 1):
             self.page.keyboard.press("Tab")
             if wanted():
@@ -231,7 +233,7 @@ class BrowserPage:
         raise AssertionError(f"not reached by {most} presses of Tab")
 
     def focused(self) -> str:
-        """The name of what has the focus."""
+        """The name of the focused element."""
         found: str = self.page.evaluate(
             "document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent"
         )
@@ -254,7 +256,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def open_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Callable[..., BrowserPage]]:
     """Opens tabs: `open_page(admin, "cluster?type=default", width=360)`. With ISTHMUS_SCREENSHOTS, a folder, each tab
-    leaves its last sight there."""
+    saves a last screenshot there."""
     opened: list[BrowserPage] = []
 
     def open_(admin: str, where: str | None = "overview", **more: Any) -> BrowserPage:
@@ -271,7 +273,7 @@ def open_page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Call
             name = re.sub(r"\W+", "-", f"{request.node.name}-{number}")
             try:
                 (Path(folder or "") / f"{name}.png").write_bytes(tab.page.screenshot(full_page=True))
-            except Error as error:  # of a tab whose node is gone
+            except Error as error:  # of a tab whose node has stopped
                 print(f"no screenshot: {error}")
         for tab in opened:
             tab.close()

@@ -59,7 +59,7 @@ class NodeOfEnsemble(Node):
 
 
 async def eventually(holds: Callable[[], object], what: str) -> None:
-    """Wait until `holds()`; without it in PATIENCE_S, the failure has `what`."""
+    """Wait until `holds()`; after PATIENCE_S fail with `what`."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             while not holds():

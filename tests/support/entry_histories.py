@@ -1,4 +1,4 @@
-"""Entries as a leader would make them, and what a store must hold after them."""
+"""Entries as a leader would make them, and the expected contents of a store after them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_store(directory: Path, **options: object) -> LevelStore:
 
 
 class History:
-    """One partition's log: makes entries with rising offsets that know their key's previous change."""
+    """One partition's log: makes entries with rising offsets that name their key's previous change."""
 
     def __init__(self, partition: int = 3) -> None:
         self.partition = partition
@@ -106,7 +106,7 @@ class ExpectedRows:
         self.rows.pop(name, None)
 
     def write(self, steps: Iterable[PartitionStep]) -> None:
-        """As a store's `write`."""
+        """As in a store."""
         fill(self, list(steps), self._progress, rows.prefixes, self._remembered)
 
 

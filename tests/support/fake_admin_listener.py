@@ -38,7 +38,7 @@ def refused_query(method: str, target: str) -> bytes | None:
 
 
 class FakeAdminListener:
-    """An admin listener with an answer for each path; records what was posted."""
+    """An admin listener with an answer for each path; records POST requests."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, bytes]] = {}
@@ -75,7 +75,7 @@ class FakeAdminListener:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def respond(self, path: str, answer: Any, status: int = 200) -> None:
-        """Answer requests of `path` with a JSON value, or with bytes as they are."""
+        """Answer requests of `path` with a JSON value, or with unchanged bytes."""
         self.answers[path] = (status, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from isthmus.repl.store.port import Store
 
 
 class FakeReplicas(LocalReplicas):
-    """Replicas with what a test returns for them; `store` is for repairs."""
+    """Replicas that return the values a test sets; `store` is for repairs."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class FakeAccess(PeerAccess):
 
 
 class FakeForeignObjects(ForeignObjects):
-    """No other cluster."""
+    """There is no other cluster."""
 
     async def objects(self, partition: int, segment: int) -> dict[str, dict[bytes, bytes]]:
         """See ForeignObjects."""

@@ -21,7 +21,7 @@ from isthmus.repl.transport.port import Delivery
 UUID: Final = b"u" * 16
 PATIENCE_S: Final = 20.0
 DEAD_AFTER_MS: Final = 1000
-"""How long a silent connection lives; longer than a loop stands still on a machine that has other work."""
+"""How long a silent connection lives; longer than a loop may stall on a busy machine."""
 MB: Final = 1_000_000
 
 LOOPS: Final = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
@@ -62,12 +62,12 @@ def entries_of(count: int, size: int, start: int = 0, epoch: int = 1) -> tuple[E
 
 
 def forward(seq: int, entries: tuple[Entry, ...] = ()) -> AppendEntries:
-    """An AppendEntries in epoch 1, told apart by its `seq`."""
+    """An AppendEntries in epoch 1, identified by its `seq`."""
     return AppendEntries(1, seq, entries[0].offset if entries else 0, 0, 0, 0, 1, ("a", "b"), entries)
 
 
 def ack(seq: int) -> AppendAck:
-    """An AppendAck in epoch 1, told apart by its `seq`."""
+    """An AppendAck in epoch 1, identified by its `seq`."""
     return AppendAck(1, 7, seq, 0, 0, 0)
 
 
@@ -133,7 +133,7 @@ class Node:
         }
 
     def number(self, metric: str, **wanted: str) -> float:
-        """One sample."""
+        """The value of one sample."""
         found = [value for name, labels, value in self.links.metrics() if name == metric and labels == wanted]
         assert len(found) == 1, (metric, wanted)
         return found[0]
@@ -164,7 +164,7 @@ class LinkCluster:
         return a, b
 
     async def connect(self, a: Node, b: Node) -> None:
-        """Both dial each other; waits until both connections stand at both ends."""
+        """Both dial each other; waits until both connections are established at both ends."""
         a.links.set_nodes({b.name: b.address})
         b.links.set_nodes({a.name: a.address})
         await eventually(lambda: a.links.linked(b.name) and b.links.linked(a.name), "two connections")
@@ -246,12 +246,12 @@ class RawConnection:
 
 
 def framed(kind: FrameKind, body: bytes, lane: Lane = Lane.URGENT, *, more: bool = False) -> bytes:
-    """One frame's bytes."""
+    """The bytes of one frame."""
     return frame_head(kind, lane, (body,), more=more) + body
 
 
 class Proxy:
-    """Passes bytes on to a port, until it is told to swallow them or to cut."""
+    """Forwards bytes to a port until a test has it swallow them or cut the connections."""
 
     def __init__(self, port: int) -> None:
         self.swallows = False
@@ -301,7 +301,7 @@ class Proxy:
         self._writers.clear()
 
     async def stop(self) -> None:
-        """No connection is left, not one just made either: a loop that is closed over one breaks the process."""
+        """No connection is left, nor is one being made: closing a loop with one breaks the process."""
         self._stopped = True
         self._server.close()
         for task in self._tasks:

@@ -1,4 +1,4 @@
-"""What the log's tests share: entries, a log opened on a memory disk, and a history to hold recovery against."""
+"""Shared by the log's tests: entries, a log opened on a memory disk, and a history to check recovery against."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEADLINE_S = 10.0
 
 
 def entries(epoch: int, first: int, count: int, *, size: int = 20, tag: int = 0) -> list[Entry]:
-    """`count` entries from offset `first` on; their bytes tell (tag, epoch, offset)."""
+    """`count` entries from offset `first` on; their bytes encode (tag, epoch, offset)."""
     return [
         make_entry(
             EntryKind.DATA,
@@ -42,7 +42,7 @@ def entries(epoch: int, first: int, count: int, *, size: int = 20, tag: int = 0)
 
 
 def open_log(io: Any, **options: Any) -> FileLog:
-    """A small log on `io`: files of 600 bytes, batches of 400, unless told otherwise."""
+    """A small log on `io`: files of 600 bytes, batches of 400, unless given otherwise."""
     settings = {
         "cluster_uuid": CLUSTER,
         "durability": "fsync",
@@ -55,7 +55,7 @@ def open_log(io: Any, **options: Any) -> FileLog:
 
 
 class Listener:
-    """Hears what a log reports and waits for it."""
+    """Records the reports of a log and waits for them."""
 
     def __init__(self, log: Replog, on_above_limit: Callable[[], None] = lambda: None) -> None:
         self.log = log
@@ -96,7 +96,7 @@ class Listener:
 
 
 def whole_frames(disk: MemoryDisk, name: str) -> list[LogFrame]:
-    """The frames of a log file, all whole, up to its end or to unused room."""
+    """The frames of a log file, all complete, up to its end or to unused room."""
     frames: list[LogFrame] = []
     with LogFileReader(disk, LogFile(0, DIRECTORY / name, None, 0)) as reader:
         reader.file_header()
@@ -130,7 +130,7 @@ class PartitionState(NamedTuple):
 
 
 class History:
-    """All states that a log went through, one after each call, and how far it was told to be durable."""
+    """All states that a log went through, one after each call, and the highest offset reported durable."""
 
     def __init__(self) -> None:
         self.states: list[dict[int, PartitionState]] = [{}]
@@ -159,7 +159,7 @@ class History:
         self.states.append(self.now | {partition: state})
 
     def reported(self, report: Mapping[int, int]) -> None:
-        """The log said so: the first state that agrees with it, and all before, must survive."""
+        """Note a durability report of the log: the first state that agrees with it, and all before, must survive."""
         for at in range(self.durable_at, len(self.states)):
             if all(len(self.states[at].get(p, PartitionState()).wires) == end for p, end in report.items()):
                 self.durable_at = at
@@ -167,7 +167,8 @@ class History:
         raise AssertionError(f"the log reports {report}, which it never was")
 
     def recovered_as(self, log: FileLog) -> int:
-        """Which state the log was recovered as; fails when it is none that may be, or when any partition is damaged."""
+        """The index of the state that the log was recovered as; fails when no permitted state matches, or when any
+        partition is damaged."""
         for partition, found in log.recovered().items():
             assert not found.damage, f"partition {partition} is called damaged: {found.damage}"
         for at in range(len(self.states) - 1, self.durable_at - 1, -1):
@@ -193,7 +194,7 @@ class History:
         return tuple(entry.wire for entry in read) == state.wires[start:]
 
     def continued_from(self, at: int) -> None:
-        """A new process found state `at`: what came after never was."""
+        """A new process has recovered state `at`: drop all later states."""
         del self.states[at + 1 :]
         self.durable_at = at
 

@@ -1,4 +1,5 @@
-"""A process that writes a log and tells on its standard output what it was told; to be killed at any system call.
+"""A process that writes a log and prints each call and each report on its standard output; to be killed at any system
+call.
 
     log_writer_process.py DIRECTORY
 
@@ -29,7 +30,7 @@ SETTINGS = {
 
 
 def report(**what: object) -> None:
-    """One line, in one system call."""
+    """Print one line, in one system call."""
     os.write(1, json.dumps(what).encode() + b"\n")
 
 

@@ -1,7 +1,7 @@
 """Turns between tests that give this machine addresses and tests that open pages.
 
 Chromium gives up every request under way with ERR_NETWORK_CHANGED when an address of its machine comes or goes. The
-lock is for the whole machine, as addresses are: the workers of a run share it, and so do two runs at once.
+lock is for the whole machine, like addresses: the workers of a run share it, and so do two runs at once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import Final
 _FOLDER: Final = Path(tempfile.gettempdir())
 _LOCK: Final = _FOLDER / f"isthmus-addresses-{os.getuid()}.lock"
 _QUEUE: Final = _FOLDER / f"isthmus-addresses-{os.getuid()}.queue"
-"""Held while one waits for the lock: who comes later waits behind, so that pages in turns cannot keep a network out."""
+"""Held while waiting for the lock: later comers queue behind it, so that tests of pages cannot starve a test of
+networks."""
 
 
 @contextmanager
 def addresses_stay() -> Iterator[None]:
-    """No test changes this machine's addresses meanwhile; any number may hold this at once."""
+    """Hold this while the machine's addresses must not change; any number may hold it at once."""
     with _turn(fcntl.LOCK_SH):
         yield
 
 
 @contextmanager
 def addresses_change() -> Iterator[None]:
-    """Nobody relies on this machine's addresses meanwhile. Within `addresses_stay` this waits for ever."""
+    """Hold this while the machine's addresses change. Within `addresses_stay` this waits for ever."""
     with _turn(fcntl.LOCK_EX):
         yield
 

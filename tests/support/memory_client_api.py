@@ -1,4 +1,4 @@
-"""What the tests of the HTTP room share: a cluster in memory, a caller at ASGI level, a real server on loopback."""
+"""Fixtures of the HTTP tests: a cluster in memory, a caller at ASGI level, a real server on loopback."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class FakeRoutes:
 
 
 class NoSuchType(BadInput):
-    """As the coordinator refuses a bucket type that does not exist."""
+    """Raised for a missing bucket type, as by the coordinator."""
 
     reason = "unknown-bucket-type"
 
 
 class MemoryCluster:
-    """`KeyValue` over a dict: a write is durable at once. `fail` makes calls raise; `gate` holds writes; `unapplied` is
-    what an uncommitted read sees; without `returns` no written object comes back, as a large one from another node;
-    with `reads_wait` no read is answered at once."""
+    """`KeyValue` over a dict: a write is durable at once. `fail` makes calls raise; `gate` holds writes; `unapplied`
+    has the results of uncommitted reads; without `returns` written objects are not returned, as large ones from another
+    node; with `reads_wait` no read is answered at once."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, bytes] = {}
@@ -86,7 +86,7 @@ class MemoryCluster:
         self.listings_open = 0
 
     def object(self, bucket: bytes, key: bytes) -> Object | None:
-        """What is stored under a key of the default type."""
+        """The object stored under a key of the default type."""
         payload = self.objects.get(Key(b"default", bucket, key))
         return None if payload is None else decode_object(payload)
 
@@ -242,7 +242,7 @@ def _condition_state(current: Object | None) -> ConditionState:
 
 
 class MemoryQueue:
-    """The source side as the HTTP room sees it: one queue, `q`, that answers when `give` is set."""
+    """The source side as the HTTP layer sees it: one queue, `q`, that answers when `give` is set."""
 
     def __init__(self) -> None:
         self.give: asyncio.Event | None = None
@@ -281,7 +281,7 @@ class MemoryQueue:
 
 
 class FixedTime:
-    """A time source that stands still, a minute after everything was written."""
+    """A time source that is fixed at one minute after everything was written."""
 
     def now_ms(self) -> int:
         return 1_000
@@ -291,7 +291,7 @@ class FixedTime:
 
 
 class FakeRiakInfo:
-    """What a cluster of one node knows of itself."""
+    """The Riak information of a cluster of one node."""
 
     def stats(self) -> dict[str, object]:
         return {"nodename": "n1", "ring_members": ["n1"]}
@@ -304,7 +304,7 @@ class FakeRiakInfo:
 
 @dataclass
 class Answer:
-    """What an application sent."""
+    """A response of an application."""
 
     status: int
     headers: dict[str, str]
@@ -368,7 +368,7 @@ async def ask(
 
 @dataclass
 class ClientApiFixture:
-    """A client face over a cluster in memory. `call` runs one request in a loop of its own."""
+    """A client API over a cluster in memory. `call` runs one request in a loop of its own."""
 
     kv: MemoryCluster
     queue: MemoryQueue
@@ -412,7 +412,7 @@ def client_api() -> ClientApiFixture:
 
 @pytest.fixture(scope="session")
 def client_api_with() -> Callable[..., ClientApiFixture]:
-    """A room with other limits: room_with(object_bytes=10)."""
+    """A client API with other limits: client_api_with(object_bytes=10)."""
     return lambda **limits: make_client_api(LimitSettings(**limits))
 
 
@@ -423,7 +423,7 @@ def send_request() -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def logged() -> Iterator[list[Any]]:
-    """The events that the room logs, instead of printing them."""
+    """The events that the client API logs, instead of printing them."""
     with structlog.testing.capture_logs() as events:
         yield events
 
@@ -525,5 +525,5 @@ def serve() -> Iterator[Callable[..., ServedApp]]:
 
 @pytest.fixture
 def server(client_api: ClientApiFixture, serve: Callable[..., ServedApp]) -> ServedApp:
-    """The room's face behind a real listener."""
+    """The client API behind a real listener."""
     return serve(client_api.app)

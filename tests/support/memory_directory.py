@@ -1,4 +1,4 @@
-"""Where the store's tests put their files."""
+"""The directory for files of the store's tests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MEMORY = Path("/dev/shm")
 
 @pytest.fixture
 def memory_directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory, where there is one: tests that emulate what a disk loses open and sync some
-    hundred databases, and a real disk would only make them slow."""
+    """A directory in memory, where there is one: tests that emulate a disk's losses open and sync some hundred
+    databases, and a real disk would only make them slow."""
     if not (MEMORY.is_dir() and os.access(MEMORY, os.W_OK)):
         yield tmp_path
         return

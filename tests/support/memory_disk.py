@@ -1,9 +1,9 @@
 """A disk in memory for the log's tests: page cache and platter apart, and a stop at any step.
 
-Every call that changes something is a step. `stop_at = n` kills the process at its n-th step: the step has no
-effect, or, for a write with `tear_write`, half of it; every call after it fails. `survivor` gives the disk that the
-next process finds: with everything that was written (the process was killed), without what was not synced (the
-power failed), or with random parts of that. Names of a directory are subject to the same as bytes of a file.
+Every call that changes the disk is a step. `stop_at = n` kills the process at its n-th step: the step has no effect,
+or, for a write with `tear_write`, half of it; every call after it fails. `survivor` gives the disk that the next
+process finds: with all written data (the process was killed), without unsynced data (the power failed), or with random
+parts of that. The same applies to a directory's names as to a file's bytes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Truncation(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """A larger size; what is new reads as zeros."""
+    """A larger size; the new bytes read as zeros."""
 
     size: int
 
 
 class File:
-    """One file: what reading shows, what is on the platter, and the changes between the two."""
+    """One file: the readable contents, the contents on the platter, and the changes between the two."""
 
     def __init__(self) -> None:
         self.cached = bytearray()
@@ -58,12 +58,12 @@ class File:
         self.change(Truncation(size))
 
     def sync(self) -> None:
-        for change in self.pending:  # and nothing else: what is not known to be dirty is not written
+        for change in self.pending:  # and nothing else: a file that is not known to be dirty is not written
             _change(self.synced, change)
         self.pending.clear()
 
     def sync_write(self, write: Write) -> None:
-        """That write is on the platter, with a size that holds it; what else is pending is as it was."""
+        """That write is on the platter, with a size that holds it; other pending changes are unaffected."""
         assert not any(isinstance(change, Truncation) for change in self.pending), (
             "a write waits for a cut to be synced"
         )
@@ -144,13 +144,13 @@ class MemoryDisk:
         return disk
 
     def revive(self) -> None:
-        """Let the next process begin where the last one was killed, with the page cache as it was."""
+        """Let the next process begin where the last one was killed, with the page cache intact."""
         self.stopped = False
         self.stop_at = None
         self.steps.clear()
 
     def clone(self) -> MemoryDisk:
-        """The same disk, all of it on the platter, for trying something on it."""
+        """A clone of the disk, all of it on the platter, for experiments."""
         return self.survivor("kept", Random(0))
 
     def _step(self, what: str, write: tuple[File, Write] | None = None) -> None:

@@ -1,7 +1,7 @@
-"""A network in memory: the twin of `repl.transport.links.ClusterLinks`, with cuts and losses at will.
+"""A network in memory: the twin of `repl.transport.links.ClusterLinks`, with cuts and losses on request.
 
-Messages go through the real codec, so that nobody shares an object with a node that it has "left". One turn of the loop
-makes one frame, and a frame arrives a turn later, in order, unless the wire was cut meanwhile.
+Messages go through the real codec, so that sender and receiver never share an object. One turn of the loop makes one
+frame, and a frame arrives a turn later, in order, unless the wire was cut meanwhile.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from isthmus.repl.transport.port import NO_CURSORS, LinkListener, LinkMessage, R
 
 
 class MemoryNetwork:
-    """Between all nodes; `cut` and `heal` by pair."""
+    """Links between all nodes; `cut` and `heal` by pair."""
 
     def __init__(self) -> None:
         self.plugged: dict[str, MemoryLinks] = {}
         self._cut: set[frozenset[str]] = set()
         self.lost: Callable[[str, str, int, LinkMessage], bool] = lambda _sender, _to, _partition, _message: False
-        """Asked of each message, by sender, receiver and partition: True loses it, on a connection that stands."""
+        """Called for each message with sender, receiver and partition: True loses it, on a connection that stays up."""
 
     def passable(self, one: str, other: str) -> bool:
         return one in self.plugged and other in self.plugged and frozenset((one, other)) not in self._cut
@@ -39,7 +39,7 @@ class MemoryNetwork:
                 links.broken(peer)
 
     def heal(self) -> None:
-        """Mend all cuts; diallers dial again."""
+        """Undo all cuts; diallers dial again."""
         self._cut.clear()
         for links in list(self.plugged.values()):
             links.dial()
@@ -93,7 +93,7 @@ class MemoryLinks:
         self.dial()
 
     def dial(self) -> None:
-        """Connect to whoever can be reached."""
+        """Connect to every reachable node."""
         for node in sorted(self._nodes - self.dialled):
             if self._network.passable(self._node, node):
                 self.dialled.add(node)

@@ -1,6 +1,6 @@
-"""The log's memory twin: the same port without files, for tests of what stands above it.
+"""The log's memory twin: the same port without files, for tests of the layers above it.
 
-It has no thread: what is appended becomes durable, and is reported, within the call; with `hold` not before `commit`.
+It has no thread: appended entries become durable, and are reported, within the call; with `hold` not before `commit`.
 Nothing survives it. The contract suite in `tests/contract/test_replog.py` runs on both.
 """
 
@@ -36,7 +36,7 @@ class _Partition:
         self.start = 0
         self.durable = 0
         self.entries: list[Entry] = []
-        """From `start` on."""
+        """Entries from `start` on."""
         self.table: EpochTable = ()
 
     @property
@@ -79,7 +79,7 @@ class MemoryLog:
         self._on_above_limit = on_above_limit
 
     def commit(self) -> None:
-        """Make durable what was queued, and report it."""
+        """Make queued entries durable, and report them."""
         if not self._touched or self._failure is not None:
             return
         assert self._on_durable is not None
@@ -113,7 +113,7 @@ class MemoryLog:
         return self.has_space(0)
 
     def refresh_free_space(self) -> None:
-        """See the port: nobody else fills it."""
+        """See the port: no other process fills it."""
 
     def append(self, partition: int, entries: Sequence[Entry]) -> list[EncodedRun]:
         self._check_usable()
@@ -160,7 +160,7 @@ class MemoryLog:
         assert held.start <= to_offset <= held.leo, f"truncation to {to_offset} outside the log"
         assert epoch >= last_epoch(truncated(held.table, to_offset))
         if partition in self._touched:
-            self.commit()  # what was appended before is reported before
+            self.commit()  # entries appended before are reported before
         self._size_bytes -= sum(len(entry.wire) for entry in held.entries[to_offset - held.start :])
         del held.entries[to_offset - held.start :]
         held.table = truncated(held.table, to_offset)
@@ -172,7 +172,7 @@ class MemoryLog:
         self._check_usable()
         held = self._partitions.setdefault(partition, _Partition())
         if partition in self._touched:
-            self.commit()  # what was appended before is reported before
+            self.commit()  # entries appended before are reported before
         self._size_bytes -= sum(len(entry.wire) for entry in held.entries)
         held.entries = []
         held.abandoned = False
@@ -244,7 +244,7 @@ class MemoryLog:
             held.table = clipped(held.table, start)
 
     def sync(self) -> None:
-        """There is no disk."""
+        """Nothing to do without a disk."""
 
     def stats(self) -> LogStats:
         return LogStats(

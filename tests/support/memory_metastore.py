@@ -1,9 +1,9 @@
-"""The metastore's memory twin: one tree of values in this process, with faults at will.
+"""The metastore's memory twin: one tree of values in this process, with faults on request.
 
 A `tests.support.memory_metastore.MemoryEnsemble` is the tree; each `MemoryMetastore` on it is one node's client with
-its own session. The rules above the tree are the real ones (`repl.metastore.metastore`). It adds what a real ensemble
-does only when hurt: `disconnect`, `expire`, `hold`, and writes that lose their request or their answer, or arrive late.
-No thread, no clock: hints and session events go through the running loop, never inside the call that caused them.
+its own session. The rules above the tree are the real ones (`repl.metastore.metastore`). It adds a real ensemble's
+behaviour under faults: `disconnect`, `expire`, `hold`, and writes that lose their request or their answer, or arrive
+late. No thread, no clock: hints and session events go through the running loop, never inside the call that caused them.
 
 The tree of the memory twin: values, versions, zxids, ephemerals of sessions, one-shot news of changes.
 
@@ -38,8 +38,8 @@ class _Znode:
 
 
 class MemoryEnsemble:
-    """The tree. Writes raise Conflict where ZooKeeper would refuse them. Each write is told to everybody who
-    listens, before the call that made it returns."""
+    """The tree. Writes raise Conflict where ZooKeeper would refuse them. Listeners are notified of each write before
+    the call that made it returns."""
 
     def __init__(self) -> None:
         self.zxid = 0
@@ -49,7 +49,7 @@ class MemoryEnsemble:
         self._nodes: dict[str, _Znode] = {}
 
     def listen(self, listener: Callable[[Sequence[str]], None]) -> None:
-        """`listener(paths)` is told of each change."""
+        """Call `listener(paths)` after each change."""
         self._listeners.append(listener)
 
     def new_session(self) -> int:
@@ -78,7 +78,7 @@ class MemoryEnsemble:
         return [name for other in self._nodes if other.startswith(below) and "/" not in (name := other[len(below) :])]
 
     def create(self, path: str, value: bytes, owner: int = 0) -> Stat:
-        """Create what must not exist, and its parents; for the session `owner` when it is not 0."""
+        """Create a node that must not exist, and its parents; for the session `owner` when it is not 0."""
         if path in self._nodes:
             raise VersionConflict(f"{path} exists")
         if owner and owner not in self._open:
@@ -127,14 +127,15 @@ class MemoryEnsemble:
         return done
 
     def copied(self) -> MemoryEnsemble:
-        """The tree as it is now, for `go_back`."""
+        """A copy of the present tree, for `go_back`."""
         copy = MemoryEnsemble()
         copy.zxid = self.zxid
         copy._nodes = {path: replace(node) for path, node in self._nodes.items()}
         return copy
 
     def go_back(self, copy: MemoryEnsemble) -> None:
-        """Be what `copied` gave: everything since is lost, unheard, as when an ensemble is restored from a backup."""
+        """Return to the state that `copied` gave: all later changes are lost without a notification, as when an
+        ensemble is restored from a backup."""
         self.zxid = copy.zxid
         self._nodes = {path: replace(node) for path, node in copy._nodes.items()}
 
@@ -167,11 +168,11 @@ class WriteFault(StrEnum):
     """How the next write ends; each raises Ambiguous."""
 
     REQUEST_LOST = "request-lost"
-    """It never happens."""
+    """The write does not take effect."""
     ANSWER_LOST = "answer-lost"
-    """It has happened."""
+    """The write has taken effect."""
     LATE = "late"
-    """It happens at `deliver_late()`, if its version still fits then."""
+    """The write takes effect at `deliver_late()`, if its version still fits then."""
 
 
 class MemoryMetastore(TreeMetastore):
@@ -194,7 +195,7 @@ class MemoryMetastore(TreeMetastore):
 
     @property
     def trouble(self) -> str:
-        """See the port: a memory tree that went back is told by its records alone."""
+        """See the port: only its records show that a memory tree went back."""
         return ""
 
     async def stop(self) -> None:
@@ -210,7 +211,7 @@ class MemoryMetastore(TreeMetastore):
         self._notify(SessionState.SUSPENDED)
 
     def reconnect(self) -> None:
-        """Mend the connection; every path that was read and not hinted since is hinted now."""
+        """Restore the connection; every path that was read and not hinted since is hinted now."""
         if self._memory.connect():
             self._notify(SessionState.CONNECTED)
             self._memory.hint_all()
@@ -236,7 +237,7 @@ class MemoryMetastore(TreeMetastore):
         self._memory.open.clear()
 
     def release(self) -> None:
-        """Let calls go on."""
+        """Release held calls."""
         self._memory.open.set()
 
     def _notify(self, state: SessionState) -> None:
@@ -270,7 +271,7 @@ class MemoryTree:
         self.current = self.ensemble.new_session()
 
     def connect(self) -> bool:
-        """Connect, unless the ensemble knows less than this client has seen (H32)."""
+        """Connect, unless the ensemble's state is older than this client has seen (H32)."""
         self.connected = self.ensemble.zxid >= self._seen_zxid
         return self.connected
 

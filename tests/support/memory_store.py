@@ -78,7 +78,7 @@ class MemorySnapshot:
         return TransferChunk(row_codec.encode(found), self.end.offset, len(found))
 
     def damaged_changes(self, from_offset: int, limit: int) -> tuple[Mapping[int, bytes], int | None]:
-        """See the port: rows that were never bytes are whole."""
+        """See the port: rows that were never encoded cannot be damaged."""
         return {}, None
 
     def state(self, after: bytes, limit_bytes: int) -> StateChunk:
@@ -140,7 +140,7 @@ class MemorySnapshot:
         return self._objects.get(rows.split_tail(tail))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 class MemoryTransfers:
@@ -324,19 +324,19 @@ class MemoryStore:
         return self._progress.applied(partition)
 
     def reach(self, partition: int) -> int:
-        """What any reader has seen until now is of entries below this offset."""
+        """The offset below which all entries lie that a reader can have seen."""
         return self.applied(partition).offset
 
     def durable_floor(self, partition: int) -> int:
-        """What was applied at the last checkpoint."""
+        """The offset applied at the last checkpoint."""
         return self._progress.floor(partition)
 
     def needs_replay(self) -> bool:
-        """Never: what a restart loses here is everything."""
+        """Never: a restart loses everything here."""
         return False
 
     def replay_finished(self) -> None:
-        """As a checkpoint."""
+        """See the port; a checkpoint."""
         self.checkpoint()
 
     def prepare(self, steps: Sequence[PartitionStep]) -> Prepared:
@@ -348,7 +348,7 @@ class MemoryStore:
         return True
 
     def commit(self, prepared: Prepared) -> None:
-        """As `write`."""
+        """See the port; like `write`."""
         self.write(prepared)
 
     def write(self, steps: Sequence[PartitionStep]) -> None:
@@ -403,14 +403,14 @@ class MemoryStore:
         self._progress.wrote([self._progress.prepared(step.partition, first, end)])
 
     def checkpoint(self) -> None:
-        """Move the floors to what is applied."""
+        """Raise the floors to the applied offsets."""
         with self._lock:
             noted = self._progress.written()
             self.before_floors()
             self._progress.checkpointed(noted)
 
     def compact_when_idle(self, *, idle: bool) -> None:
-        """Nothing was written for a while: nothing to give back."""
+        """Nothing to compact."""
 
     def key_row(self, partition: int, key_hash: int, bucket: bytes, key: bytes) -> bytes | None:
         """The encoded key row, or None."""
@@ -468,7 +468,7 @@ class MemoryStore:
     def list_keys(
         self, partition: int, bucket: bytes | None, after: ListedName | None, prefix: bytes = b""
     ) -> Iterator[ListedKey]:
-        """Keys of a bucket (or all), in (bucket, key) order, as they are when the first is asked for."""
+        """Keys of a bucket (or all), in (bucket, key) order, as of the first one's request."""
         with self._lock:
             kept = self._of(partition)
             listed = [

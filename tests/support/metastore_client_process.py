@@ -1,10 +1,10 @@
-"""A client in a process of its own, to be stopped, starved and watched: prints one JSON line for each thing it sees.
+"""A client in a process of its own, to be stopped, starved and watched: prints one JSON line for each event.
 
     python -m tests.support.metastore_client_process HOSTS SESSION_MS BUSY_S
 
-It registers as n1 in each session. For BUSY_S seconds its loop is saturated with pieces of work of 50 to 100 ms, and
-a second thread works beside it without a pause (with Python's own switch interval, ten times a node's). It ends
-when its stdin is closed.
+It registers as n1 in each session. For BUSY_S seconds its loop is saturated with pieces of work of 50 to 100 ms, and a
+second thread works beside it without a pause (with Python's own switch interval, ten times a node's). It ends when its
+stdin is closed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isthmus.repl.model.record import Registration
 
 
 def report(**fields: object) -> None:
-    """One line to whoever watches."""
+    """Print one line for the watching test."""
     print(json.dumps(fields), flush=True)
 
 
@@ -36,7 +36,7 @@ def work(until_s: float) -> int:
 
 
 async def saturated(seconds: float) -> None:
-    """The loop and a thread have no idle moment for so long."""
+    """Keep the loop and a thread busy, without an idle moment, for this long."""
     loop, end = asyncio.get_running_loop(), time.monotonic() + seconds
     over = loop.create_future()
     thread = threading.Thread(target=work, args=(end,), daemon=True)

@@ -56,5 +56,5 @@ def a_record(partition: int = 3, *members: Member, **fields: object) -> Partitio
 
 
 def a_registration(node: str = "n1", **fields: object) -> Registration:
-    """A live and active node with two copies."""
+    """A live and active node with two replicas."""
     return replace(Registration(node, 0, True, "http://h:1", "http://h:2", {0: 1, 3: 9}), **fields)  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ from tests.support.memory_client_api import make_client_api
 from tests.support.mutations import Encoding
 
 REFUSALS: Final = (IsthmusError,)
-"""Our error tree. What is raised beyond it is a bug; an AssertionError is one, too."""
+"""The product's errors. Any other exception is a bug, AssertionError included."""
 
 UUID: Final = bytes(range(16))
 NOW_MS: Final = 1_700_000_000_000
@@ -105,7 +105,7 @@ NOW_MS: Final = 1_700_000_000_000
 
 @dataclass(frozen=True)
 class MutationTarget:
-    """A decoder: `decode` returns what it read, or raises one of `errors`."""
+    """A decoder: `decode` returns the decoded value, or raises one of `errors`."""
 
     name: str
     samples: tuple[bytes, ...]
@@ -147,7 +147,7 @@ def _wire_frame(kind: FrameKind, body: bytes, lane: Lane = Lane.LIVE, *, more: b
 
 
 def _frames(data: bytes) -> object:
-    """What a connection reads: frames, their bodies, and the messages in them."""
+    """Decode a connection's input: frames, their bodies, and the messages in them."""
     found: list[object] = []
     for frame in FrameReader(1 << 20, 1 << 20).frames(data):
         found += map(decode_item, unpacked(frame.body))
@@ -537,7 +537,7 @@ _CONFIG: Final = Path(__file__).parents[2] / "config" / "samples" / "node.toml"
 
 
 def _config(data: bytes) -> object:
-    """The settings, or faults that are sentences, also of a file that is no UTF-8 (as `load_file` reads it)."""
+    """The settings, or a list of faults as sentences, also of a file that is not UTF-8 (as `load_file` reads it)."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -629,7 +629,7 @@ REQUESTS: Final = (
 
 
 class _Sent(asyncio.Transport):
-    """A transport that keeps what is written."""
+    """A transport that keeps the written bytes."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 8098)})
@@ -690,16 +690,17 @@ class HttpDriver:
         self._loop.close()
 
     def fast(self, data: bytes) -> object:
-        """As a listener of clients serves it: by the fast path what it takes, the rest by the parser."""
+        """Serve a request as a listener of clients does: the fast path takes those that it can, the parser the
+        others."""
         return self._loop.run_until_complete(self._served_on(self._fast(), data))
 
     def general(self, data: bytes) -> object:
-        """By the parser and ASGI alone."""
+        """Serve a request by the parser and ASGI alone."""
         return self._loop.run_until_complete(self._served_on(self._general(), data))
 
     async def _served_on(self, connection: Any, data: bytes) -> bytes:
         self._served += 1
-        if self._served % 500 == 0:  # what mutants have written
+        if self._served % 500 == 0:  # drop objects that mutants have written
             self._api.kv.objects.clear()
             self._api.kv.requests.clear()
             self._api.kv.isolations.clear()
@@ -721,7 +722,7 @@ class HttpDriver:
         return answer
 
     async def _settled(self, sent: _Sent) -> None:
-        """Turn the loop until nothing is written any more."""
+        """Run the loop until nothing more is written."""
         quiet, length = 0, -1
         for _ in range(TURNS_MAX):
             await asyncio.sleep(0)
@@ -729,11 +730,11 @@ class HttpDriver:
             length = len(sent.data)
             if quiet > 3 and len(asyncio.all_tasks(self._loop)) == 1:
                 return
-            if quiet > 40:  # a request that is not whole, which waits for its client
+            if quiet > 40:  # an incomplete request, which waits for its client
                 return
 
     async def _ended(self) -> None:
-        """Turn the loop until all requests of the connection have ended: its client is gone."""
+        """Run the loop until all requests of the connection have ended after its client left."""
         for _ in range(TURNS_MAX):
             if len(asyncio.all_tasks(self._loop)) == 1:
                 return

@@ -42,7 +42,7 @@ TOKENS: Final = (
 
 
 class Encoding(Enum):
-    """What the bytes of a sample encode."""
+    """The format that a sample's bytes encode."""
 
     OPAQUE = "opaque"
     TEXT = "text"
@@ -82,7 +82,7 @@ def _edge(chance: Random, data: bytes, _samples: Sequence[bytes]) -> bytes:
 
 
 def _number(chance: Random, data: bytes, _samples: Sequence[bytes]) -> bytes:
-    """A number of 2, 4 or 8 bytes over what stands there, either end first."""
+    """Overwrite 2, 4 or 8 bytes with a number in either byte order."""
     at, width = _place(chance, data), chance.choice((2, 4, 8))
     number = chance.choice(NUMBERS) & ((1 << 8 * width) - 1)
     return data[:at] + number.to_bytes(width, chance.choice(("big", "little"))) + data[at + width :]

@@ -1,9 +1,9 @@
-"""Power losses for a LevelDB store: what may be left of its files, at every moment.
+"""Power losses for a LevelDB store: the files that may be left, at every moment.
 
-What LevelDB or a checkpoint synced is there, the rest may be gone: here, the unsynced end of each `.log` and the slot
-being written. LevelDB deletes its old log within milliseconds of a memtable switch, so a `DatabaseRecorder` keeps every
-log by a hard link and puts it back: the state left is that of a power loss before the
-old memtable's table was finished. `kill -9` cannot show any of this, since it spares the page cache.
+Bytes synced by LevelDB or a checkpoint are there, the rest may be gone: here, the unsynced end of each `.log` and the
+slot being written. LevelDB deletes its old log within milliseconds of a memtable switch, so a `DatabaseRecorder` keeps
+every log by a hard link and puts it back: the state left is that of a power loss before the old memtable's table was
+finished. `kill -9` cannot show any of this, since it spares the page cache.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class PowerCut(BaseException):
 
 @dataclass
 class LossyDisk(Disk):
-    """Does what is asked, remembers what is durable, and stops for good after `stop_after` operations.
+    """Carries out operations, tracks what is durable, and stops for good after `stop_after` of them.
 
-    `beside` is called before each operation, as a writer beside the checkpoint would be; `watch` by who looks on.
+    `beside` is called before each operation, like a writer that runs beside the checkpoint; `watch` is for observers.
     """
 
     stop_after: int | None = None
@@ -50,19 +50,19 @@ class LossyDisk(Disk):
         self.done.append(name)
 
     def sync_file(self, path: Path) -> None:
-        """As the real one; the length now is durable."""
+        """Like the real one; the present length is durable."""
         self._step(f"sync {path.suffix}")
         length = path.stat().st_size
         super().sync_file(path)
         self.durable_logs[path.name] = max(self.durable_logs.get(path.name, 0), length)
 
     def sync_directory(self, path: Path) -> None:
-        """As the real one."""
+        """Like the real one."""
         self._step("sync directory")
         super().sync_directory(path)
 
     def write_slot(self, slots: SlotFile, value: Any) -> None:
-        """As the real one; a stop here leaves the slot torn."""
+        """Like the real one; a stop here leaves the slot torn."""
         paths = slots._paths
         target = paths[(slots._sequence + 1) % 2]
         try:
@@ -80,7 +80,8 @@ class LossyDisk(Disk):
 
 @dataclass(frozen=True)
 class LogLoss:
-    """What a power loss leaves of the unsynced end of the older logs and of the newest one: a share, then `filler`."""
+    """How a power loss leaves the unsynced ends of the older logs and of the newest one: a share of each, then
+    `filler`."""
 
     older: float
     newest: float
@@ -94,7 +95,8 @@ class LogLoss:
 
 
 class DatabaseRecorder:
-    """Watches one store's database from outside and can say, at any moment, what a power loss would leave."""
+    """Watches one store's database from outside and can compute, at any moment, the files that a power loss would
+    leave."""
 
     def __init__(self, store_directory: Path, recording_directory: Path, disk: LossyDisk) -> None:
         self._store = store_directory
@@ -147,8 +149,8 @@ class DatabaseRecorder:
         return sorted(p.name for p in self._kept.glob("*.log") if p.name >= self._first_log)
 
     def hold(self) -> None:
-        """Put a log back that LevelDB has just deleted: as if the old memtable's table were still being written.
-        (A later compaction may delete it again; then the loss is one after that.)"""
+        """Restore a log that LevelDB has just deleted, as if the old memtable's table were still being written. (A
+        later compaction may delete it again; then the loss is one after that.)"""
         deadline = time.monotonic() + SETTLE_S
         while len(list(self._live.glob("*.log"))) > 1:
             assert time.monotonic() < deadline
@@ -158,7 +160,7 @@ class DatabaseRecorder:
                 os.link(self._kept / name, self._live / name)
 
     def power_loss(self, to: Path, loss: LogLoss) -> None:
-        """Make in `to` what is left of the store."""
+        """Write to `to` the files that the store has after a power loss."""
         shutil.rmtree(to, ignore_errors=True)
         (to / "rows").mkdir(parents=True)
         for name, data in self._copy.items():

@@ -35,9 +35,10 @@ PARTITIONS = (3, 8)
 
 
 class QueueNode:
-    """The queues of one node. `start` starts them and leads all partitions; `crash` drops what is only in memory.
+    """The queues of one node. `start` starts them and leads all partitions; `crash` drops the state in memory.
 
-    As a context manager: started, and closed at the end."""
+    As a context manager: started, and closed at the end.
+    """
 
     def __init__(self, *settings: QueueSettings, ensemble: MemoryEnsemble | None = None, node: str = "e1") -> None:
         self.settings = settings or (QueueSettings("q"),)
@@ -51,7 +52,7 @@ class QueueNode:
         """Errors that the next CURSOR entries meet, one each."""
         self.soft_writes = 0
         self.lineages: dict[int, int] = {}
-        """Partition -> lineage of its record, as this node knows it, where that is not 0."""
+        """Partition -> lineage of its record as this node has read it, where that is not 0."""
         self.pool = ThreadPoolExecutor(2)
         self.queues: QueueService
         self._started = False
@@ -113,7 +114,7 @@ class QueueNode:
     # ------------------------------------------------------------------ the write path
 
     def apply(self, partition: int, *entries: Entry) -> None:
-        """`entries`, made one after the other, are stored, then told."""
+        """Make and store `entries` one after the other, then notify the queue."""
         self.store.write([PartitionStep(partition, entries)])
         self.queues.applied([AppliedEntries(partition, entries, True)])
 
@@ -230,7 +231,7 @@ async def audited_node(*settings: QueueSettings, enabled: bool = True) -> AsyncI
 
 
 def adds_up(ledger: dict[str, Any]) -> bool:
-    """Whether the numbers that are shown are what docs/queues.md says of them."""
+    """Whether the displayed numbers add up as docs/queues.md states."""
     went = ("acknowledged", "collapsed", "collapsed_unseen", "vanished", "given_up", "handed_on")
     left = ledger["waiting"] + ledger["in_flight"]
     return bool(ledger["found"] + ledger["eligible"] == sum(ledger[word] for word in went) + left)

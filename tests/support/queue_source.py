@@ -1,4 +1,4 @@
-"""What a source queue reads and receives: a store in memory, and entries to put into it.
+"""The input of a source queue: a store in memory, and entries to put into it.
 
 `FakeStore` holds the rows that apply would write and has the store's reading methods. `EntryFactory` makes real
 entries. A test may notify the queue later than it writes, as happens between the writer thread and the event loop.

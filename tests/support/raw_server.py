@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import Self
 
 Script = Callable[[socket.socket], None]
-"""What happens on one connection; the socket is closed afterwards."""
+"""A script for one connection; the socket is closed afterwards."""
 
 
 class RawServer:
-    """The n-th connection runs the n-th script, further ones the last one. `heads` has what `read_request` received."""
+    """The n-th connection runs the n-th script, further ones the last one. `heads` has the requests that `read_request`
+    received."""
 
     def __init__(self, *scripts: Script) -> None:
         self.heads: list[bytes] = []

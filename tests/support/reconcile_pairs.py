@@ -1,4 +1,4 @@
-"""Two real clusters for tests of `reconcile`: writes with clocks of the test's making, what findings say, nodes that
+"""Two real clusters for tests of `reconcile`: writes with clocks that the test chooses, the runs' findings, nodes that
 misbehave."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BUCKET = b"b"
 
 
 class ClusterPair:
-    """Both clusters, and writes with clocks of the test's making."""
+    """Both clusters, and writes with clocks that the test chooses."""
 
     def __init__(self, described: dict[str, Any]) -> None:
         nodes = {name: one["nodes"][0] for name, one in described["clusters"].items()}
@@ -60,7 +60,8 @@ class ClusterPair:
 
     @staticmethod
     def put(url: str, objects: dict[bytes, Object], bucket: bytes = BUCKET, origin: bytes | None = None) -> None:
-        """Push objects, clocks as they are; with `origin`, the uuid of a cluster, its queue does not send them back."""
+        """Push objects with their clocks unchanged; with `origin`, the uuid of a cluster, its queue does not send them
+        back."""
         items = [[b"default", bucket, key, encode_object(obj)] for key, obj in objects.items()]
         for start in range(0, len(items), 500):
             body = msgpack.packb([1, origin, items[start : start + 500]])
@@ -70,7 +71,7 @@ class ClusterPair:
 
 
 def made(text: str, *, a: int = 1, b: int = 0, dead: bool = False) -> Object:
-    """An object whose clock has seen `a` writes of one cluster and `b` of another."""
+    """An object whose clock includes `a` writes of one cluster and `b` of another."""
     found: Object | None = None
     for actor, count in ((A, a), (B, b)):
         for number in range(1, count + 1):
@@ -120,7 +121,7 @@ def up(directory: Path, topology: str = TOPOLOGY) -> Iterator[dict[str, Any]]:
 
 
 def findings_by_key(output: Path, run_id: str) -> dict[bytes, tuple[str, str, str]]:
-    """What the findings say of each key; every key has one row."""
+    """(verdict, difference, side) of each key in the findings; every key has one row."""
     rows = list(
         read_findings(RunDirectory(str(output), run_id).path / "findings", ("key", "verdict", "difference", "side"))
     )
@@ -130,7 +131,7 @@ def findings_by_key(output: Path, run_id: str) -> dict[bytes, tuple[str, str, st
 
 
 def i_spark_sum(directory: RunDirectory) -> None:
-    """I-SPARK-SUM: every key has one verdict, and what was kept, segment by segment and in all, adds up."""
+    """I-SPARK-SUM: every key has one verdict, and the counts of each segment add up to the total."""
     summary = directory.read("summary.json")
     assert summary is not None
     verdicts = summary["verdicts"]
@@ -148,8 +149,8 @@ def i_spark_sum(directory: RunDirectory) -> None:
 
 
 def i_spark_snap(directory: RunDirectory) -> None:
-    """I-SPARK-SNAP: each piece that was read says of which partition, epoch and offset it is, and none is older than
-    what was applied when the run began, nor newer than when it ended."""
+    """I-SPARK-SNAP: each piece of a manifest names its partition, epoch and offset; the offset lies between the applied
+    offsets at the run's begin and end."""
     summary = directory.read("summary.json")
     assert summary is not None
     chunks = pq.read_table(directory.path / "segments").to_pylist()
@@ -165,7 +166,7 @@ def i_spark_snap(directory: RunDirectory) -> None:
 
 @contextmanager
 def garbage_server() -> Iterator[str]:
-    """A server whose every answer is none."""
+    """A server that answers every request with garbage."""
     with served(lambda _path, _body: b"\x00garbage") as url:
         yield url
 
@@ -187,12 +188,12 @@ def silent_server() -> Iterator[str]:
 
 
 Rule = Callable[[str, bytes], bytes | None]
-"""What to answer to (path, body) in a node's place; None: what the node says."""
+"""The answer to (path, body) in a node's place; None: pass on the node's own answer."""
 
 
 @contextmanager
 def between(url: str, rule: Rule) -> Iterator[str]:
-    """A way to a node on which somebody sits; plans that come over it name it, not the node."""
+    """A proxy in front of a node that can change answers; plans made through it name the proxy, not the node."""
 
     def answer(path: str, body: bytes) -> bytes:
         told = rule(path, body)
@@ -235,7 +236,7 @@ def served(answer: Any) -> Iterator[str]:
         do_GET = do_POST
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing."""
+            """Logs nothing."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -47,7 +47,7 @@ def some_entries(epoch: int, offset: int, count: int) -> tuple[Entry, ...]:
 
 
 def registered(node: str, session_id: int = INC, log_id: int | None = GEN, active: bool = True) -> Registration:
-    """A registration that holds partition 3 under `gen`."""
+    """A registration that holds partition 3 under the log id `gen`."""
     return Registration(node, session_id, active, log_ids={} if log_id is None else {3: log_id})
 
 
@@ -68,7 +68,7 @@ def a_replica(**changes: Any) -> Replica:
 
 
 def a_candidate(**changes: Any) -> Replica:
-    """A replica that stands in epoch 5; its barrier is at 20 and not durable."""
+    """A replica that is a candidate in epoch 5; its barrier is at 20 and not durable."""
     replica = a_replica(**changes)
     replica.step(ev.SessionStarted(INC), 0)
     replica.step(ev.RecordSeen(nominated()), 0)
@@ -78,7 +78,7 @@ def a_candidate(**changes: Any) -> Replica:
 
 
 def a_leader(record: PartitionRecord | None = None, **changes: Any) -> Replica:
-    """A leader of epoch 5 whose barrier is durable, not yet applied."""
+    """A leader of epoch 5 whose barrier is durable and not yet applied."""
     replica = a_candidate(**changes)
     replica.step(ev.Persisted(21), 0)
     replica.step(ev.RecordSeen(online() if record is None else record), 0)

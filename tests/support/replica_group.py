@@ -16,8 +16,8 @@ NODES = ("n1", "n2", "n3")
 
 
 class ReplicaGroup:
-    """`logs` hold what each replica persisted; `mute` names nodes that nothing reaches and nothing leaves;
-    `slow` nodes whose log is written and not reported durable."""
+    """`logs` hold what each replica persisted; `mute` names nodes that can neither send nor receive; `slow` nodes whose
+    log is written and not reported durable."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ReplicaGroup:
             self.deliver(node, ev.SessionStarted(100 + number))
 
     def new_replica(self, node: str, options: ReplicaOptions, log_id: int = 1) -> Replica:
-        """A replica of what its log holds; everything in it was durable, nothing is applied."""
+        """A replica opened on its log; all of the log is durable, nothing is applied."""
         log = self.logs[node]
         table: list[tuple[int, int]] = []
         for entry in log:
@@ -69,14 +69,14 @@ class ReplicaGroup:
         return self.replicas[node]
 
     def write(self, record: PartitionRecord) -> None:
-        """The metastore takes `record`, and everybody who can hear it sees it."""
+        """The metastore accepts `record`, and all connected nodes read it."""
         self.record = replace(record, version=self.record.version + 1)
         for node in self.nodes:
             if node not in self.isolated:
                 self.deliver(node, ev.RecordSeen(self.record))
 
     def deliver(self, node: str, event: ev.Event) -> None:
-        """One event, and everything that follows from it."""
+        """Deliver one event, and carry out everything that follows from it."""
         self.queue.append((node, event))
         while self.queue:
             to, what = self.queue.popleft()
@@ -84,7 +84,7 @@ class ReplicaGroup:
                 self.perform(to, effect)
 
     def advance_time(self, until_ms: int, step_ms: int = 50) -> None:
-        """Let time go by, ticking whoever has something due."""
+        """Advance time, ticking each replica that has a deadline due."""
         while self.now_ms < until_ms:
             self.now_ms += step_ms
             for node, replica in self.replicas.items():

@@ -1,4 +1,4 @@
-"""Decode what Riak's fetch is answered, written from Riak's formats and apart from the encoder."""
+"""Decode answers to Riak's fetch; written from Riak's formats, independently of the encoder."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def decode_tagged(data: bytes) -> Any:
 
 
 def decode_answer(body: bytes) -> Answer | None:
-    """None for an empty queue."""
+    """The decoded answer; None for an empty queue."""
     if body == b"\0":
         return None
     reader = Reader(body)

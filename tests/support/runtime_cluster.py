@@ -171,7 +171,7 @@ async def run_node(
     )
 
     class Observer:
-        """Passes on what the controller reads, as a node does."""
+        """Passes on the records that the controller reads, as a node does."""
 
         def on_records(self, records: Mapping[int, PartitionRecord]) -> None:
             runtime.records_seen(records)
@@ -311,8 +311,8 @@ class Cluster:
         return [member for member in self.members.values() if member.partition(partition).replica.following]
 
     async def level(self, partition: int = 0, timeout_s: float = 15.0) -> None:
-        """Wait until all copies of a partition are applied to the same end and in sync under their current gens: the
-        record may still name a copy as it was before it lost its log."""
+        """Wait until all replicas of a partition are applied to the same end and in sync under their current log ids:
+        the record may still have a replica's id from before it lost its log."""
 
         def same() -> bool:
             found = [member.partition(partition).replica for member in self.members.values()]

@@ -27,7 +27,7 @@ SILENT: Final = NoAnswer("silent", sent=True)
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> Response:
-    """An answer; `x_riak_vclock` is the header `x-riak-vclock`, a name with `-` is taken as it is."""
+    """An answer; `x_riak_vclock` is the header `x-riak-vclock`, a name with `-` is used unchanged."""
     named = {name if "-" in name else name.replace("_", "-"): value for name, value in headers.items()}
     return Response(status, named, body)
 

@@ -1,7 +1,7 @@
 """A source behind HTTP and a cluster behind a sink, in one process: the real source actor, a small server, a fake
 cluster.
 
-The server may be told to misbehave (`faults`); the cluster remembers what it stored and may be told to fail.
+A test can make the server misbehave (`faults`) and the cluster fail; the cluster records what it stored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.queue_source import SINK
 
 
 class Cluster:
-    """What a sink pushes into: objects merged by their clocks. `failing` and `rejecting` name keys; `before` runs
+    """The target of a sink's pushes: objects merged by their clocks. `failing` and `rejecting` name keys; `before` runs
     first."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Cluster:
         self.failing: dict[bytes, int] = {}
         self.rejecting: set[bytes] = set()
         self.types: set[bytes] | None = None
-        """Bucket types that it has, and tells; None: any, and it tells nothing."""
+        """The cluster's bucket types, which it announces; None: it accepts any type and announces none."""
         self.before: Callable[[], object] | None = None
         self.stuck = asyncio.Event()
         self.stuck.set()
@@ -86,9 +86,9 @@ class Cluster:
 
 
 class SourceListener:
-    """The source's HTTP listener. `faults` are taken one a request: "drop" loses the answer after the source made
-    it, "cut" sends half of it, "garbage" other bytes, "huge" declares 2^40 bytes, "error" is a 500, digits are that
-    status, after the source did what was asked; None answers well."""
+    """The source's HTTP listener. `faults` are taken one a request: "drop" loses the answer after the source made it,
+    "cut" sends half of it, "garbage" other bytes, "huge" declares 2^40 bytes, "error" is a 500, digits are that status,
+    after the source carried out the request; None answers normally."""
 
     def __init__(self, source: QueueNode, loop: asyncio.AbstractEventLoop) -> None:
         self.faults: deque[str | None] = deque()
@@ -196,7 +196,7 @@ class SinkPair:
         facts: FakeClusterFacts | None = None,
         **more: Any,
     ) -> Sink:
-        """A sink on a node of the other cluster. `kv`: what it pushes into, the cluster without one."""
+        """A sink on a node of the other cluster. `kv`: the target of its pushes; the cluster by default."""
         settings = SinkSettings(
             peers=tuple(PeerSettings(self.listener.url, queue) for queue in queues or ("q",) if peers),
             workers=4,

@@ -82,7 +82,7 @@ class StreamedGroup(ReplicaGroup):
     # -- messages -------------------------------------------------------------------------------
 
     def perform(self, node: str, effect: fx.Effect) -> None:
-        """As of every group; runs go into the open groups."""
+        """As in every group; runs are added to the open groups."""
         if not isinstance(effect, fx.StreamEntries):
             super().perform(node, effect)
             return
@@ -95,7 +95,7 @@ class StreamedGroup(ReplicaGroup):
                 self.runs[to].append(run)
 
     def carry(self, node: str, to: str, message: object) -> None:
-        """As of every group; some messages wait."""
+        """As in every group; some messages are held."""
         if isinstance(message, AppendEntries) and message.entries:
             self.appends.append((to, message.start, message.start + len(message.entries)))
         if isinstance(message, AppendEntries) and to in self.hold_messages:
@@ -104,7 +104,7 @@ class StreamedGroup(ReplicaGroup):
             super().carry(node, to, message)
 
     def release_messages(self) -> None:
-        """Deliver what was held."""
+        """Deliver held messages."""
         held, self.held_messages = self.held_messages, []
         self.hold_messages.clear()
         for node, to, message in held:
@@ -116,7 +116,7 @@ class StreamedGroup(ReplicaGroup):
         return self.senders[node].seal(tuple(runs), self.by_partition(self.nodes[0]), self.now_ms)
 
     def receive(self, node: str, group: StreamGroup) -> Received | None:
-        """`group` arrives; what it brings is durable unless the disk is slow."""
+        """Receive `group`; its entries are durable at once unless the disk is slow."""
         found = self.receivers[node].receive(group, self.by_partition(node), self.now_ms)
         if found is None:
             return None
@@ -130,7 +130,7 @@ class StreamedGroup(ReplicaGroup):
         return found
 
     def acknowledgement(self, node: str) -> StreamAck | None:
-        """What `node` acknowledges now."""
+        """The acknowledgement that `node` sends now."""
         return self.receivers[node].acknowledge(self.by_partition(node))
 
     def acknowledge(self, node: str, ack: StreamAck) -> Acknowledged | None:

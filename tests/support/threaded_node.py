@@ -1,4 +1,4 @@
-"""A whole node in a thread of this process, with a metastore in memory: what tests with real clients talk to."""
+"""A whole node in a thread of this process, with a metastore in memory: for tests with real clients."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class ThreadedNode:
         served = asyncio.create_task(self.node.serve())
         while not self.node.ready()[0]:
             await asyncio.sleep(0.01)
-        # Its reading threads begin with the first listings, that of the audit log with the first act; tests must find
-        # the same threads before and after.
+        # The node starts reading threads at the first listings, and that of the audit log at the first act; tests must
+        # find the same threads before and after.
         begun = threading.Barrier(READ_THREADS)
         await asyncio.gather(
             *(self._loop.run_in_executor(self.node.services.read_pool, begun.wait, 10) for _ in range(READ_THREADS))

@@ -33,13 +33,13 @@ class CertificateFolder:
         return TlsFiles(self.path / f"{pair}.crt", self.path / f"{pair}.key", (self.authority,))
 
     def link(self, pair: str, *, take_plain: bool = False, dial_plain: bool = False) -> LinkTls:
-        """What a node's links use that shows `pair`."""
+        """The TLS settings of a node's links that shows `pair`."""
         files = self.files(pair)
         server = server_contexts(files, ssl.CERT_REQUIRED)
         return LinkTls(server, client_contexts(files, check_host=False), take_plain, dial_plain)
 
     def client(self, pair: str | None = None, *, check_host: bool = False) -> ssl.SSLContext:
-        """For a client that shows `pair`."""
+        """The context of a client that shows `pair`."""
         return client_contexts(self.files(pair), check_host=check_host).current()
 
     def token(self, role: TokenRole) -> str:

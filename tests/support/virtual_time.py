@@ -1,9 +1,10 @@
 """An event loop in virtual time: when nothing is ready, its clock jumps to the next timer.
 
-An async test with the marker `virtual_time` runs in it; `run` serves tests that cannot be async. Time stands still
-while code runs, and while a call is in an executor: the result of a thread comes before any timer. Sockets, pipes and
-threads outside executors answer in real time: tests that use them do not belong here, and with sockets or pipes fail.
-So do those in which a thread waits for the loop, or the loop acts by timers while a thread reads: mark them with False.
+An async test with the marker `virtual_time` runs in it; `run` serves tests that cannot be async. The clock stops while
+code runs, and while a call is in an executor: the result of a thread comes before any timer. Sockets, pipes and threads
+outside executors answer in real time: tests that use them must not run in virtual time; with sockets or pipes they
+fail. The same holds for tests in which a thread waits for the loop, or the loop acts by timers while a thread reads:
+mark them with False.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ START_S: Final = 1_000_000
 NS: Final = 1_000_000_000
 
 TURNS_MAX: Final = 500_000
-"""Turns of the loop, each with a call that is ready, until a test fails: some ten seconds, far beyond what tests do."""
+"""Turns of the loop, each with a ready call, until a test fails: some ten seconds, far more than tests need."""
 
 
 class NothingToWaitFor(RuntimeError):
@@ -74,7 +75,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, function: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """See asyncio; time stands still until the call has returned."""
+        """See asyncio; the clock stops until the call has returned."""
         future: asyncio.Future[T] = super().run_in_executor(executor, function, *args)
         self.calls_in_threads += 1
         future.add_done_callback(self._returned)
@@ -93,7 +94,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(test: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, in virtual time."""
+    """Like `asyncio.run`, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(test)
 
@@ -116,5 +117,5 @@ class LoopTime:
         return self._loop_ms() + self.skew_ms
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970: the date at the start, and what has passed on the loop since."""
+        """Milliseconds since 1970: the start date plus the loop's elapsed time."""
         return self.now_ms() + self._wall_less_loop_ms

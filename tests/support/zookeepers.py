@@ -67,8 +67,8 @@ class Server:
         self.process.send_signal(number)
 
     def freeze(self) -> None:
-        """SIGSTOP; returns when every thread stands still. Until the one that takes the signal has its turn on a
-        processor, the others go on answering."""
+        """SIGSTOP; returns when every thread has stopped. Until the thread that receives the signal is scheduled, the
+        others keep answering."""
         self.send(signal.SIGSTOP)
         assert self.process is not None
         deadline = time.monotonic() + 20
@@ -123,7 +123,7 @@ class Ensemble:
 
 
 def ask(port: int) -> bytes:
-    """What a server says of itself."""
+    """A server's answer to `srvr`."""
     with socket.create_connection((embedded_zookeeper.HOST, port), 5) as sock:
         sock.sendall(b"srvr")
         answer = b""
@@ -134,7 +134,7 @@ def ask(port: int) -> bytes:
 
 @pytest.fixture
 def ensemble(tmp_path: Path) -> Iterator[Ensemble]:
-    """Three servers that one test may hurt."""
+    """Three servers to which one test may do harm."""
     three = Ensemble(tmp_path)
     try:
         three.start()
@@ -145,7 +145,7 @@ def ensemble(tmp_path: Path) -> Iterator[Ensemble]:
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One ZooKeeper for the tests of a folder that do not hurt it; they run in one process."""
+    """One ZooKeeper for the tests of a folder that do not harm it; they run in one process."""
     server = Server(tmp_path_factory.mktemp("zookeeper"))
     server.start()
     yield server
@@ -222,7 +222,7 @@ class ZooKeeperClients:
 
 @pytest.fixture(params=["memory", "zookeeper"])
 def clients(request: pytest.FixtureRequest) -> MemoryClients | ZooKeeperClients:
-    """Each claim of the contract holds on both."""
+    """Each test of the contract runs on both."""
     if request.param == "memory":
         return MemoryClients()
     return ZooKeeperClients(request.getfixturevalue("shared_server"))

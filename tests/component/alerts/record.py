@@ -2,9 +2,9 @@
 
     python -m tests.component.alerts.record [CASE ...]
 
-Each case starts real nodes in this process, with real listeners and a metastore in memory. It scrapes `/metrics` of
-all of them once a second, makes a fault, and scrapes on. `records/CASE.json` keeps the series that the rules use.
-Record a case again when its rule uses another metric, or when what the product shows of the fault changes.
+Each case starts real nodes in this process, with real listeners and a metastore in memory. It scrapes `/metrics` of all
+of them once a second, makes a fault, and scrapes on. `records/CASE.json` keeps the series that the rules use. Record a
+case again when its rule uses another metric, or when the product's metrics of the fault change.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class Recording:
         self.fault_at = len(self.scrapes)
 
     async def scrape(self, count: int) -> None:
-        """So many scrapes of every node that was ever started."""
+        """Scrape every node that was ever started this many times."""
         for _ in range(count):
             targets = [(cluster, node) for cluster in self.clusters for node in cluster.ports]
             found = await asyncio.gather(*(self._scraped(cluster, node) for cluster, node in targets))
@@ -665,7 +665,7 @@ CASES: Final[Mapping[str, Callable[[Recording], Awaitable[None]]]] = {
         certificate_expires_now, audit_lines_lost,
     )
 }  # fmt: skip
-"""Case -> what makes its fault; its docstring names the fault."""
+"""Case -> function that makes its fault; its docstring names the fault."""
 
 
 @asynccontextmanager

@@ -1,7 +1,8 @@
 """The alert rules of deploy/prometheus, evaluated by promtool on the metrics of clusters with a fault each.
 
-`records/CASE.json` is what `tests.component.alerts.record` scraped. The first scrape is repeated for ten minutes before
-the others. After the last one the fault goes on: gauges keep their value, counters and ages go on at their last pace.
+`records/CASE.json` has the scrapes of `tests.component.alerts.record`. The first scrape is repeated for ten minutes
+before the others. After the last one the fault continues: gauges keep their value, counters and ages continue at their
+last rate.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import yaml
 from tests.component.alerts.record import CASES, RECORDS, RULES, rule_metrics
 
 BEFORE_S: Final = 600
-"""How long the clusters are as in the first scrape, unless the fault was there from the start."""
+"""How long the clusters stay as in the first scrape, unless the fault was there from the start."""
 
 LASTS_S: Final = 3_900
-"""How long a fault goes on after the last scrape: longer than all but one rule waits."""
+"""How long a fault lasts after the last scrape: longer than all but one rule waits."""
 
 PACE_COUNT: Final = 5
 """Scrapes from which the pace of a counter or an age is taken."""
@@ -35,7 +36,7 @@ class Expected(NamedTuple):
 
 
 def firing(*names: str, after_s: int = LASTS_S) -> Expected:
-    """These, without their common beginning."""
+    """Alerts by name, without their common prefix."""
     return Expected(frozenset(f"Isthmus{name}" for name in names), after_s)
 
 
@@ -84,12 +85,13 @@ def run_of(value: Value, count: int, step: float = 0.0) -> str:
 
 
 def samples_of(name: str, runs: list[list[Any]], before: int, after: int) -> str:
-    """A series in promtool's notation: the first sample `before` times more, and `after` more that go on."""
+    """A series in promtool's notation: the first sample `before` times more, and `after` more that continue the
+    series."""
     values: list[Value] = [value for value, count in runs for _ in range(count)]
     parts = [run_of(values[0], before)] if before else []
     last: Value = None
     for value, count in runs:
-        if value is None and last is not None:  # what a failed scrape leaves
+        if value is None and last is not None:  # a failed scrape's marker
             parts += ["stale", *([run_of(None, count - 1)] if count > 1 else [])]
         else:
             parts.append(run_of(value, count))
@@ -146,7 +148,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def outcome(folder: Path, record: dict[str, Any], expected: Expected) -> subprocess.CompletedProcess[str]:
-    """What promtool finds of a record."""
+    """The result of promtool's test of a record."""
     file = folder / "test.yml"
     file.write_text(yaml.safe_dump(promtool_test(record, expected), width=1 << 30))
     return promtool("test", "rules", file)
@@ -168,7 +170,7 @@ def alerts_of_rules() -> Iterator[str]:
 @pytest.mark.promtool
 @pytest.mark.parametrize("case", EXPECTED)
 def test_a_fault_fires_its_alerts_and_no_other(case: str, tmp_path: Path) -> None:
-    """On the metrics of a cluster with the fault just the expected alerts fire, and before the fault none."""
+    """The metrics of a cluster with the fault fire exactly the expected alerts, and none before the fault."""
     done = outcome(tmp_path, recorded(case), EXPECTED[case])
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -183,7 +185,7 @@ def test_every_alert_fires_on_a_record() -> None:
 
 @pytest.mark.promtool
 def test_an_alert_that_does_not_fire_is_noticed(tmp_path: Path) -> None:
-    """The evaluation tells: with another expectation the same record fails."""
+    """Wrong expectations fail: with another expectation the same record does not pass."""
     record = recorded("node-down")
     for expected in (firing("NodeDown"), firing("NodeDown", "UnderReplicated", "DiskFull")):
         done = outcome(tmp_path, record, expected)

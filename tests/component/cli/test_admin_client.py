@@ -131,7 +131,7 @@ def test_listings_show_the_answer_of_the_node(
 def test_a_suspended_queue_shows_who_when_and_why(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Owner, age and suspension of a queue read as sentences; nothing waits, so there is no age."""
+    """Owner, age and suspension of a queue are shown as sentences; nothing waits, so no age is shown."""
     owner = {"cluster": "west", "uuid": "00", "version": 3}
     suspended = {"by": "ann@ops", "at_ms": 1_700_000_000_000, "reason": "disk"}
     queue = {
@@ -153,7 +153,7 @@ def test_a_suspended_queue_shows_who_when_and_why(
 def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No node is left out of the list: one that does not answer, and one that is gone, are rows that say so."""
+    """The list includes every node: silent and gone nodes have rows of their own."""
     nodes = [
         {"node": "e1", "queues": [QUEUE], "gone": False},
         {"node": "e2", "queues": None, "gone": False},
@@ -170,7 +170,7 @@ def test_the_queues_of_all_nodes_name_those_that_are_silent_or_gone(
 def test_cluster_status_calls_the_unknown_unknown(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A controller that nobody knows, and every key that a node does not send, are "unknown"."""
+    """An unknown controller, and every key that a node does not send, are shown as "unknown"."""
     listener.respond("/admin/cluster", CLUSTER)
     assert cli.main(["cluster", "status"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
@@ -183,7 +183,7 @@ def test_cluster_status_calls_the_unknown_unknown(
 def test_cluster_status_ends_with_1_when_something_is_amiss(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each problem is a line; statuses other than online are counted; scripts go by the code."""
+    """Each problem has a line; statuses other than online are counted; the exit code is for scripts."""
     partitions = {"total": 12, "online": 9, "election": 0, "candidate_found": 1, "offline": 2}
     listener.respond("/admin/cluster", {**CLUSTER, "partitions": partitions, "problems": ["node b is gone", "x"]})
     assert cli.main(["cluster", "status"]) == Exit.DIFFERS
@@ -249,7 +249,8 @@ def test_both_of_a_queue_may_be_suspended_at_once(
 def test_a_command_that_loses_changes_shows_how_many_and_asks(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
-    """Where nobody can answer nothing is done; --dry-run shows the numbers and does nothing; --yes does it."""
+    """Without a terminal to confirm at, the command does nothing; --dry-run shows the numbers and does nothing; --yes
+    does it."""
     path = f"/admin/queues/q/{command[0]}"
     listener.respond(path, {"effect": "gives up 1,234 changes", "silent": ["e2"], "ok": True})
     assert cli.main(["queue", *command]) == Exit.USAGE
@@ -268,7 +269,8 @@ def test_a_command_that_loses_changes_shows_how_many_and_asks(
 def test_another_filter_is_reported_and_asked_for_and_limits_are_not(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`queue set` sends what is named alone; another offer asks; nothing, or --default with more, refused."""
+    """`queue set` sends only the named settings; a changed filter asks for confirmation; no setting, or --default with
+    another one, is refused."""
     listener.respond("/admin/queues/q/set", {"effect": "makes a gap", "notes": ['no such bucket type: "defualt"']})
     assert cli.main(["queue", "set", "q", "--filter", "any"]) == Exit.USAGE
     assert [wish.get("dry_run") for _, wish in listener.posted] == [True]
@@ -289,7 +291,7 @@ def test_another_filter_is_reported_and_asked_for_and_limits_are_not(
 def test_a_sink_is_suspended_by_queue_by_peer_or_whole(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without options the whole sink is meant; the default operator is USER@HOST."""
+    """Without options the whole sink is suspended; the default operator is USER@HOST."""
     for verb in ("suspend", "resume"):
         listener.respond(f"/admin/sink/{verb}", {})
     assert cli.main(["sink", "suspend", "--queue", "q", "--peer", "http://p:1", "--reason", "r"]) == Exit.OK
@@ -322,7 +324,7 @@ def test_a_refusal_is_the_nodes_own_sentence(
 def test_a_wrong_admin_listener_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], answer: bytes, status: int
 ) -> None:
-    """Whatever else listens there, the command ends in one line that asks if this is the admin listener."""
+    """When something else listens there, the command ends with one line that asks if this is the admin listener."""
     listener.respond("/admin/queues/nodes", answer, status)
     assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
     err = capsys.readouterr().err
@@ -333,7 +335,7 @@ def test_a_wrong_admin_listener_is_reported(
 def test_an_answer_without_end_is_cut(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No answer is taken into memory beyond the limit."""
+    """An answer beyond the limit is not read into memory."""
     monkeypatch.setattr(admin_client, "ANSWER_BYTES_MAX", 1000)
     listener.respond("/admin/queues/nodes", b" " * 1001 + b"{}")
     assert cli.main(["queue", "list"]) == Exit.UNAVAILABLE
@@ -352,7 +354,7 @@ def test_a_node_that_is_not_there_is_unavailable(capsys: pytest.CaptureFixture[s
 
 
 def test_a_node_that_never_answers_is_unavailable() -> None:
-    """An accepted connection without an answer ends at the time-out, which the error tells."""
+    """An accepted connection without an answer ends at the time-out, which the error names."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = admin_client.AdminClient(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2)
         with pytest.raises(CommandFailed, match=r"no answer within 0\.2 s ") as failed:
@@ -362,7 +364,7 @@ def test_a_node_that_never_answers_is_unavailable() -> None:
 
 
 def test_an_answer_that_stops_says_how_long_it_was_silent() -> None:
-    """Not how long the whole answer took: a stream may have gone on for hours before."""
+    """The time of the whole answer is not shown: a stream may have lasted for hours before."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def drip() -> socket.socket:
@@ -381,7 +383,7 @@ def test_an_answer_that_stops_says_how_long_it_was_silent() -> None:
 
 
 def test_a_connection_that_nobody_accepts_says_its_own_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shorter than that of an answer."""
+    """The time-out of connecting is shorter than that of an answer."""
     monkeypatch.setattr(node_listener, "CONNECT_TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as waiting:
         for _ in range(4):  # the kernel drops requests to connect beyond the backlog
@@ -395,7 +397,8 @@ def test_a_connection_that_nobody_accepts_says_its_own_timeout(monkeypatch: pyte
 
 
 def test_a_handshake_that_nobody_answers_says_the_connections_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TLS is part of connecting: what accepts and then says nothing is not waited for as long as an answer."""
+    """The handshake counts as connecting: a server that accepts and then sends nothing is given up after the
+    connection's time-out, not the longer one of an answer."""
     monkeypatch.setattr(node_listener, "CONNECT_TIMEOUT_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = admin_client.AdminClient(f"https://127.0.0.1:{silent.getsockname()[1]}", timeout_s=20.0)
@@ -406,7 +409,7 @@ def test_a_handshake_that_nobody_answers_says_the_connections_timeout(monkeypatc
 
 @pytest.mark.parametrize("url", ["localhost", "http://h", "ftp://h:1", "http://h:1/x", "http://[::1:1"])
 def test_an_admin_url_is_checked_before_it_is_used(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    """A wrong --admin is wrong usage, told with what would be right."""
+    """A wrong --admin is wrong usage; the error shows a valid URL."""
     assert cli.main(["queue", "list", "--admin", url]) == Exit.USAGE
     err = capsys.readouterr().err
     assert err.startswith("isthmus: --admin: ")
@@ -414,7 +417,8 @@ def test_an_admin_url_is_checked_before_it_is_used(capsys: pytest.CaptureFixture
 
 
 def test_the_next_address_is_asked_where_a_node_does_not_answer(listener: FakeAdminListener) -> None:
-    """Of several addresses the first that answers is used, and stays; a change goes on only where nothing was sent."""
+    """The client uses the first of several addresses that answers, and keeps it; a change is sent to the next address
+    only if nothing was sent to the one before."""
     listener.respond("/admin/lag", {"lag": []})
     listener.respond("/admin/suspend", {"done": True})
     client = admin_client.AdminClient(f"http://127.0.0.1:9,{listener.url}", timeout_s=2)
@@ -427,7 +431,7 @@ def test_the_next_address_is_asked_where_a_node_does_not_answer(listener: FakeAd
 
 
 def test_a_change_that_may_have_been_made_is_not_made_twice(listener: FakeAdminListener) -> None:
-    """A node that took the request and did not answer is the end of a change, and the next address is not asked."""
+    """A change ends at a node that received it and did not answer; the next address is not tried."""
     listener.respond("/admin/suspend", {"done": True})
     listener.respond("/admin/lag", {"lag": []})
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -441,7 +445,7 @@ def test_a_change_that_may_have_been_made_is_not_made_twice(listener: FakeAdminL
 
 
 def test_no_address_answers_names_them_all() -> None:
-    """The failure says of each address why."""
+    """The failure gives a reason for each address."""
     client = admin_client.AdminClient("http://127.0.0.1:9,http://127.0.0.1:11", timeout_s=1)
     with pytest.raises(CommandFailed, match=r"no node answers: http://127\.0\.0\.1:9 .*127\.0\.0\.1:11"):
         client.get("/admin/lag")

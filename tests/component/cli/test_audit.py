@@ -45,8 +45,8 @@ ANSWER = {
 
 
 def test_acts_are_listed_with_what_is_missing(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who is the name, else the role, else the host, and the way; notes name nodes without an answer, lost lines, and
-    how to go on."""
+    """The WHO column shows the name, else the role, else the host, with the interface; notes name nodes without an
+    answer, lost lines, and how to get more."""
     listener.respond("/admin/audit?limit=50", ANSWER)
     assert cli.main(["audit", "list"]) == Exit.OK
     heading, *rows = capsys.readouterr().out.splitlines()
@@ -65,7 +65,7 @@ def test_acts_are_listed_with_what_is_missing(listener: FakeAdminListener, capsy
 
 
 def test_json_is_the_nodes_answer(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """And the options are those of the request."""
+    """JSON is the node's answer, and the options are those of the request."""
     listener.respond("/admin/audit?since=1770091500000&node=n2&limit=3&before=n2%3A9", ANSWER)
     options = ["--since", "2026-02-03T04:05", "--node", "n2", "--limit", "3", "--from", "n2:9"]
     assert cli.main(["audit", "list", *options, "-o", "json"]) == Exit.OK
@@ -75,7 +75,7 @@ def test_json_is_the_nodes_answer(listener: FakeAdminListener, capsys: pytest.Ca
 def test_a_search_that_found_nothing_yet_says_how_far_it_came(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The filters go to the node as they are typed; older acts may still be there."""
+    """The filters are sent as typed; the output says that older acts may exist."""
     path = "/admin/audit?until=1770091500000&act=set+option&who=ann%40desk&object=min.isr&outcome=refused&limit=50"
     listener.respond(path, {**ANSWER, "acts": [], "unknown": {}, "nodes": {}, "searched_to_ms": 1_700_000_000_000})
     filters = ["--act", "set option", "--who", "ann@desk", "--object", "min.isr", "--outcome", "refused"]
@@ -104,6 +104,6 @@ def test_a_table_fits_a_terminal_of_80_columns(
 def test_a_time_that_is_none_is_refused(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], since: str
 ) -> None:
-    """With the form of a time."""
+    """The error shows the form of a time."""
     assert cli.main(["audit", "list", "--since", since]) == Exit.USAGE
     assert "--since" in capsys.readouterr().err

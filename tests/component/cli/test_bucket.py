@@ -44,8 +44,8 @@ def test_properties_of_a_bucket_are_shown_as_table_and_json(
 def test_properties_are_set_and_unset_as_they_were_typed(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """JSON values go as such, anything else as a text; what is set then is shown; nonsense is refused before it is
-    sent."""
+    """JSON values are sent as such, anything else as text; the resulting values are shown; invalid input is refused
+    before it is sent."""
     for path in ("/admin/buckets/notes/b/properties", "/admin/bucket-types/notes/properties"):
         listener.respond(f"{path}/set", ANSWER)
         listener.respond(f"{path}/unset", {**ANSWER, "outcome": "unset"})
@@ -73,7 +73,7 @@ def test_properties_are_set_and_unset_as_they_were_typed(
 
 
 def test_a_bucket_type_is_made_with_properties(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """They go with the wish, and its placement is as without."""
+    """The properties are part of the request, and the placement is the same as without them."""
     listener.respond("/admin/bucket-types/notes", {"outcome": "created", "online": 1, "partitions": []})
     made = ["bucket-type", "create", "notes", "--partitions", "1", "--replication-factor", "1"]
     assert cli.main([*made, "--prop", "allow_mult=false", "--prop", "delete_mode=immediate"]) == Exit.OK

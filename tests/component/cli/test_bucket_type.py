@@ -30,7 +30,7 @@ SHOWN = {
 def test_a_shown_map_is_a_file_that_creates_the_same(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """What `show -o json` prints is what `create --file` sends."""
+    """`create --file` sends the map that `show -o json` prints."""
     listener.respond(PATH, SHOWN)
     assert cli.main(["bucket-type", "show", "notes", "-o", "json"]) == Exit.OK
     text = capsys.readouterr().out
@@ -44,7 +44,8 @@ def test_a_shown_map_is_a_file_that_creates_the_same(
 
 
 def test_a_node_that_is_gone_is_shown_by_name(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its id is not known: the table shows it, the file has its name, which `partition reassign --file` takes."""
+    """The id of a gone node is unknown: the table says so, and the file has the node's name, which `partition reassign
+    --file` accepts."""
     first, second = SHOWN["partitions"]  # type: ignore[misc]
     gone = {**SHOWN, "partitions": [{**first, "replicas": [1, None]}, second]}  # type: ignore[dict-item]
     listener.respond(PATH, gone)
@@ -55,7 +56,7 @@ def test_a_node_that_is_gone_is_shown_by_name(listener: FakeAdminListener, capsy
 
 
 def test_bucket_types_are_listed_made_and_set(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbers and flags go to the node as they are; a dry run prints the placement; set is an option's."""
+    """Numbers and flags are sent unchanged; a dry run prints the placement; `set` belongs to options."""
     listener.respond("/admin/bucket-types", {"bucket_types": [SHOWN]})
     assert cli.main(["bucket-type", "list"]) == Exit.OK
     assert capsys.readouterr().out.splitlines()[1].split() == ["notes", "2", "2", "1", "2", "2"]
@@ -87,7 +88,7 @@ def test_bucket_types_are_listed_made_and_set(listener: FakeAdminListener, capsy
 def test_a_command_line_with_too_little_or_too_much_is_a_usage_error(
     listener: FakeAdminListener, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, code 2, and nothing is asked of a node."""
+    """The error is one line with code 2, and no request is sent."""
     assert cli.main(["bucket-type", "create", "notes", *arguments]) == Exit.USAGE
     assert capsys.readouterr().err.count("\n") == 1
     assert listener.posted == []

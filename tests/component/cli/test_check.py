@@ -23,7 +23,7 @@ LAG: dict[str, Any] = {"queue": "to-west", "bucket_type": "default", "seconds": 
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line on standard output; nothing stands beside it."""
+    """The one line on standard output; nothing else is printed."""
     shown = capsys.readouterr()
     assert shown.err == ""
     assert shown.out.count("\n") == 1
@@ -31,8 +31,8 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_lag_is_judged_by_its_worst_row(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Above a limit counts, at it does not; what is known to be late outweighs what is not known, and that outweighs
-    what is right, but each is told, the worst first."""
+    """Lag counts above a limit, not at it; late rows outweigh unknown ones, and these outweigh good ones; each is
+    listed, the worst first."""
     listener.respond("/admin/cluster", CLUSTER)
 
     def lag(*seconds: float | None, options: tuple[str, ...] = ()) -> tuple[int, str]:
@@ -62,7 +62,7 @@ def test_lag_is_judged_by_its_worst_row(listener: FakeAdminListener, capsys: pyt
 def test_a_bar_or_a_line_in_a_reason_stays_in_the_line(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Monitors take what follows a bar for numbers, and only the first line for the words."""
+    """Monitors parse the text after a bar as numbers, and read only the first line."""
     listener.respond("/admin/cluster", CLUSTER)
     listener.respond("/admin/lag", {"lag": [{**LAG, "reason": "suspended by ann: a|b\nc"}]})
     assert cli.main(["check", "lag"]) == OK
@@ -73,8 +73,8 @@ def test_a_bar_or_a_line_in_a_reason_stays_in_the_line(
 def test_a_node_without_its_metastore_counts_as_unknown(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], probe: str
 ) -> None:
-    """What a node shows without its metastore may be old, so it is unknown, however well it looks; so is the answer of
-    a node that does not tell what is asked, as one of another version may."""
+    """A node without its metastore may show old data, so the check is unknown, however good it looks; so is an answer
+    without the needed fields, as from another version."""
     listener.respond("/admin/lag", {"lag": [LAG]})
     listener.respond("/admin/gaps", {"gaps": [], "unknown": [], "unknown_partitions": {}, "at_ms": 9})
     listener.respond("/admin/fullsync/nodes", {"nodes": {"east-1": checks()}, "at_ms": 2 * HOUR_MS})
@@ -98,8 +98,8 @@ def test_a_node_without_its_metastore_counts_as_unknown(
 def test_replicas_out_of_sync_are_a_warning_and_lost_writes_critical(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Warning: replicas or nodes are missing, or anything else is amiss. Critical: partitions take no writes. Unknown:
-    a node that lives did not answer. Each is named, and limits are counts of partitions."""
+    """Missing replicas or nodes, or other problems, are a warning; partitions that take no writes are critical; a live
+    node that did not answer makes the check unknown. Each is named, and limits are counts of partitions."""
 
     def isr(*options: str, **changed: Any) -> tuple[int, str]:
         listener.respond("/admin/cluster", {**CLUSTER, **changed})
@@ -144,8 +144,8 @@ def checks(proven_ms: int | None = HOUR_MS, newest: Any = None, looked: Any = No
 def test_a_node_that_is_down_is_no_doubt_once_others_have_proven_later(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a dead node has found is unknown until all that the others compare is proven by a check that began after its
-    end; a node that lives and does not answer stays unknown."""
+    """A dead node's findings are unknown until everything that the others compare is proven by checks that began after
+    its end; a live node that does not answer stays unknown."""
     listener.respond("/admin/cluster", CLUSTER)
 
     def sync(gone: Any, *proven_ms: int | None) -> int:
@@ -168,8 +168,9 @@ def test_a_node_that_is_down_is_no_doubt_once_others_have_proven_later(
 def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The newest proof of any node counts, and the newest check that looked: what it queued is a warning, what it left
-    is critical. Never proven, or a silent node, is unknown; a check that could not look is told beside the proof."""
+    """The newest proof of any node counts, and the newest completed check: differences that it queued are a warning,
+    differences that it left are critical. No proof, or a silent node, is unknown; a check that could not compare is
+    reported beside the proof."""
     listener.respond("/admin/cluster", CLUSTER)
 
     def sync(*options: str, hour: int = 2, **nodes: Any) -> tuple[int, str]:
@@ -209,8 +210,8 @@ def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
 def test_gaps_are_judged_by_the_age_of_what_was_given_up(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any open gap is a warning, one that full-sync does not close in time is critical; where nobody could tell of gaps
-    it is unknown, though none is listed."""
+    """Any open gap is a warning, one that full-sync does not close in time is critical; where a partition's gaps are
+    unknown the check is unknown, although no gap is listed."""
     listener.respond("/admin/cluster", CLUSTER)
     gap = {"queue": "to-west", "from_ms": HOUR_MS, "upto_ms": HOUR_MS + 9}
 
@@ -255,8 +256,8 @@ def test_gaps_are_judged_by_the_age_of_what_was_given_up(
 )
 @pytest.mark.usefixtures("listener")
 def test_a_probe_that_cannot_ask_is_unknown(words: list[str], start: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A usage error, a node that is away and a refusal: a line on standard output and code 3, never one that tells of
-    the cluster."""
+    """A usage error, a node that is away and a refusal: a line on standard output and code 3, never a code that
+    describes the cluster."""
     assert cli.main(["check", *words]) == UNKNOWN
     assert printed(capsys).startswith(start)
 
@@ -264,8 +265,8 @@ def test_a_probe_that_cannot_ask_is_unknown(words: list[str], start: str, capsys
 def test_programs_get_all_facts_and_cron_gets_no_good_news(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """JSON has state, code, limits with their unit, and every fact; also of a failure. `--quiet` is silent while it is
-    well, and only then."""
+    """JSON has state, code, limits with their unit, and every fact; also for a failure. `--quiet` prints nothing while
+    the check is ok, and only then."""
     listener.respond("/admin/cluster", CLUSTER)
     listener.respond("/admin/lag", {"lag": [{**LAG, "queue": f"q{n}"} for n in range(9)]})
     assert cli.main(["check", "lag", "-o", "json", "-w", "1.5"]) == OK
@@ -286,8 +287,8 @@ def test_programs_get_all_facts_and_cron_gets_no_good_news(
 def test_a_queue_without_full_sync_is_a_warning(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A real-time queue whose repairs go by another one is compared by that one's checks; a bucket type that a queue
-    sends and no check of any node compares is a warning, and so is one that the other cluster lacks."""
+    """A real-time queue with a separate repair queue is covered by that queue's checks; a bucket type that a queue
+    sends and no node's checks compare is a warning, and so is one that the other cluster lacks."""
     listener.respond("/admin/cluster", CLUSTER)
 
     def sync(*options: str, **nodes: Any) -> tuple[int, str]:

@@ -17,7 +17,7 @@ COUNTS = ("queued", "acknowledged", "collapsed", "vanished", "cleared")
 
 
 def queue_of(node: str, waiting: int) -> dict[str, Any]:
-    """Everything that a node lists of its queue."""
+    """All fields of a queue in a node's listing."""
     bulk = {"waiting": 0, "in_flight": 0, **dict.fromkeys(COUNTS, 1)}
     rates = {"bytes_per_second": 0.0, "objects_per_second": 0.0}
     return queue_row("east", node) | {
@@ -32,7 +32,7 @@ def queue_of(node: str, waiting: int) -> dict[str, Any]:
 
 
 def test_a_queue_is_shown_in_sum_and_by_node(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """What waits is the sum, unknown as soon as one node does not answer; --node has the counters of one."""
+    """The backlog is the nodes' sum, unknown as soon as one node does not answer; --node shows the counters of one."""
     nodes = [{"node": f"east-{n}", "gone": False, "queues": [queue_of(f"east-{n}", 10 * n)]} for n in (1, 2)]
     listener.respond("/admin/queues/nodes", {"nodes": nodes})
     assert main(["queue", "show", "to-west"]) == Exit.OK
@@ -64,7 +64,7 @@ def test_a_queue_is_shown_in_sum_and_by_node(listener: FakeAdminListener, capsys
 def test_sinks_are_shown_by_node_and_sources_in_sum(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A node that does not answer is a row that says so; of a source cluster all nodes' counts are added."""
+    """A node that does not answer has a row that says so; a source cluster's counts are summed over the nodes."""
     nodes = [{"node": f"w{n}", "sink": {**OVERVIEW, "node": f"w{n}"}} for n in (1, 2)] + [{"node": "w3", "sink": None}]
     listener.respond("/admin/sink/nodes", {"nodes": nodes})
     assert main(["sink", "show"]) == Exit.OK
@@ -79,7 +79,7 @@ def test_sinks_are_shown_by_node_and_sources_in_sum(
 
 
 def test_full_sync_shows_every_node(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """What each node has planned and proven; a node that does not answer is named."""
+    """Each node's schedule and proofs are shown; a node that does not answer is named."""
     respond_as(listener, "east")
     answer = fullsync_answer("east")
     answer["nodes"]["east-3"] = None

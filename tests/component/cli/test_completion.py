@@ -36,7 +36,7 @@ PATIENT: Final = "from isthmus.node.cli import completion; completion.TIMEOUT_S 
 
 
 def completed(line: str, setting: str = PATIENT, **variables: str) -> list[str]:
-    """What a shell offers at the end of a line."""
+    """The completions that a shell offers at the end of a line."""
     words = line.split(" ")
     run = [sys.executable, "-c", f"import sys; {setting}; from isthmus.node.cli.main import main; sys.exit(main())"]
     asked = {"_ISTHMUS_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
@@ -74,7 +74,7 @@ def test_names_are_completed(shell: FakeAdminListener, line: str, names: list[st
 
 
 def test_options_and_contexts_need_no_cluster(shell: FakeAdminListener, tmp_path: Path) -> None:
-    """They are known on this machine."""
+    """Options and contexts are completed from this machine's data."""
     file = tmp_path / "contexts.toml"
     entries = {"east": ClusterEntry(("http://127.0.0.1:9",)), "west": ClusterEntry(("http://127.0.0.1:9",))}
     save(file, ContextFile({"prod": ContextEntry(entries)}, "prod"))
@@ -84,7 +84,7 @@ def test_options_and_contexts_need_no_cluster(shell: FakeAdminListener, tmp_path
 
 
 def test_names_are_remembered_for_a_while(shell: FakeAdminListener, tmp_path: Path) -> None:
-    """Several TABs ask once; later the cluster is asked again; the files are the user's alone."""
+    """Several TABs cause one request; later the cluster is asked again; only the user can read the files."""
     assert completed("isthmus queue show to-w") == ["to-west"]
     shell.respond("/admin/queues", {"queues": [{"name": "new"}]})
     assert completed("isthmus queue show to-w") == ["to-west"]
@@ -96,7 +96,8 @@ def test_names_are_remembered_for_a_while(shell: FakeAdminListener, tmp_path: Pa
 
 
 def test_a_cluster_that_does_not_answer_completes_nothing_and_says_nothing(shell: FakeAdminListener) -> None:
-    """Neither a refused connection nor silence is told in the middle of a person's line, and the next TAB is quick."""
+    """Neither a refused connection nor a silent node prints anything into the user's line, and the next TAB is
+    quick."""
     assert completed("isthmus queue show ", ISTHMUS_ADMIN="http://127.0.0.1:9") == []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         admin = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -117,7 +118,7 @@ def test_a_cluster_that_does_not_answer_completes_nothing_and_says_nothing(shell
 def test_nothing_is_left_of_an_answer_that_was_not_stored(
     shell: FakeAdminListener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that could not be put in place goes at once, and one of a shell that was killed goes at the next TAB."""
+    """A file that could not be put in place is removed at once, and one of a killed shell at the next TAB."""
     names = tmp_path / "cache" / "isthmus" / "names"
     names.mkdir(parents=True)
     left = names / "killed.new"

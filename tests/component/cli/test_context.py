@@ -1,4 +1,4 @@
-"""Contexts: the file, the commands that write it, and what counts before it."""
+"""Contexts: the file, the commands that write it, and the settings that override it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.fake_admin_listener import FakeAdminListener
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the context file is in this test."""
+    """The path of the context file in this test."""
     path = tmp_path / "config" / "contexts.toml"
     monkeypatch.setenv("ISTHMUS_CONTEXTS", str(path))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
@@ -36,7 +36,7 @@ def east() -> Iterator[FakeAdminListener]:
 
 @pytest.fixture
 def west() -> Iterator[FakeAdminListener]:
-    """Another one."""
+    """The listener of another cluster."""
     fake = FakeAdminListener()
     respond_as(fake, "west")
     yield fake
@@ -74,7 +74,7 @@ def test_addresses_are_typed_once(
 def test_status_shows_all_clusters_of_the_context(
     file: Path, east: FakeAdminListener, west: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Under the names of the context, one that is down too; --cluster shows one alone."""
+    """Status shows all clusters of the context by name, one that is down too; --cluster shows one alone."""
     entries = {
         "e": ClusterEntry((east.url,)),
         "w": ClusterEntry((west.url,)),
@@ -138,7 +138,7 @@ def test_a_token_of_a_context_goes_to_its_addresses_alone(
 def test_a_context_knows_files_by_their_absolute_path_and_no_token(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`add` refuses what is no file; the token of the environment is not stored."""
+    """`add` refuses paths that are not files; the token of the environment is not stored."""
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "east.token", "t" * 32)
     monkeypatch.setenv("ISTHMUS_TOKEN", "s" * 32)
@@ -177,7 +177,7 @@ def test_contexts_are_listed_shown_and_removed(file: Path, capsys: pytest.Captur
 
 
 def test_without_any_context_the_default_address_is_asked(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A missing file is no fault, --cluster without a context is one."""
+    """A missing file is not an error, --cluster without a context is one."""
     assert main(["context", "list"]) == Exit.OK
     assert f"there is no context in {file}" in capsys.readouterr().out
     assert main(["lag", "--cluster", "east"]) == Exit.USAGE
@@ -208,7 +208,7 @@ def test_without_any_context_the_default_address_is_asked(file: Path, capsys: py
 def test_faults_of_the_file_are_told_with_their_line(
     file: Path, capsys: pytest.CaptureFixture[str], text: str, line: int, sentence: str
 ) -> None:
-    """Each is a usage error with file, line and what would be right; no secret of the file is in it."""
+    """Each is a usage error with file, line and a valid form; it contains no secret of the file."""
     written(file, text)
     assert main(["lag"]) == Exit.USAGE
     err = capsys.readouterr().err
@@ -219,14 +219,15 @@ def test_faults_of_the_file_are_told_with_their_line(
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
 def test_a_file_that_others_may_use_is_refused(file: Path, capsys: pytest.CaptureFixture[str], mode: int) -> None:
-    """It names files of credentials, and where they are sent: nobody else may read or change it."""
+    """The file names credentials and the addresses that they are sent to: other users must be unable to read or change
+    it."""
     written(file, "", mode)
     assert main(["lag"]) == Exit.USAGE
     assert f"has mode {mode:04o}, others may use it: chmod 600 {file}" in capsys.readouterr().err
 
 
 def test_a_written_file_reads_back(tmp_path: Path) -> None:
-    """Whatever a name or path has in it."""
+    """A written file is read back unchanged, whatever characters its names and paths have."""
     entry = ClusterEntry(("https://a:1", "https://b:1"), ("http://a:2",), '/x "y"/\u00fc\\z', "/ca", "/cert", "/key")
     file = ContextFile({"a.b": ContextEntry({"c-1": entry, "d": ClusterEntry(("http://d:1",))}, "d")}, "a.b")
     save(tmp_path / "new" / "contexts.toml", file)
@@ -248,7 +249,7 @@ def test_the_file_is_in_the_users_config_directory(monkeypatch: pytest.MonkeyPat
 def test_kv_asks_a_node_of_the_context_for_client_listeners(
     file: Path, east: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without addresses for clients in the context, those of the nodes that live are used."""
+    """Without addresses for clients in the context, those of the live nodes are used."""
     answer = {"nodes": [{"name": "east-1", "state": "live", "http": "http://127.0.0.1:9"}]}
     east.respond("/admin/cluster", answer)
     save(file, ContextFile({"prod": ContextEntry({"east": ClusterEntry((east.url,))})}, "prod"))
@@ -260,7 +261,7 @@ def test_kv_asks_a_node_of_the_context_for_client_listeners(
 
 
 def test_a_cluster_is_chosen_by_option_default_or_because_it_is_the_only_one() -> None:
-    """With several and none of these, the error names them."""
+    """With several clusters and none of these, the error names them."""
     one, two = ContextEntry({"a": ClusterEntry(("x",))}), ContextEntry({name: ClusterEntry(("x",)) for name in "ab"})
     assert (one.chosen("c", ""), two.chosen("c", "b")) == ("a", "b")
     assert ContextEntry(two.clusters, "b").chosen("c", "") == "b"

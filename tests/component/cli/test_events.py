@@ -40,7 +40,7 @@ def test_events_are_a_timeline(listener: FakeAdminListener, capsys: pytest.Captu
 def test_since_is_a_time_or_a_while_ago(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both become milliseconds since 1970."""
+    """Both forms become milliseconds since 1970."""
     monkeypatch.setattr(events.time, "time_ns", lambda: AT_MS * 1_000_000)
     listener.respond(f"/admin/events?since={AT_MS - 900_000}&kind=node&limit=5", {"events": []})
     assert main(["events", "--since", "15m", "--kind", "node", "--limit", "5"]) == Exit.OK
@@ -65,8 +65,8 @@ FURTHER = f"/admin/events?last={events.OVERLAP_MS}&limit=1000"
 def test_follow_prints_each_event_once(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It looks back a little each time, by the clock of each node; an event whose time lies before those that were
-    printed is no less new. --timeout or Ctrl-C ends it with code 0."""
+    """Each poll overlaps the one before a little, by each node's clock; an event with an earlier time than printed ones
+    is still printed. --timeout or Ctrl-C ends it with code 0."""
     listener.respond("/admin/events?limit=100", {"events": [event(1), event(2)], "at_ms": AT_MS})
     behind = event(2, "n2", at_ms=AT_MS - 3_600_000)
     listener.respond(FURTHER, {"events": [behind, event(2), event(2, id="a1")]})
@@ -114,7 +114,7 @@ def test_follow_goes_on_after_a_failure(listener: FakeAdminListener, capsys: pyt
 
 @pytest.mark.usefixtures("polls")
 def test_follow_says_where_events_are_left_out(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """A full answer whose oldest event was not printed before may lack some."""
+    """A full answer whose oldest event was not printed before may have left out events."""
     listener.respond("/admin/events?limit=100", {"events": [event(1)]})
     listener.respond(FURTHER, {"events": [event(number) for number in range(2, 1_002)]})
     assert main(["events", "--follow", "--timeout", "1s"]) == Exit.OK

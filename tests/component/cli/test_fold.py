@@ -1,4 +1,4 @@
-"""`isthmus fold`: pages that may succeed later are retried, others end the fold with the place to go on from."""
+"""`isthmus fold`: pages that may succeed later are retried, others end the fold with the place to continue from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.fake_admin_listener import FakeAdminListener
 
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAdminListener]:
-    """One with a bucket type of a single partition."""
+    """A listener with a bucket type of a single partition."""
     found = FakeAdminListener()
     found.respond("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
     monkeypatch.setenv("ISTHMUS_ADMIN", found.url)
@@ -34,7 +34,8 @@ PAGE: dict[str, Any] = {
 def test_a_page_is_asked_for_again_while_that_may_help(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A node that has no room, a leadership that moves: the same page again, a bounded time; then the fold goes on."""
+    """On an overloaded node or a moving leadership the same page is requested again, for a bounded time; then the fold
+    continues."""
     refusals = iter(("overloaded", "not-ready", "not-leader"))
 
     def later(_seconds: float) -> None:
@@ -55,8 +56,8 @@ def test_a_page_is_asked_for_again_while_that_may_help(
 def test_a_fold_that_cannot_go_on_shows_where_it_ended(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Beyond that time, or at once for what no other try would mend: one line to go on from, and the reason. A fold
-    that was refused before its first page, such as by a wrong queue's name, has no place to go on from."""
+    """After that time, or at once for permanent errors, it prints one line with the place to continue from, and the
+    reason. A fold refused before its first page, such as for a wrong queue's name, has no such place."""
     monkeypatch.setattr(fold, "RETRY_LIMIT_S", -1.0)
     listener.respond("/admin/folds", {"error": "no room", "reason": "overloaded"}, 503)
     assert cli.main(["fold", "object-stats"]) == Exit.UNAVAILABLE
@@ -70,7 +71,8 @@ def test_a_fold_that_cannot_go_on_shows_where_it_ended(
 def test_a_fold_that_changes_something_does_not_ask_without_a_terminal(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a terminal it says what to give, and nothing is done; it does not end as if it had been interrupted."""
+    """Without a terminal the command names the option to give, and nothing is done; its exit code is not that of an
+    interruption."""
     assert cli.main(["fold", "erase-keys"]) == Exit.USAGE
     assert "use --yes" in capsys.readouterr().err
 
@@ -79,8 +81,8 @@ def test_a_fold_that_changes_something_does_not_ask_without_a_terminal(
 def test_a_fold_that_ends_early_shows_what_there_was_until_then(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
 ) -> None:
-    """`--from` goes on behind it, so it would be known to nobody: buckets, sizes, keys found, and above all how many
-    were changed."""
+    """`--from` continues behind these results, so they must be printed: buckets, sizes, found keys, and above all the
+    number of changed keys."""
     found = [{"bucket": "b", "key": "k", "siblings": 1, "size_bytes": 9, "modified_ms": 0, "note": ""}]
     page = {**PAGE, "found": found, "next": {"segment": 17, "name": "6b"}, "sizes": {"4": 2}, "siblings": {"1": 2}}
     whole = fold._page
@@ -110,7 +112,7 @@ def test_a_fold_that_ends_early_shows_what_there_was_until_then(
 def test_a_question_names_all_that_narrows_a_fold(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever is asked whether keys are to be erased sees which, times and ranges of keys included."""
+    """The confirmation of an erase lists all that narrows it, times and ranges of keys included."""
     terminal = io.StringIO("n\n")
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)

@@ -34,15 +34,15 @@ def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAdminListener]:
 
 
 def result(verdict: str) -> dict[str, Any]:
-    """Of a check that began just now."""
+    """The result of a check that began just now."""
     return {"began_ms": AT_MS, "kind": "all", "bucket_type": "default", "verdict": verdict, "reason": "because"}
 
 
 def test_status_shows_who_compares_what_is_next_and_what_is_open(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One node alone is warned of, one that is silent named; a range that waits and gaps are shown, by the queues that
-    have them, which need not be the one of repairs; a node of a version before does not say which."""
+    """A warning names a node that compares alone, and silent nodes are named; waiting ranges and gaps are shown with
+    their queues, which need not be the repair queue; a node of an earlier version does not name the queue."""
     assert cli.main(["fullsync", "status", "--node", "e1"]) == Exit.OK
     assert listener.posted == []
     shown = capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_status_shows_who_compares_what_is_next_and_what_is_open(
 def test_the_schedule_shows_what_was_left_out_what_is_tried_again_and_what_is_due(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the order of their times."""
+    """Left-out, retried and due checks are shown in the order of their times."""
     skipped = [{"at_ms": AT_MS, "kind": "hour", "reason": "late"}]
     checks = [{"at_ms": AT_MS + 9_000_000, "kind": "all"}]
     peer = {"name": "west", "suspended": False, "skipped": skipped, "checks": checks}
@@ -127,8 +127,8 @@ def test_the_exit_code_of_a_run_is_that_of_the_result_that_proves_least(
 def test_a_run_without_a_result_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], kind: str, words: str
 ) -> None:
-    """Where `auto` chooses to look at nothing, or a node could not keep what was found, there is nothing to show, and
-    that is said."""
+    """Where `auto` chooses to compare nothing, or a node could not keep the result, the command reports that there is
+    no result."""
     listener.respond("/admin/fullsync/run", {"peer": "west", "at_ms": AT_MS}, 202)
     listener.respond("/admin/fullsync?results=200", {"running": None, "peers": [{**PEER, "results": []}]})
     assert cli.main(["fullsync", "run", kind, "--wait"]) == Exit.UNAVAILABLE
@@ -138,7 +138,7 @@ def test_a_run_without_a_result_is_reported(
 def test_a_run_without_a_peer_is_of_all_of_the_node(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both are checked, the results of both are shown, and the worst of all is the exit code."""
+    """Both peers are checked, the results of both are shown, and the worst result sets the exit code."""
     listener.respond("/admin/fullsync/run", {"peer": None, "peers": ["west", "north"], "at_ms": AT_MS}, 202)
     peers = [
         {**PEER, "name": name, "results": [result(verdict)]}
@@ -181,7 +181,7 @@ def test_a_run_that_is_waited_for_is_this_one_alone(
 def test_a_suspension_is_reported_by_node_and_a_silent_node_is_code_3(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nodes that have no such peer are not named."""
+    """Nodes without such a peer are not named."""
     listener.respond("/admin/fullsync/suspend", {"acted": {"e1": ["west"], "e2": [], "e3": None}})
     assert cli.main(["fullsync", "suspend", "--by", "ann", "--reason", "move"]) == Exit.UNAVAILABLE
     said = capsys.readouterr()
@@ -199,7 +199,8 @@ def test_a_suspension_is_reported_by_node_and_a_silent_node_is_code_3(
 def test_settings_of_a_peer_have_the_keys_of_a_file(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is not named is not sent; --default stands alone; kinds and counts are read before anybody is asked."""
+    """Settings that are not given are not sent; --default excludes other settings; kinds and counts are validated
+    before a request is sent."""
     for path in ("set", "peers/add", "peers/remove"):
         listener.respond(f"/admin/fullsync/{path}", {"acted": {"e1": ["west"]}, "later": []})
     words = ["set", "west", "--wants", "all=24,auto=0", "--queue", "q", "--one-way", "--by", "ann", "--node", "e1"]
@@ -228,7 +229,7 @@ def test_settings_of_a_peer_have_the_keys_of_a_file(
 
 
 def test_status_shows_what_operators_set(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who, when and why; a peer that was removed, and what does not count on this node."""
+    """Status shows who set what, when and why, a removed peer, and settings that this node ignores."""
     act = {"by": "ann", "at_ms": AT_MS, "reason": "move"}
     peer = {**PEER, "set": [{**act, "values": {"all": 24}}]}
     answer = {

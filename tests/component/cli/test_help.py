@@ -14,7 +14,8 @@ from isthmus.node.observability.version import program_version
 
 
 def test_help_shows_any_command_and_suggests_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """Words lead to a command's help, at any depth; without any the root's; a slip gets a suggestion."""
+    """Words select a command's help, at any depth; without words the root's help is shown; a misspelled word gets a
+    suggestion."""
     assert cli.main(["help", "sink", "dead-letters", "list"]) == Exit.OK
     assert "Usage: isthmus sink dead-letters list" in capsys.readouterr().out
     assert cli.main(["help"]) == Exit.OK
@@ -38,14 +39,14 @@ def test_connection_options_stand_in_one_place(capsys: pytest.CaptureFixture[str
 
 
 def test_exit_codes_are_a_topic(capsys: pytest.CaptureFixture[str]) -> None:
-    """With every code that a command may end with."""
+    """The topic lists every exit code of the commands."""
     assert cli.main(["help", "exit-codes"]) == Exit.OK
     out = capsys.readouterr().out
     assert all(meaning in out for meaning in MEANINGS.values())
 
 
 def test_every_command_that_asks_a_node_takes_all_connection_options() -> None:
-    """Nobody has to remember which of them a command has."""
+    """Every such command has all of them, so that users need not remember which."""
     wanted = {flag for flag, *_ in (*CHOICES, *OPTIONS)}
     context = click.Context(cli.root, info_name="isthmus")
 
@@ -66,7 +67,7 @@ def test_every_command_that_asks_a_node_takes_all_connection_options() -> None:
 
 
 def test_the_root_help_has_sections_and_a_line_for_each_noun(capsys: pytest.CaptureFixture[str]) -> None:
-    """Basics first, development last; no summary is wrapped at 80 columns, and every noun stands in one section."""
+    """Basics first, development last; no summary is wrapped at 80 columns, and every noun is in one section."""
     assert cli.main(["--help"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
     titles = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
@@ -79,7 +80,7 @@ def test_the_root_help_has_sections_and_a_line_for_each_noun(capsys: pytest.Capt
 
 
 def test_version_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
-    """As --version, and with Python, packages and extras; as JSON for programs."""
+    """The command prints the output of --version, and Python, packages and extras; as JSON for programs."""
     assert cli.main(["version"]) == Exit.OK
     assert capsys.readouterr().out.startswith(f"isthmus: {program_version()}\npython: 3.")
     assert cli.main(["version", "-o", "json"]) == Exit.OK

@@ -1,4 +1,4 @@
-"""Invalid input of operators: one line with what is wrong and what would be right."""
+"""Invalid input of operators: one line that names the error and a valid form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.fake_admin_listener import FakeAdminListener
 
 
 def test_an_unknown_command_is_reported_with_a_similar_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """The nouns are imported when they are used, and are suggested all the same."""
+    """Nouns are imported when they are used, but are suggested anyway."""
     assert cli.main(["que", "list"]) == Exit.USAGE
     assert "Did you mean 'queue'?" in capsys.readouterr().err
 
@@ -27,7 +27,7 @@ def test_an_unknown_command_is_reported_with_a_similar_one(capsys: pytest.Captur
 def test_a_queue_that_is_not_there_is_reported_with_those_that_are(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`queue show` finds it in what the node lists, so it says what that is."""
+    """`queue show` searches the node's list, so its error prints that list."""
     queues = [{"name": "to-west"}, {"name": "to-north"}]
     listener.respond("/admin/queues/nodes", {"nodes": [{"node": "n", "queues": queues}]})
     assert cli.main(["queue", "show", "to-wset"]) == Exit.REFUSED
@@ -59,7 +59,7 @@ def test_where_a_queue_begins_is_a_time_or_one_of_two_words(
 def test_gaps_that_were_not_closed_are_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], answer: object, code: Exit, sentence: str
 ) -> None:
-    """Nobody takes a gap for closed that is not there, that grows, or whose node is silent."""
+    """A gap that does not exist, that grows, or whose node is silent is not reported as closed."""
     listener.respond("/admin/queues/q/gaps/close", answer)
     assert cli.main(["queue", "gaps", "q", "--close", "4:1", "--close", "5:1", "--close", "5:1"]) == code
     shown = capsys.readouterr()
@@ -83,7 +83,8 @@ def test_dead_letters_that_are_not_there_are_reported(
 
 
 def test_a_queue_without_owner_is_not_unknown(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """That no cluster has fetched yet is known; "unknown" stands for what could not be found out."""
+    """A queue from which no cluster has fetched yet is shown as such; "unknown" means that the state could not be
+    determined."""
     lag = {"queue": "q", "cluster": None, "uuid": None, "bucket_type": "notes", "seconds": 0.0, "objects": 0,
            "bytes": 0, "proven_ms": None, "reason": ""}  # fmt: skip
     listener.respond("/admin/lag", {"lag": [lag]})
@@ -97,7 +98,7 @@ def test_a_queue_without_owner_is_not_unknown(listener: FakeAdminListener, capsy
 
 
 def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody has to guess which of the two holds; a single reference is reported as one."""
+    """The contradiction is refused; a single reference is reported in the singular."""
     assert cli.main(["queue", "throttle", "q", "--bytes", "10MB", "--default"]) == Exit.USAGE
     assert "--default alone" in capsys.readouterr().err
     listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 0, "reason": ""})
@@ -109,7 +110,7 @@ def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys
 def test_all_nodes_may_be_given_but_not_with_one_node(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], noun: list[str]
 ) -> None:
-    """--all-nodes is what holds without it; with --node it contradicts, in either order."""
+    """--all-nodes is the default; together with --node it is refused, in either order."""
     for path in ("queues/q", "sink", "fullsync"):
         listener.respond(f"/admin/{path}/suspend", {"acted": {}})
     assert cli.main([*noun, "--all-nodes"]) == Exit.OK
@@ -162,7 +163,7 @@ def answering_404(reason: str, *headers: tuple[str, str]) -> Iterator[str]:
             self.end_headers()
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing is told on standard error."""
+            """Keep the server's log off standard error."""
 
     server = HTTPServer(("127.0.0.1", 0), NotFoundHandler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -176,8 +177,8 @@ def answering_404(reason: str, *headers: tuple[str, str]) -> Iterator[str]:
 
 
 def test_an_unknown_local_state_does_not_count_as_behind() -> None:
-    """Where nobody can say what this cluster has of a key, no other one is ahead of it: how they stand is unknown, and
-    what the other has seen is told. Where the key is known not to be here, the other is ahead."""
+    """When this cluster's object of a key is unknown, the comparison is unknown, and the other side's clock is shown.
+    When the key is known to be absent here, the other side is ahead."""
     clock = encode_clock(((b"a" * 20, 1, 0),))
     with answering_404("not-found", ("X-Riak-Vclock", b64encode(clock).decode())) as url:
         unknown = other_side(url, Key(b"default", b"b", b"k"), None, known=False)
@@ -188,7 +189,7 @@ def test_an_unknown_local_state_does_not_count_as_behind() -> None:
 
 
 def test_a_tombstone_there_is_equal_to_nothing_here() -> None:
-    """Reaped here and not there: a full-sync finds no difference, so explain sends nobody after one. A tombstone that
+    """A tombstone reaped here and not there is no difference to full-sync, so explain reports none. A tombstone that
     this side has not seen is still ahead of a value."""
     clock = encode_clock(((b"a" * 20, 2, 0),))
     told = ("X-Riak-Vclock", b64encode(clock).decode()), ("X-Riak-Deleted", "true")
@@ -201,7 +202,7 @@ def test_a_tombstone_there_is_equal_to_nothing_here() -> None:
 
 
 def test_why_the_other_side_does_not_answer_is_reported_in_words() -> None:
-    """As everywhere else: a name of an exception would hide an expired certificate, or that nobody listens there."""
+    """The name of an exception would hide an expired certificate, or that nothing listens there."""
     key = Key(b"default", b"b", b"k")
     with answering_404("") as url:
         plain = other_side(url.replace("http://", "https://"), key, None)
@@ -214,7 +215,7 @@ def test_why_the_other_side_does_not_answer_is_reported_in_words() -> None:
 def test_single_values_asked_of_no_client_listener_are_reported(
     reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The admin port is the likeliest slip: one sentence, and not the listener's own answer."""
+    """The admin port is the most likely mistake: the error is one sentence, not that listener's own answer."""
     with answering_404(reason) as url:
         assert cli.main(["kv", "get", "b", "k", "--http", url]) == Exit.UNAVAILABLE
     said = capsys.readouterr().err
@@ -227,7 +228,8 @@ def test_single_values_asked_of_no_client_listener_are_reported(
     [("not-found", "absent"), ("unknown-path", "unknown"), ("unknown-bucket-type", "unknown"), ("", "unknown")],
 )
 def test_only_a_node_that_answers_so_lacks_the_key(reason: str, state: str) -> None:
-    """Another 404 is of a listener that is no client's, or of a cluster without the bucket type: no absent key."""
+    """Another 404 comes from a listener that is not a client listener, or from a cluster without the bucket type: it
+    does not show that the key is absent."""
     with answering_404(reason) as url:
         found = other_side(url, Key(b"default", b"b", b"k"), None)
     assert found["state"] == state

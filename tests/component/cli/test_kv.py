@@ -55,8 +55,8 @@ def test_bytes_go_in_and_come_out_as_they_are(run: Run, tmp_path: Any) -> None:
 
 
 def test_a_key_is_type_bucket_key_as_everywhere(run: Run) -> None:
-    """What stands before the first slash is the bucket type, default without one; after the older --bucket-type a slash
-    is part of the bucket's name, and a message names both."""
+    """The part before the first slash is the bucket type, default without one; after the older --bucket-type a slash is
+    part of the bucket's name, and a message names both."""
     run("put", "default/b", "k", "v")
     assert run("get", "b", "k") == (Exit.OK, b"v", "")
     run("put", "default/a/b", "k", "w")
@@ -70,7 +70,7 @@ def test_a_key_is_type_bucket_key_as_everywhere(run: Run) -> None:
 
 
 def test_an_absent_and_a_deleted_key_are_code_1(run: Run) -> None:
-    """Nothing on standard output, one line on standard error; with JSON the clock of the deletion."""
+    """Standard output is empty, standard error has one line; with JSON the output has the clock of the deletion."""
     assert run("get", "b", "k") == (Exit.DIFFERS, b"", "isthmus: not found\n")
     assert run("delete", "b", "k")[0] == Exit.DIFFERS
     run("put", "b", "k", "v")
@@ -109,7 +109,7 @@ def test_siblings_are_shown_and_resolved_by_clock(run: Run) -> None:
 
 
 def test_names_of_any_bytes_are_listed_and_taken_back(run: Run) -> None:
-    """Names that are no text are percent-encoded; with --percent every name can be given back as it was printed."""
+    """Names that are not text are percent-encoded; with --percent every name can be entered as it was printed."""
     for name in ("a/b", "a%b", "%FF%00", "."):
         assert run("put", "b", name, "v")[0] == Exit.OK
     assert run("put", "--percent", "b", "%FF%00", "raw")[0] == Exit.OK
@@ -151,7 +151,7 @@ def test_failures_have_their_codes_and_one_line(run: Run, arguments: tuple[str, 
 
 
 def test_a_refusal_for_now_is_incomplete(run: Run, client_api: ClientApiFixture) -> None:
-    """What the node cannot do now is code 3 with the node's own sentence."""
+    """A temporary refusal by the node is code 3 with the node's own sentence."""
     from isthmus.repl.model.errors import NotReady
 
     client_api.kv.fail = NotReady("no leader yet")

@@ -14,7 +14,7 @@ from tests.support.fake_admin_listener import FakeAdminListener
 def test_a_key_is_reaped_or_the_reason_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line and code 0; else the reason and code 4; JSON is the node's answer either way."""
+    """A reap prints one line with code 0, else the reason with code 4; JSON is the node's answer in both cases."""
     listener.respond("/admin/reaps", {"outcome": "reaped", "reason": ""})
     assert cli.main(["kv", "reap", "notes/b", "k", "--by", "ann"]) == Exit.OK
     assert capsys.readouterr().out == "notes/b k: reaped\n"

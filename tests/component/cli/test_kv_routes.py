@@ -106,7 +106,7 @@ def test_a_leader_of_another_cluster_or_without_answer_is_not_used(nodes: Nodes,
 
 
 def test_a_token_in_plain_text_goes_to_the_given_node_only(nodes: Nodes, run: Run, tmp_path: Path) -> None:
-    """Without TLS nothing proves who listens at an address of the routes."""
+    """Without TLS the identity of a listener at an address of the routes is unproven."""
     given, leader = nodes
     (tmp_path / "token").write_text("secret-secret-secret")
     (tmp_path / "token").chmod(0o600)
@@ -129,7 +129,7 @@ def test_a_failed_read_is_repeated_at_the_given_node_and_a_write_is_not(nodes: N
 
 
 def test_a_node_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    """Without the given node there are no routes, and its failure is the command's."""
+    """Without the given node there are no routes, and its failure is the command's result."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("ISTHMUS_HTTP", f"http://127.0.0.1:{unused.getsockname()[1]}")

@@ -57,7 +57,7 @@ class ScriptedNode:
 def test_a_dry_run_shows_the_plan_and_moves_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Leaders as they are and as they would be, and each move; as JSON the node's own answer."""
+    """The plan shows present and planned leaders, and each move; as JSON the node's own answer."""
     node = ScriptedNode(monkeypatch, UNEVEN)
     assert cli.main(["leader", "balance", "--dry-run"]) == Exit.OK
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -71,7 +71,7 @@ def test_a_dry_run_shows_the_plan_and_moves_nothing(
 def test_leaders_are_shown_by_bucket_type_where_there_are_several(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is even in the sum may not be for a bucket type: of each the table has who leads how much."""
+    """Leaders may be even in total and uneven for a bucket type: the table has the leaders per node for each type."""
     types = {"a": {"imbalance": 2, "leaders": {"n1": 2, "n3": 0}}, "b": {"imbalance": 0, "leaders": {"n1": 1}}}
     ScriptedNode(monkeypatch, {**UNEVEN, "bucket_types": types})
     assert cli.main(["leader", "balance", "--dry-run"]) == Exit.OK
@@ -90,8 +90,8 @@ def test_nothing_to_move_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 def test_an_obstacle_is_reported_and_not_called_even(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While partitions are being elected nobody knows what is even: code 3 with the reason, in a dry run, too. Moves
-    that are under way are followed."""
+    """While partitions are being elected the balance is unknown: code 3 with the reason, in a dry run, too. Moves under
+    way are followed."""
     waits = {**status((2, 1, 1), []), "reason": "partition 3 is being elected"}
     node = ScriptedNode(monkeypatch, waits)
     for options in ((), ("--dry-run",), ("--yes", "-o", "json")):
@@ -107,7 +107,7 @@ def test_an_obstacle_is_reported_and_not_called_even(
 
 
 def test_moves_are_reported_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan, then each move once, then the leaders as they are now."""
+    """The command prints the plan, then each move once, then the leaders afterwards."""
     node = ScriptedNode(
         monkeypatch,
         UNEVEN,
@@ -129,7 +129,7 @@ def test_moves_are_reported_as_they_end(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_a_move_that_failed_is_reported_and_makes_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Why it failed, and what came of it all; the same in JSON."""
+    """The command shows why a move failed, and the totals; the same in JSON."""
     after = status((1, 2, 1), PLAN[1:], a_run("as even as it can be now: refused", FAILED))
     ScriptedNode(monkeypatch, UNEVEN, after)
     assert cli.main(["leader", "balance", "--yes"]) == Exit.DIFFERS
@@ -142,7 +142,7 @@ def test_a_move_that_failed_is_reported_and_makes_code_1(
 
 
 def test_nothing_moves_unasked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a terminal to ask at, and for programs, --yes or --dry-run must be said."""
+    """Without a terminal to confirm at, and for programs, --yes or --dry-run is required."""
     node = ScriptedNode(monkeypatch, UNEVEN)
     for arguments in (["leader", "balance"], ["leader", "balance", "-o", "json"]):
         assert cli.main(arguments) == Exit.USAGE
@@ -153,7 +153,7 @@ def test_nothing_moves_unasked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_another_controller_ends_the_looking(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The moves that were begun are another node's now, so this command does not pretend to know how they end."""
+    """The started moves now belong to another node, so this command does not claim to know how they end."""
     ScriptedNode(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [], 5)), status((2, 2, 0), PLAN))
     assert cli.main(["leader", "balance", "--yes"]) == Exit.UNAVAILABLE
     assert "another node controls" in capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_another_controller_ends_the_looking(
 def test_moves_that_never_end_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a silence the command gives up looking, with a code of its own."""
+    """After a time without progress the command gives up, with a code of its own."""
     monkeypatch.setattr(leader, "STALL_S", 0.0)
     ScriptedNode(monkeypatch, UNEVEN, status((2, 2, 0), PLAN, a_run("", [])))
     assert cli.main(["leader", "balance", "--yes"]) == Exit.UNAVAILABLE
@@ -172,8 +172,8 @@ def test_moves_that_never_end_are_not_waited_for(
 def test_a_run_of_more_moves_than_a_node_keeps_is_followed_to_its_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The node keeps the last moves only: each is shown once all the same, and a run in which moves end is not taken
-    for a silent one."""
+    """The node keeps the last moves only: each move is shown once anyway, and a run in which moves end is not taken for
+    a stalled one."""
     kept, moves = 3, [{"partition": n, "from": "n1", "to": "n3", "state": "done", "reason": ""} for n in range(9)]
     looks = []
     for n in range(0, 10, 1):

@@ -1,4 +1,4 @@
-"""`isthmus local sample`: topologies for those who have no checkout."""
+"""`isthmus local sample`: topologies for users without a checkout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isthmus.node.local.topology import load_topology
 def test_each_topology_is_printed_as_its_file_and_can_be_started(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is printed is a topology without faults."""
+    """The printed text is a topology without faults."""
     assert main(["local", "sample", name]) == 0
     printed = capsys.readouterr().out
     assert printed == (SAMPLES / f"{name}.toml").read_text()
@@ -24,7 +24,7 @@ def test_each_topology_is_printed_as_its_file_and_can_be_started(
 
 
 def test_no_topology_is_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each file of the samples but that of a node has its name; another name is answered with those that there are."""
+    """Each file of the samples except the node's has a name; an unknown name is answered with the known ones."""
     assert {path.stem for path in SAMPLES.glob("*.toml")} == {*TOPOLOGIES, "node"}
     assert main(["local", "sample", "three"]) == 2
     err = capsys.readouterr().err

@@ -35,7 +35,7 @@ def test_help_lists_the_commands_without_importing_them() -> None:
 
 
 def test_every_listed_command_has_help_and_a_matching_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    """No noun is listed that cannot be loaded, and every verb says what it does."""
+    """Every listed noun can be loaded, and every verb has a summary."""
     context = click.Context(cli.root)
     for noun in cli.root.list_commands(context):
         command = cli.root.get_command(context, noun)
@@ -85,7 +85,7 @@ def test_a_bug_is_no_expected_failure(capsys: pytest.CaptureFixture[str], monkey
 
 
 def test_wrong_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """Unknown nouns, verbs and options are each told in one line with where to look."""
+    """Unknown nouns, verbs and options are each reported in one line that says where to look."""
     for arguments in (
         ["quue"],
         ["queue", "lst"],
@@ -102,7 +102,7 @@ def test_wrong_usage_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """Bare `isthmus` and a bare noun show what there is; as usage errors, since nothing was done."""
+    """Bare `isthmus` and a bare noun print their help, as usage errors, since nothing was done."""
     assert cli.main([]) == Exit.USAGE
     assert "Basics:" in capsys.readouterr().err
     assert cli.main(["config"]) == Exit.USAGE
@@ -110,7 +110,7 @@ def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_config_check_reports_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """All faults at once on standard output, with line and key; code 2; the same as JSON."""
+    """All faults are printed at once on standard output, with line and key; code 2; the same as JSON."""
     file = tmp_path / "n.toml"
     file.write_text('[node]\nname = "n"\ncluster = 3\nwokers = 1\n')
     assert cli.main(["config", "check", str(file)]) == Exit.USAGE
@@ -127,7 +127,7 @@ def test_config_check_reports_every_fault(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_config_check_passes_a_right_file(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file without faults is said to be so, with code 0."""
+    """A file without faults is reported as valid, with code 0."""
     assert cli.main(["config", "check", str(SAMPLE)]) == Exit.OK
     assert capsys.readouterr().out == f"{SAMPLE}: no faults\n"
     assert cli.main(["config", "check", str(SAMPLE), "-o", "json"]) == Exit.OK
@@ -137,7 +137,7 @@ def test_config_check_passes_a_right_file(capsys: pytest.CaptureFixture[str]) ->
 def test_config_check_warns_of_a_directory_of_runs_that_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It may be mounted later, so that code 0 stays; a file in its place is said to be one."""
+    """The directory may be mounted later, so the code is 0; a file in its place is reported as a file."""
     file, runs = tmp_path / "n.toml", tmp_path / "runs"
     file.write_text('[node]\nname = "n"\ncluster = "c"\ndata_dir = "data"\n[reconcile]\nruns_dir = "runs"\n')
     assert cli.main(["config", "check", str(file)]) == Exit.OK
@@ -152,7 +152,7 @@ def test_config_check_warns_of_a_directory_of_runs_that_is_none(
 
 
 def test_config_check_knows_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A topology is checked as one, and `config show` says that it wants a node's own file."""
+    """A topology is checked as one, and `config show` reports that it needs a node's own file."""
     sample = REPOSITORY / "config" / "samples" / "two-nodes.toml"
     assert cli.main(["config", "check", str(sample)]) == Exit.OK
     assert capsys.readouterr().out == f"{sample}: no faults\n"
@@ -182,8 +182,9 @@ queue = "to-west"
 
 
 def test_config_check_shows_who_compares_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One file of a cluster of several nodes shows one that compares, a warning; the files of all nodes tell which of
-    them share a peer, and warn of one that compares alone; a node with its own metastore has nobody to share with."""
+    """One file of a cluster of several nodes shows one comparing node, a warning; with the files of all nodes the check
+    shows which of them share a peer, and warns of a node that compares alone; a node with its own metastore cannot
+    share."""
     files = [tmp_path / f"n{n}.toml" for n in (1, 2)]
     for n, file in enumerate(files, 1):
         file.write_text(NODE.format(name=f"n{n}", id=n, hosts="zk:1"))
@@ -211,7 +212,7 @@ def test_config_check_shows_who_compares_alone(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_config_show_has_values_and_origins(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every value in force stands there with FILE:LINE or "default", one line each."""
+    """Every value in force is listed with FILE:LINE or "default", one line each."""
     assert cli.main(["config", "show", str(SAMPLE)]) == Exit.OK
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["KEY", "VALUE", "ORIGIN"]
@@ -223,7 +224,7 @@ def test_config_show_has_values_and_origins(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_node_with_faults_in_its_file_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`node run` tells every fault on standard error, a line each, with code 2, before anything is touched."""
+    """`node run` prints every fault on standard error, a line each, with code 2, before anything is touched."""
     file = tmp_path / "n.toml"
     file.write_text('[node]\nname = "n"\n[x]\n')
     assert cli.main(["node", "run", str(file)]) == Exit.USAGE
@@ -238,7 +239,7 @@ def test_a_node_with_faults_in_its_file_does_not_start(tmp_path: Path, capsys: p
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong path is told by name, in JSON too."""
+    """A wrong path is reported by name, in JSON too."""
     assert cli.main(["config", "show", str(tmp_path / "none")]) == Exit.USAGE
     assert capsys.readouterr().err == f"isthmus: {tmp_path / 'none'}: does not exist\n"
     assert cli.main(["config", "show", str(tmp_path / "none"), "-o", "json"]) == Exit.USAGE
@@ -262,7 +263,7 @@ def test_a_reader_that_went_away_is_no_failed_check() -> None:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_no_fault(closed: str) -> None:
-    """A command whose input, output or errors lead nowhere does what it does, and ends with its own code."""
+    """A command whose input, output or errors are closed still does its work, and ends with its own code."""
     line = f'"$0" -m isthmus.node.cli.main config show {SAMPLE} {closed}'
     done = subprocess.run(["sh", "-c", line, sys.executable], cwd=REPOSITORY, capture_output=True, timeout=30)
     assert (done.returncode, done.stderr) == (Exit.OK, b"")
@@ -287,7 +288,7 @@ def test_a_foreign_package_of_the_same_name_is_not_imported(tmp_path: Path) -> N
 
 
 def test_cells_never_invent_a_value() -> None:
-    """What is not known is called unknown, what is empty is a dash, and zero stays zero."""
+    """An unknown value is shown as "unknown", an empty one as a dash, and zero as zero."""
     assert [cell(value) for value in (None, "", [], 0, False, ["a", None], 1.25)] == [
         "unknown",
         "-",
@@ -310,7 +311,7 @@ def test_cells_never_invent_a_value() -> None:
 
 
 def test_moments_are_utc_or_unknown() -> None:
-    """Times are shown in one zone, and what is no time is not made one."""
+    """Times are shown in UTC, and invalid times as unknown."""
     assert moment(0) == "1970-01-01 00:00:00Z"
     assert moment(253_402_300_799_999) == "9999-12-31 23:59:59Z"
     assert {moment(value) for value in (None, -1, True, "x", 253_402_300_800_000)} == {"unknown"}
@@ -327,8 +328,8 @@ def test_text_in_tables_is_only_text(capsys: pytest.CaptureFixture[str]) -> None
 def test_config_check_shows_nodes_that_would_be_taken_for_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of one cluster with one name or one id, such as the default of both: a warning at the second one's line; nodes of
-    other clusters are others."""
+    """Two nodes of one cluster with the same name or id, such as the defaults, cause a warning at the second one's
+    line; nodes of other clusters may share them."""
     files = [tmp_path / f"n{n}.toml" for n in (1, 2, 3)]
     for file, name, number in zip(files, ("a", "b", "a"), (1, 1, 2), strict=True):
         file.write_text(NODE.format(name=name, id=number, hosts="zk:1"))
@@ -378,7 +379,7 @@ def test_config_check_shows_queues_that_are_not_alike_on_all_nodes(
 def test_a_secure_topology_has_no_node_named_as_another_certificate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """It would take the place of what all are signed with; without certificates the name is free."""
+    """Such a node's certificate would overwrite the authority's; without certificates the name is allowed."""
     file = tmp_path / "t.toml"
     nodes = f'[[clusters.east.nodes]]\nname = "{name}"\n'
     file.write_text("secure = true\n" + nodes)

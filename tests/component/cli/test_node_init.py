@@ -14,7 +14,7 @@ from isthmus.node.cli.main import main
 
 @pytest.mark.parametrize("form", ["--every", "--short"])
 def test_a_sample_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
-    """`config check` finds no fault in what `config sample` prints."""
+    """`config check` finds no fault in the output of `config sample`."""
     assert main(["config", "sample", form]) == Exit.OK
     file = tmp_path / "node.toml"
     file.write_text(capsys.readouterr().out)
@@ -23,7 +23,7 @@ def test_a_sample_is_right(tmp_path: Path, capsys: pytest.CaptureFixture[str], f
 
 
 def test_a_new_node_gets_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the names, addresses, queues and peers that were given; an existing file stays."""
+    """The file has the given names, addresses, queues and peers; an existing file stays unchanged."""
     file = tmp_path / "east-2.toml"
     words = ["node", "init", str(file), "--name", "east-2", "--cluster-name", "east", "--host", "10.0.0.2"]
     words += ["--port", "7000", "--metastore", "zk1:2181,zk2:2181", "--factor", "3", "--queue", "to-west"]
@@ -44,7 +44,7 @@ def test_a_new_node_gets_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_fault_is_told_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As `config check` tells it: line, key, what would be right."""
+    """The error is as in `config check`: line, key, and a valid form."""
     file = tmp_path / "n.toml"
     assert main(["node", "init", str(file), "--name", "a b", "--cluster-name", "east"]) == Exit.USAGE
     assert "node.name" in capsys.readouterr().err

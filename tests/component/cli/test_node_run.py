@@ -1,4 +1,4 @@
-"""`isthmus node run`: what a node that does not come up leaves in its log."""
+"""`isthmus node run`: the log of a node that fails to start."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from isthmus.node.observability.version import program_version
 
 
 def test_a_start_that_fails_ends_in_an_event_with_the_exit_code(tmp_path: Path) -> None:
-    """Every line is JSON: the first says what runs where, the last why it ended; a person who asks for the last words
-    gets the sentence."""
+    """Every line is JSON: the first names the program's version, config file and machine, the last the error and the
+    exit code; `last_line` returns the error's sentence."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

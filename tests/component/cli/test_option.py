@@ -28,7 +28,8 @@ ROW = {
 
 
 def test_options_are_listed_as_table_and_json(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row each, with who and when; what is not in force yet is said; JSON is the node's answer."""
+    """Each option has a row, with who set it and when; a value not in force yet is marked; JSON is the node's
+    answer."""
     listener.respond("/admin/options?bucket_type=no%2Ftes", {"options": [ROW]})
     assert cli.main(["option", "list", "--bucket-type", "no/tes"]) == Exit.OK
     lines = capsys.readouterr().out.splitlines()
@@ -44,7 +45,7 @@ def test_options_are_listed_as_table_and_json(listener: FakeAdminListener, capsy
 
 
 def test_options_are_set_and_unset(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is typed goes to the node as it is, negative numbers too; notes and what was set before are shown."""
+    """The typed value is sent unchanged, negative numbers too; notes and the previous setting are shown."""
     answer = {"outcome": "set", "before": 2, "options": [ROW], "warnings": ["-1 is clamped"]}
     listener.respond("/admin/options/replication.min.isr/set", answer)
     listener.respond("/admin/options/replication.min.isr/unset", {**answer, "outcome": "unset", "warnings": []})

@@ -36,7 +36,7 @@ def test_a_table_in_a_narrow_terminal_breaks_no_word(
 def test_where_words_do_not_fit_the_table_is_wider_than_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Broken words cannot be read: rather the terminal goes on in the next line."""
+    """Words are not broken: the table is wider than the terminal instead, and the terminal wraps it."""
     lines = drawn(20, monkeypatch, capsys)
     assert "PARTITION  REPLICAS  LAG  REASON" in lines[0]
     assert max(map(len, lines)) < 40

@@ -20,7 +20,7 @@ FEBRUARY_MS = int(datetime(2026, 2, 3, 4, 5, tzinfo=UTC).timestamp()) * 1000
 
 @pytest.fixture
 def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine whose zone is not UTC."""
+    """A machine whose time zone is not UTC."""
     monkeypatch.setenv("TZ", "CET-1CEST")
     time.tzset()
     yield
@@ -30,7 +30,8 @@ def in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("in_berlin")
 def test_a_time_means_the_same_in_every_command(listener: FakeAdminListener) -> None:
-    """UTC, whatever the zone of the machine: at a queue's release and registration, at full-sync's range, at a fold."""
+    """Times are UTC, whatever the machine's time zone: at a queue's release and registration, at full-sync's range, at
+    a fold."""
     text = "2026-02-03T04:05"
     listener.respond("/admin/queues/q/release", {})
     listener.respond("/admin/queues/register", {})
@@ -48,7 +49,7 @@ def test_a_time_means_the_same_in_every_command(listener: FakeAdminListener) -> 
 
 @pytest.mark.usefixtures("in_berlin")
 def test_a_zone_that_is_named_counts() -> None:
-    """As do the forms in which commands print times, and milliseconds as JSON has them."""
+    """The forms in which commands print times are accepted, too, and milliseconds as in JSON."""
     for text in ("2026-02-03T05:05+01:00", "2026-02-03 04:05:00Z", "2026-02-03T04:05Z", str(FEBRUARY_MS)):
         assert time_of(text) == FEBRUARY_MS
     assert time_of("2026-02-03T04:05:00.123") == FEBRUARY_MS + 123
@@ -58,7 +59,7 @@ def test_a_zone_that_is_named_counts() -> None:
     "text", ["", "yesterday", "20260203", "0", "1969-12-31", "0001-01-01", "0001-01-01T00:00+05:00"]
 )
 def test_an_invalid_time_is_a_usage_error(listener: FakeAdminListener, text: str) -> None:
-    """Nobody is asked. A date without dashes is none: elsewhere a number is milliseconds."""
+    """No request is sent. A date without dashes is invalid: elsewhere a number is milliseconds."""
     with pytest.raises(BadInput):
         time_of(text)
     assert cli.main(["fold", "erase-keys", "--yes", "--before", text]) == Exit.USAGE
@@ -69,7 +70,7 @@ def test_an_invalid_time_is_a_usage_error(listener: FakeAdminListener, text: str
 def test_a_fold_over_no_time_at_all_is_refused(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
-    """Before 1970 there is nothing; for a node the number 0 is no bound, so that everything would have been erased."""
+    """There is nothing before 1970; a node takes the number 0 for "no bound", and would have erased everything."""
     listener.respond("/admin/partitions?bucket_type=default", {"partitions": [{"index": 0, "partition": 7}]})
     assert cli.main(["fold", "erase-keys", "--yes", *more]) == Exit.USAGE
     assert "nothing was modified before" in capsys.readouterr().err
@@ -78,7 +79,7 @@ def test_a_fold_over_no_time_at_all_is_refused(
 
 @pytest.mark.parametrize("place", ["2:0:", "99:0:", "-1:0:", "0:-5:", "0:1048577:", "0:5:zz", "0", "x"])
 def test_a_fold_goes_on_only_from_a_place_that_there_is(listener: FakeAdminListener, place: str) -> None:
-    """One beyond the last partition would have found nothing and said so as if all had been looked at."""
+    """A place beyond the last partition would have found nothing, as if everything had been searched."""
     found = [{"index": 0, "partition": 7}, {"index": 1, "partition": 8}]
     listener.respond("/admin/partitions?bucket_type=default", {"partitions": found})
     assert cli.main(["fold", "list-buckets", "--from", place]) == Exit.USAGE
@@ -123,7 +124,7 @@ def test_a_file_that_is_not_there_is_a_usage_error(
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
 ) -> None:
-    """Whichever command names it: code 2 and the file's name, and no request is sent."""
+    """Every command that takes a file: code 2 and the file's name, and no request is sent."""
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path / "absent.json", tmp_path):
         assert cli.main([*arguments, str(path)]) == Exit.USAGE
@@ -143,13 +144,13 @@ def test_a_file_that_is_not_there_is_a_usage_error(
     ],
 )
 def test_older_commands_are_accepted(listener: FakeAdminListener, words: list[str], path: str) -> None:
-    """They do what the newer ones do."""
+    """Older commands have the effect of the newer ones."""
     listener.respond(path, {})
     assert cli.main([*words, "-o", "json"]) == Exit.OK
 
 
 def test_older_options_are_accepted(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are the same option, and a help shows the newer name alone."""
+    """Older names mean the same option; the help shows the newer name alone."""
     racks = ["partition", "plan", "--racks", "a:1,b:1", "--partitions", "1", "--replication-factor", "1", "-o", "json"]
     for name in ("--ignore-racks", "--ignore-rack-assignment"):
         assert cli.main([*racks, name]) == Exit.OK

@@ -25,7 +25,7 @@ def _no_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """Answers every POST with node["answer"] and node["status"]; node["posted"] is what came."""
+    """Answers every POST with node["answer"] and node["status"]; node["posted"] is the received request."""
     state: dict[str, Any] = {"status": 200, "answer": {}, "posted": None}
 
     class Handler(BaseHTTPRequestHandler):
@@ -112,7 +112,7 @@ def test_racks_are_given_by_their_sizes(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_a_wrong_plan_is_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
-    """One line that names what would be right; code 2."""
+    """The error is one line with a valid form; code 2."""
     assert cli.main(plan("--nodes", "3", "--partitions", "4", "--replication-factor", "2", *arguments)) == Exit.USAGE
     err = capsys.readouterr().err
     assert words in err
@@ -131,7 +131,7 @@ def test_racks_give_the_number_of_nodes(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_all_faults_of_a_file_are_reported_a_line_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """File, place, what would be right; no request is sent; code 2, and one object with -o json."""
+    """Each line has the file, the place and a valid form; no request is sent; code 2, and one object with -o json."""
     path = map_file(tmp_path, {"partitions": [{"id": 1, "replicas": [0, 0]}, {"id": 1, "replicas": []}]})
     assert cli.main(["partition", "assign", "--file", path]) == Exit.USAGE
     assert [line.partition(" is ")[0] for line in capsys.readouterr().err.splitlines()] == [
@@ -156,7 +156,7 @@ def test_a_file_of_another_kind_is_reported(
 
 
 def test_a_file_that_is_not_there_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Its name and the system's words."""
+    """The error has the file's name and the system's message."""
     assert cli.main(["partition", "assign", "--file", str(tmp_path / "none")]) == Exit.USAGE
     assert "none: No such file" in capsys.readouterr().err
 
@@ -165,7 +165,8 @@ RIGHT = replica_map_document(((0, 1), (1, 0)))
 
 
 def test_a_right_file_is_valid_as_far_as_it_can_be_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Without a node: valid, and what was not checked is said. Without --validate-only: code 3."""
+    """Without a node the file is reported as valid, with a note of what was not checked; without --validate-only: code
+    3."""
     path = map_file(tmp_path, RIGHT)
     assert cli.main(["partition", "assign", "--file", path, "--validate-only"]) == Exit.OK
     out = capsys.readouterr().out
@@ -186,7 +187,7 @@ def test_a_right_file_is_valid_as_far_as_it_can_be_checked(capsys: pytest.Captur
 def test_an_assignment_shows_what_came_of_it(
     node: dict[str, Any], capsys: pytest.CaptureFixture[str], tmp_path: Path, outcome: str, words: str
 ) -> None:
-    """What is sent is the map, the type, who asks and whether only to check; -o json is the node's answer."""
+    """The request has the map, the type, the user and whether only to validate; -o json prints the node's answer."""
     node["answer"] = {"outcome": outcome, "bucket_type": "t", "partitions": 2}
     arguments = ["partition", "assign", "--file", map_file(tmp_path, RIGHT), "--bucket-type", "t", "--by", "ann"]
     assert cli.main(arguments) == Exit.OK
@@ -208,7 +209,7 @@ def test_a_refusal_by_a_node_is_final(node: dict[str, Any], capsys: pytest.Captu
 
 
 def test_a_bucket_type_is_a_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """What could not be part of a URL or a path is refused at once."""
+    """A name that could not be part of a URL or a path is refused at once."""
     path = map_file(tmp_path, RIGHT)
     assert cli.main(["partition", "assign", "--file", path, "--bucket-type", "a/b"]) == Exit.USAGE
     assert cli.main(["partition", "list", "--bucket-type", "../x"]) == Exit.USAGE

@@ -18,8 +18,8 @@ GAP = {
 def test_gaps_of_partitions_and_of_bulk_references_show_what_they_cover(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A gap of a partition has offsets, one that grows says so, and what died with a node is of any partition, with its
-    bound."""
+    """A partition's gap shows its offsets, a growing one is marked, and references lost with a node are shown for any
+    partition, with an upper bound of their count."""
     grows = GAP | {"id": "5:1", "partition": 5, "upto_offset": None, "upto_ms": None}
     lower = {"partition": None, "from_offset": None, "upto_offset": None, "count_at_least": 0, "count_at_most": 256}
     crashed = GAP | lower | {"id": "e1:2:9", "what": "crashed", "by": "", "reason": ""}

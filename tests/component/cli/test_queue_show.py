@@ -19,7 +19,8 @@ from tests.unit.queues.admin.test_acts import audit_info, keys, settled
 async def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is not there is said and not called unknown; every act shows who, when and why; priorities are a table."""
+    """Absent things are reported as absent, not as unknown; every act shows who, when and why; priorities are a
+    table."""
     documents: list[dict[str, Any]] = []
 
     async with audited_node() as queue_node:

@@ -95,7 +95,7 @@ def test_the_plan_is_shown_and_just_that_is_ordered(monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_is_ordered_without_a_word(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """With --dry-run, where nobody can answer, and where nothing is to be moved, only the plan is asked for."""
+    """With --dry-run, without a terminal to confirm at, and when nothing is to be moved, only the plan is requested."""
     node = ScriptedNode(monkeypatch, PLAN)
     assert cli.main(["bucket-type", "set-replication-factor", "t", "3", "--dry-run", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == PLAN
@@ -116,7 +116,7 @@ def test_nothing_is_ordered_without_a_word(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_a_file_may_name_nodes(monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path) -> None:
-    """Names and ids are passed on as they stand; what is no map is reported with the file's name."""
+    """Names and ids are passed on unchanged; an invalid map is reported with the file's name."""
     node = ScriptedNode(monkeypatch, PLAN, ORDERED)
     places = {"partitions": [{"id": 0, "replicas": ["n1", 2]}]}
     path = tmp_path / "map.json"
@@ -134,7 +134,7 @@ def test_a_file_may_name_nodes(monkeypatch: pytest.MonkeyPatch, capsys: Captured
 
 
 def test_an_order_is_cancelled_by_its_number_or_alone(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """Without a number the only one is meant."""
+    """Without a number the only order is cancelled."""
     node = ScriptedNode(monkeypatch, {"outcome": "cancelled", "order": 7, "title": "drain n2"})
     assert cli.main(["partition", "reassign", "--cancel", "--by", "bob"]) == Exit.OK
     assert cli.main(["partition", "reassign", "--cancel", "7", "--by", "bob"]) == Exit.OK
@@ -143,7 +143,8 @@ def test_an_order_is_cancelled_by_its_number_or_alone(monkeypatch: pytest.Monkey
 
 
 def test_moves_are_shown_until_they_are_over(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """What is copying with its reason, how many are done, how long yet; waiting ones with --all; then the history."""
+    """The output shows copying moves with their reason, the number of finished ones, and the time left; waiting ones
+    with --all; then the history."""
     monkeypatch.setattr(reassignment, "WATCH_S", 0.0)
     busy = {"orders": [ORDER], "ended": [ENDED], "drained": [{"node": "n2", "by": "ann", "at_ms": 1_000}], "paused": ""}
     idle = {"orders": [], "ended": [ENDED], "drained": [], "paused": ""}
@@ -164,7 +165,8 @@ def test_moves_are_shown_until_they_are_over(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_nodes_are_drained_and_removed(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    """A drain is ordered even where nothing is to be moved; its undo names what it cancelled; a removal asks first."""
+    """A drain is ordered even when nothing is to be moved; its undo names the cancelled order; a removal asks for
+    confirmation."""
     node = ScriptedNode(monkeypatch, NOTHING, NOTHING)
     assert cli.main(["node", "drain", "n2", "n3", "--yes"]) == Exit.OK
     assert [path for path, _ in node.posted] == ["/admin/nodes/drain"] * 2

@@ -28,7 +28,7 @@ SEED = ["seed", "--source", "http://127.0.0.1:1", "--target", "http://127.0.0.1:
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing here starts it."""
+    """An environment in which no test starts Spark."""
 
     def started(*_: Any, **__: Any) -> Any:
         raise AssertionError("Spark was started")
@@ -43,7 +43,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     "text", ["2026-02-03", "2026-02-03T04:05+02:00", "2026-02-03 04:05:06.0005Z", "1" * 11, "1" * 18]
 )
 def test_times_are_the_same_everywhere(text: str) -> None:
-    """What is a time on the command line is the same one in an option of a Spark job."""
+    """A time on the command line means the same as in an option of a Spark job."""
     assert options.parse_time_ms(text) == parameters.time_of(text)
 
 
@@ -89,7 +89,7 @@ def test_an_invalid_time_is_invalid_in_every_command(text: str) -> None:
 def test_a_wrong_option_is_reported_in_one_line(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2, what would be right, and nothing was started or written."""
+    """The exit code is 2 with a valid form, and nothing was started or written."""
     assert main(["reconcile", *words]) == Exit.USAGE
     said = capsys.readouterr().err
     assert sentence in said
@@ -99,7 +99,7 @@ def test_a_wrong_option_is_reported_in_one_line(
 
 @pytest.mark.parametrize("words", [["trees", "--export", "half", *URL], ["import", "half", *URL]])
 def test_half_an_export_is_good_for_nothing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """What it lacks would be taken for what the cluster lacks."""
+    """Keys missing from an unfinished export would be taken for missing in the cluster."""
     half = {"asked": {"bucket_type": "default"}, "slices": 3, "done": [0], "cluster": "6565"}
     Path("half", "slice=0000").mkdir(parents=True)
     Path("half", "_export.json").write_text(json.dumps(half), encoding="utf-8")
@@ -110,7 +110,7 @@ def test_half_an_export_is_good_for_nothing(words: list[str], capsys: pytest.Cap
 def test_a_token_in_the_environment_is_of_no_use_to_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is refused with the remedy, rather than left out in silence."""
+    """The token is refused with the remedy, not silently ignored."""
     monkeypatch.setenv("ISTHMUS_TOKEN", "t" * 32)
     assert main(["reconcile", "stats", *URL, "-o", "json"]) == Exit.USAGE
     assert "--token-file" in json.loads(capsys.readouterr().err)["error"]
@@ -125,8 +125,8 @@ def test_a_seed_whose_cluster_is_not_there_is_unavailable(words: list[str], caps
 
 
 def test_a_seed_is_shown_beside_runs_with_its_hand_over(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is copied so far, once for each range, and the offsets at which its queue goes on; one that is neither a run
-    nor a seed is said to be unknown."""
+    """A seed shows the copied rows, counted once for each range, and the offsets at which its queue continues; a name
+    that is neither a run's nor a seed's is reported as unknown."""
     directory = run_directory.RunDirectory("runs", "fill", run_directory.SEED)
     directory.write("plan.json", {"source": "east", "target": "west", "bucket_type": "default", "queue": "to-west",
                                   "chunks": [[0, 0, 0, 9], [1, 0, 9, 18], [2, 1, 18, 20]]})  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_seed_is_shown_beside_runs_with_its_hand_over(capsys: pytest.CaptureFi
 
 
 def test_a_java_home_is_printed_for_sparks_own_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a Java that Spark can start as it is: nothing is written then."""
+    """When Spark can start a Java as it is, its home is printed and nothing is written."""
     assert main(["reconcile", "java-home", "java"]) == 0
     home = Path(capsys.readouterr().out.strip())
     assert (home / "bin" / "java").exists()
@@ -161,8 +161,8 @@ def test_a_java_home_is_printed_for_sparks_own_scripts(capsys: pytest.CaptureFix
 def test_a_package_that_is_missing_is_one_sentence(
     module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whether a command imports it at once or when Spark is to start, the sentence names the package, this interpreter
-    and the command that installs it; it is no bug with a traceback, and a module of our own that is missing is."""
+    """Whether a command imports it at once or before Spark starts, the sentence names the package, this interpreter and
+    the command that installs it, without a traceback; a missing module of our own is a bug with a traceback."""
     missing = ModuleNotFoundError(f"No module named {module!r}", name=f"{module}.sql")
 
     def absent(*_: Any, **__: Any) -> Any:
@@ -181,8 +181,8 @@ def test_a_package_that_is_missing_is_one_sentence(
 def test_one_cluster_on_both_sides_is_refused_before_spark(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a URL that stands on both sides, whatever else is named; by what nodes of different URLs answer. Nothing is
-    written."""
+    """The same cluster is recognized by a URL given on both sides, whatever other URLs are given, or by the cluster
+    that nodes at different URLs report. Nothing is written."""
     sides = ["--left", "http://n1:1,http://n2:1/", "--right", "http://n2:1", "--output", "runs"]
     assert main(["reconcile", "run", *sides]) == Exit.USAGE
     assert "left and right are the same cluster: http://n2:1 is on both sides" in capsys.readouterr().err
@@ -196,7 +196,7 @@ def test_one_cluster_on_both_sides_is_refused_before_spark(
 def test_equal_trees_are_an_answer_without_spark(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command ends with 0, and says what proved it; the run is listed like any other."""
+    """The command ends with 0, and names the proof; the run is listed like any other."""
 
     def plan_of(side: SideSpec) -> ReplicaDirectory:
         uuid = side.urls[0][-1:].encode() * 16
@@ -244,8 +244,8 @@ def test_run_takes_its_files_from_the_environment_like_other_commands(
 
 
 def test_show_names_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of which loss is claimed come first; names that are no text are shown by their bytes, sides by both names;
-    as many as were asked for, and how many there are; without a run there is nothing to name."""
+    """Keys reported lost come first; names that are not text are shown as bytes, sides by both clusters' names; as many
+    as were requested, with the total; without a run the command reports that there is none."""
     directory = run_directory.RunDirectory("runs", "may")
     directory.write("run.json", {"form": 1})
     rows = [

@@ -26,7 +26,7 @@ DAMAGED = ["", "{", "[]", "[" * 100_000, "null", "{}", '{"outcome": "equal", "ve
 
 
 def runs_of(root: Path) -> RunDirectory:
-    """Two runs and a seed; the first run."""
+    """Make two runs and a seed; returns the first run."""
     for name in ("one", "two"):
         run = RunDirectory(str(root), name)
         run.write("run.json", {"form": 1})
@@ -45,7 +45,7 @@ def runs_of(root: Path) -> RunDirectory:
 def test_a_damaged_document_hides_no_other_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, text: str
 ) -> None:
-    """The list has every run and seed; of the damaged one it says which document it is."""
+    """The list has every run and seed, and names the damaged document."""
     runs_of(tmp_path)
     (tmp_path / document).write_text(text, encoding="latin-1")
     assert main(["reconcile", "show", "--output", str(tmp_path), "-o", "json"]) == 0
@@ -63,7 +63,7 @@ def test_a_damaged_document_hides_no_other_run(
 def test_a_damaged_summary_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], text: str
 ) -> None:
-    """By whoever needs it, with exit code 5; no traceback."""
+    """Every command that needs the summary names it, with exit code 5 and without a traceback."""
     runs_of(tmp_path)
     (tmp_path / "run_id=one" / "summary.json").write_text(text, encoding="latin-1")
     assert main(["reconcile", *words, "--output", str(tmp_path)]) == Exit.LOCAL_FAULT
@@ -76,7 +76,7 @@ def test_a_damaged_summary_is_named(
 def test_a_damaged_repair_is_named_and_one_without_progress_starts_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
 ) -> None:
-    """Whoever was killed between a plan's two documents has queued nothing yet."""
+    """A process killed between writing a plan's two documents has queued nothing yet."""
     run = runs_of(tmp_path)
     base = ["reconcile", "repair", "one"]
     assert main([*base, "plan", "--queue", "q", "--output", str(tmp_path), "-o", "json"]) == 0
@@ -95,7 +95,7 @@ def test_a_damaged_repair_is_named_and_one_without_progress_starts_again(
 
 
 def test_an_enormous_document_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its size is looked at first."""
+    """The document's size is checked before it is read."""
     monkeypatch.setattr(run_directory, "DOCUMENT_BYTES_MAX", 1_000)
     run = RunDirectory(str(tmp_path), "one")
     run.write("summary.json", {"text": "x" * 2_000})
@@ -107,7 +107,7 @@ def test_an_enormous_document_is_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     "row", [[], [0, "", 1, 1, 1, 0, 0, "5"], [0, None, 1, 1, 1, 0, 0, 5], [0, "", 1, 1, -1, 0, 0, 5]]
 )
 def test_a_wave_with_counts_that_are_none_is_named(tmp_path: Path, row: list[Any]) -> None:
-    """They would be added up, or end the run in a traceback."""
+    """Otherwise such counts would be added up, or end the run in a traceback."""
     run = RunDirectory(str(tmp_path), "one")
     run.write("work/00000.json", {"number": 0, "look": "first", "at_ms": 1, "done": [row]})
     with pytest.raises(LocalFault, match=r"work/00000\.json is not a valid wave of a run"):

@@ -51,8 +51,8 @@ def test_lag_is_the_worst_partitions_and_unknown_with_any_unknown() -> None:
 
 
 def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:
-    """A sink that fetched and went leaves a batch under lease: the reason says that it comes again; what is just on its
-    way is no cause."""
+    """A sink that fetched and disappeared leaves a batch under lease: the reason says that it will be sent again; a
+    batch just on its way is not reported."""
     records = {0: led(0, "e1"), 1: led(1, "e2")}
     (row,) = lag_rows({"e1": node_lag(part(0)), "e2": node_lag(part(1, 7.0))}, records)
     assert row["reason"] == "partition 1: 1 fetched and not acknowledged, offered again when their lease is over"
@@ -63,7 +63,8 @@ def test_lag_names_what_is_under_lease_where_that_is_the_cause() -> None:
 
 
 def test_lag_names_the_reasons_of_all_nodes_and_whose_they_are() -> None:
-    """One node that is suspended is not hidden by what another one says; what all say alike is shown once, bare."""
+    """One node's suspension is not hidden by another node's reason; a reason common to all is shown once, without
+    names."""
     records = {0: led(0, "e1"), 1: led(1, "e2"), 2: led(2, "e3")}
 
     def row(*reasons: str) -> str:
@@ -117,8 +118,8 @@ def test_ledgers_of_all_nodes_are_added_and_one_that_does_not_close_is_an_alarm(
 
 
 def test_a_ledger_is_unknown_while_a_leader_has_no_queue_of_that_name() -> None:
-    """Changes of a partition that no ledger covers are accounted for nowhere: of a node whose file lacks the queue, of
-    one that does not know its cursor, of no leader. A node that leads nothing need not have it."""
+    """No ledger covers a partition whose leader's file lacks the queue, whose leader does not know its cursor, or that
+    has no leader. A node that leads nothing need not have the queue."""
     records = {0: led(0, "e1"), 1: led(1, "e2")}
     other = one_ledger(name="r", partitions=[1])
     rows = ledger_rows({"e1": [one_ledger(partitions=[0])], "e2": [other]}, {}, records)
@@ -140,8 +141,8 @@ def test_a_ledger_is_unknown_while_a_leader_has_no_queue_of_that_name() -> None:
 def test_a_queue_that_no_cluster_has_fetched_from_has_nothing_to_account_for(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its state is no-sink, what waits is the count of the change index, and the exit code 0; once a cluster has
-    fetched, not knowing all that waits is unknown again, and so is a silent node before."""
+    """The queue's state is no-sink, its backlog is the count of the change index, and the exit code is 0; once a
+    cluster has fetched, an incomplete backlog is unknown again, and so is a silent node before."""
     never = one_ledger(closes=None, partitions_not_known=[0], partitions=[0], fetched=False, backlog=7)
     (row,) = ledger_rows({"e1": [never]}, {}, LED)
     assert (row["state"], row["closes"], row["waiting"]) == ("no-sink", None, 7)
@@ -157,7 +158,7 @@ def test_a_queue_that_no_cluster_has_fetched_from_has_nothing_to_account_for(
 def test_a_queues_ledger_does_not_show_what_waits_while_it_is_not_known(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a node whose window does not reach over all that waits, the number in memory is none to show."""
+    """The number in memory is not shown for a node whose window does not cover its whole backlog."""
     nodes = [{"node": "e1", "ledger": one_ledger()}, {"node": "e2", "ledger": one_ledger(closes=None)}]
     listener.respond("/admin/queues/q/ledger", {"nodes": nodes})
     assert cli.main(["queue", "ledger", "q"]) == Exit.OK
@@ -168,8 +169,8 @@ def test_a_queues_ledger_does_not_show_what_waits_while_it_is_not_known(
 def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Monitors can tell late from unknown; without --over it is shown, with what was never to be sent, and the code is
-    0."""
+    """Monitors can distinguish late from unknown; without --over the lag is shown, with the changes that are never to
+    be sent, and the code is 0."""
     row = {"cluster": "west", "queue": "q", "bucket_type": "notes", "seconds": 7.5, "objects": 2, "bytes": None,
            "proven_ms": None, "reason": ""}  # fmt: skip
     listener.respond("/admin/lag", {"lag": [row], "at_ms": 1})
@@ -194,7 +195,7 @@ def test_lag_over_a_limit_is_exit_code_1_and_unknown_is_3(
 def test_a_ledger_that_does_not_close_is_exit_code_1(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both halves are shown; the alarm names the queue."""
+    """Both halves of the ledger are shown; the alarm names the queue."""
     (row,) = ledger_rows({"e1": [one_ledger(closes=False, off_by=3)]}, {"q": ("west", "bb")}, LED)
     listener.respond("/admin/ledger", {"ledger": [row], "unknown": []})
     assert cli.main(["ledger"]) == Exit.DIFFERS
@@ -206,7 +207,8 @@ def test_a_ledger_that_does_not_close_is_exit_code_1(
 def test_a_ledger_of_which_a_part_is_unknown_is_exit_code_3(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """0 says that it closes: with a silent node nobody knows; one that is known not to close outweighs that."""
+    """Code 0 means that the ledger closes: with a silent node that is unknown; a node whose ledger is known not to
+    close outweighs that."""
     (unknown,) = ledger_rows({"e1": [one_ledger()], "e2": None}, {"q": ("west", "bb")}, LED)
     listener.respond("/admin/ledger", {"ledger": [unknown], "unknown": ["e2"]})
     for output in ("table", "json"):
@@ -224,7 +226,8 @@ def explanation(**changed: Any) -> dict[str, Any]:
 
 
 def test_a_key_is_explained_by_its_leader_or_not_at_all() -> None:
-    """What only the leader knows is unknown without it; what waits at any node is named with that node."""
+    """Facts that only the leader has are unknown without it; references waiting at any node are shown with that
+    node."""
     queue = {"queue": "q", "state": "waiting", "next": "wait for it"}
     lower = {"queue": "q", "priority": "fold", "state": "waiting", "ahead": 0}
     answer = joined({"e1": explanation(), "e2": explanation(leads=True, queues=[queue])}, {})
@@ -244,7 +247,7 @@ def test_a_key_is_explained_by_its_leader_or_not_at_all() -> None:
 
 
 def test_every_queue_that_has_a_step_to_go_is_named_first_those_that_go_on_by_no_one() -> None:
-    """A queue that nobody fetches from hides no gap of another one; beyond three they are counted."""
+    """A queue without a fetching cluster hides no gap of another one; more than three queues are counted."""
 
     def step(*states: str) -> str:
         queues = [{"queue": f"q{n}", "state": state, "next": f"do {n}"} for n, state in enumerate(states)]
@@ -260,8 +263,8 @@ def test_every_queue_that_has_a_step_to_go_is_named_first_those_that_go_on_by_no
 def test_a_key_refused_by_a_local_sink_is_reported_with_its_dead_letter(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The node that keeps it, why, and what to do, where the key is not here or older than what was refused; a letter
-    that is older than what is here is shown, and nothing is to do about it."""
+    """The output names the dead letter's node, reason and remedy, when the key is absent here or older than the refused
+    object; a letter older than the local object is shown without a remedy."""
     letter = {"id": 4, "at_ms": 60, "queue": "to-cc", "source_cluster": "bb", "reason": "too-large", "error": "9 KB"}
     refused = explanation(dead_letters=[letter])
     answer = joined({"e1": explanation(leads=True), "e2": refused}, {})
@@ -281,8 +284,9 @@ def test_a_key_refused_by_a_local_sink_is_reported_with_its_dead_letter(
 
 
 def test_the_next_step_depends_on_the_other_side() -> None:
-    """Where this cluster has sent all: nothing if both are equal, unless a check found other content under the same
-    clock; who is ahead sends; what waits here goes first, whatever the other side has."""
+    """After this cluster has sent everything: no step if both are equal, unless a check found other content under the
+    same clock; otherwise the side that is ahead must send. References waiting here come first, whatever the other side
+    has."""
     sent = {"queue": "q", "state": "acknowledged", "next": ""}
     found = {"seen": [], "siblings": [], "applied_ms": 50}
 
@@ -303,7 +307,7 @@ def test_the_next_step_depends_on_the_other_side() -> None:
 
 
 def test_nodes_of_a_cluster_are_asked_until_one_answers() -> None:
-    """A node that is gone says nothing of its cluster; the ones behind it do."""
+    """A node that is gone does not make its cluster unknown; the next ones are asked."""
     asked: list[str] = []
 
     def look(state: str) -> Callable[[], dict[str, Any]]:
@@ -367,7 +371,7 @@ def test_the_state_of_the_other_cluster_decides_the_next_step(
     told: str,
     after: str,
 ) -> None:
-    """One that the command asks counts as one that full-sync knows."""
+    """A cluster that the command asks directly counts like one that full-sync knows."""
     monkeypatch.setattr(
         "isthmus.node.cli.replication.other_side",
         lambda url, *_, **__: {"url": url, "state": told, "clock": None, "reason": ""},

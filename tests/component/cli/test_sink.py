@@ -1,4 +1,4 @@
-"""`isthmus sink ...` against an admin listener that answers from a script: what is asked, what is shown."""
+"""`isthmus sink ...` against an admin listener that answers from a script: requests and output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ OVERVIEW = {
 def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Workers, limits configured and achieved, who set them, and what came from each source; unknowns are shown."""
+    """Workers, limits configured and achieved, who set them, and the changes received from each source; unknown values
+    are shown as such."""
     listener.respond("/admin/sink/nodes", {"nodes": [{"node": "west-1", "sink": OVERVIEW}]})
     assert cli.main(["sink", "show", "--node", "west-1"]) == Exit.OK
     told = capsys.readouterr().out
@@ -60,7 +61,7 @@ def test_a_nodes_sink_is_shown_with_the_limit_that_binds(
 def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One row a link with its node's name; a node that does not answer has a row of unknowns."""
+    """Each link has a row with its node's name; a node that does not answer has a row of unknowns."""
     nodes = [{"node": "w1", "sink": {"sinks": [SINK]}}, {"node": "w2", "sink": None}]
     listener.respond("/admin/sink/nodes", {"nodes": nodes})
     assert cli.main(["sink", "list"]) == Exit.OK
@@ -72,7 +73,7 @@ def test_sinks_of_all_nodes_are_listed_and_a_silent_one_is_unknown(
 def test_limits_are_asked_for_as_they_are_meant(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Workers, workers per peer and rates go as numbers, for one node or all; what makes no sense is a usage error."""
+    """Workers, workers per peer and rates are sent as numbers, for one node or all; invalid values are usage errors."""
     listener.respond("/admin/sink/limits", OVERVIEW)
     by = admin_client.whoami()
     common = {"node": None, "by": by, "reason": ""}
@@ -96,7 +97,7 @@ def test_limits_are_asked_for_as_they_are_meant(
 def test_a_retry_is_waited_for_longer_than_a_node_may_take(
     listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer says which letters were taken: the command line must not give up before."""
+    """The answer says which letters were retried: the command must not time out before."""
     waits: list[float] = []
     with_timeout = admin_client.AdminClient.with_timeout
 
@@ -143,8 +144,8 @@ def test_dead_letters_are_listed_retried_and_dropped(
 def test_dead_letters_are_retried_one_by_one_and_each_outcome_is_reported(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A letter may wait for its source or for a leader as long as a request has, so each has a request of its own; one
-    that gets no answer ends the command, which has told what became of those before it, and says which it was."""
+    """A letter may wait for its source or for a leader until the request's time-out, so each has a request of its own;
+    one without an answer ends the command, which has printed the outcomes before it, and names that letter."""
     path = "/admin/sink/dead-letters"
     listener.respond(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
     taken = {"id": 4, "outcome": "applied", "reason": None, "error": None}
@@ -171,7 +172,8 @@ def test_dead_letters_are_retried_one_by_one_and_each_outcome_is_reported(
 def test_all_dead_letters_are_dropped_only_after_confirmation(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody can answer --yes is needed; what was counted is dropped, and nothing that came since."""
+    """Without a terminal to confirm at, --yes is needed; the counted letters are dropped, and none that arrived
+    since."""
     monkeypatch.setattr("isthmus.node.cli.sink.IDS_MAX", 2)
     path = "/admin/sink/dead-letters"
     listener.respond(path, {"dead_letters": [{"id": number} for number in (4, 5, 9)]})
@@ -192,7 +194,7 @@ def test_all_dead_letters_are_dropped_only_after_confirmation(
 def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is added, removed and limited goes as it was written, with who and why; contradictions are usage errors."""
+    """Added and removed peers and limits are sent as given, with who and why; contradictions are usage errors."""
     for path in ("peers/add", "peers/remove", "limits"):
         listener.respond(f"/admin/sink/{path}", OVERVIEW)
     act = {"by": "ann", "reason": "site"}

@@ -1,4 +1,4 @@
-"""`isthmus status` against two listeners that answer from a script: what it shows, in 80 columns, and its exit code."""
+"""`isthmus status` against two listeners that answer from a script: its output, in 80 columns, and its exit code."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_two_healthy_clusters_are_one_screen(
 def test_a_suspension_at_the_other_side_is_the_cause_of_a_lag(
     clusters: dict[str, FakeAdminListener], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The source's lag names what people have done at the sink: who, when, why; code 1."""
+    """The source's lag names the operators' suspensions at the sink: who, when, why; code 1."""
     late = lag_answer("east")
     late["lag"][0] |= {"seconds": 65.7, "objects": 15}
     clusters["east"].respond("/admin/lag", late)
@@ -106,7 +106,8 @@ def test_a_throttle_at_the_sink_is_named(
 def test_everything_that_people_hold_back_is_listed(
     clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Queues, checks, drained nodes and options off default, each once, with who and when; the code stays 0."""
+    """Queues, checks, drained nodes and options off default are listed, each once, with who and when; the code stays
+    0."""
     act = {"by": "ann@ops", "at_ms": NOW_MS, "reason": "why not"}
     row = cluster_answers.queue_row("east", "east-1")
     row["suspensions"] = [{"what": "serving", "node": None, **act}]
@@ -167,7 +168,7 @@ def test_what_holds_for_a_part_is_ended_for_that_part(
 def test_a_cluster_that_does_not_answer_is_named_and_unknown(
     clusters: dict[str, FakeAdminListener], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has a row and a sentence, what its sinks do is unknown at the source's link, and the code is 3."""
+    """The cluster has a row and a sentence, its sinks' state is unknown at the source's link, and the code is 3."""
     clusters["west"].close()
     assert shown(clusters, terminal=monkeypatch) == 3
     out = capsys.readouterr().out
@@ -203,7 +204,8 @@ def test_a_silent_node_is_named_and_a_known_fault_outweighs_it(
 def test_one_question_without_answer_is_unknown_not_left_out(
     clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A node of an earlier version has no health: its disks are unknown, and the screen says why."""
+    """A node of an earlier version does not answer the health request: its disks are unknown, and the screen says
+    why."""
     clusters["east"].respond("/admin/nodes/health", {"error": "nothing answers there", "reason": "unknown-path"}, 404)
     assert shown(clusters) == 3
     assert "? east: health: nothing answers there" in capsys.readouterr().out
@@ -212,7 +214,7 @@ def test_one_question_without_answer_is_unknown_not_left_out(
 def test_gaps_dead_letters_full_disks_and_certificates_are_amiss(
     clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each has a sentence with its cluster, the worst first."""
+    """Each problem has a sentence with its cluster, the worst first."""
     gap = {"queue": "to-west", "id": "1", "from_ms": NOW_MS - 60_000, "upto_ms": NOW_MS}
     gaps = {"gaps": [gap], "unknown": [], "unknown_partitions": {}, "at_ms": NOW_MS}
     clusters["east"].respond("/admin/gaps", gaps)
@@ -236,7 +238,7 @@ def test_gaps_dead_letters_full_disks_and_certificates_are_amiss(
 def test_a_link_from_a_cluster_that_is_not_asked_is_shown_as_unknown(
     clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One cluster alone shows what it receives, without a lag: that is not known, and named so."""
+    """Without the other cluster the output shows what this one receives; the lag is shown as unknown."""
     assert main(["status", "--admin", clusters["west"].url, "-o", "json"]) == 3
     found = json.loads(capsys.readouterr().out)
     links = found["links"]
@@ -252,7 +254,7 @@ def test_a_link_from_a_cluster_that_is_not_asked_is_shown_as_unknown(
 def test_a_low_terminal_cuts_the_longest_section(
     clusters: dict[str, FakeAdminListener], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """--watch never draws more lines than the terminal has, and says how many lack; --count ends it."""
+    """--watch never draws more lines than the terminal has, and says how many are missing; --count ends it."""
     options = [
         cluster_answers.option_row(f"option.{number}", set=number, by="eve", at_ms=NOW_MS) for number in range(40)
     ]
@@ -267,7 +269,7 @@ def test_a_low_terminal_cuts_the_longest_section(
 def test_wide_is_whole_whatever_the_terminal(
     clusters: dict[str, FakeAdminListener], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without it a picture has no more lines than the terminal, also without --watch."""
+    """Without --wide a picture has no more lines than the terminal, also without --watch."""
     options = [
         cluster_answers.option_row(f"option.{number}", set=number, by="eve", at_ms=NOW_MS) for number in range(40)
     ]
@@ -322,6 +324,6 @@ def test_ctrl_c_ends_a_watch_with_code_0(
 def test_contradicting_options_are_refused(
     words: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each is a usage error that names the option."""
+    """Each contradiction is a usage error that names the option."""
     assert main(["status", *words]) == 2
     assert sentence in capsys.readouterr().err

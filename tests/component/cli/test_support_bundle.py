@@ -86,7 +86,7 @@ def test_a_bundle_has_everything_and_no_secret(
 
 
 def test_the_manifest_names_every_file(east: FakeAdminListener, tmp_path: Path) -> None:
-    """With size and hash, and the versions of what made it."""
+    """The manifest has each file's size and hash, and the versions of the software that made it."""
     file = tmp_path / "case.tgz"
     assert main(["support-bundle", str(file)]) == Exit.OK
     found = contents(file)
@@ -110,7 +110,7 @@ def test_what_is_missing_is_said(east: FakeAdminListener, tmp_path: Path, capsys
 
 
 def test_the_size_is_bounded(east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What does not fit is left out and named; smaller files that come later still fit."""
+    """Files that do not fit are left out and named; smaller files that come later still fit."""
     one = {"version": "0.1.0", "config": [], "log": ["x" * 100_000], "metrics": "isthmus_up 1\n"}
     east.respond("/admin/support", {"nodes": {"east-1": one}, "unknown": {}})
     file = tmp_path / "case.tgz"
@@ -126,7 +126,7 @@ def test_the_size_is_bounded(east: FakeAdminListener, tmp_path: Path, capsys: py
 def test_a_file_is_not_overwritten_and_nothing_is_left_of_a_failure(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An existing file stays as it is; where no node answers there is no file."""
+    """An existing file stays unchanged; when no node answers no file is left."""
     file = tmp_path / "case.tgz"
     file.write_text("mine")
     assert main(["support-bundle", str(file)]) == Exit.USAGE

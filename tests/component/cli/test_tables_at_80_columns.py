@@ -1,4 +1,4 @@
-"""Tables on a terminal of 80 columns: what the most used listings look like there, with `-o wide`, and with colours."""
+"""Tables on a terminal of 80 columns: the most used listings there, with `-o wide`, and with colours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def east(listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch) -> FakeAd
 
 
 def shown(*words: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command prints on a terminal of so many columns."""
+    """The output of a command on a terminal of this many columns."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback=(80, 24): os.terminal_size((width, 24)))
     main(list(words))
@@ -148,7 +148,7 @@ def test_a_listing_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """No line is longer, no word is broken, what matters stays, and what is left out is named."""
+    """No line is longer, no word is broken, the important columns stay, and hidden ones are named."""
     respond_with_tables(east)
     out = shown(*words, width=80, monkeypatch=monkeypatch, capsys=capsys)
     print(out)
@@ -159,7 +159,8 @@ def test_a_listing_fits_80_columns(
 def test_wide_and_a_pipe_have_every_column(
     east: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """-o wide has all columns and whole addresses on any terminal; a pipe does, too, a line a row, without marks."""
+    """-o wide has all columns and whole addresses on any terminal; a pipe gets the same, one line per row, without
+    marks."""
     respond_with_tables(east)
     main(["sink", "list"])
     piped = capsys.readouterr().out
@@ -175,7 +176,8 @@ def test_wide_and_a_pipe_have_every_column(
 def test_states_are_coloured_and_heads_bold(
     east: FakeAdminListener, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a terminal without NO_COLOR: green for good, red for bad; none on a dumb one, and never in a pipe."""
+    """On a terminal without NO_COLOR good states are green and bad ones red; a dumb terminal and a pipe get no
+    colours."""
     respond_with_tables(east)
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -228,7 +230,7 @@ def test_columns_are_left_out_in_their_order_and_come_back_where_they_fit() -> N
     ],
 )
 def test_an_address_loses_scheme_and_domain(text: str, short: str) -> None:
-    """What is no address with a port stays as it is."""
+    """An address without a port stays unchanged."""
     assert short_host(text) == short
 
 

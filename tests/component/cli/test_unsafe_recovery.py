@@ -33,7 +33,8 @@ RESEED = "/admin/cluster/reseed"
 def test_a_leader_is_forced_only_after_the_plan_was_shown_and_confirmed(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a terminal and without --yes nothing is done; with it the very state that was shown is acted upon."""
+    """Without a terminal and without --yes nothing is done; with it the command acts on exactly the state that was
+    shown."""
     listener.respond(FORCE, PLAN)
     assert cli.main(["partition", "force-leader", "3", "n2", "--by", "ann"]) == Exit.USAGE
     out, err = capsys.readouterr()
@@ -51,7 +52,7 @@ def test_a_leader_is_forced_only_after_the_plan_was_shown_and_confirmed(
 def test_a_reseed_shows_its_result_and_ends_with_1_when_something_was_left(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing behind: nothing is asked and nothing done; what was left or forgotten is named."""
+    """With nothing behind, the command neither asks nor acts; replicas left out and forgotten ones are named."""
     listener.respond(RESEED, {"partitions": [], "forgotten": [], "looked_at": 12})
     assert cli.main(["cluster", "reseed"]) == Exit.OK
     assert capsys.readouterr().out == "no record is behind its replicas, of 12\n"
@@ -70,7 +71,8 @@ def test_a_reseed_shows_its_result_and_ends_with_1_when_something_was_left(
 def test_a_restored_directory_takes_a_new_identity_while_its_node_is_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every copy is doubted and the spare gen is dropped; a running node's directory and an empty one are refused."""
+    """All replicas are marked as doubtful and the spare log id is dropped; a running node's directory and an empty one
+    are refused."""
     file = tmp_path / "n1.toml"
     file.write_text('[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n')
     assert cli.main(["node", "new-identity", str(file)]) == Exit.LOCAL_FAULT

@@ -22,7 +22,7 @@ from tests.support.fake_admin_listener import FakeAdminListener
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits half a second for a scripted answer."""
+    """Polls do not pause for half a second before a scripted answer."""
     monkeypatch.setattr(waiting, "POLL_S", 0.01)
 
 
@@ -34,7 +34,7 @@ def east(listener: FakeAdminListener) -> FakeAdminListener:
 
 
 def runs(pid: int) -> bool:
-    """Whether the process is there, and not only as a zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -42,7 +42,7 @@ def runs(pid: int) -> bool:
 
 
 def after(listener: FakeAdminListener, path: str, requests: int, answer: Any) -> None:
-    """Another answer from the given request of any path on."""
+    """From the given request of a path on, answer with something else."""
     seen = [0]
 
     def count(_headers: Any) -> None:
@@ -67,7 +67,7 @@ def after(listener: FakeAdminListener, path: str, requests: int, answer: Any) ->
     ],
 )
 def test_what_a_goal_lacks(changed: dict[str, Any], online: str, in_sync: str) -> None:
-    """Online: every partition takes reads and writes. In sync: nothing is amiss either."""
+    """Online means that every partition takes reads and writes; in sync means that there is no other problem either."""
     cluster = {**cluster_answer("east"), **changed}
     for goal, words in ((Goal.ONLINE, online), (Goal.IN_SYNC, in_sync)):
         found = lacking(goal, cluster)
@@ -76,7 +76,7 @@ def test_what_a_goal_lacks(changed: dict[str, Any], online: str, in_sync: str) -
 
 
 def test_wait_returns_when_the_cluster_is_in_sync(east: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is lacking is told once, on standard error, and the code is 0."""
+    """The missing condition is printed once, on standard error, and the code is 0."""
     east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
     after(east, "/admin/cluster", 4, cluster_answer("east"))
     assert main(["cluster", "wait", "--timeout", "20s"]) == Exit.OK
@@ -88,7 +88,7 @@ def test_wait_returns_when_the_cluster_is_in_sync(east: FakeAdminListener, capsy
 
 
 def test_a_wait_ends_at_its_timeout(east: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
-    """Code 1 with what is lacking where the cluster answers, 3 where nobody does."""
+    """The code is 1 with the missing condition when the cluster answers, 3 when no node does."""
     east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
     assert main(["cluster", "wait", "--timeout", "200ms"]) == Exit.DIFFERS
     assert "cluster: not within 200ms: replicas are out of sync" in capsys.readouterr().err
@@ -150,7 +150,8 @@ def restarts(east: FakeAdminListener, tmp_path: Path) -> Path:
 def test_a_rolling_restart_runs_the_command_for_each_node(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One after the other, the one that controls the cluster last; --dry-run shows it, without --yes it asks."""
+    """Nodes restart one after the other, the one with the active controller last; --dry-run shows the order, without
+    --yes the command asks."""
     log = restarts(east, tmp_path)
     words = [
         "cluster",
@@ -174,7 +175,7 @@ def test_a_rolling_restart_runs_the_command_for_each_node(
 def test_a_rolling_restart_ends_at_the_first_failure_and_goes_on_later(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No other node is touched; with --since those that have started are left out."""
+    """No other node is restarted; with --since, nodes that have started since are left out."""
     log = restarts(east, tmp_path)
     fails = f"test {{node}} != east-3 && echo {{node}} >> {log}"
     words = ["cluster", "rolling-restart", "--yes", "--timeout", "20s", "--command"]
@@ -200,12 +201,12 @@ def test_a_node_that_has_not_restarted_is_a_failure(
 def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A child of the shell does not go on restarting a node after the command line has given up."""
+    """A child of the shell does not restart nodes after the command line has given up."""
     pid = tmp_path / "pid"
     command = f"(sleep 30 & echo $! > {pid}; wait); true {{node}}"
     assert main(["cluster", "rolling-restart", "--yes", "--timeout", "400ms", "--command", command]) == Exit.DIFFERS
     assert "the command did not end within 400ms" in capsys.readouterr().err
-    end = time.monotonic() + 10  # the signal is sent; the process ends when its turn comes
+    end = time.monotonic() + 10  # the signal is sent; the process ends some time later
     while runs(int(pid.read_text())) and time.monotonic() < end:
         time.sleep(0.01)
     assert not runs(int(pid.read_text()))
@@ -214,7 +215,7 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(
 def test_the_output_of_a_command_stays_out_of_the_document(
     east: FakeAdminListener, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With -o json what the command prints goes to standard error."""
+    """With -o json the command's output goes to standard error."""
     log = restarts(east, tmp_path)
     command = f"echo {{node}} >> {log}; echo printed by the command"
     words = ["cluster", "rolling-restart", "--yes", "--timeout", "20s", "-o", "json", "--command", command]
@@ -227,7 +228,8 @@ def test_the_output_of_a_command_stays_out_of_the_document(
 def test_a_live_node_that_does_not_report_its_start_is_not_restarted(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A missed answer does not make a node a down one: it is asked again, and refused where it stays silent."""
+    """One missed answer does not make a node a dead one: it is asked again, and the restart is refused if it stays
+    silent."""
     monkeypatch.setattr(rolling_restart, "STARTS_MS", 300)
     log = tmp_path / "restarted"
     log.touch()
@@ -245,7 +247,8 @@ def test_a_live_node_that_does_not_report_its_start_is_not_restarted(
 def test_nodes_that_are_down_are_restarted_first(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a wait for a cluster that cannot be in sync before; the live ones follow once it is."""
+    """Dead nodes restart first, without a wait for a cluster that cannot be in sync before; the live ones follow once
+    it is."""
     log = tmp_path / "restarted"
     log.touch()
     down = {"east-2", "east-3"}
@@ -272,7 +275,7 @@ def test_nodes_that_are_down_are_restarted_first(
 def test_a_node_that_has_restarted_is_not_called_one_to_restart(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where the cluster is not in sync after it, the error does not promise to restart the node again."""
+    """When the cluster is not in sync after a restart, the error does not announce another restart of the node."""
     log = restarts(east, tmp_path)
     answer = east.on_headers
 
@@ -299,7 +302,7 @@ def test_a_node_that_has_restarted_is_not_called_one_to_restart(
 def test_a_restart_that_cannot_be_meant_is_refused(
     east: FakeAdminListener, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
 ) -> None:
-    """Before anything runs."""
+    """The command is refused before anything runs."""
     assert main(["cluster", "rolling-restart", "--yes", *words]) == Exit.USAGE
     assert sentence in capsys.readouterr().err
 
@@ -307,7 +310,7 @@ def test_a_restart_that_cannot_be_meant_is_refused(
 def test_a_cluster_that_is_not_in_sync_is_not_restarted(
     east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another replica less could stop writes: the command waits, and then gives up."""
+    """One replica fewer could stop writes: the command waits, and then gives up."""
     log = restarts(east, tmp_path)
     east.respond("/admin/cluster", {**cluster_answer("east"), "under_replicated": [1]})
     words = ["cluster", "rolling-restart", "--yes", "--timeout", "200ms", "--command", f"echo {{node}} >> {log}"]

@@ -20,5 +20,5 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedNode]:
 
 @pytest.fixture
 def url(node: ThreadedNode) -> str:
-    """Its client listener."""
+    """The URL of the node's client listener."""
     return f"http://127.0.0.1:{node.http}"

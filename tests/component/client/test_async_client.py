@@ -1,4 +1,4 @@
-"""What is of asyncio alone: tasks, cancellation, coroutine functions, closing."""
+"""Features of the asyncio client alone: tasks, cancellation, coroutine functions, closing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_counters_of_many_tasks_add_up(url: str) -> None:
 
 
 async def test_a_resolver_of_an_update_may_be_a_coroutine_function(url: str) -> None:
-    """It may ask others for the value."""
+    """A resolver may await other requests for the value."""
 
     async def total(siblings: Any) -> int:
         await asyncio.sleep(0)
@@ -48,8 +48,8 @@ async def test_a_resolver_of_an_update_may_be_a_coroutine_function(url: str) -> 
 
 
 async def test_cancelled_calls_leave_no_connection_occupied(url: str) -> None:
-    """Hundreds of calls, cancelled at random moments, waiting or under way: afterwards as many as ever are served, and
-    each key has the value of a whole write or none."""
+    """Hundreds of calls, cancelled at random moments, waiting or under way: afterwards the client serves as many calls
+    as before, and each key has the value of a complete write or none."""
     chance = random.Random(3)
     async with AsyncClient(url, connections=3) as client:
         for at in range(25):
@@ -80,7 +80,7 @@ async def test_a_call_is_bounded_by_a_timeout_of_the_caller(url: str) -> None:
 
 
 async def test_a_listing_may_be_left_in_the_middle(url: str) -> None:
-    """Nothing stays open."""
+    """No connection stays open."""
     async with AsyncClient(url) as client:
         await client.put_many("left", {str(at): at for at in range(20)})
         async for _ in client.list_keys("left", page_size=2):
@@ -118,8 +118,8 @@ def test_a_client_belongs_to_one_event_loop(url: str) -> None:
 
 
 async def test_a_write_that_is_under_way_when_the_client_is_closed() -> None:
-    """It was sent, its answer was lost, and the client is closed in the pause: the outcome is unknown, and the error
-    has the id."""
+    """The write was sent, its answer was lost, and the client is closed in the pause before a retry: the outcome is
+    unknown, and the error has the id."""
 
     def hang_up(connection: socket.socket) -> None:
         server.read_request(connection)
@@ -158,7 +158,7 @@ async def test_a_resolver_of_a_read_is_no_coroutine_function(url: str) -> None:
 
 
 def test_closing_leaves_nothing(url: str) -> None:
-    """No socket and no file of either client is open after its block, whatever calls it has made."""
+    """Neither client has an open socket or file after its block, whatever calls it has made."""
 
     def open_files() -> int:
         gc.collect()

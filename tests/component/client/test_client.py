@@ -1,4 +1,4 @@
-"""Both clients against a whole node."""
+"""Tests of both clients against a whole node."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def client(make_client: MakeClient, url: str) -> Any:
 
 @pytest.mark.parametrize("value", [{"a": [1, None, "ä"]}, "text ä", b"\x00\xff", b"", "", 0, [], None, True, 1.5])
 def test_a_value_is_written_and_read(client: Any, bucket: str, value: object) -> None:
-    """Of any type that has bytes; with its version, and a time."""
+    """A value of any type with bytes is written and read back, with its version and a time."""
     done = client.put(bucket, "k", value)
     read = client.get(bucket, "k")
     assert (read.value, read.context, read.in_conflict) == (value, done.context, False)
@@ -79,7 +79,7 @@ def test_names_are_exact(client: Any, name: str | bytes) -> None:
 
 
 def test_a_key_that_does_not_exist(client: Any, bucket: str) -> None:
-    """And one that was deleted, whose deletion has a context."""
+    """A key that was never written, and one that was deleted, whose deletion has a context."""
     with pytest.raises(NotFound) as caught:
         client.get(bucket, "k")
     assert caught.value.context is None
@@ -109,7 +109,7 @@ def test_what_is_stored_beside_a_value(client: Any, bucket: str) -> None:
 
 
 def test_a_codec_of_the_caller(make_client: MakeClient, url: str, bucket: str) -> None:
-    """For a content type that the client does not know."""
+    """A codec for a content type that the client does not know."""
     client = make_client(url, codecs={"application/msgpack": Codec(msgpack.packb, msgpack.unpackb)})
     client.put(bucket, "k", {"a": b"\xff"}, content_type="application/msgpack")
     assert client.update(bucket, "k", lambda value: {**value, "b": 1}).value == {"a": b"\xff", "b": 1}
@@ -117,7 +117,7 @@ def test_a_codec_of_the_caller(make_client: MakeClient, url: str, bucket: str) -
 
 
 def test_a_context_says_what_a_write_replaces(client: Any, bucket: str) -> None:
-    """With it the value is replaced, as often as the writer likes; without it the next value is a sibling."""
+    """A write with a context replaces the value, any number of times; without one it adds a sibling."""
     context = client.put(bucket, "k", 1)
     context = client.put(bucket, "k", 2, context=context)
     client.put(bucket, "k", 3, context=Context.from_text(str(context.context)))
@@ -127,7 +127,7 @@ def test_a_context_says_what_a_write_replaces(client: Any, bucket: str) -> None:
 
 
 def test_siblings(client: Any, bucket: str) -> None:
-    """Values and a deletion, with what is stored beside each; one write with their context replaces all."""
+    """Values and a deletion, each with its metadata; one write with their context replaces all."""
     first = client.put(bucket, "k", {"n": 1}, metadata={"who": "ann"})
     client.put(bucket, "k", b"\r\n--", content_type="image/png")
     client.delete(bucket, "k", context=first)
@@ -157,7 +157,7 @@ def test_a_deletion_beside_a_value_is_a_sibling(client: Any, bucket: str) -> Non
 
 
 def test_update_merges_siblings(make_client: MakeClient, url: str, bucket: str) -> None:
-    """By the resolver of the client; the result has no siblings."""
+    """The client's resolver merges siblings; the result has no siblings."""
 
     def union(siblings: Sequence[Sibling]) -> list[str]:
         return sorted({name for each in siblings for name in each.value or []})
@@ -171,7 +171,7 @@ def test_update_merges_siblings(make_client: MakeClient, url: str, bucket: str) 
 
 
 def test_conditions(client: Any, bucket: str) -> None:
-    """Only if absent, only if unchanged; nothing is written when they do not hold."""
+    """A write only if absent or only if unchanged writes nothing when its condition does not hold."""
     first = client.put(bucket, "k", 1, if_absent=True)
     with pytest.raises(Conflict) as caught:
         client.put(bucket, "k", 2, if_absent=True)
@@ -200,7 +200,7 @@ def test_overwrite(client: Any, bucket: str) -> None:
 
 
 def test_a_request_id_takes_effect_once(client: Any, bucket: str) -> None:
-    """A call that is made again with the same id changes nothing, and says so."""
+    """A call repeated with the same id changes nothing, and reports that."""
     client.put(bucket, "k", 1, request_id="first")
     client.overwrite(bucket, "k", 2)
     again = client.put(bucket, "k", 1, request_id="first")
@@ -211,7 +211,7 @@ def test_a_request_id_takes_effect_once(client: Any, bucket: str) -> None:
 
 
 def test_counters_of_many_threads_add_up(client: Any, bucket: str) -> None:
-    """Each update takes effect exactly once, whoever is quicker."""
+    """Each update takes effect exactly once, whichever thread is faster."""
     failures: list[BaseException] = []
 
     def count() -> None:
@@ -244,7 +244,8 @@ def test_large_values(client: Any, bucket: str) -> None:
 
 
 def test_batches(client: Any, bucket: str) -> None:
-    """More than one chunk, results in order; reads have None for absent keys; deletes are items, too."""
+    """Batches have more than one chunk and results in order; reads have None for absent keys; deletes are items,
+    too."""
     keys = [f"k{at}" for at in range(1_203)]
     results = client.put_many(bucket, {key: {"n": at} for at, key in enumerate(keys)})
     assert [result.key for result in results] == keys
@@ -267,7 +268,7 @@ def test_a_batch_with_wrong_items(client: Any, bucket: str) -> None:
 
 
 def test_listings_in_pages(client: Any, bucket: str) -> None:
-    """Every key once and in order, whatever the size of a page; by prefix; without deleted ones."""
+    """Every key is listed once and in order, whatever the size of a page; by prefix; without deleted ones."""
     keys = {f"{prefix}{at}" for prefix in ("a-", "ä-") for at in range(40)}
     client.put_many(bucket, dict.fromkeys(keys, 1))
     client.delete(bucket, "a-0")
@@ -279,7 +280,7 @@ def test_listings_in_pages(client: Any, bucket: str) -> None:
 
 
 def test_properties(client: Any, bucket: str) -> None:
-    """Of a bucket and of its type."""
+    """The properties of a bucket and of its type are read."""
     assert client.properties(bucket)["name"] == bucket
     assert client.properties()["last_write_wins"] is False
 
@@ -310,7 +311,8 @@ def test_a_bucket_type_that_does_not_exist(make_client: MakeClient, url: str, bu
 
 
 def test_the_admin_listener_is_named_as_a_mistake(make_client: MakeClient, node: ThreadedNode) -> None:
-    """Its answers are no results; the error says which URL is needed, also for a call whose answer has no body."""
+    """Answers of the admin listener are not taken for results; the error says which URL is needed, also for a call whose
+    answer has no body."""
     client = make_client(f"http://127.0.0.1:{node.admin}")
     calls: list[Callable[[], object]] = [
         lambda: client.get("b", "k"),
@@ -328,7 +330,8 @@ def test_the_admin_listener_is_named_as_a_mistake(make_client: MakeClient, node:
 
 
 def test_a_node_that_is_not_there_is_replaced(make_client: MakeClient, url: str, bucket: str) -> None:
-    """Whichever of the given nodes answers; with none the error is Retryable, and says why, within its time."""
+    """The client uses whichever given node answers; without one the error is Retryable, gives the reason, and comes
+    within its time."""
     client = make_client(["http://127.0.0.1:9", url])
     for at in range(8):
         client.overwrite(bucket, "k", at)
@@ -339,7 +342,7 @@ def test_a_node_that_is_not_there_is_replaced(make_client: MakeClient, url: str,
 
 
 def test_a_closed_client_refuses_calls(make_client: MakeClient, url: str, bucket: str) -> None:
-    """Also one that waits for its next attempt; closing twice is allowed."""
+    """A call that waits for its next attempt is refused, too; closing twice is allowed."""
     client = Client("http://127.0.0.1:9", timeout_s=30)
     failures: list[BaseException] = []
 
@@ -368,7 +371,7 @@ async def plus_one(count: int) -> int:
 
 
 def test_a_coroutine_function_in_a_client_for_threads(url: str, bucket: str) -> None:
-    """It is a mistake of the call, and nothing is written."""
+    """The call is refused as a mistake, and nothing is written."""
     with Client(url) as client:
         with pytest.raises(BadRequest, match="coroutine function"):
             client.update(bucket, "k", plus_one, default=0)
@@ -376,8 +379,8 @@ def test_a_coroutine_function_in_a_client_for_threads(url: str, bucket: str) -> 
 
 
 def test_a_write_that_is_under_way_when_the_client_is_closed() -> None:
-    """It was sent, its answer was lost, and the client is closed in the pause: the outcome is unknown, and the error
-    has the id."""
+    """The write was sent, its answer was lost, and the client is closed in the pause before a retry: the outcome is
+    unknown, and the error has the id."""
 
     def hang_up(connection: socket.socket) -> None:
         server.read_request(connection)

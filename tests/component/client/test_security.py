@@ -1,4 +1,4 @@
-"""Both clients against a node with TLS and tokens."""
+"""Tests of both clients against a node with TLS and tokens."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ def test_a_token_over_tls(make_client: MakeClient, files: Path, url: str) -> Non
 
 
 def test_an_own_tls_context(make_client: MakeClient, files: Path, url: str) -> None:
-    """In place of the files."""
+    """A TLS context of the caller replaces the files."""
     context = ssl.create_default_context(cafile=files / "ca.crt")
     client = make_client(url, ssl_context=context, token_file=files / "read.token")
     assert client.find("b", "none") is None
 
 
 def test_credentials_that_do_not_suffice(make_client: MakeClient, files: Path, url: str) -> None:
-    """A role that may not write, an unknown token, none: Refused at once, with what would do, and without the token."""
+    """A role that may not write, an unknown token, or none is Refused at once; the error names a sufficient role and
+    does not contain the token."""
     reader = make_client(url, ca=files / "ca.crt", token_file=files / "read.token")
     with pytest.raises(Refused, match="write") as caught:
         reader.put("b", "k", 1)
@@ -89,7 +90,7 @@ def test_credentials_that_do_not_suffice(make_client: MakeClient, files: Path, u
 
 
 def test_a_certificate_that_is_not_trusted(make_client: MakeClient, files: Path, url: str) -> None:
-    """Of another authority: Refused, and nothing is sent."""
+    """A certificate of another authority is Refused, and nothing is sent."""
     for ca in ("other.crt", None):
         options: dict[str, Any] = {} if ca is None else {"ca": files / ca}
         client = make_client(url, token_file=files / "write.token", **options)

@@ -1,4 +1,4 @@
-"""A client of three nodes: it sends to leaders, follows them, and goes on without a node."""
+"""A client of three nodes: it sends to leaders, follows them, and works without a stopped node."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def forwarded(nodes: dict[str, NodeOfEnsemble]) -> Counter[str]:
 
 
 async def test_requests_go_to_the_leaders_and_follow_them(tmp_path: Path) -> None:
-    """A client that was given one node knows the leaders after its first requests: writes, reads and batches are
-    forwarded by nobody. After a leader has moved, the client learns that from one answer. When the given node and then
-    another one stop, the client goes on, since it knows the others."""
+    """A client that was given one node knows the leaders after its first requests: no node forwards its writes, reads
+    and batches. After a leader has moved, the client learns that from one answer. When the given node and then another
+    one stop, the client works on, since it knows the others."""
     async with three_nodes(tmp_path) as nodes:
         given = next(iter(nodes.values()))
         async with AsyncClient(f"http://{given.address}", timeout_s=60) as client:

@@ -19,10 +19,10 @@ QUICK_MUTANTS: Final = 4_000
 MANY_MUTANTS: Final = 1_000_000
 
 MEAN_INPUT_S: Final = 0.005
-"""CPU that a mutant of one target may take on average: several times what the slowest, a config file, takes."""
+"""Average CPU that a mutant of one target may take: several times that of the slowest, a config file."""
 
 LONGEST_INPUT_S: Final = 2.0
-"""CPU that a single mutant of at most 16 KB may take; a collection of the whole run's garbage may be in it."""
+"""CPU that a single mutant of at most 16 KB may take; it may include a garbage collection of the whole run."""
 
 GROWTH_BYTES_MAX: Final = 48 * 1024 * 1024
 """How much a million mutants may leave: caches that are bounded, and free memory that the allocator keeps. A leak of
@@ -67,7 +67,7 @@ def attack_all(targets: list[MutationTarget], count: int, seed: int) -> dict[str
 
 
 def test_what_mutants_are_made_of_is_taken() -> None:
-    """Every sample is valid input, and no two targets have one name: a mutant is near to what a decoder takes."""
+    """Every sample is valid input, and no two targets have one name: so a mutant is close to valid input."""
     with mutation_targets() as targets:
         assert len({target.name for target in targets}) == len(targets) > 70
         for target in targets:
@@ -76,7 +76,8 @@ def test_what_mutants_are_made_of_is_taken() -> None:
 
 
 def test_mutants_are_taken_or_refused() -> None:
-    """Some dozens of each target: a value, or an error of the target's own classes with a sentence."""
+    """Each of some dozens of mutants of a target gives a value, or an error of the target's own classes with a
+    sentence."""
     with mutation_targets() as targets:
         counts = attack_all(targets, QUICK_MUTANTS, SEED)
     assert sum(counts.values()) > QUICK_MUTANTS / 20, "nearly nothing was taken: mutants are too far from valid input"
@@ -86,7 +87,8 @@ def test_mutants_are_taken_or_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_a_million_mutants_are_taken_or_refused_and_leave_nothing() -> None:
-    """As above; the process is as large afterwards as after the first hundred of each target."""
+    """Every mutant is decoded or refused; afterwards the process is as large as after the first hundred mutants of each
+    target."""
     with mutation_targets() as targets:
         attack_all(targets, 100 * len(targets), SEED + 1)
         gc.collect()

@@ -42,7 +42,7 @@ def taken_of(sock, piece, count):
 
 
 def test_an_ordinary_client_writes_reads_and_keeps_its_connection(client_api, server):
-    """A session of requests does what it does against Riak, over one connection, with Date on every answer."""
+    """A session of `requests` behaves as against Riak, over one connection, with Date on every answer."""
     url = f"http://127.0.0.1:{server.port}/buckets/b/keys/k"
     with requests.Session() as session:
         session.trust_env = False
@@ -99,7 +99,7 @@ def test_invalid_http_is_answered_400_and_closed(client_api, server, garbage):
 
 
 def test_garbage_behind_a_request_never_answers_for_it(client_api, server):
-    """A running write is answered with its own outcome, not with the 400 of what followed it."""
+    """A running write is answered with its own outcome, not with the 400 of the bytes after it."""
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"1", 1, b"x") + GET % b"2" + b"\x00garbage\r\n\r\n")
@@ -110,7 +110,7 @@ def test_garbage_behind_a_request_never_answers_for_it(client_api, server):
 
 
 def test_too_many_requests_sent_ahead_end_the_connection(client_api, server):
-    """A client may not queue without end: what was taken is answered, the rest is not, and the connection closes."""
+    """Pipelined requests are bounded: accepted ones are answered, the rest is not, and the connection closes."""
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"1", 1, b"x") + (GET % b"1") * 2000)
@@ -180,7 +180,7 @@ def test_a_truncated_body_writes_nothing_and_gets_400_if_the_client_still_reads(
 
 
 def test_a_client_that_stops_sending_still_gets_its_answer(client_api, server):
-    """Closing one's sending side after a whole request does not lose the answer to it."""
+    """Closing one's sending side after a complete request does not lose its answer."""
     assert statuses(server.exchange(PUT % (b"k", 1, b"x"), half_close=True)) == [204]
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
@@ -224,7 +224,7 @@ def test_an_upgrade_header_does_not_drop_a_body(client_api, server):
 
 
 def test_a_connection_beyond_the_limit_gets_503(client_api, serve):
-    """Beyond the limit a connection is answered 503 and closed, counted, and others go on."""
+    """Beyond the limit a connection is answered 503, closed, and counted, and the others stay open."""
     server = serve(client_api.app, connections_limit=2)
     with server.connect() as a, server.connect() as b:
         server.wait(lambda: len(server.listener._state.connections) == 2)
@@ -352,7 +352,8 @@ async def test_signals_stay_the_daemons():
 
 
 async def test_an_address_that_cannot_be_had_is_one_clear_line():
-    """An occupied port, a host that is not this machine's and one that does not exist each say what to do."""
+    """The errors for an occupied port, a host that is not this machine's and one that does not exist each name the
+    remedy."""
     settings = ListenSettings()
     taken = Listener("http", Address("127.0.0.1", 0), settings)
     port = int(taken.url.rsplit(":", 1)[1])
@@ -373,7 +374,7 @@ async def test_an_address_that_cannot_be_had_is_one_clear_line():
 
 
 async def test_a_node_that_failed_to_bind_one_port_frees_the_other():
-    """When the second port is occupied, stop() gives the first one back."""
+    """When the second port is occupied, stop() releases the first one."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         settings = ListenSettings(http=Address("127.0.0.1", 0), admin=Address("127.0.0.1", other.getsockname()[1]))
         listeners = Listeners(settings)
@@ -385,7 +386,7 @@ async def test_a_node_that_failed_to_bind_one_port_frees_the_other():
 
 
 def test_the_date_of_an_answer_is_the_second_in_which_it_is_sent(monkeypatch):
-    """What was written in this second may have it as Last-Modified, which must not be after Date. Requests under way,
+    """An object written in this second may have it as Last-Modified, which must not be after Date. Requests under way,
     which hold the list of headers, get it too."""
     state = connection.SharedState(ListenSettings())
     held = state.default_headers

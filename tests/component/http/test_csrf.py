@@ -1,4 +1,4 @@
-"""A web page of another place cannot change anything through the browser of somebody who may reach a listener."""
+"""A web page of another origin cannot change anything through the browser of a user who can reach a listener."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_a_page_elsewhere_may_ask(server):
 
 
 def test_the_listener_of_operators_refuses_too(serve):
-    """Every face does, before a handler sees the request; a form of a page needs no permission to POST."""
+    """Every HTTP application refuses such a request before a handler sees it; a form of a page needs no permission to
+    POST."""
     app, acted = HttpApplication(), []
 
     async def act(request: Request) -> Reply:

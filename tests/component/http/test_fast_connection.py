@@ -104,7 +104,7 @@ def answer_of(sock, head_only):
 
 
 def converse(server, session, *, split):
-    """Send each request in one piece, or in two with a pause; the answers. A connection that ended is made anew."""
+    """Send each request in one piece, or in two with a pause; returns the answers. A closed connection is replaced."""
     answers = []
     sock = server.connect()
     try:
@@ -122,7 +122,7 @@ def converse(server, session, *, split):
                 sock = server.connect()
     finally:
         sock.close()
-    server.wait(lambda: not server.listener._state.connections)  # what came last is counted by then
+    server.wait(lambda: not server.listener._state.connections)  # the last request is counted by then
     return answers
 
 
@@ -136,7 +136,7 @@ def timed(client_api):
 
 
 def prompted(client_api, monkeypatch):
-    """What the room's face was asked to answer at once, and did."""
+    """The requests that the client API answered on the fast path."""
     asked, prompt = [], client_api.app.fast_answer
 
     def noting(request):
@@ -151,8 +151,8 @@ def prompted(client_api, monkeypatch):
 
 @pytest.mark.parametrize("accept", [b"", b"accept: application/json\r\n"], ids=["any", "json"])
 def test_both_paths_answer_alike(client_api_with, serve, monkeypatch, accept):
-    """A session of requests, right and wrong, gets the same bytes and the same counts whichever way each one takes,
-    also where refusals are asked for in JSON."""
+    """A session of requests, right and wrong, gets the same bytes and the same counts on either path, also when
+    refusals are requested in JSON."""
     quick, slow = client_api_with(object_bytes=200_000), client_api_with(object_bytes=200_000)
     asked, none = prompted(quick, monkeypatch), prompted(slow, monkeypatch)
     session = [raw.replace(b"\r\n", b"\r\n" + accept, 1) for raw in SESSION]
@@ -178,7 +178,8 @@ def test_both_paths_answer_alike(client_api_with, serve, monkeypatch, accept):
     ids=lambda e: type(e).__name__,
 )
 def test_failures_are_answered_alike_on_both_paths(client_api_with, serve, monkeypatch, failure, logged):
-    """Refusals of the cluster and bugs are answered, counted and logged alike on both ways; the connection goes on."""
+    """Refusals of the cluster and bugs are answered, counted and logged alike on both paths; the connection stays
+    open."""
     session = [put(b"1", b"v", TEXT), ask(b"GET", b"/buckets/b/keys/1"), ask(b"GET", b"/ping")]
     apis = [client_api_with(), client_api_with()]
     for client_api in apis:
@@ -386,7 +387,7 @@ def test_a_half_closed_connection_gets_the_last_answer_alike(client_api_with, se
 
 
 class RecordingGuard:
-    """Lets in who says please; counts whom it was asked about."""
+    """Admits requests that say please; counts the guarded requests."""
 
     def __init__(self):
         self.asked = 0
@@ -398,7 +399,7 @@ class RecordingGuard:
 
 
 def test_the_guard_is_asked_once_for_each_request(client_api_with, serve):
-    """Without what the guard wants nothing is read or written, on either way, and each request is judged once."""
+    """An unauthorized request reads and writes nothing, on either path, and the guard is called once per request."""
     session = [
         put(b"1", b"v", TEXT),
         put(b"1", b"v", TEXT, b"authorization: please"),
@@ -415,7 +416,8 @@ def test_the_guard_is_asked_once_for_each_request(client_api_with, serve):
 
 
 def test_a_pipelined_request_waits_for_the_running_one(client_api, server, monkeypatch):
-    """Requests that arrive while one is answered at once get their answers behind it, in order, in pieces or whole."""
+    """Requests that arrive while another is answered on the fast path get their answers after it, in order, in pieces
+    or at once."""
     asked = prompted(client_api, monkeypatch)
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
@@ -432,7 +434,7 @@ def test_a_pipelined_request_waits_for_the_running_one(client_api, server, monke
 
 
 def test_a_client_that_left_has_written_all_the_same(client_api, server):
-    """A write that is under way goes on without its client, and its body is given back."""
+    """A write under way is completed without its client, and its body's memory is released."""
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.sendall(PUT % (b"1", 1, b"x"))
@@ -446,7 +448,8 @@ def test_a_client_that_left_has_written_all_the_same(client_api, server):
 
 
 def test_a_large_answer_waits_for_its_reader_and_the_next_request_for_it(client_api, serve):
-    """More than one piece is counted and sent as the client reads; meanwhile another request is not answered."""
+    """A body of more than one piece is counted and sent as its client reads; meanwhile another request is not
+    answered."""
     server = serve(client_api.app)
     client_api.put("/buckets/b/keys/k", b"x" * 20_000_000)
     with socket.socket() as sock:
@@ -499,7 +502,8 @@ def test_a_request_pipelined_behind_a_large_answer_keeps_its_body_and_order(clie
 
 
 def test_a_body_that_waits_for_its_turn_is_not_slow(client_api, server):
-    """While nothing is read of a connection, since a request before is worked on, its client is not told to be slow."""
+    """While a connection is not read because an earlier request is being handled, its client does not get a time-out
+    for a slow body."""
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
         sock.settimeout(5)
@@ -522,8 +526,8 @@ def test_a_body_that_waits_for_its_turn_is_not_slow(client_api, server):
 
 
 async def test_requests_wait_without_a_task_for_a_leader_another_node_and_a_confirmation():
-    """What a request waits for inside the coordinator, usual or not, needs no task of its own: forwarding, the time in
-    which nobody leads, a read that is confirmed later, and a wait that the client bounds."""
+    """A request, usual or not, that waits inside the coordinator needs no task of its own: for forwarding, for a
+    leader, for the confirmation of a read, and for at most the client's time-out."""
 
     async with cluster(("n1", "n2", None, "n1")) as c:
         app = ClientApi(

@@ -1,4 +1,4 @@
-"""Fetches of other clusters' sinks: bodies pass through, long polls end with whoever goes first."""
+"""Fetches of other clusters' sinks: bodies pass through, long polls end when either end closes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_fetch_reaches_the_queue_and_its_answer_the_sink(client_api):
 
 
 def test_unknown_queues_and_bad_bodies_are_refused(client_api):
-    """404 for a queue that is not there, 400 for bytes that are no request, 413 for too many."""
+    """404 for an unknown queue, 400 for bytes that are not a request, 413 for too many."""
     unknown = client_api.call("POST", "/queues/other/fetch", BODY)
     assert (unknown.status, unknown.reason) == (404, "unknown-queue")
     for body in (b"", b"\xc1", msgpack.packb({"v": 99}), msgpack.packb([])):
@@ -35,7 +35,7 @@ def test_unknown_queues_and_bad_bodies_are_refused(client_api):
 
 
 def test_a_long_poll_ends_when_its_sink_goes(client_api, server):
-    """A sink that closes its connection, or only its sending side, frees the poll: nothing is leased to nobody."""
+    """A sink that closes its connection, or only its sending side, frees the poll, without a lease."""
     head = b"POST /queues/q/fetch HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(BODY)
     client_api.queue.give = asyncio.Event()
     for half_close in (False, True):
@@ -55,7 +55,7 @@ def test_a_long_poll_ends_when_its_sink_goes(client_api, server):
 
 
 async def test_a_stop_ends_all_long_polls(client_api, send_request, eventually):
-    """When the node stops, polls that wait are told so at once, and so is every later one."""
+    """When the node stops, waiting polls get 503 at once, and so does every later one."""
 
     client_api.queue.give = asyncio.Event()
     polls = [asyncio.ensure_future(send_request(client_api.app, "POST", "/queues/q/fetch", BODY)) for _ in range(3)]
@@ -80,7 +80,7 @@ async def test_fetches_are_bounded(client_api, send_request, eventually, monkeyp
 
 
 def test_answers_are_compressed_on_request(client_api):
-    """Large and small batches alike come back whole in zstd, and as they are for who did not ask."""
+    """Large and small batches are compressed with zstd on request, and plain otherwise."""
 
     def answer(size, asked):
         item = (1, 2, 3, b"default", b"b", b"k", b"o" * 16, 7, b"v" * size)
@@ -100,8 +100,8 @@ def test_answers_are_compressed_on_request(client_api):
 
 
 async def test_a_usual_fetch_takes_the_fast_path_and_an_unusual_one_asgi(client_api, server, monkeypatch):
-    """What sinks send is the usual fetch: answers of all sizes come whole by the quick way; one with a long body is
-    answered the other way, and both are counted alike."""
+    """Fetches as sinks send them are answered completely on the fast path, whatever the answer's size; a fetch with a
+    long body is answered by ASGI, and both are counted alike."""
     taken, prompt = [], client_api.app.fast_answer
 
     def noting(request):

@@ -1,4 +1,4 @@
-"""The client face by two HTTP libraries that share no code, over real sockets: both must see the same."""
+"""The client API through two HTTP libraries that share no code, over real sockets: both must get the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def put(call: Callable[..., Any], path: str, value: bytes, **headers: str) -> An
 
 
 def test_a_value_lives_from_put_to_delete(call: Callable[..., Any]) -> None:
-    """Write, read, look at, replace by clock, compare by tag, delete, and look at what is left."""
+    """Write, read, inspect, replace by clock, compare by tag and delete a value, and inspect the rest."""
     assert call("GET", K).status_code == 404
     first = put(call, K, b"one", x_riak_meta_colour="red", link='</buckets/b/keys/x>; riaktag="t"')
     assert (first.status_code, first.content) == (204, b"")
@@ -65,7 +65,7 @@ def test_a_value_lives_from_put_to_delete(call: Callable[..., Any]) -> None:
 def test_a_coding_is_kept_and_the_bytes_are_the_writers(
     client_api: Any, call: Callable[..., Any], encoding: str
 ) -> None:
-    """What was stored under a Content-Encoding comes back under it, unchanged."""
+    """A value stored with a Content-Encoding is returned with it, unchanged."""
     headers = {"content-type": "text/plain; charset=latin-1", "content-encoding": encoding}
     assert call("PUT", K, data=b"not really compressed", headers=headers).status_code == 204
     head = call("HEAD", K)
@@ -75,7 +75,7 @@ def test_a_coding_is_kept_and_the_bytes_are_the_writers(
 
 
 def test_empty_values_and_large_ones_are_values(call: Callable[..., Any]) -> None:
-    """No byte, one byte, and megabytes of them come back as they were; an empty value is no deletion."""
+    """Values of no byte, of one byte, and of megabytes are returned unchanged; an empty value is not a deletion."""
     for size in (0, 1, 3_000_000):
         clock = call("HEAD", K).headers.get("X-Riak-Vclock", "")
         more = {"x_riak_vclock": clock} if clock else {}
@@ -99,7 +99,7 @@ def test_siblings_are_300_in_both_forms(call: Callable[..., Any]) -> None:
 
 
 def test_a_key_is_made_and_listed(call: Callable[..., Any]) -> None:
-    """POST answers where the value is; keys and buckets are listed whole and as a stream."""
+    """POST answers with the value's location; keys and buckets are listed as one document and as a stream."""
     made = call("POST", "/buckets/made%20here/keys", data=b"v", headers={"content-type": "a/b"})
     assert made.status_code == 201
     assert call("GET", made.headers["Location"]).content == b"v"
@@ -110,7 +110,7 @@ def test_a_key_is_made_and_listed(call: Callable[..., Any]) -> None:
 
 
 def test_views_and_refusals_are_plain(call: Callable[..., Any]) -> None:
-    """The views that clients look at first, and what a refusal looks like."""
+    """The views that clients request first, and the form of a refusal."""
     assert call("GET", "/ping").text == "OK"
     assert call("GET", "/", headers={"accept": "application/json"}).json()["riak_kv_wm_ping"] == "/ping"
     assert call("GET", "/stats").json()["riak_kv_version"]
@@ -120,7 +120,7 @@ def test_views_and_refusals_are_plain(call: Callable[..., Any]) -> None:
 
 
 def test_a_listing_that_its_client_abandons_ends(client_api: Any, server: Any) -> None:
-    """A client that closes in the middle of a stream frees what the listing held."""
+    """A client that closes in the middle of a stream frees the listing's resources."""
     for number in range(20):
         client_api.put(f"/buckets/b/keys/{number}", b"v")
     client_api.kv.listing_batch = 1

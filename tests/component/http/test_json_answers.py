@@ -1,4 +1,4 @@
-"""Siblings and refusals as JSON for those who ask; for all others byte for byte what Riak's clients know."""
+"""Siblings and refusals as JSON for clients that request it; for all others the bytes that Riak's clients expect."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ JSON = {"accept": "application/json"}
 
 
 def test_siblings_come_as_one_document(client_api):
-    """All siblings, with a concurrent delete, types, metadata and values; with clock and tag as in the headers. The
-    clock resolves the conflict, and so does the tag."""
+    """The document has all siblings, with a concurrent delete, types, metadata and values; clock and tag are as in the
+    headers. The clock resolves the conflict, and so does the tag."""
     client_api.put(K, b"v0")
     clock = client_api.call("GET", K).headers["x-riak-vclock"]
     client_api.call("PUT", K, b'{"n":1}', {"content-type": "application/json", "x-riak-meta-who": "ann"})

@@ -1,4 +1,4 @@
-"""Listings: whole or streamed, exact for every key, bounded, and never a part that looks like the whole."""
+"""Listings: as one document or streamed, exact for every key, bounded, and never a part that looks complete."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_empty_listing_is_an_empty_list(client_api):
 
 
 def test_keys_that_are_not_text_are_listed_percent_encoded(client_api):
-    """Bytes that are no UTF-8 appear percent-encoded; with encoding=percent every key can be taken back exactly."""
+    """Bytes that are not UTF-8 appear percent-encoded; with encoding=percent every key can be decoded exactly."""
     keys = [b"a", b"\xff%", b"%41", "ä/\n".encode()]
     for key in keys:
         client_api.put("/buckets/b/keys/" + urllib.parse.quote(key, safe=""), b"v")
@@ -69,7 +69,7 @@ def test_keys_that_are_not_text_are_listed_percent_encoded(client_api):
     ],
 )
 def test_a_listing_must_be_asked_for(client_api, target):
-    """Without keys=true or keys=stream nothing is read: 400 says how to ask."""
+    """Without keys=true or keys=stream nothing is read: 400 explains the parameter."""
     assert client_api.call("GET", target).status == 400
 
 
@@ -92,7 +92,7 @@ def test_head_of_a_listing_reads_no_more_than_its_beginning(client_api):
 
 
 async def test_listings_are_bounded_and_closed_when_the_client_goes(client_api, send_request):
-    """At most eight run at once; one that its client abandons is closed and makes room."""
+    """At most eight listings run at once; one that its client abandons is closed and frees its place."""
     for n in range(40):
         await send_request(client_api.app, "PUT", f"/buckets/b/keys/{n}", b"v", {"content-type": "text/plain"})
 
@@ -134,7 +134,8 @@ async def test_listings_are_bounded_and_closed_when_the_client_goes(client_api, 
 
 
 def test_a_listing_that_fails_half_way_has_no_end(client_api, server):
-    """An error in the middle cuts the connection before the last chunk, so a part is never taken for the whole."""
+    """An error in the middle cuts the connection before the last chunk, so that a part is never taken for a complete
+    listing."""
     for n in range(9):
         client_api.put(f"/buckets/b/keys/{n}", b"v")
     client_api.kv.listing_fails_after = 2
@@ -203,7 +204,7 @@ def test_pages_are_streamed_with_the_token_last(client_api):
 
 
 def test_buckets_come_in_pages_of_their_type(client_api):
-    """The same of buckets; a token is of one listing."""
+    """Buckets are paged in the same way; a token is valid for one listing."""
     for n in range(5):
         client_api.put(f"/buckets/b{n}/keys/k", b"v")
     found = pages_of(client_api, "/buckets?buckets=true&limit=2&prefix=b")
@@ -216,7 +217,8 @@ def test_buckets_come_in_pages_of_their_type(client_api):
 
 
 def test_names_of_any_bytes_are_paged(client_api):
-    """Prefix, order and token are of bytes: names that are no text, or hold what JSON and URLs escape."""
+    """Prefix, order and token work on bytes: also for names that are not text, or contain characters that JSON and URLs
+    escape."""
     keys = sorted([b"\x00", b"\xff\xfe", b"\xff", b'"', b"a&b=c", "ä".encode(), b"+", b"%2F"])
     for key in keys:
         client_api.put("/buckets/b/keys/" + urllib.parse.quote(key, safe=""), b"v")
@@ -228,7 +230,7 @@ def test_names_of_any_bytes_are_paged(client_api):
 
 @pytest.mark.parametrize("limit", ["0", "10001", "-1", "x", "", "1e3", "99999999999999999999"])
 def test_a_limit_out_of_range_is_refused(client_api, limit):
-    """The refusal says which limits are right."""
+    """The refusal names the valid limits."""
     answer = client_api.call("GET", f"/buckets/b/keys?keys=true&limit={limit}")
     assert (answer.status, answer.reason) == (400, "bad-query")
     assert b"1 to 10000" in answer.body

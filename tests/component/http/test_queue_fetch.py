@@ -1,4 +1,4 @@
-"""Riak's fetch on a node that lives: what is answered to a Riak, and who is refused with which words."""
+"""Riak's fetch on a live node: the answers to a Riak, and the refusals with their messages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeClient]:
 
 
 def test_a_riak_gets_objects_and_tombstones_in_its_own_form(caller: NodeClient) -> None:
-    """A value with metadata, a value beyond what is kept whole, a tombstone; then the one byte of an empty queue."""
+    """The answers are a value with metadata, a large value, and a tombstone; then the one byte of an empty queue."""
     key = "/buckets/b/keys/k"
     headers = {"x-riak-meta-colour": "red", "x-riak-index-age_int": "7"}
     assert caller.ask("PUT", key, b"one", headers)[0] == 204
@@ -99,7 +99,7 @@ def test_a_riak_gets_objects_and_tombstones_in_its_own_form(caller: NodeClient) 
 
 
 def test_the_queue_is_listed_with_its_owner_and_nothing_waits(caller: NodeClient) -> None:
-    """`GET /admin/queues` shows the setting and who owns the queue."""
+    """`GET /admin/queues` shows the setting and the queue's owner."""
     assert caller.ask("PUT", "/buckets/b/keys/listed", b"v")[0] == 204
     assert caller.next().key == b"listed"
     rows = json.loads(caller.ask("GET", "/admin/queues", admin=True)[2])["queues"]
@@ -121,7 +121,7 @@ def test_the_queue_is_listed_with_its_owner_and_nothing_waits(caller: NodeClient
 def test_refused_requests_name_their_reason(
     caller: NodeClient, method: str, path: str, status: int, reason: str, words: bytes
 ) -> None:
-    """The refusal has its status and names what would be right; nothing leaves the queue."""
+    """The refusal has its status and a valid form; nothing leaves the queue."""
     assert caller.ask("PUT", "/buckets/b/keys/stays", b"v")[0] == 204
     got = caller.ask(method, path, b"{}" if method == "PUT" else None)
     assert got[:2] == (status, reason)
@@ -130,7 +130,7 @@ def test_refused_requests_name_their_reason(
 
 
 def test_a_queue_registered_or_set_for_a_riak_is_one(caller: NodeClient) -> None:
-    """Through the admin listener, and back; a value that is no flag is refused."""
+    """The setting is changed through the admin listener, and back; a value that is not a boolean is refused."""
     wish = {"name": "later", "from": "now", "riak_fetch": True}
     body = json.dumps(wish).encode()
     assert caller.ask("POST", "/admin/queues/register", body, JSON, admin=True)[0] == 200
@@ -144,7 +144,8 @@ def test_a_queue_registered_or_set_for_a_riak_is_one(caller: NodeClient) -> None
 
 @pytest.mark.parametrize("size", [70_000, 20])
 async def test_an_answer_that_cannot_be_sent_is_refused_before_its_change_is_forgotten(size: int) -> None:
-    """Where no room is left for bodies a large answer is Overloaded, which puts the change back; a small one goes."""
+    """When the memory for bodies is used up a large answer raises Overloaded, which puts the change back; a small one
+    is sent."""
     app = HttpApplication()
     routes = QueueRoutes(cast("Any", None), cast("Any", None), app)
     stored = Object(((b"a", 1, 1),), (Sibling((b"a", 1), 1_000, tombstone=False, value=bytes(size)),))

@@ -1,4 +1,4 @@
-"""Riak's push of references to a node that lives: what is queued, what is answered, what is refused and why."""
+"""Riak's push of references to a live node: queued references, answers, and refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answer(NamedTuple):
 
 
 class NodeClient:
-    """Asks a node's faces."""
+    """Sends requests to a node's HTTP APIs."""
 
     def __init__(self, node: ThreadedNode) -> None:
         self.node = node
@@ -109,7 +109,7 @@ def test_pushed_references_wait_at_the_second_priority_and_lengths_are_returned(
 def test_one_bad_element_refuses_the_push_by_its_place(
     caller: NodeClient, bad: object, reason: str, words: str
 ) -> None:
-    """Nothing is queued, and the sentence says which element and what is wrong with it."""
+    """Nothing is queued, and the message names the element and its error."""
     before = caller.waiting("repairs")
     answer = caller.push(element(caller, "good"), bad)
     assert (answer.status, answer.reason) == (400, reason)
@@ -131,7 +131,7 @@ def test_a_bucket_type_that_there_is_not_is_named_with_those_that_there_are(call
     "body", [b"", b"{", b"[]", b"{}", b'{"keys-clocks": {}}', b'{"keys-clocks": null}', b"[" * 50_000], ids=len
 )
 def test_a_body_that_is_no_list_of_keys_is_refused(caller: NodeClient, body: bytes) -> None:
-    """400 with what would be right, never a crash."""
+    """The answer is 400 with a valid form, never a crash."""
     answer = caller.ask("POST", "/queuename/repairs", body)
     assert (answer.status, answer.reason) == (400, "bad-json")
 
@@ -154,7 +154,8 @@ def test_pushes_are_bounded_and_a_queue_that_is_not_there_is_named(caller: NodeC
 def test_a_full_queue_answers_503_and_keeps_accepted_references(
     caller: NodeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What does not fit waits for room for a while, then 503 says how many were taken; nothing is dropped."""
+    """References that do not fit wait for room for a while, then 503 says how many were accepted; none of those is
+    dropped."""
     monkeypatch.setattr("isthmus.node.client_api.queue_push.WAIT_MS", 50)
     clock = element(caller, "one")["clock"]
     many = [{"bucket": "b", "key": f"k{n}", "clock": clock} for n in range(301)]

@@ -41,7 +41,8 @@ AMBIGUOUS = {
 
 @pytest.mark.parametrize("raw", AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
 def test_an_ambiguous_request_is_refused_with_all_that_follows_it(client_api, server, raw):
-    """One 400 and the end of the connection: neither it nor what is hidden behind it is carried out."""
+    """The answer is one 400 and the end of the connection: neither the request nor one hidden behind it is carried
+    out."""
     answer = server.exchange(raw + NEXT, half_close=True)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"x-isthmus-reason: bad-http" in answer
@@ -51,7 +52,7 @@ def test_an_ambiguous_request_is_refused_with_all_that_follows_it(client_api, se
 
 
 def test_a_body_is_never_read_as_the_next_request(client_api, server):
-    """What looks like a request inside a body is the body's, also where nobody reads that body."""
+    """Text in a body that looks like a request is never executed, also when the handler does not read the body."""
     for first in (b"GET /ping", b"POST /mapred", b"DELETE /nowhere", b"GET /buckets/b/keys/k"):
         raw = first + b" HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(NEXT) + NEXT + PING
         server.exchange(raw, half_close=True)

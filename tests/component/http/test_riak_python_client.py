@@ -1,4 +1,4 @@
-"""Riak's own Python client, unmodified, against a whole node: its own tests, and what they leave out.
+"""Riak's own Python client, unmodified, against a whole node: its own tests, and features that they leave out.
 
 The client was written for Pythons of 2016; `_imported` gives back the names that Python has since moved or dropped, and
 changes nothing in the client. Its other protocol needs a protobuf of that time, which would replace the one of today:
@@ -57,12 +57,12 @@ THEIRS = (
     "BucketPropsTest.test_rw_settings",
     "KVFileTests.test_store_binary_object_from_file",
 )
-"""Of the client's suite for keys and values. Left out: counters, which we do not have; a preflist of three nodes; a
-file that is not in the package; what another protocol does; a listing of 1 ms, which may well be done in time; and two
-that want Riak's defaults of properties: `allow_mult` false without being set, and an `n_val` of a single bucket."""
+"""Excluded tests of the client's suite for keys and values: counters, which we do not have; a preflist of three nodes;
+a file that is not in the package; features of another protocol; a listing of 1 ms, which may well finish in time; and
+two that need Riak's defaults of properties: `allow_mult` false without being set, and an `n_val` of a single bucket."""
 
 LONG: Final = ("test_resolution", "test_stream_keys", "test_stream_keys_abort")
-"""These wait between writes, or write a thousand keys first, one by one."""
+"""These tests wait between writes, or first write a thousand keys one by one."""
 
 
 class EmptyModule(ModuleType):
@@ -128,7 +128,7 @@ def client(riak: Any, node: ThreadedNode) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", [*THEIRS, *(pytest.param(f"BasicKVTests.{n}", marks=pytest.mark.slow) for n in LONG)])
 def test_the_clients_own_test_passes(riak: Any, name: str) -> None:
-    """What the client's authors expect of Riak holds here."""
+    """The expectations of the client's authors about Riak are met."""
     kind, _, method = name.partition(".")
     case = getattr(riak.tests.test_kv, kind)(method)
     result = unittest.TestResult()
@@ -164,7 +164,7 @@ def test_keys_are_streamed_until_the_client_has_enough(client: Any) -> None:
 
 
 def test_links_indexes_and_metadata_come_back(client: Any) -> None:
-    """What the client writes beside a value it reads again: charset, links, indexes of both kinds, metadata."""
+    """Everything that the client writes with a value it reads back: charset, links, indexes of both kinds, metadata."""
     written = client.bucket("rich").new("k", encoded_data=b"v", content_type="text/plain")
     written.charset = "utf-8"
     written.links = [("b 1", "k+1", "tag/1"), ("b2", "k2", "t2")]
@@ -191,7 +191,8 @@ def test_siblings_are_seen_and_resolved(client: Any) -> None:
 
 
 def test_the_client_finds_out_what_is_there(client: Any, riak: Any) -> None:
-    """Its feature detection sees a Riak with bucket types and preflists, and none of what is not here."""
+    """The client's feature detection sees a Riak with bucket types and preflists, and no feature that is absent
+    here."""
     assert client.ping()
 
     transport = riak.transports.http.HttpTransport(node=client.nodes[0], client=client)
@@ -217,7 +218,7 @@ def test_the_client_finds_out_what_is_there(client: Any, riak: Any) -> None:
     ],
 )
 def test_an_absent_feature_is_an_error_of_the_client(client: Any, riak: Any, act: Callable[[Any], Any]) -> None:
-    """Queries, MapReduce and counters fail with the client's own error, and the connection goes on."""
+    """Queries, MapReduce and counters fail with the client's own error, and the connection stays open."""
     with pytest.raises(riak.RiakError):
         act(client)
     assert client.ping()

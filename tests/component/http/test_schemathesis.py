@@ -1,4 +1,4 @@
-"""What schemathesis makes of the description: requests, valid and not, and answers that must fit it."""
+"""Requests that schemathesis generates from the description, valid and not; the answers must fit it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ELSEWHERE = "/fetch$|/object$|/trees/|/rows|/metrics$|/batch/push$|/admin/live$"
 
 
 def run(directory: Path, listener: str, *arguments: str, timeout_s: int) -> None:
-    """Run schemathesis on a listener of a new node. Raises AssertionError with what it found."""
+    """Run schemathesis on a listener of a new node. Raises AssertionError with its findings."""
     (directory / "schemathesis.toml").write_text(SETTINGS)
     with running_node(directory) as node:
         base = f"http://127.0.0.1:{getattr(node, listener)}"
@@ -64,7 +64,7 @@ def run(directory: Path, listener: str, *arguments: str, timeout_s: int) -> None
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("listener", ["http", "admin"])
 def test_a_few_answers_of_each_operation_fit_the_description(tmp_path: Path, listener: str) -> None:
-    """As below, with one request or two of each operation."""
+    """One or two requests of each operation get answers that fit the description."""
     run(tmp_path, listener, "--max-examples", "2" if WHOLE else "1", "--phases", "examples,fuzzing", timeout_s=180)
 
 
@@ -72,6 +72,6 @@ def test_a_few_answers_of_each_operation_fit_the_description(tmp_path: Path, lis
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("listener", ["http", "admin"])
 def test_every_answer_fits_the_description(tmp_path: Path, listener: str) -> None:
-    """No request that can be made of the description, rightly or wrongly, is answered with a fault, with a status or a
-    media type that is not in it, or with JSON of another schema."""
+    """No request generated from the description, valid or invalid, is answered with a fault, with a status or a media
+    type that is not in it, or with JSON of another schema."""
     run(tmp_path, listener, "--max-examples", "10", "--phases", "examples,coverage,fuzzing", timeout_s=850)

@@ -1,6 +1,7 @@
-"""A fake node: reads its config file, answers the two requests of `local`, and behaves as files in its data say.
+"""A fake node: reads its config file, answers the two requests of `local`, and behaves as files in its data directory
+command.
 
-`data/broken` makes it end with a complaint; `data/slow` keeps it from being ready, `data/behind` its replicas from
+`data/broken` makes it end with an error message; `data/slow` keeps it from being ready, `data/behind` its replicas from
 being in sync.
 """
 

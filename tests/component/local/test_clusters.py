@@ -65,7 +65,7 @@ def test_fixed_ports_that_are_taken_are_reported_before_anything_starts(director
 
 
 def test_a_node_that_cannot_start_is_reported_with_its_last_output(directory: Path) -> None:
-    """The error has the last line of the node's log and the log's name; what was started is stopped."""
+    """The error has the last line of the node's log and the log's name; started processes are stopped."""
     (directory / "west-1" / "data").mkdir(parents=True)
     (directory / "west-1" / "data" / "broken").touch()
     with pytest.raises(LocalFault, match=r"west-1 .*exit code 1.*another node's .*west-1/node\.log") as caught:
@@ -76,7 +76,7 @@ def test_a_node_that_cannot_start_is_reported_with_its_last_output(directory: Pa
 
 
 def test_a_node_that_is_never_ready_is_reported_after_the_time_out(directory: Path) -> None:
-    """The time-out's message says which node lacks how many partitions."""
+    """The time-out's message names the node and how many partitions it lacks."""
     (directory / "west-1" / "data").mkdir(parents=True)
     (directory / "west-1" / "data" / "slow").touch()
     with pytest.raises(LocalFault, match=r"not online within 2 s: .*west-1: 0 of 12 online, not ready"):
@@ -132,8 +132,8 @@ def test_another_topology_in_a_running_directory_is_refused(directory: Path) -> 
 
 
 def test_nodes_that_were_added_to_a_topology_are_started_beside_the_others(directory: Path) -> None:
-    """Those that run go on, with the same processes, and their files, which name the new one as a peer, wait for their
-    next start; another change beside it is refused; the next `up` changes nothing."""
+    """Running nodes keep their processes, and use their new files, which name the new node as a peer, from their next
+    start on; another change beside it is refused; the next `up` changes nothing."""
     before = pids(clusters(directory).up(30))
     text = SAMPLE.read_text().replace(
         "[clusters.west]", '[[clusters.east.nodes]]\nname = "east-2"\n\n[clusters.west]', 1
@@ -155,7 +155,8 @@ def test_nodes_that_were_added_to_a_topology_are_started_beside_the_others(direc
 
 
 def test_clusters_whose_supervisor_was_killed_are_shown_taken_over_and_stopped(directory: Path) -> None:
-    """Nothing is interrupted: status shows it, `up` finds the same processes, and `down` ends them even without it."""
+    """The nodes are not interrupted: status shows that the supervisor is gone, `up` finds the same processes, and
+    `down` ends them even without it."""
     mine = clusters(directory)
     first = mine.up(30)
 
@@ -175,7 +176,7 @@ def test_clusters_whose_supervisor_was_killed_are_shown_taken_over_and_stopped(d
 
 
 def test_as_a_context_manager_everything_is_down_at_the_end(directory: Path) -> None:
-    """Also when the body fails."""
+    """The clusters are down at the end, also when the body fails."""
 
     def use() -> None:
         with clusters(directory) as mine:

@@ -26,7 +26,8 @@ SAMPLE = Path(__file__).parents[3] / "config" / "samples" / "two-nodes.toml"
 async def test_no_supervisor_waits_for_the_end_of_one_that_serves(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
-    """It would start everything again once somebody has stopped it: what was taken down ran again, and nobody knew."""
+    """A waiting supervisor would start everything again after it was stopped: clusters that a user had taken down ran
+    again unnoticed."""
     spec = Spec((shell_child(),))
 
     async with supervised(tmp_path, spec) as client:
@@ -55,7 +56,7 @@ async def test_a_supervisor_waits_for_one_that_ends(tmp_path: Path, supervised: 
 
 
 def test_two_ups_at_once_start_one_of_each(directory: Path) -> None:
-    """Both end well with the same processes, and one `down` ends all of it for good."""
+    """Both commands succeed with the same processes, and one `down` ends all of them for good."""
 
     def up() -> dict[str, Any]:
         return LocalClusters(load_topology(SAMPLE), directory).up(30)

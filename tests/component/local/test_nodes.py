@@ -36,7 +36,8 @@ def node_of(directory: Path, name: str) -> dict[str, Any]:
 
 
 def test_clusters_of_three_nodes_come_up_with_addresses_of_their_own(directory: Path) -> None:
-    """two-clusters.toml: six nodes, no port twice, each node told its own; the next `up` has the same ports."""
+    """two-clusters.toml: six nodes, no port twice, each node configured with its own; the next `up` has the same
+    ports."""
     clusters = LocalClusters(load_topology(SAMPLES / "two-clusters.toml"), directory)
     lines: list[str] = []
     up = clusters.up(50, lines.append)
@@ -80,10 +81,10 @@ def test_a_stopped_node_stays_down_and_a_started_one_serves(directory: Path) -> 
 
 @pytest.mark.timing
 def test_kill_means_sigkill(directory: Path) -> None:
-    """restart-node --kill9 does not ask: a node that ignores SIGTERM is gone at once, and a new one serves."""
+    """restart-node --kill9 sends no SIGTERM: a node that ignores it ends at once, and a new one serves."""
     LocalClusters(load_topology(TWO), directory).up(30)
     stubborn = node_of(directory, "east-1")["pid"]
-    os.kill(stubborn, signal.SIGSTOP)  # SIGTERM would wait until it goes on
+    os.kill(stubborn, signal.SIGSTOP)  # SIGTERM would wait until the process continues
     began = time.monotonic()
     places.restart_node(directory, "east-1", 30, kill=True)
     assert time.monotonic() - began < 15 < places.NODE_STOP_TIMEOUT_MS / 1000
@@ -91,7 +92,7 @@ def test_kill_means_sigkill(directory: Path) -> None:
 
 
 def test_waiting_for_one_node_asks_nothing_of_the_others(directory: Path) -> None:
-    """A node is restarted while another is down, and without waiting when told so; what is late is reported with its
+    """A node is restarted while another is down, and without waiting when requested; a delay is reported with its
     reason."""
     LocalClusters(load_topology(TWO), directory).up(30)
     places.stop_node(directory, "west-1")
@@ -107,7 +108,7 @@ def test_waiting_for_one_node_asks_nothing_of_the_others(directory: Path) -> Non
 
 
 def test_a_node_in_a_crash_loop_is_shown_with_its_last_line(directory: Path) -> None:
-    """Where nodes are revived, one that dies again and again is shown with its last output; `up` tells it as well."""
+    """With automatic restarts, a node that dies again and again is shown with its last output; `up` reports it, too."""
     clusters = LocalClusters(load_topology(TWO), directory, restart_nodes=True)
     clusters.up(30)
     assert node_of(directory, "east-1")["last_words"] == ""
@@ -151,8 +152,8 @@ def test_the_commands_for_single_nodes(directory: Path, capsys: pytest.CaptureFi
 
 
 def test_three_zookeepers_run_as_one_ensemble_and_stay_three(tmp_path: Path, directory: Path) -> None:
-    """Each member's files name all three and its own number; another number of servers for the same directory, whose
-    records it would not have, is refused."""
+    """Each member's files name all three and its own number; another number of servers for the same directory, which
+    would lack records, is refused."""
     text = '[clusters.a]\nzookeepers = 3\n[[clusters.a.nodes]]\nname = "a-1"\n'
     clusters = LocalClusters(parse_topology(text, tmp_path / "t.toml"), directory)
     clusters.up(30)
@@ -168,7 +169,7 @@ def test_three_zookeepers_run_as_one_ensemble_and_stay_three(tmp_path: Path, dir
 
 
 def test_progress_in_a_log_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where standard error is no terminal, states that follow each other closely make one line."""
+    """When standard error is not a terminal, states in quick succession make one line."""
     now = [0.0]
     progress = StartProgress(lambda: now[0])
     for second in range(11):

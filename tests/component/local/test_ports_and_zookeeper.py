@@ -69,7 +69,7 @@ def test_reservations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_port_book_that_is_damaged_is_a_local_fault(tmp_path: Path) -> None:
-    """The message names the file and what to do."""
+    """The message names the file and the remedy."""
     (tmp_path / "ports.json").write_text("[1]")
     with pytest.raises(LocalFault, match=r"ports\.json.*remove it"):
         PortAllocator(tmp_path)
@@ -77,7 +77,7 @@ def test_a_port_book_that_is_damaged_is_a_local_fault(tmp_path: Path) -> None:
 
 @pytest.fixture
 def owner() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that stands for a node."""
+    """A process that takes the place of a node."""
     process = subprocess.Popen(["sleep", "1000"])
     yield process
     process.kill()
@@ -86,7 +86,7 @@ def owner() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Iterator[Path]:
-    """A node's data directory; whatever runs in it at the end is stopped."""
+    """A node's data directory; every process that runs in it at the end is stopped."""
     yield tmp_path / "data"
     supervisor_client.release_embedded(tmp_path / "data")
 

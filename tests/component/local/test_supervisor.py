@@ -47,7 +47,8 @@ def test_restart_pauses_double_up_to_a_bound_and_start_again_after_a_steady_run(
 async def test_a_killed_child_comes_back_and_its_end_is_reported(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
-    """With policy always a killed child has a new pid soon, one restart more, and the reason is kept."""
+    """With policy always a killed child is restarted with a new pid; its restarts are counted, and the reason is
+    kept."""
 
     async with supervised(tmp_path / "s", Spec((shell_child(),))) as client:
         before = await client.pid("a")
@@ -61,8 +62,8 @@ async def test_a_killed_child_comes_back_and_its_end_is_reported(
 async def test_a_child_that_is_not_restarted_stays_ended_until_started(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
-    """With policy never a dead child stays dead and gives the reason; `start` starts it, on a live one it changes
-    nothing, and `restart` gives it a new process."""
+    """With policy never a dead child stays dead and shows the reason; `start` starts it and leaves a live one
+    unchanged, and `restart` gives it a new process."""
 
     child = shell_child(restart=Restart.NEVER, line="trap 'exit 7' USR1; touch set; while :; do sleep 0.01; done")
     async with supervised(tmp_path / "s", Spec((child,))) as client:
@@ -92,7 +93,7 @@ async def test_a_child_that_cannot_be_started_shows_why(tmp_path: Path, supervis
 
 
 async def test_children_of_higher_rank_stop_first(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
-    """A node is gone before the ZooKeeper that it uses is told to stop."""
+    """A node has ended before the ZooKeeper that it uses is stopped."""
     order = tmp_path / "order"
 
     def leaving(name: str, rank: int) -> ChildSpec:
@@ -123,8 +124,8 @@ async def test_a_child_that_ignores_sigterm_is_killed_after_its_bound(
 
 
 def test_the_children_of_a_killed_supervisor_are_taken_over(launched: Path, shell_child: Any) -> None:
-    """They run on undisturbed; the next supervisor keeps those of unchanged command under the same pid, restarts them
-    when they die, and stops those that are no longer wanted."""
+    """The children keep running undisturbed; the next supervisor keeps those of unchanged command under the same pid,
+    restarts them when they die, and stops those that are no longer wanted."""
     directory = launched
     kept, changed, dropped = shell_child("kept"), shell_child("changed"), shell_child("dropped")
     state = supervisor_client.launch(directory, Spec((kept, changed, dropped)))
@@ -203,7 +204,7 @@ async def test_a_recorded_pid_reused_by_a_foreign_process_is_left_alone(
 async def test_without_its_owner_a_supervisor_lingers_and_ends(
     tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
-    """After the owner's end it waits for the linger time, unless somebody else becomes owner; then it stops all."""
+    """After the owner's end it waits for the linger time, unless another process becomes owner; then it stops all."""
     first, second = (start_sleeper() for _ in range(2))
     owner, successor = ProcessId.of(first.pid), ProcessId.of(second.pid)
     assert owner is not None
@@ -239,7 +240,7 @@ async def test_without_its_owner_a_supervisor_lingers_and_ends(
 async def test_a_line_that_is_no_command_is_answered_with_an_error(
     line: bytes, tmp_path: Path, supervised: Any, shell_child: Any
 ) -> None:
-    """Whatever comes through the socket, the answer is an error in JSON and the children run on."""
+    """The answer to any other input on the socket is an error in JSON, and the children keep running."""
 
     def send(directory: Path) -> bytes:
         with short_path(directory) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
@@ -263,14 +264,14 @@ async def test_a_directory_with_a_long_name_serves(tmp_path: Path, supervised: A
 
 
 async def test_the_socket_is_the_users_alone(tmp_path: Path, supervised: Any, shell_child: Any) -> None:
-    """Nobody else on the machine can stop these children."""
+    """Other users of the machine cannot stop these children."""
 
     async with supervised(tmp_path / "s", Spec((shell_child(),))):
         assert (tmp_path / "s" / "supervisor.sock").stat().st_mode & 0o777 == 0o600
 
 
 def test_an_output_file_over_its_limit_is_truncated(tmp_path: Path) -> None:
-    """What it held is kept once, in FILE.1; a file within the limit stays."""
+    """The old contents are kept once, in FILE.1; a file within the limit stays."""
     path = tmp_path / "out.log"
     path.write_text("x" * 100)
     bound_log(path, limit_bytes=100)
@@ -309,7 +310,7 @@ async def test_no_output_file_of_the_directory_grows_for_ever(
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_caller_that_connects_as_the_supervisor_stops_gets_an_answer(tmp_path: Path, turns: int) -> None:
-    """In whatever turn of the loop: its connection is accepted, answered and closed. asyncio drops a connection that is
+    """In any turn of the loop the connection is accepted, answered and closed. asyncio drops a connection that is
     accepted in the turn in which its server closes, and leaves the socket open."""
     supervisor = Supervisor(tmp_path, Spec(()))
     running = asyncio.create_task(supervisor.run())

@@ -1,4 +1,4 @@
-"""What only a real ZooKeeper can show: killed, frozen, rolled back, unreachable, with foreign bytes."""
+"""Faults that only a real ZooKeeper can show: killed, frozen, rolled back, unreachable, with foreign bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def metastore(hosts: str, session_timeout_ms: int = 8000, connect_timeout_ms: in
 
 async def test_a_killed_zookeeper_that_comes_back_keeps_session_and_values(own_server: Any) -> None:
     """While it is dead calls are Unavailable and the session merely suspended; afterwards the registration and all
-    that was written are there, and what was read is hinted."""
+    writes are there, and paths that were read are hinted."""
 
     client, states, hints = metastore(own_server.hosts), list[SessionState](), list[str]()
     client.watch(hints.append)
@@ -82,8 +82,8 @@ async def test_a_write_without_an_answer_is_ambiguous_and_repeating_it_decides(o
 async def test_a_zookeeper_with_older_data_is_refused(
     new_session: bool, own_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that knows less than this process has seen is refused, in the same session and in a new one: the
-    client stays suspended, and its errors say why, with both zxids (H32)."""
+    """A server with an older state than this process has seen is refused, in the same session and in a new one: the
+    client stays suspended, and its errors give the reason, with both zxids (H32)."""
     monkeypatch.setattr(rollback_guard, "INTERVAL_S", 0.3)
 
     client, states = metastore(own_server.hosts, session_timeout_ms=2000), list[SessionState]()
@@ -93,7 +93,7 @@ async def test_a_zookeeper_with_older_data_is_refused(
     await eventually(lambda: states[-1] is SessionState.SUSPENDED, "suspended")
     assert client._link is not None
     if new_session:
-        client._link._client._reset()  # what the driver does when its session has expired
+        client._link._client._reset()  # as the driver does when its session has expired
     shutil.rmtree(own_server.directory / "data")
     await asyncio.to_thread(own_server.start)
 
@@ -113,7 +113,8 @@ async def test_a_zookeeper_with_older_data_is_refused(
 
 @pytest.mark.timing
 async def test_starting_without_a_zookeeper_fails_in_one_line_and_in_time() -> None:
-    """No server: LocalFault within the connect time-out, naming hosts and setting; no thread is left."""
+    """Without a server the client raises LocalFault within the connect time-out, naming hosts and setting; no thread is
+    left."""
 
     began = time.monotonic()
     with pytest.raises(LocalFault, match=r"127\.0\.0\.1:1 .*\[metastore\] hosts") as caught:
@@ -123,7 +124,7 @@ async def test_starting_without_a_zookeeper_fails_in_one_line_and_in_time() -> N
 
 
 async def test_hosts_that_are_no_hosts_are_refused() -> None:
-    """A port that is no number is named as a fault of the setting."""
+    """A port that is not a number is reported as an error of the setting."""
 
     with pytest.raises(LocalFault, match=r"\[metastore\] hosts"):
         await metastore("zk1:port").start(lambda _: None)
@@ -131,7 +132,7 @@ async def test_hosts_that_are_no_hosts_are_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_driver_that_dies_of_its_own_error_is_started_again(zookeeper_clients: Any) -> None:
-    """When kazoo's thread ends by an unforeseen error, the session counts as expired and a new one begins."""
+    """When kazoo's thread ends with an unexpected error, the session counts as expired and a new one begins."""
 
     client, states = zookeeper_clients.client(), list[SessionState]()
     await client.start(states.append)
@@ -156,8 +157,8 @@ async def test_a_driver_that_dies_of_its_own_error_is_started_again(zookeeper_cl
 async def test_foreign_bytes_in_the_tree_are_named(
     path: str, value: bytes, zookeeper_clients: Any, shared_server: Any
 ) -> None:
-    """Bytes that this program did not write are Corruption, with the path in the message; a record or registration is
-    told so beside the others, which can be read."""
+    """Bytes that this program did not write are Corruption, with the path in the message; an unreadable record or
+    registration is reported beside the others, which can be read."""
 
     def write_foreign(base: str) -> None:
         stranger = KazooClient(hosts=shared_server.hosts)
@@ -185,7 +186,7 @@ async def test_foreign_bytes_in_the_tree_are_named(
 
 
 async def test_a_record_at_a_wrong_path_is_named(zookeeper_clients: Any, shared_server: Any) -> None:
-    """A record that says partition 3 but lies at another path is unreadable, and not partition 3."""
+    """A record for partition 3 at another path is unreadable, and does not count as partition 3's."""
     from isthmus.repl.metastore.codecs import encode_record
     from isthmus.repl.model.record import PartitionRecord
 
@@ -202,8 +203,8 @@ async def test_a_record_at_a_wrong_path_is_named(zookeeper_clients: Any, shared_
 async def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
     zookeeper_clients: Any, shared_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody's access list on one znode is that partition's affair: the others are read, a node is found where it is,
-    and once the list is gone the record is read within the time of a full read."""
+    """An access list on one znode affects that partition only: the others are read, nodes are found at their places,
+    and once the list is removed the record is read within the interval of full reads."""
     from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
     from isthmus.repl.metastore import watch_cache
@@ -227,7 +228,7 @@ async def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
     await asyncio.sleep(0.3)
     assert sorted(await client.records()) == [0, 1]
     assert "NoAuth" in client.unreadable["/p/1"]
-    with pytest.raises(LocalFault, match="NoAuth"):  # it is no sign that the node is gone
+    with pytest.raises(LocalFault, match="NoAuth"):  # this is not a sign that the node is gone
         await client.registrations()
     fresh = zookeeper_clients.client()
     fresh._base = client._base
@@ -249,7 +250,7 @@ async def test_a_record_that_zookeeper_refuses_to_read_out_is_unreadable_alone(
 
 @pytest.mark.timing
 async def test_the_loop_is_never_blocked_by_a_frozen_server(own_server: Any) -> None:
-    """While a request waits for a frozen ZooKeeper, the loop goes on turning."""
+    """While a request waits for a frozen ZooKeeper, the loop keeps running."""
 
     client = metastore(own_server.hosts, session_timeout_ms=3000)
     await client.start(lambda _: None)

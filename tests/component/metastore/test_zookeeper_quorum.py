@@ -1,4 +1,4 @@
-"""Three ZooKeepers that vote: one is lost, the leader at that, and nothing else is."""
+"""Three ZooKeepers that vote: one of them, the leader, is lost, and nothing else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Writer:
             self.longest_s = max(self.longest_s, time.monotonic() - began)
 
     async def decide(self, wanted: PartitionRecord) -> PartitionRecord:
-        """The record as it is once this write is decided."""
+        """The record after this write has been decided."""
         while True:
             try:
                 return await self.client.write_record(wanted, [Member("n1", 9)])
@@ -58,8 +58,8 @@ class Writer:
 
 @pytest.mark.timing
 async def test_with_its_leader_killed_an_ensemble_goes_on(ensemble: Any) -> None:
-    """Conditional writes of several partitions go on within seconds, each exactly once; undecided ones are said to be
-    so, and repeating them decides; registration, id and claim stay, and no session is lost."""
+    """Conditional writes of several partitions succeed again within seconds, each exactly once; undecided ones are
+    reported as such, and repeating them decides; registration, id and claim stay, and no session is lost."""
 
     client, states = metastore(ensemble.hosts, "/killed"), list[SessionState]()
     await client.start(states.append)
@@ -89,8 +89,8 @@ async def test_with_its_leader_killed_an_ensemble_goes_on(ensemble: Any) -> None
 
 
 async def test_without_a_majority_nothing_is_decided_and_nothing_is_lost(ensemble: Any) -> None:
-    """With two of three servers gone no call succeeds, not even a read, so nobody decides on what may be old; once
-    there is a majority again, session, registration and records are as they were."""
+    """With two of three servers gone no call succeeds, not even a read, so no decision rests on old data; once there is
+    a majority again, session, registration and records are unchanged."""
 
     client, states = metastore(ensemble.hosts, "/majority"), list[SessionState]()
     await client.start(states.append)
@@ -120,8 +120,8 @@ async def test_without_a_majority_nothing_is_decided_and_nothing_is_lost(ensembl
 
 
 async def test_a_read_by_a_server_that_was_left_behind_is_not_taken_for_new(ensemble: Any) -> None:
-    """While the client's own server is frozen others move the record on; the client, thawed or elsewhere, shows what
-    they wrote."""
+    """While the client's own server is frozen others update the record; the client, on the thawed server or another
+    one, reads their update."""
 
     servers = ensemble.servers
     behind = next(server for server in servers if server is not ensemble.leader())

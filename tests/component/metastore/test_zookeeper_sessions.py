@@ -1,4 +1,4 @@
-"""Sessions with a real ZooKeeper: paused, starved, outlived by nothing but what must end."""
+"""Sessions with a real ZooKeeper: clients paused and starved, metastores that are away; only expired sessions end."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def client_process(request: pytest.FixtureRequest, shared_server: Any) -> Iterat
 
 @pytest.mark.parametrize("client_process", [(1500, 0)], indirect=True)
 def test_a_client_paused_beyond_its_session_gets_one_expiry_event(client_process: ClientProcess) -> None:
-    """After SIGSTOP for longer than the session, `expired` is told exactly once, then `connected`, and the node's next
-    registration has a higher inc, under the same id."""
+    """After SIGSTOP for longer than the session, `expired` is reported exactly once, then `connected`, and the node's
+    next registration has a higher inc, under the same id."""
     before = client_process.next("inc")
     client_process.process.send_signal(signal.SIGSTOP)
     time.sleep(3.5)  # the pause is the fault; the server's clock must run out
@@ -103,7 +103,7 @@ def test_a_client_paused_beyond_its_session_gets_one_expiry_event(client_process
 @pytest.mark.slow
 @pytest.mark.parametrize("client_process", [(4000, 8)], indirect=True)
 def test_a_saturated_loop_and_a_busy_thread_cost_no_session(client_process: ClientProcess) -> None:
-    """The driver's own thread goes on pinging while loop and workers have no idle moment for two sessions' length."""
+    """The driver's own thread keeps pinging while loop and workers are busy for two session time-outs."""
     inc = client_process.next("inc")
     client_process.tell()
     client_process.next("busy")
@@ -111,7 +111,7 @@ def test_a_saturated_loop_and_a_busy_thread_cost_no_session(client_process: Clie
 
 
 async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_session(shared_server: Any) -> None:
-    """As one that is coming up may do: the client knocks again long before its session is over."""
+    """A starting server may behave like this: the client connects again long before its session is over."""
 
     proxy = Proxy(shared_server.port)
     await proxy.start()
@@ -133,9 +133,9 @@ async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_sessio
 async def test_a_server_whose_machine_is_gone_ends_no_session(
     shared_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing comes back from it, not even a refusal: the next server is tried while the session still lives."""
+    """The server sends no answer, not even a refusal: the next server is tried while the session still lives."""
     states: list[SessionState] = []
-    # In which order the driver tries servers: what follows the one that it lost is the other.
+    # The order in which the driver tries servers: after the one that it lost comes the other.
     monkeypatch.setattr("random.shuffle", lambda hosts: hosts.sort(key=lambda host: host[-1] == gone_port))
 
     async def run() -> None:
@@ -145,7 +145,7 @@ async def test_a_server_whose_machine_is_gone_ends_no_session(
         client = ZooKeeperMetastore(hosts, "/gone", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
         await client.start(states.append)
         inc = await client.register(Registration("n1", 0, True, id=3))
-        await asyncio.sleep(1.5)  # no more is heard of it than of a client at rest
+        await asyncio.sleep(1.5)  # it sends no more than an idle client does
         proxy.cut()
         await eventually(lambda: len(states) == 3, "connected again")
         assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
@@ -155,7 +155,7 @@ async def test_a_server_whose_machine_is_gone_ends_no_session(
 
     with socket.create_server(("127.0.0.1", 0), backlog=0) as gone, contextlib.ExitStack() as waiting:
         gone_port = gone.getsockname()[1]
-        for _ in range(2):  # whom it does not take: the kernel lets no other in
+        for _ in range(2):  # a server that does not accept it: the kernel admits no other connection
             one = waiting.enter_context(socket.socket())
             one.setblocking(False)
             one.connect_ex(("127.0.0.1", gone_port))
@@ -164,8 +164,8 @@ async def test_a_server_whose_machine_is_gone_ends_no_session(
 
 @pytest.mark.slow
 async def test_a_metastore_away_for_longer_than_a_session_ends_none(own_server: Any) -> None:
-    """Sessions are counted by the ensemble, which counts nothing while it is down: who comes back when it does keeps
-    registration and claim, and is told `suspended`, never `expired` (H31)."""
+    """The ensemble times sessions, and not while it is down: a client that reconnects afterwards keeps registration and
+    claim, and gets `suspended`, never `expired` (H31)."""
 
     client = ZooKeeperMetastore(own_server.hosts, "/x", "east", session_timeout_ms=3000, connect_timeout_ms=9000)
     states: list[SessionState] = []

@@ -1,4 +1,4 @@
-"""What the admin listener answers to bodies that are JSON and still wrong, of a whole node in memory."""
+"""Answers of a whole node's admin listener, in memory, to bodies that are JSON and still invalid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ queue = "to-west"
 """
 
 HALF = r'"\ud800"'
-"""Half of a surrogate pair: JSON lets it stand, no encoding does."""
+"""Half of a surrogate pair: JSON permits it, no encoding can write it."""
 
 
 def call(node: ThreadedNode, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
@@ -86,7 +86,7 @@ def test_invalid_bodies_never_cause_an_internal_error(tmp_path: Path) -> None:
 
 
 def test_a_user_without_a_name_is_shown_by_uid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Acts that do not say by whom are noted under the process's user, also where that has no name."""
+    """Acts without a user are recorded under the process's user, also when that has no name."""
 
     def nobody() -> str:
         raise KeyError("getpwuid(): uid not found: 12345")

@@ -1,4 +1,4 @@
-"""The audit log of a whole node in memory: what the command line, HTTP clients and signals did, over restarts."""
+"""The audit log of a whole node in memory: acts of the command line, HTTP clients and signals, over restarts."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ FULL_SYNC = '[[fullsync]]\nname = "west"\nurls = "http://127.0.0.1:9"\nqueue = "
 
 
 def test_acts_tell_what_was_before_and_after(tmp_path: Path) -> None:
-    """The part of the state that an act changes, of queues, sink, full-sync, placement, properties and records; null
-    where there was nothing, or where it is not known."""
+    """Each act shows the part of the state that it changes, of queues, sink, full-sync, placement, properties and
+    records; null where there was nothing, or where it is unknown."""
     peer = {"queue": "to-east", "url": "http://127.0.0.1:9"}
     with running_node(tmp_path, QUEUE + FULL_SYNC) as node:
 
@@ -151,7 +151,7 @@ def test_acts_tell_what_was_before_and_after(tmp_path: Path) -> None:
 
 
 def test_pages_are_asked_for_by_time_number_and_node(tmp_path: Path) -> None:
-    """Each bound of the question; what is wrong is refused with what is right."""
+    """Every parameter of the query is a bound; an invalid one is refused with a valid form."""
     with running_node(tmp_path) as node:
         for count in range(5):
             call(node.admin, "POST", "/admin/fullsync/run", {"kind": "all", "by": f"n{count}"})

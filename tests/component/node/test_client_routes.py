@@ -44,9 +44,9 @@ def forwarded(nodes: dict[str, NodeOfEnsemble]) -> Counter[str]:
 
 
 async def test_a_client_reaches_the_leader_and_follows_it(tmp_path: Path) -> None:
-    """Whichever node `isthmus kv` is given, its request is received by the leader and forwarded by nobody. After the
-    leadership has moved, a client with old routes is forwarded once, learns the new leader from the answer, and
-    reaches it directly; new routes have a higher version."""
+    """`isthmus kv` sends each request to the leader, whichever node it is given, and no node forwards it. After the
+    leadership has moved, a client with old routes is forwarded once, learns the new leader from the answer, and reaches
+    it directly; new routes have a higher version."""
 
     async with three_nodes(tmp_path) as nodes:
         routes = [await routes_of(node) for node in nodes.values()]
@@ -91,8 +91,8 @@ async def test_a_client_reaches_the_leader_and_follows_it(tmp_path: Path) -> Non
 
 
 async def test_answers_of_nodes_that_do_not_lead_name_the_leader(tmp_path: Path) -> None:
-    """GET, HEAD, PUT and DELETE of one object at each node: the answer has the address of the leader's client listener,
-    and no such header at the leader itself. Pollers of the routes get 304 until something has changed."""
+    """Answers to GET, HEAD, PUT and DELETE have the address of the leader's client listener, except at the leader
+    itself. Pollers of the routes get 304 until something has changed."""
 
     async with three_nodes(tmp_path) as nodes:
         leader = (await routes_of(nodes["n1"])).leader(*KEY)

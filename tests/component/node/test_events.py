@@ -54,7 +54,7 @@ class Checks:
 
 
 async def test_results_of_checks_are_events_at_their_end() -> None:
-    """With the verdict; what differs is a warning."""
+    """The event has the verdict; a difference is a warning."""
     log = RecentEvents()
     log.keep(None, "info", {"event": "node.up", "why": "known-secret-1", "token": "abc"})
     clock = SimpleNamespace(wall_ms=lambda: 12_000)

@@ -1,4 +1,4 @@
-"""The examples of docs/http.md and docs/first-application.md, sent to a real node: they do what the page says."""
+"""The examples of docs/http.md and docs/first-application.md, sent to a real node: they have the documented effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODE = "http://127.0.0.1:8098"
 
 
 def curl(base: str, command: str) -> requests.Response:
-    """Send what a curl command of a page sends; base: the node's address."""
+    """Send the request of a page's curl command; base: the node's address."""
     given = iter(shlex.split(command)[1:])
     method, headers, body, url = "GET", {"Accept": "*/*"}, None, ""
     for word in given:
@@ -68,7 +68,7 @@ def test_the_examples_of_siblings_and_refusals_in_json_work(tmp_path: Path) -> N
 
 
 def test_the_first_application_works_without_the_client(tmp_path: Path) -> None:
-    """Its curl commands store a value, show it, and show a conflict as JSON."""
+    """The page's curl commands store a value, show it, and show a conflict as JSON."""
     sent = commands(FIRST, "/buckets/cities/keys/corinth")
     with running_node(tmp_path) as node:
         answers = [curl(f"http://127.0.0.1:{node.http}", command) for command in sent]
@@ -90,7 +90,7 @@ def test_both_descriptions_are_where_the_page_says(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_batches_in_json_work(tmp_path: Path) -> None:
-    """The body that curl sends gets the statuses shown below it, and the Python program prints what was written."""
+    """The body that curl sends gets the statuses shown below it, and the Python program prints the written values."""
     sent, shown = re.findall(r"^curl -s (http\S+) .*? -d '(.*?)'\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)[0][1:]
     program = re.findall(r"```python\n(import requests.*?)```", PAGE, re.DOTALL)[0]
     with running_node(tmp_path) as node:

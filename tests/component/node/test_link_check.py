@@ -1,4 +1,4 @@
-"""`isthmus sink check` between two whole nodes in memory, and the lines that it makes of what a peer said."""
+"""`isthmus sink check` between two whole nodes in memory, and the lines that it makes of a peer's answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def of(about: Mapping[str, Any] = ABOUT, **more: Any) -> LinkCheckResult:
 
 
 def test_a_link_that_would_work_is_ok_in_every_line() -> None:
-    """Nothing is found fault with where nothing is wrong, and each line says what was found."""
+    """A working link has no line with a fault, and each line shows its finding."""
     rows = judged(URL, "q", "east", of(), HERE)
     assert {row["state"] for row in rows} == {"ok"}
     assert [row["what"] for row in rows] == [
@@ -53,8 +53,8 @@ def test_a_link_that_would_work_is_ok_in_every_line() -> None:
 
 
 def test_differing_properties_are_named_as_far_as_the_source_sends_them() -> None:
-    """By bucket type and bucket; a source of a version before tells the bucket types alone, and what is no such answer
-    is refused when it is read."""
+    """Differences are shown by bucket type and bucket; a source of an earlier version sends the bucket types alone, and
+    an invalid answer is refused when it is read."""
     default = {"bucket_types": {"default": {"digest": "00", "offered": True}}}
     of_type, of_bucket = scope_digest({"allow_mult": False}), scope_digest({"allow_mult": False, "dvv_enabled": False})
     told = {"default": {"": of_type.hex(), b"b".hex(): of_bucket.hex()}}
@@ -97,8 +97,8 @@ def test_a_queue_fault_is_one_line_with_a_remedy(change: dict[str, Any], what: s
 
 
 def test_each_kind_of_unreachable_peer_has_its_own_reason() -> None:
-    """Not reached, not let in, another cluster, this one, no such queue, a source of a version before: each its own
-    line, and unknown is what could not be looked at."""
+    """Unreachable, unauthorized, another cluster, this cluster, no such queue, a source of an earlier version: each has
+    its own line, and checks that could not run are unknown."""
     lost = PeerFault("connection refused")
     assert states(LinkCheckResult(lost, lost, 3)) == {
         "reach": "fail", "tls": "unknown", "token": "unknown", "cluster": "unknown", "queue": "unknown",
@@ -123,8 +123,8 @@ def test_clock_skew_is_reported_as_far_as_the_round_trip_allows() -> None:
 def test_a_link_between_two_nodes_is_checked_without_touching_the_queue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command asks one node, which asks the other: ok for a queue that fits, fail for one that is not there, one of
-    this cluster itself, and one that is not reached; the queue has no owner afterwards."""
+    """The command's node asks the other: ok for a working queue, fail for a missing one, one of this cluster itself,
+    and an unreachable one; the queue has no owner afterwards."""
     source_folder, sink_folder = tmp_path / "source", tmp_path / "sink"
     source_folder.mkdir()
     sink_folder.mkdir()
@@ -152,8 +152,8 @@ def test_a_link_between_two_nodes_is_checked_without_touching_the_queue(
 def test_conflicts_are_listed_by_the_command_with_what_both_sides_had_seen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that both clusters wrote stands in the list of the node that fetched it, with two siblings and two clocks;
-    a count that is none is refused."""
+    """A key that both clusters wrote is listed by the node that fetched it, with two siblings and two clocks; an
+    invalid count is refused."""
     source_folder, sink_folder = tmp_path / "source", tmp_path / "sink"
     source_folder.mkdir()
     sink_folder.mkdir()

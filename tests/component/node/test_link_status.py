@@ -1,4 +1,4 @@
-"""What the admin listener of a whole node in memory tells of links that fail, of limits and of filters."""
+"""Failing links, limits and filters in the answers of a whole node's admin listener, in memory."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_failing_links_limits_and_unknown_types_are_reported(tmp_path: Path) -> 
 
 
 def test_a_filter_is_tried_on_names_that_are_no_text(tmp_path: Path) -> None:
-    """A percent-encoded bucket is its bytes, and another one than the text that looks like it; without `encoding` a
-    name is the text. What is no encoding is refused."""
+    """A percent-encoded bucket means its bytes, and differs from the text that looks like it; without `encoding` a name
+    means its text. An invalid encoding is refused."""
     with running_node(tmp_path, '[[queues]]\nname = "to-west"\nfilter = "bucketname:%FF"\n') as node:
 
         def tried(asked: str) -> tuple[int, dict[str, Any]]:
@@ -73,8 +73,8 @@ def test_a_filter_is_tried_on_names_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_half_a_character_is_no_json(tmp_path: Path) -> None:
-    """JSON can write half a character of UTF-16, and nothing can store it: refused as such, not answered as a fault of
-    the program; a whole one of two halves is a character."""
+    """JSON can express a lone surrogate, and nothing can store it: it is refused as such, not answered with an internal
+    error; a pair of surrogates is a character."""
     with running_node(tmp_path, SINK) as node:
 
         def suspended(reason: str) -> tuple[int, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""History and live events of three nodes, through their admin listeners, and what viewers cost."""
+"""History and live events of three nodes, through their admin listeners, and the cost of viewers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def viewing(node: NodeOfEnsemble, query: str = "") -> AsyncIterator[EventS
 
 
 def last(values: list[float | None]) -> float:
-    """The newest number that is known."""
+    """The newest known number."""
     return next(value for value in reversed(values) if value is not None)
 
 
@@ -136,8 +136,7 @@ def streams(node: NodeOfEnsemble) -> float:
 
 async def test_any_node_shows_the_history_of_all(tmp_path: Path) -> None:
     """Writes through one node are in the history of the leaders, merged over the cluster and by bucket type; all nodes
-    have the same places, those before the start are unknown, and wrong questions are refused with what would be
-    right."""
+    have the same time slots, those before the start are unknown, and wrong queries are refused with a valid form."""
     async with three_nodes(tmp_path) as nodes:
         n1, n2 = nodes["n1"], nodes["n2"]
         await sampled(nodes)
@@ -206,7 +205,7 @@ async def test_any_node_shows_the_history_of_all(tmp_path: Path) -> None:
 
 
 async def test_a_node_without_an_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose links do not answer is null in both answers, with the reason; the others are shown."""
+    """A node whose links do not answer is null in both answers, with the reason; the others are shown."""
     async with three_nodes(tmp_path) as nodes:
         n1 = nodes["n1"]
         await sampled(nodes)
@@ -233,8 +232,8 @@ async def test_a_node_without_an_answer_is_named(tmp_path: Path, monkeypatch: py
 async def test_a_stream_has_the_state_at_once_and_a_sample_each_2_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both come on connecting; samples follow at most one each 2 s, with the series of the bucket type that was asked
-    for; a second viewer costs no second question to the nodes; the state comes again when it differs."""
+    """Both are sent on connecting; samples follow at most every 2 s, with the series of the requested bucket type; a
+    second viewer causes no further requests to the nodes; the state is sent again when it differs."""
     async with three_nodes(tmp_path) as nodes:
         n1 = nodes["n1"]
         await sampled(nodes)
@@ -292,8 +291,8 @@ async def test_one_stream_too_many_is_refused(tmp_path: Path, monkeypatch: pytes
 async def test_a_viewer_that_does_not_read_costs_one_event_of_each_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its connection takes what buffers hold, then the newest event of each kind waits and no more; others are served
-    meanwhile; and a stop of the node does not wait for it."""
+    """The viewer's connection buffers fill up, then only the newest event of each kind waits; other viewers are served
+    meanwhile; and the node's stop does not wait for it."""
     monkeypatch.setattr(live, "event_of", lambda kind, data: b"event: %b\ndata: %b%b\n\n" % (
         kind.encode(), data, b" " * 3_000_000))  # fmt: skip
     async with three_nodes(tmp_path) as nodes:

@@ -1,4 +1,4 @@
-"""The definitions of metrics, which docs/metrics.md is generated from, against what a running node shows."""
+"""The definitions of metrics, which docs/metrics.md is generated from, against a running node's metrics."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_units_of_metrics_fit_their_names() -> None:
 
 
 def test_a_running_node_shows_what_is_defined(exposition: str) -> None:
-    """Each family of a node that runs has the type and the labels of its definition; any node shows most families."""
+    """Each family of a running node has the type and the labels of its definition; every node shows most families."""
     families = {f.name: f for f in text_string_to_metric_families(exposition) if f.name.startswith("isthmus_")}
     seen = set()
     for family in families.values():
@@ -98,8 +98,8 @@ def test_a_running_node_shows_what_is_defined(exposition: str) -> None:
 
 
 def test_the_lag_of_each_queue_shows(exposition: str) -> None:
-    """As `isthmus lag` has it: nobody has fetched, so one object of known age and size waits, for no known cluster.
-    The sink's peer does not answer: the sink's side is not known, and absent."""
+    """The values equal those of `isthmus lag`: no cluster has fetched, so one object of known age and size waits, for
+    no known cluster. The sink's peer does not answer: the sink's metrics are unknown, and absent."""
     families = {f.name: f for f in text_string_to_metric_families(exposition)}
     values = {
         name: [
@@ -115,7 +115,7 @@ def test_the_lag_of_each_queue_shows(exposition: str) -> None:
 
 
 def test_the_session_with_the_metastore_shows(exposition: str) -> None:
-    """A node that serves is connected with its metastore; one that has no connection says so."""
+    """The metric is 1 on a serving node, and 0 on one without a connection to its metastore."""
     assert "\nisthmus_metastore_connected 1.0\n" in exposition
     session = MetastoreSession()
     assert list(session.samples()) == [("isthmus_metastore_connected", {}, False)]

@@ -12,7 +12,7 @@ from tests.support.ensemble_nodes import three_nodes
 
 
 async def test_any_node_shows_version_and_disk_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each node reports its own; one whose links do not answer is null, with the reason."""
+    """Each node reports its own version and disk; a node whose links do not answer is null, with the reason."""
     async with three_nodes(tmp_path) as nodes:
         await sampled(nodes)
         n1 = nodes["n1"]

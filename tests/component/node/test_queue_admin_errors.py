@@ -1,4 +1,4 @@
-"""What the admin listener answers to slips about queues, of a whole node in memory."""
+"""Answers of a whole node's admin listener, in memory, to wrong requests about queues."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
 
 
 def test_wrong_queue_requests_are_refused_with_a_remedy(tmp_path: Path) -> None:
-    """Unknown queues and nodes are told with those that there are, a beginning that lies ahead and references of a
-    bucket type that there is not are refused; nothing of it changes anything."""
+    """Unknown queues and nodes are refused with the existing names, and so are a start in the future and references of
+    an unknown bucket type; none of these requests changes anything."""
     with running_node(tmp_path, QUEUES) as node:
 
         def post(path: str, **wish: Any) -> tuple[int, str]:
@@ -59,7 +59,7 @@ def test_wrong_queue_requests_are_refused_with_a_remedy(tmp_path: Path) -> None:
 
 
 def wait_for_windows(node: ThreadedNode) -> None:
-    """Return once both queues know their cursors; the election at the node's start is just over."""
+    """Return once both queues have loaded their cursors; the election at the node's start is just over."""
     assert node.node is not None
     machines = [node.node.services.queues.named(name).machine for name in ("to-west", "to-north")]
     deadline_s = time.monotonic() + 20
@@ -69,7 +69,7 @@ def wait_for_windows(node: ThreadedNode) -> None:
 
 
 def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tmp_path: Path) -> None:
-    """A node comes back as it was told meanwhile, and no suspension is left that nobody can end."""
+    """A queue can be suspended at a node that is down, and resumed at a node that no longer exists."""
     with running_node(tmp_path, QUEUES) as node:
         assert node.node is not None
         assert node.node.services.membership.known_nodes() == {"n1"}
@@ -91,7 +91,7 @@ def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tm
 
 
 def test_a_limit_that_is_not_given_stays_unchanged(tmp_path: Path) -> None:
-    """Who sets bytes does not lift the limit of objects that stands; 0 lifts one of them, default both."""
+    """Setting the limit of bytes leaves that of objects unchanged; 0 lifts one of them, default both."""
     with running_node(tmp_path, QUEUES) as node:
 
         def throttled(**wish: Any) -> dict[str, Any]:
@@ -111,8 +111,8 @@ def test_a_limit_that_is_not_given_stays_unchanged(tmp_path: Path) -> None:
 def test_a_partition_with_an_unknown_cursor_is_listed_among_gaps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Right after an election nobody can say whether there are gaps: the listing names the partition, and the probe for
-    monitors is unknown, where both would else show that nothing was given up."""
+    """Right after an election it is unknown whether there are gaps: the listing names the partition, and `isthmus
+    check` is unknown; otherwise both would show that there are none."""
     with running_node(tmp_path, QUEUES) as node:
         assert node.node is not None
         monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{node.admin}")
@@ -130,8 +130,8 @@ def test_a_partition_with_an_unknown_cursor_is_listed_among_gaps(
 
 
 def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Path) -> None:
-    """`default` exists from the start: before it is placed, and before this node has read what is placed, who asks for
-    its partitions is told to wait. Another name, once some are known, is a slip."""
+    """`default` exists from the start: before it is placed, and before this node has read the placement, requests for
+    its partitions are answered with "wait". Another name, once some are known, is an error."""
     with running_node(tmp_path, QUEUES) as node:
         assert node.node is not None
         assert list(node.node.services.membership.partitions(b"default")) == [0, 1]
@@ -148,8 +148,8 @@ def test_a_bucket_type_that_is_not_placed_yet_is_not_called_unknown(tmp_path: Pa
 
 
 def test_a_dry_run_counts_the_changes_that_would_be_left_out(tmp_path: Path) -> None:
-    """A dry run of clear, delist, release, suspend and set counts what waits and changes nothing; a filter that names a
-    bucket type that is not there is taken with a hint."""
+    """A dry run of clear, delist, release, suspend and set counts the backlog and changes nothing; a filter that names
+    an unknown bucket type is accepted with a note."""
     with running_node(tmp_path, QUEUES) as node:
 
         def post(path: str, **wish: Any) -> tuple[int, dict[str, Any]]:

@@ -24,7 +24,7 @@ def exchange(port: int, method: str, path: str, body: Any = None) -> tuple[int, 
 
 
 def test_what_waits_who_fetches_and_what_is_not_known(tmp_path: Path) -> None:
-    """Depth, rates as the file and as operators have them, the node that fetched, and what is unknown while a
+    """The listing shows depth, rates of the file and of operators, the node that fetched, and unknown values while a
     partition has no leader."""
     with running_node(tmp_path, QUEUES) as node:
         assert node.node is not None

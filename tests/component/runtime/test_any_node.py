@@ -1,4 +1,4 @@
-"""Three real nodes behind one another's coordinators: reads, listings and repeated requests over changes of leader."""
+"""Reads, listings and repeated requests at any of three real nodes, over changes of leader."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def key(name: bytes) -> Key:
 
 
 async def write_until_answered(member: Node, request: WriteRequest) -> WriteResult:
-    """As a client with a request id does: again after every 503 and 504."""
+    """Write as a client with a request id does: again after every 503 and 504."""
     async with asyncio.timeout(20):
         while True:
             try:
@@ -31,7 +31,7 @@ async def write_until_answered(member: Node, request: WriteRequest) -> WriteResu
 
 
 async def test_every_node_reads_what_any_node_wrote(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """What was answered at one node is at once seen at the others, one by one, in batches and in listings."""
+    """A write acknowledged at one node is at once read at the others, one by one, in batches and in listings."""
 
     async with start_cluster(tmp_path, partitions=4) as t:
         names = [b"%d" % n for n in range(24)]
@@ -53,13 +53,13 @@ async def test_a_repeated_request_takes_effect_once_over_the_leaders_death(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
     """Writes that are repeated under their ids, at other nodes and after the leader was killed under them, leave no
-    second sibling, and the next leader knows those that it did not take itself."""
+    second sibling, and the next leader recognizes requests that its predecessor received."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
         others = [member for member in t.members.values() if member is not leader]
         for member in others:
-            member.coordinator._forwarder._timeout_ms = 500  # these wires do not tell of a connection that broke
+            member.coordinator._forwarder._timeout_ms = 500  # these wires send no notification of a broken connection
         requests = [WriteRequest(key(b"%d" % n), Content(b"v"), None, b"id-%d" % n) for n in range(20)]
         for request in requests[:10]:
             assert not (await others[0].coordinator.write(request)).repeated

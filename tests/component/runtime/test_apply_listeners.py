@@ -1,4 +1,4 @@
-"""What the floors above are told of a partition that is led here: every entry, also while leadership is offered."""
+"""Apply listeners of a led partition are notified of every entry, also while its leadership is being handed over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 class Listener:
-    """Offsets of partition 0 told to a leader, and where it was told that it leads from."""
+    """Offsets of partition 0 that a leader was notified of, and the offset from which it leads."""
 
     def __init__(self) -> None:
         self.next = -1
@@ -30,7 +30,7 @@ class Listener:
         self.begun = 0
 
     def applied(self, applied: Sequence[AppliedEntries]) -> None:
-        """Entries of a leader must follow on what it knows."""
+        """A leader's entries must follow on the previous notification."""
         for partition, entries, leader in applied:
             if partition == 0 and leader and self.next >= 0:
                 if entries[0].offset != self.next:
@@ -38,7 +38,7 @@ class Listener:
                 self.next = entries[-1].offset + 1
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
-        """It begins or ends."""
+        """Leadership begins or ends."""
         if partition == 0:
             self.next = applied_offset if leading else -1
             self.begun += leading
@@ -63,7 +63,7 @@ class Gate:
         self._commit(prepared)  # type: ignore[arg-type]
 
     def shut(self) -> None:
-        """From the next batch on."""
+        """Hold the writer from the next batch on."""
         self._shut = True
 
     def let_one_through(self) -> None:
@@ -71,7 +71,7 @@ class Gate:
         self._may_go.release()
 
     def open(self) -> None:
-        """For all."""
+        """Let all batches through."""
         self._shut = False
         self._may_go.release()
 
@@ -79,8 +79,8 @@ class Gate:
 async def test_entries_applied_during_a_failed_handover_reach_the_listeners(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A leader that drains for a hand-over which does not come about leads on, and its hooks have missed nothing: a
-    source queue would pass over what it was not told."""
+    """A leader that drains for a hand-over which then fails keeps leading, and its listeners have missed no entry: a
+    source queue would skip entries that it was not notified of."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -115,7 +115,7 @@ class FailingListener:
     """A hook with a bug."""
 
     def applied(self, _applied: Sequence[AppliedEntries]) -> None:
-        """Never works."""
+        """Always fails."""
         raise ValueError("a bug in what apply tells")
 
     def leadership(self, _partition: int, _leading: bool, _applied_offset: int) -> None:
@@ -124,8 +124,8 @@ class FailingListener:
 
 
 async def test_a_failing_listener_does_not_affect_the_others(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """What is applied together with it, of its partition and of others, is told, answered and served; leadership goes
-    on, is handed over, and is taken."""
+    """Entries applied in the same batch, of its partition and of others, are still notified, answered and served;
+    leadership continues, is handed over, and is taken."""
 
     async with start_cluster(tmp_path, partitions=4) as t:
         listeners = {}

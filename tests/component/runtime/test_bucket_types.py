@@ -25,7 +25,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 async def ask(member: Node, method: str, path: str, wish: Any = None) -> tuple[int, Any]:
-    """What the admin face of a node answers."""
+    """The answer of a node's admin API."""
     face = HttpApplication()
     settings = Settings(NodeSettings(member.node, "east", Path("data")))
     controller, time = member.controller, member.runtime.time
@@ -47,7 +47,7 @@ async def ask(member: Node, method: str, path: str, wish: Any = None) -> tuple[i
 
 
 async def test_a_new_bucket_type_is_used_at_once_at_every_node(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """As soon as the answer is there, every node takes writes of it, and reads what another one took."""
+    """As soon as the answer arrives, every node accepts writes to the new type, and reads those of other nodes."""
 
     async with start_cluster(tmp_path, partitions=2) as t:
         path = "/admin/bucket-types/notes"
@@ -77,7 +77,7 @@ async def test_a_new_bucket_type_is_used_at_once_at_every_node(tmp_path: Path, s
 
 
 async def test_an_impossible_bucket_type_is_refused_over_http(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """With the status of its kind, and a sentence that says what would be right."""
+    """The answer has the error's status, and a message with a valid form."""
 
     async with start_cluster(tmp_path) as t:
         member = t.members["n1"]

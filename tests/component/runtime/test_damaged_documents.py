@@ -1,4 +1,4 @@
-"""What a node does where a document of the metastore cannot be read: it serves on, says which one, and waits."""
+"""When a document of the metastore cannot be read, a node keeps serving, names the document, and waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 def overwrite(ensemble: MemoryEnsemble, path: str, value: bytes) -> bytes:
-    """What an operator's shell does; returns what was there."""
+    """Write a znode as an operator's shell would; returns the previous bytes."""
     found = ensemble.read(path)
     assert found is not None
     ensemble.set(path, value, found[1].version)
@@ -33,7 +33,7 @@ def logged(logs: list, event: str, path: str) -> bool:
 
 
 async def test_a_damaged_log_id_counter_stops_no_node(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """A copy that needs another gen waits for it, and says which document is damaged; nothing else stops."""
+    """A replica that needs another log id waits for it, and names the damaged document; everything else works."""
 
     async with start_cluster(tmp_path) as t:
         await write(t, 3)
@@ -53,7 +53,7 @@ async def test_a_damaged_log_id_counter_stops_no_node(tmp_path: Path, start_clus
 async def test_a_damaged_record_stops_no_node_about_to_delete_a_replica(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """What could not be read is no word that a copy is to go: it stays until the record says so."""
+    """An unreadable record does not mean that a replica is to be deleted: it stays until the record says so."""
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
         await write(t, 5)
@@ -98,7 +98,7 @@ async def test_a_refusing_metastore_stops_no_node_that_creates_a_replica(
 async def test_a_node_comes_up_beside_a_record_that_cannot_be_read(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Its copy of that partition waits as it is; once the record is mended it goes on, under the gen that it had."""
+    """The node's replica of that partition waits; once the record is repaired it continues, under its old log id."""
 
     async with start_cluster(tmp_path) as t:
         await write(t, 10)
@@ -126,7 +126,8 @@ async def test_a_node_comes_up_beside_a_record_that_cannot_be_read(
 async def test_a_record_with_a_number_or_text_that_cannot_be_is_unreadable(
     tmp_path: Path, start_cluster: ClusterFactory, field: str, value: object
 ) -> None:
-    """It is told, nothing goes by it, nobody ends by it, and once it is mended all is as before."""
+    """The record is reported, nothing is decided by it, no process ends because of it, and after its repair everything
+    is as before."""
 
     async with start_cluster(tmp_path) as t:
         await write(t, 3)

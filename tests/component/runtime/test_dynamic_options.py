@@ -1,4 +1,5 @@
-"""Dynamic options of nodes that serve: what is set reaches replicas, reads and connections, everywhere and at once."""
+"""Dynamic options of nodes that serve: a new value reaches replicas, reads and connections, on all nodes and at
+once."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ SETTINGS = Settings(
 
 
 def chosen(value: int | str) -> Setting:
-    """Somebody's setting."""
+    """A setting as an operator makes it."""
     return Setting(value, "ann", 1)
 
 
@@ -45,12 +46,12 @@ def live(member: Node) -> tuple[EffectiveOptions, RateCap]:
 
 
 async def put(member: Node, name: bytes) -> None:
-    """One write."""
+    """Write one object."""
     await member.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"v")))
 
 
 def test_the_nearer_setting_counts() -> None:
-    """Bucket type, cluster, file, default, in this order; relations between numbers hold whatever is set."""
+    """The order is bucket type, cluster, file, default; relations between numbers hold whatever is set."""
     options = EffectiveOptions(SETTINGS)
     settings = OptionSettings()
     lag, near = "replication.max.record.lag", "replication.max.near.sync.message.lag"
@@ -70,7 +71,7 @@ def test_the_nearer_setting_counts() -> None:
 async def test_options_reach_replicas_reads_and_connections_of_every_node(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """One change at one node; all nodes go by it without a restart, and back when it is unset."""
+    """A change at one node is in force at all nodes without a restart, and no longer once it is unset."""
 
     async with start_cluster(tmp_path, partitions=2) as t:
         there = {node: live(member) for node, member in t.members.items()}
@@ -108,7 +109,8 @@ async def test_options_reach_replicas_reads_and_connections_of_every_node(
 async def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """With an hour's patience a silent follower stays in sync; set to 300 ms it is out soon, and writes go on."""
+    """With a limit of an hour a silent follower stays in sync; set to 300 ms it leaves the ISR soon, and writes
+    succeed."""
 
     async with start_cluster(tmp_path) as t:
         for member in t.members.values():
@@ -132,7 +134,8 @@ async def test_a_shorter_stall_limit_counts_for_a_stall_that_is_under_way(
 async def test_raising_min_isr_counts_at_once_and_lowering_it_lets_writes_through(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """With one of three gone, 3 refuses writes, 2 takes them; nobody is restarted, no epoch changes."""
+    """With one of three nodes gone, min-ISR 3 refuses writes and 2 accepts them; no node is restarted, no epoch
+    changes."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -152,7 +155,7 @@ async def test_raising_min_isr_counts_at_once_and_lowering_it_lets_writes_throug
 
 
 def record_of(member: Node) -> PartitionRecord:
-    """The record that a replica goes by."""
+    """The record that a replica uses."""
     record = member.partition().replica.record
     assert record is not None
     return record

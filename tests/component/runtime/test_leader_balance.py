@@ -71,8 +71,8 @@ async def test_leaders_end_even_after_a_node_came_back_under_load(
 
 
 async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Of another epoch, to who is not in sync, is not connected or lacks too much, or by who does not lead: nothing is
-    begun, the leader leads on and says why."""
+    """A hand-over is refused with the reason when its epoch differs, its target is out of sync, not connected or too
+    far behind, or the node does not lead; the leader keeps leading."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -107,7 +107,7 @@ async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path,
 
 
 async def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """A node that does not decide asks the one that does: for the status, and for moves on behalf of an operator."""
+    """A node without the active controller forwards to it: status requests, and an operator's moves."""
 
     manual = QUICK._replace(automatic=False)
     async with start_cluster(tmp_path, partitions=6, balance=manual) as t:

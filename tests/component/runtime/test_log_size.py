@@ -16,7 +16,7 @@ from tests.support.runtime_cluster import Node, eventually
 async def test_a_log_above_its_size_does_not_wait_for_the_interval(
     tmp_path: Path, start_node: Callable[..., AbstractAsyncContextManager[Node]]
 ) -> None:
-    """With a checkpoint every 100 s, what is written in one of them five times over does not stay in the log."""
+    """With checkpoints 100 s apart, a log that has received five times its size is trimmed long before the next one."""
 
     async with start_node(tmp_path, MemoryEnsemble(), log_size_bytes=60_000, log_file_bytes=20_000) as h:
         for number in range(300):

@@ -31,14 +31,14 @@ def entry(offset: int, kind: EntryKind = EntryKind.DATA) -> Entry:
 
 
 def a_partition(leo: int = 0, hw: int = 0) -> Any:
-    """As much of a partition as is counted."""
+    """The attributes of a partition that the metrics read."""
     replica = SimpleNamespace(leo=leo, high_watermark=hw)
     return SimpleNamespace(bucket_type=b"default", timestamps=EntryTimestamps(), replica=replica)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 9))))
 def test_buckets_hold_everything_once(added: list[tuple[int, int]]) -> None:
-    """Buckets are cumulative, each bound counts what took at most that long, and the last counts everything."""
+    """Buckets are cumulative, each bound counts the durations up to it, and the last counts everything."""
     durations = Histogram(0)
     for duration_ms, count in added:
         durations.add(duration_ms, count, 0)
@@ -65,7 +65,7 @@ def test_the_rate_window_drops_values_older_than_two_windows() -> None:
 
 
 def test_the_recent_past_is_no_longer_than_two_windows_however_seldom_something_happens() -> None:
-    """A maximum or a rate never tells of what is longer ago, though nothing came, and nobody looked, meanwhile."""
+    """A maximum or a rate never covers older events, even when no event arrived and it was not read meanwhile."""
     durations = Histogram(0)
     durations.add(900, 1, 1_000)
     durations.add(10, 1, 2 * WINDOW_MS - 1_000)
@@ -98,7 +98,7 @@ def test_an_entry_is_timed_from_append_to_apply_and_from_commit_to_apply() -> No
 
 
 def test_entries_lost_with_a_leadership_are_failures_and_committed_ones_are_not() -> None:
-    """When leadership ends, entries beyond hw fail as lost; those below it are still timed when they are applied;
+    """When leadership ends, entries above hw fail as lost; those below it are still timed when they are applied;
     refused entries fail under the reason that their client gets."""
     times, partition = ReplicationLatency(), a_partition(leo=2, hw=2)
     times.appended(partition, EntryKind.DATA, 2, 0)
@@ -119,8 +119,8 @@ def test_entries_lost_with_a_leadership_are_failures_and_committed_ones_are_not(
 
 
 def test_failures_have_a_rate_of_the_recent_past() -> None:
-    """A single failure is no great rate; 60 in a window are one or two a second; those of yesterday are none, and still
-    counted."""
+    """A single failure is a low rate; 60 in a window are one or two a second; those of yesterday do not count in the
+    rate, but in the total."""
     times, partition = ReplicationLatency(), a_partition()
     key = (b"default", "write", TIMED_OUT)
     times.timed_out(partition, 1, 100_000)
@@ -134,7 +134,7 @@ def test_failures_have_a_rate_of_the_recent_past() -> None:
 async def test_a_write_that_is_not_replicated_in_time_is_a_failure(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both followers hear nothing: a write waits for min-ISR and is answered 504. It counts at its leader as timed out,
+    """Both followers are cut off: a write waits for min-ISR and is answered 504. It counts at its leader as timed out,
     with a rate; a write that is replicated does not."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
@@ -179,8 +179,8 @@ def test_an_apply_step_counts_all_its_partitions() -> None:
 
 
 async def test_a_cluster_counts_its_entries_by_role(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Of three nodes one counts its log as leader and two as isr, and one whose gen the record does not know as osr;
-    barriers and writes are timed, and the size of the ISR stands beside the min-ISR of that moment."""
+    """In a cluster of three, one node counts its log as leader and two as isr; a node whose log id is not in the record
+    counts as osr; barriers and writes are timed, and the size of the ISR is recorded with the min-ISR in force."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()

@@ -1,4 +1,4 @@
-"""What a node does when its own disk, store or program is at fault, and others are there to go on."""
+"""A node with a faulty disk, store or program in a cluster whose other nodes continue."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 async def test_a_followers_slow_store_costs_no_memory(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
-    """While a follower's store does not come back, what it holds in memory stays within its window, also when it was
-    away and has to catch up; the leader goes on, and afterwards the follower applies all, read back from its log."""
+    """While a follower's store hangs, its memory stays within its window, also when it was away and has to catch up;
+    the leader continues, and afterwards the follower applies everything, read back from its log."""
 
     async with start_cluster(tmp_path, window_bytes=400_000) as t:
         leader = await t.led()
@@ -78,7 +78,8 @@ async def test_a_followers_slow_store_costs_no_memory(
 async def test_uncommitted_entries_of_a_follower_are_bounded_by_its_own_window(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Where commits wait for somebody else, a follower with a smaller window leaves what is durable to its log."""
+    """While commits wait for another replica, a follower with a smaller window drops durable entries from memory and
+    reads them back from its log."""
 
     async def put_one_more(leader: Node, writes: list[asyncio.Task[None]]) -> None:
         before = leader.partition().replica.leo
@@ -110,8 +111,8 @@ async def test_uncommitted_entries_of_a_follower_are_bounded_by_its_own_window(
 async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """H38: a follower whose disk is full takes nothing, lives on and says why; the leader goes on without it; when
-    there is room again it catches up."""
+    """H38: a follower whose disk is full accepts no entries, keeps running and shows the reason; the leader continues
+    without it; when there is space again it catches up."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400)) as t:
         leader = await t.led()
@@ -128,15 +129,15 @@ async def test_a_follower_with_a_full_disk_stops_acknowledging_and_recovers(
         full.runtime.replog.has_space(0)
         await eventually(lambda: full.runtime.replog.has_space(0))
         await t.level(timeout_s=25)
-        await eventually(lambda: full.partition().serves)  # the disk's trouble is over at the next look at it
+        await eventually(lambda: full.partition().serves)  # the disk's fault has cleared at its next check
         assert stored_values(full, b"4") == [b"v"]
 
 
 async def test_a_leader_that_changes_the_isr_leaves_a_trace(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member that stalls is taken out: the leader logs and counts it with the reason, and says of the node for as
-    long as it is out why, since when, and how long its back-off is; its return is logged and counted, too."""
+    """A member that stalls is removed from the ISR: the leader logs and counts it with the reason, and shows, while the
+    node is out, why, since when, and how long its back-off is; its return is logged and counted, too."""
     logged: list[tuple[str, str, str]] = []
     for name in ("info", "warning"):
 
@@ -178,8 +179,8 @@ async def test_a_leader_that_changes_the_isr_leaves_a_trace(
 async def test_a_disk_that_fills_without_writes_is_reported_at_once(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """H38: whoever leads and whoever follows says so within a second or two, not with the next write, and takes it back
-    when there is room again."""
+    """H38: leader and follower report it within a second or two, not with the next write, and clear it when there is
+    space again."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -196,7 +197,8 @@ async def test_a_disk_that_fills_without_writes_is_reported_at_once(
 async def test_a_leader_with_a_full_disk_refuses_writes_and_hands_over(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H38: a leader whose disk is full refuses writes, answers reads, and after a while lets a member in sync lead."""
+    """H38: a leader whose disk is full refuses writes, answers reads, and after a while hands over to a member in
+    sync."""
 
     monkeypatch.setattr("isthmus.repl.runtime.disk_full.HAND_OVER_AFTER_MS", 0)
     async with start_cluster(tmp_path) as t:
@@ -234,8 +236,8 @@ async def test_without_space_for_writes_a_cluster_still_elects_leaders(
 
 
 async def test_a_disk_without_space_for_a_barrier_is_passed_over(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """H38: a node whose disk is full to the end accepts no nomination and lives on; the controller nominates the next
-    one, which serves."""
+    """H38: a node whose disk is completely full declines nominations and keeps running; the controller nominates the
+    next one, which serves."""
     async with start_cluster(tmp_path, min_isr=1) as t:
         leader = await t.led()
         await put(leader, b"k", b"v")
@@ -255,8 +257,8 @@ def _an_entry(member: Node) -> list:
 
 
 async def test_a_regressed_replica_takes_a_new_log_id(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """NewLogIdentity: the new gen is durable and registered before the core hears of it; the copy joins again under
-    it."""
+    """NewLogIdentity: the new log id is durable and registered before the core is notified; the replica joins again
+    under it."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -319,8 +321,8 @@ async def test_an_internal_error_stops_one_replica_only(
     monkeypatch: pytest.MonkeyPatch,
     bug_in: str,
 ) -> None:
-    """When a core contradicts itself its copy is left as it is and says so; the node's other copies and the other nodes
-    go on."""
+    """When a core violates an invariant its replica stops and reports it; the node's other replicas and the other nodes
+    continue."""
 
     async with start_cluster(tmp_path, partitions=2, options=ReplicaOptions(max_time_lag_ms=400)) as t:
         hurt = next(member for member in t.members.values() if not member.partition(0).replica.ready)
@@ -364,8 +366,8 @@ async def test_an_internal_error_stops_one_replica_only(
 async def test_a_leader_stopped_by_an_internal_error_is_replaced(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process lives on with its session, so it says that this copy is not to be counted on; started again, the node
-    is in sync under the gen that it had."""
+    """The process keeps its session, so it registers that this replica must not be counted on; after a restart the node
+    is in sync under its old log id."""
 
     async with start_cluster(tmp_path, partitions=2) as t:
         hurt = await t.led(0)
@@ -401,7 +403,7 @@ async def test_a_leader_stopped_by_an_internal_error_is_replaced(
 async def test_a_failed_periodic_step_is_repeated_a_second_later(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is seen to once a second, cursors, pins, copies and the disk, is seen to again after a fault in it."""
+    """The work done once a second, on cursors, pins, replicas and the disk, is repeated after a fault in it."""
 
     monkeypatch.setattr("isthmus.repl.runtime.runtime.SOFT_CURSOR_INTERVAL_MS", 20)
     async with start_cluster(tmp_path, 1, factor=1, min_isr=1) as t:
@@ -422,8 +424,8 @@ async def test_a_failed_periodic_step_is_repeated_a_second_later(
 async def test_a_metastore_rollback_is_reported_once(
     tmp_path: Path, start_cluster: ClusterFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """H32: records that are older than what is durable here are not believed, whoever led leads no more, and the alarm
-    is raised once a copy, with a metric beside it."""
+    """H32: records older than this node's durable state are rejected, leaders step down, and the alarm is raised once
+    per replica, with a metric beside it."""
 
     async with start_cluster(tmp_path, 1, factor=1, min_isr=1) as t:
         member = t.members["n1"]
@@ -441,7 +443,8 @@ async def test_a_metastore_rollback_is_reported_once(
 
 
 def test_a_node_reports_why_it_is_not_ready() -> None:
-    """Without records it is why there are none; with records that name this node, which copies are still to be made."""
+    """Without records the reason says why there are none; with records that name this node, it lists the replicas that
+    are still to be made."""
     assert replicas_not_ready("n1", {}, {}, "waits for 1 more node") == (
         "no partitions are known yet: waits for 1 more node"
     )

@@ -1,4 +1,5 @@
-"""Properties that all nodes go by at once, and reaps that reach every copy, also one that was away (R-REAP)."""
+"""Properties that take effect on all nodes at once, and reaps that reach every replica, also one that was away
+(R-REAP)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 class NoTombstoneBarrier:
-    """Nothing is offered to anybody."""
+    """A barrier that no queue holds back: nothing is offered."""
 
     def replicates(self, _bucket_type: bytes, _bucket: bytes) -> bool:
         return False
@@ -51,7 +52,7 @@ async def delete(member: Node, name: bytes) -> None:
 
 
 async def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Whichever node a client asks and whichever leads: the bucket's properties decide, and other buckets' do not."""
+    """The bucket's own properties apply, whichever node receives a request and whichever leads."""
 
     async with start_cluster(tmp_path, partitions=3) as t:
         books = {}
@@ -80,7 +81,7 @@ async def test_a_property_set_at_one_node_counts_at_all(tmp_path: Path, start_cl
 
 
 async def test_every_replica_carries_out_a_reap(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """After it no copy holds anything of the key, restarted or not."""
+    """After the reap no replica holds anything of the key, restarted or not."""
 
     async with start_cluster(tmp_path, **SMALL) as t:
         with ThreadPoolExecutor(1) as pool:
@@ -106,8 +107,9 @@ async def test_every_replica_carries_out_a_reap(tmp_path: Path, start_cluster: C
 async def test_a_far_replica_that_missed_a_reap_takes_all_rows(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows tell nothing of what was reaped; so a copy below the last reap takes all rows, and ends like the others."""
-    monkeypatch.setattr(Reaper, "_obstacle", lambda *_: "")  # as if it had gone just after the reap was proposed
+    """Rows do not show which keys were reaped; so a replica below the last reap takes all rows, and ends equal to the
+    others."""
+    monkeypatch.setattr(Reaper, "_obstacle", lambda *_: "")  # as if it had stopped just after the reap was proposed
 
     async with start_cluster(tmp_path, **SMALL) as t:
         with ThreadPoolExecutor(1) as pool:

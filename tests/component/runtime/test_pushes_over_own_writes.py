@@ -1,4 +1,5 @@
-"""Pushes that replace writes of ours, and such that name writes of ours which nobody made (R-OWED, R-FORGED)."""
+"""Pushes that replace writes of ours, and pushes whose clocks name writes of ours that do not exist (R-OWED,
+R-FORGED)."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ class OriginRecorder:
                     self.of.setdefault(entry.key, []).append(entry.origin)
 
     def leadership(self, partition: int, leading: bool, applied_offset: int) -> None:
-        """Nothing to note."""
+        """Ignored."""
 
 
 async def test_a_push_over_an_unreplicated_local_write_counts_as_local(tmp_path: Path, start_node: NodeFactory) -> None:
-    """R-OWED: while another cluster still has to get what the push replaces, the result is ours and goes out to it;
-    once it has it, or when nothing of ours was replaced, the origin is the pusher's."""
+    """R-OWED: while another cluster still has to get the replaced write, the result counts as ours and is sent to it;
+    once it has that write, or when no write of ours was replaced, the origin is the pusher's."""
 
     origins = OriginRecorder()
     async with start_node(tmp_path, MemoryEnsemble()) as h:
@@ -82,8 +83,8 @@ async def test_a_push_over_an_unreplicated_local_write_counts_as_local(tmp_path:
 
 
 async def test_a_local_write_that_comes_back_counts_as_local(tmp_path: Path, start_node: NodeFactory) -> None:
-    """R-OWED: after a loss another cluster may push what it had from us. Whether a third one had it nothing tells any
-    more, so it goes out again: where the key is not here, and where it replaces a row without that write."""
+    """R-OWED: after a loss another cluster may push a write that it got from us. Whether a third one has it is unknown,
+    so it is sent again: when the key is absent here, and when the push replaces a row without that write."""
 
     origins = OriginRecorder()
     async with start_node(tmp_path, MemoryEnsemble()) as h:
@@ -111,8 +112,9 @@ async def test_a_local_write_that_comes_back_counts_as_local(tmp_path: Path, sta
 
 
 def test_unreplicated_writes_follow_owners_and_cursors() -> None:
-    """A queue of the pusher's own owes nothing; one of another cluster owes what stands at or above its cursor; one
-    that cascades, that leaves the key out, or that nobody owns, is judged by what it would do."""
+    """A queue of the pusher's own cluster need not send the write; a queue of another cluster must, if the write is at
+    or above its cursor; cascading queues, queues whose filter excludes the key, and queues without an owner are judged
+    by what they would send."""
 
     def queue(owner: bytes, cursor: int, *, cascade: bool = False, led: bool = True, rules: str = "any") -> SourceQueue:
         made = SourceQueue("q", b"o" * 16, cascade, 1_000, Budget(1, 1, 1), b"lifelife", parse_filter(rules))
@@ -135,7 +137,8 @@ def test_unreplicated_writes_follow_owners_and_cursors() -> None:
 
 
 async def test_a_pushed_clock_with_future_local_writes_is_refused(tmp_path: Path, start_node: NodeFactory) -> None:
-    """R-FORGED: such a clock would make our next writes look old; it is rejected by name, and nothing is disturbed."""
+    """R-FORGED: such a clock would make our next writes look old; it is rejected by name, and later writes are
+    unaffected."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         key = Key(b"default", b"b", b"k")

@@ -1,4 +1,4 @@
-"""Replicas are moved while clients write: by order over HTTP, carried out by whoever controls."""
+"""Replicas are moved while clients write: ordered over HTTP, carried out by the active controller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 async def ask(member: Node, method: str, path: str, wish: Any = None) -> tuple[int, Any]:
-    """What the admin face of a node answers."""
+    """The answer of a node's admin API."""
     face = HttpApplication()
     query = ClusterQuery(member.node, member.links)
     query.serve(REPLICAS, ReplicaResponder(member.runtime))
@@ -82,7 +82,7 @@ async def writing(*members: Node) -> AsyncIterator[list[bytes]]:
 
 
 async def all_read(members: list[Node], written: list[bytes]) -> None:
-    """What was acknowledged is read from any node."""
+    """Every acknowledged write is read from any node."""
     for member in members:
         for name in written[:: max(1, len(written) // 30)]:
             assert await member.coordinator.get(key(name)) is not None, name
@@ -131,8 +131,8 @@ async def test_a_cluster_grows_to_five_nodes_and_back_under_load(tmp_path: Path,
 async def test_a_killed_controller_is_followed_by_one_that_goes_on(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """While a newcomer cannot catch up the controller dies: the next one waits as well, says for whom, and ends the
-    order when the newcomer is heard again."""
+    """While a newcomer cannot catch up the controller dies: the next one waits as well, names the newcomer, and
+    finishes the order when it is reachable again."""
 
     async with start_cluster(tmp_path, partitions=2) as t:
         await t.open("n4")
@@ -162,8 +162,8 @@ async def test_a_killed_controller_is_followed_by_one_that_goes_on(
 
 
 async def test_an_order_that_is_cancelled_goes_back(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """The newcomer that could not catch up is out of the replicas again, nobody else is; a plan that was shown for
-    another state, and one for a partition in an order, are refused."""
+    """The newcomer that could not catch up is removed from the replicas, and no other node is; a plan made for another
+    state, and one for a partition in an order, are refused."""
 
     async with start_cluster(tmp_path) as t:
         await t.open("n4")
@@ -194,7 +194,8 @@ async def test_an_order_that_is_cancelled_goes_back(tmp_path: Path, start_cluste
 async def test_an_impossible_reassignment_is_refused_with_a_reason(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Too few nodes, unknown nodes and bucket types, files that place what is not there: each says what is right."""
+    """Too few nodes, unknown nodes and bucket types, files that place unknown partitions: each is refused with a valid
+    form."""
 
     async with start_cluster(tmp_path) as t:
         member = t.members["n1"]
@@ -234,7 +235,7 @@ async def test_an_impossible_reassignment_is_refused_with_a_reason(
 
 
 async def test_a_file_places_replicas_by_id_or_name(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """What `bucket-type show` prints can be changed and ordered; the same once more moves nothing."""
+    """The map that `bucket-type show` prints can be changed and ordered; ordered again it moves nothing."""
 
     async with start_cluster(tmp_path, partitions=2) as t:
         await t.open("n4")

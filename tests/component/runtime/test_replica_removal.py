@@ -1,4 +1,4 @@
-"""Copies move from node to node while clients write; what is left behind is deleted, once it is safe (R-RF)."""
+"""Replicas move from node to node while clients write; removed ones are deleted, once it is safe (R-RF)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 def record_of(cluster: Cluster) -> PartitionRecord:
-    """The newest record that anybody has read."""
+    """The newest record that any node has read."""
     return max((member.controller.records[0] for member in cluster.members.values()), key=lambda record: record.version)
 
 
 async def change(cluster: Cluster, adding: tuple[str, ...] = (), removing: tuple[str, ...] = ()) -> None:
-    """What an operator's move writes."""
+    """Change a record's replicas as a reassignment does."""
     while True:
         record = await next(iter(cluster.members.values())).metastore.synced_record(0)
         replicas = tuple(dict.fromkeys((*record.replicas, *adding)))
@@ -57,7 +57,7 @@ async def write(cluster: Cluster, count: int, prefix: bytes = b"k") -> None:
 
 
 def other_nodes(cluster: Cluster) -> tuple[str, str]:
-    """(the node without a copy, a follower)."""
+    """(the node without a replica, a follower)."""
     record = record_of(cluster)
     (spare,) = {*cluster.members} - {*record.replicas}
     assert record.leader is not None
@@ -66,7 +66,7 @@ def other_nodes(cluster: Cluster) -> tuple[str, str]:
 
 
 def fully_removed(member: Node) -> bool:
-    """No replica, no row, no log and no gen of the partition."""
+    """Wait until no replica, row, log or log id of the partition is left."""
     gone = 0 not in member.runtime.partitions and not member.identity.condemned()
     return gone and 0 not in member.identity.partitions() and member.runtime.replog.leo(0) == 0
 
@@ -74,7 +74,8 @@ def fully_removed(member: Node) -> bool:
 async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """The copy is shown with its reason until it goes; one that is made there later has another gen and catches up."""
+    """The replica is shown with its reason until it is deleted; one created there later has another log id and catches
+    up."""
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=1_500) as t:
         await write(t, 30)
@@ -102,8 +103,9 @@ async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
 async def test_a_replica_is_recreated_although_its_deletion_was_not_registered(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """The registration that follows the note of a condemned copy fails, so it still stands there with the old gen while
-    the copy goes. Named again meanwhile, the node counts for nothing by that: what is made there has another gen."""
+    """The registration that follows a replica's condemnation fails, so it still has the old log id while the replica is
+    deleted. When the record names the node again meanwhile, the registration gives it no credit: the new replica has
+    another log id."""
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
         await write(t, 30)
@@ -135,7 +137,7 @@ async def test_a_replica_is_recreated_although_its_deletion_was_not_registered(
 async def test_a_replica_reassigned_within_the_grace_time_is_kept(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Within the grace time it is the same copy: same gen, same rows, nothing is copied again."""
+    """Within the grace time it is the same replica: same log id, same rows, nothing is copied again."""
 
     async with start_cluster(tmp_path, 4) as t:
         await write(t, 20)
@@ -157,7 +159,7 @@ async def test_a_replica_reassigned_within_the_grace_time_is_kept(
 async def test_a_replica_reassigned_during_its_deletion_is_recreated_afterwards(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """No replica is made of the log that is about to be deleted, however long the note of it takes."""
+    """No replica is created on the log that is about to be deleted, however long noting the deletion takes."""
     noting, slow = threading.Event(), threading.Event()
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=200) as t:
@@ -212,7 +214,8 @@ async def test_a_leader_that_is_to_go_hands_over_and_goes(tmp_path: Path, start_
 async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """What the identity calls condemned is never fed again, however much of it is still there after a kill."""
+    """A replica that the identity file marks as condemned never receives entries again, however much of it is left
+    after a kill."""
 
     async with start_cluster(tmp_path, 4, removed_grace_ms=600_000) as t:
         await write(t, 30)
@@ -236,7 +239,7 @@ async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(
 
 
 async def test_a_removed_replica_is_still_there_after_a_restart(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """The grace time begins anew; the copy is shown, is no reason not to be ready, and may be named again."""
+    """The grace time begins again; the replica is shown, does not prevent readiness, and may be assigned again."""
 
     async with start_cluster(tmp_path, 4) as t:
         await write(t, 20)
@@ -256,7 +259,8 @@ async def test_a_removed_replica_is_still_there_after_a_restart(tmp_path: Path, 
 async def test_after_a_power_loss_a_removed_replica_drops_rows_that_need_replay(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Nobody would say what of its log is committed (H36): its rows go, and it takes them from the leader later."""
+    """The removed replica could not learn which of its entries are committed (H36): it drops its rows, and takes them
+    from the leader later."""
 
     async with start_cluster(tmp_path, 4) as t:
         await write(t, 20)
@@ -276,13 +280,13 @@ async def test_after_a_power_loss_a_removed_replica_drops_rows_that_need_replay(
 
 
 def test_notes_of_deleted_replicas_keep_log_id_and_epochs(tmp_path: Path) -> None:
-    """The next copy has the gen that was noted and knows the epochs of the deleted one; a restored directory forgets
-    the gen, since a copy may have been made with it after the backup."""
+    """The next replica has the noted log id and the epochs of the deleted one; a restored directory forgets the log id,
+    since a replica may have been created with it after the backup."""
     identity = NodeIdentity.open(tmp_path)
     identity.adopt(b"u" * 16, "n1", "boot", {3: 7, 4: 7}, spare=9)
     identity.note_epochs({3: (5, None)})
     identity.condemn(3, 12)
-    identity.note_epochs({3: (6, None)})  # asked for before it was condemned: nothing to note any more
+    identity.note_epochs({3: (6, None)})  # requested before the replica was condemned: nothing to note any more
     assert (identity.partitions(), identity.condemned(), identity.gens()) == ([4], [3], {3: 12, 4: 7})
     identity.deleted(3)
     identity.close(clean=False)

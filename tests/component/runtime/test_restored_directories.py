@@ -1,4 +1,4 @@
-"""A data directory that was restored from an earlier copy (docs/protocol.md H39)."""
+"""A data directory that was restored from an earlier backup (docs/protocol.md H39)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 async def test_a_renewed_directory_joins_as_new_replicas(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Its copies have gens that were never given before, join as such, and hold what was written meanwhile."""
+    """The directory's replicas get log ids that were never used before, join as new ones, and receive the writes made
+    meanwhile."""
 
     async with start_cluster(tmp_path) as t:
         await t.led()

@@ -25,7 +25,7 @@ ASYNC: dict[str, Any] = {"durability": "async", "options": ReplicaOptions(max_ti
 
 
 async def put(member: Node, **values: bytes) -> None:
-    """Writes, one after the other; each value replaces what is there."""
+    """Write values one after the other; each replaces the one before."""
     for name, value in values.items():
         found = await member.coordinator.get(Key(b"default", b"b", name.encode()))
         clock = () if found is None else decode_object(found).clock
@@ -50,7 +50,8 @@ def state(member: Node) -> dict[bytes, list[bytes]]:
 
 
 async def lose_power(t: Cluster, base: Path, **left: tuple[str, ...]) -> None:
-    """All machines lose power. Of each node what `left` names, of "log" and "store", is as it was in `base`."""
+    """All machines lose power. The parts of each node that `left` names, "log" or "store", return to their state in
+    `base`."""
     for node in list(t.members):
         await t.kill(node)
     for node, parts in left.items():
@@ -63,13 +64,13 @@ async def lose_power(t: Cluster, base: Path, **left: tuple[str, ...]) -> None:
 
 
 def _knows_all_returned(member: Node, nodes: int) -> bool:
-    """Whether a node knows that all came back with another log."""
+    """Whether a node has seen that all are back with another log id."""
     record = member.controller.records.get(0)
     return record is not None and record.reason.count("came back with another log") == nodes
 
 
 async def keep(t: Cluster, base: Path) -> None:
-    """Note in `base` what the disks hold now, and go on."""
+    """Save the disks' present contents to `base`, and continue."""
     nodes = list(t.members)
     for node in nodes:
         await t.kill(node)
@@ -82,7 +83,8 @@ async def keep(t: Cluster, base: Path) -> None:
 async def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """The forced copy never had the last writes; one whose store kept their rows ends with the others' rows."""
+    """The forced replica never had the last writes; a replica whose store kept their rows ends with the others'
+    rows."""
 
     async with start_cluster(tmp_path / "cluster", **ASYNC) as t:
         await put(await t.led(), a=b"1", b=b"1")
@@ -104,7 +106,8 @@ async def test_a_follower_gives_up_rows_of_entries_that_no_leader_has(
 async def test_a_forced_only_replica_never_reuses_an_offset_of_a_lost_entry(
     tmp_path: Path, start_cluster: ClusterFactory, writes: int
 ) -> None:
-    """It serves what its rows say once its log is beyond them; each later write has a place of its own in the index."""
+    """The replica serves its rows once its log is beyond them; each later write has an offset of its own in the
+    index."""
 
     async with start_cluster(tmp_path / "cluster", 1, factor=1, min_isr=1, **ASYNC) as t:
         await put(await t.led(), a=b"1", b=b"1")

@@ -1,4 +1,4 @@
-"""Several nodes of one cluster, end to end: client -> leader -> followers -> answer, and what survives whom."""
+"""Several nodes of one cluster, end to end: client -> leader -> followers -> answer, with nodes that fail."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fill(member: Node, free_bytes: int = 1000) -> None:
 
 
 async def test_a_write_is_on_every_replica(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Three nodes, four partitions: what a leader answered comes to be in the stores and logs of all, equal."""
+    """Three nodes, four partitions: every acknowledged write arrives in the stores and logs of all, equal."""
 
     async with start_cluster(tmp_path, partitions=4) as t:
         for n in range(40):
@@ -70,7 +70,7 @@ async def test_a_write_is_on_every_replica(tmp_path: Path, start_cluster: Cluste
 
 
 async def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Writes go on while leaders are killed one after another, and every one that was answered is read afterwards."""
+    """Writes continue while leaders are killed one after another, and every acknowledged one is read afterwards."""
 
     async with start_cluster(tmp_path) as t:
         acked: list[bytes] = []
@@ -112,7 +112,8 @@ async def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, sta
 
 
 async def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """A restarted follower gets what it missed, read back from the leader's files where it left memory, and rejoins."""
+    """A restarted follower gets the entries that it missed, read from the leader's files if they have left memory, and
+    rejoins."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -133,8 +134,8 @@ async def test_a_follower_that_was_away_catches_up_from_the_log(tmp_path: Path, 
 async def test_uncommitted_entries_of_a_lost_leader_are_truncated(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """A leader that was cut off appended what nobody else has: its clients get UNKNOWN, the next leader's entries take
-    the place in its log, durably, and all copies are equal again, also after another restart."""
+    """A cut-off leader appended entries that no other replica has: its clients get UNKNOWN, the next leader's entries
+    replace them in its log, durably, and all replicas are equal again, also after another restart."""
 
     async with start_cluster(tmp_path) as t:
         old = await t.led()
@@ -234,8 +235,8 @@ async def test_a_stopping_node_hands_over_first(tmp_path: Path, start_cluster: C
 async def test_replicas_are_created_where_records_assign_them_while_running(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Nodes that are up hold nothing until a bucket type is created; then each makes its copies under the spare gen
-    that it had registered, and the ISR of the records names exactly those."""
+    """Running nodes hold no partition until a bucket type is created; then each creates its replicas under the spare
+    log id that it had registered, and the ISR of the records names exactly those."""
 
     async with start_cluster(tmp_path, 3, partitions=6, factor=2, min_isr=1) as t:
         members = t.members
@@ -255,7 +256,7 @@ async def test_replicas_are_created_where_records_assign_them_while_running(
 
 
 async def test_messages_that_are_lost_cost_time_only(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Every fifth message with entries disappears on a connection that stands; all copies come to be equal anyway."""
+    """Every fifth message with entries is lost on a connection that stays up; all replicas become equal anyway."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -304,8 +305,8 @@ async def test_soft_cursors_reach_a_follower_that_only_takes_the_stream(
 
 
 async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """What a queue's cursor was a second ago is in the followers' stores though nothing was written meanwhile, and what
-    it is at a hand-over is in the next leader's before it serves."""
+    """A queue's cursor reaches the followers' stores within a second, even without writes; at a hand-over its newest
+    value is in the next leader's store before that serves."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -317,13 +318,13 @@ async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_clu
         seen: list[bytes | None] = []
 
         class CursorListener:
-            """Looks at the cursor as soon as the new leader serves."""
+            """Reads the cursor as soon as the new leader serves."""
 
             def __init__(self, member: Node) -> None:
                 self.member = member
 
             def applied(self, applied: object) -> None:
-                """Nothing."""
+                """Ignored."""
 
             def leadership(self, partition: int, leading: bool, _applied: int) -> None:
                 """A leader begins."""
@@ -338,8 +339,8 @@ async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_clu
 
 
 async def test_an_election_does_not_wait_for_busy_threads(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """The loop's own threads are few, and shared: peers of another cluster that do not answer, or a plan of many
-    partitions, hold them for seconds. The epoch that nothing may be done before is durable all the same."""
+    """The loop's own threads are few, and shared: silent peers of another cluster, or a plan of many partitions, occupy
+    them for seconds. The new epoch, which everything waits for, still becomes durable."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -408,8 +409,8 @@ async def test_writes_of_several_partitions_travel_in_streams(tmp_path: Path, st
 async def test_a_node_of_an_older_version_takes_part_without_streams(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """It follows and leads by AppendEntries beside nodes that use streams with each other, and once it runs the new
-    version it joins them."""
+    """The node follows and leads by AppendEntries beside nodes that use streams among themselves, and uses streams once
+    it runs the new version."""
 
     async with start_cluster(tmp_path) as t:
         await t.kill("n3")
@@ -443,8 +444,8 @@ async def test_a_node_of_an_older_version_takes_part_without_streams(
 async def test_a_follower_restarted_under_load_joins_its_streams_again(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Writes go on while it is away and when it is back; it gets what it missed by AppendEntries, joins its stream, and
-    every write that was answered is in its store."""
+    """Writes continue while the follower is away and when it is back; it gets the missed entries by AppendEntries,
+    joins its stream, and every acknowledged write is in its store."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()

@@ -30,7 +30,7 @@ from tests.support.threaded_node import SETTINGS, NodeInMemory
 
 
 class NodeWithExpiringSession(NodeInMemory):
-    """A node whose session ends while its queues start, as those of a long start may."""
+    """A node whose session ends while its queues start, as may happen in a long start."""
 
     def _build_apis(self) -> None:
         super()._build_apis()
@@ -64,7 +64,7 @@ async def eventually(condition) -> None:
 async def test_a_registration_that_the_metastore_refuses_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a session ended the node would else live on, and never take part again until somebody restarts it."""
+    """Otherwise a node whose session ended would keep running, but not take part again until it was restarted."""
     monkeypatch.setattr(registering, "RETRY_MS", 10)
 
     node: Node = NodeInMemory(load_file(file_of(tmp_path)), tmp_path / "node.toml", ServiceManager({}))
@@ -93,7 +93,7 @@ async def test_a_registration_that_the_metastore_refuses_is_tried_again(
 
 
 async def test_a_session_that_ends_while_the_node_comes_up_is_followed_by_another(tmp_path) -> None:
-    """The node registers anew, though it did not serve yet when the session in which it had registered was over."""
+    """The node registers again, although it did not serve yet when the session of its registration ended."""
 
     node: Node = NodeWithExpiringSession(load_file(file_of(tmp_path)), tmp_path / "node.toml", ServiceManager({}))
     await node.start()
@@ -134,8 +134,8 @@ async def serving(directory: Path) -> AsyncIterator[Node]:
 
 
 async def test_a_deleted_registration_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody deletes the znode of a node whose session lives: the node notices, registers with another inc, leads
-    and serves again without a restart, and counts and logs what happened."""
+    """The znode of a node whose session lives is deleted: the node notices, registers with another inc, leads and
+    serves again without a restart, and counts and logs the event."""
     lost: list[str] = []
     monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
 
@@ -162,8 +162,8 @@ async def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second process with the same node.name takes over. The first one does not take the name back, so they do not
-    alternate: it takes no part, decides nothing, and /readyz, the status, the metrics and the log say why. When the
-    other one has ended it registers again and serves. A session that expires meanwhile changes nothing of that."""
+    alternate: it takes no part, decides nothing, and /readyz, the status, the metrics and the log show why. When the
+    other one has ended it registers again and serves. A session that expires meanwhile makes no difference."""
     monkeypatch.setattr(registering, "RETRY_MS", 10)
     lost: list[str] = []
     monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
@@ -223,7 +223,8 @@ async def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: 
 
 
 async def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it(tmp_path: Path, monkeypatch) -> None:
-    """Ctrl-C at a node whose own ZooKeeper does not serve yet ends it at once and cleanly, and leaves no process."""
+    """Ctrl-C at a node whose own ZooKeeper does not serve yet ends the node at once and cleanly, and leaves no
+    process."""
     java = tmp_path / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text("""#!/bin/sh\n[ "$1" = -version ] && { echo 'version "17.0.1"' >&2; exit; }\nexec sleep 60\n""")
@@ -250,8 +251,8 @@ async def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it
 
 
 async def test_a_zookeeper_that_does_not_end_makes_no_unclean_stop(tmp_path, monkeypatch) -> None:
-    """What a node holds was written to the end when its stop comes to the embedded ZooKeeper: a fault there does not
-    leave the directory as a crash would."""
+    """A node's data is completely written before it stops its embedded ZooKeeper: a fault in that stop does not mark
+    the directory as after a crash."""
 
     def refused(_: object) -> None:
         raise LocalFault("the supervisor does not answer within 90 s")

@@ -46,7 +46,7 @@ async def put(member: Node, name: bytes, value: bytes) -> None:
 
 
 def rows_of(store: Store, partition: int = 0) -> tuple[object, ...]:
-    """All that a copy's rows say: change index, keys, objects, cursors' and requests' rows."""
+    """All rows of a replica: change index, keys, objects, cursors and requests."""
     snapshot = store.transfers.snapshot(partition)
     try:
         chunk = snapshot.rows(0, 1 << 30)
@@ -58,7 +58,7 @@ def rows_of(store: Store, partition: int = 0) -> tuple[object, ...]:
 
 
 async def same_everywhere(cluster: Cluster) -> None:
-    """All copies are in sync, level, and hold the same rows."""
+    """All replicas are in sync, level, and hold the same rows."""
     await cluster.level(timeout_s=30)
     found = [rows_of(member.runtime.store) for member in cluster.members.values()]
     assert found[0] == found[1] == found[2]
@@ -116,7 +116,8 @@ async def follower_of(cluster: Cluster) -> Node:
 async def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """What it missed comes as rows, deleted change rows included, and its log begins where the round ended."""
+    """The missed changes arrive as rows, deleted change rows included, and the follower's log begins where the transfer
+    round ended."""
 
     async with start_cluster(tmp_path, **SMALL) as t:
         leader = await t.led()
@@ -140,8 +141,8 @@ async def test_a_follower_away_until_the_log_is_gone_comes_back_in_sync(
 async def test_a_follower_that_the_log_is_trimmed_under_takes_rows(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """One that is connected all the while and takes nothing, its disk being full, comes back once there is room, though
-    nothing made it say FollowRequest: its leader learns that the log begins above it when it cannot send on."""
+    """A follower that stays connected and accepts nothing, since its disk is full, recovers once there is space,
+    without a FollowRequest: its leader notices that the log begins above it when it cannot continue sending."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400), **SMALL) as t:
         leader, full = await t.led(), await follower_of(t)
@@ -187,7 +188,7 @@ async def test_a_replaced_data_directory_comes_back_in_sync_under_load(
 async def test_a_transfer_that_is_cut_anywhere_goes_on(
     tmp_path: Path, start_cluster: ClusterFactory, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The taker is killed, the giver loses its leadership, chunks are lost: the copies end up equal all the same."""
+    """The receiver is killed, the sender loses its leadership, chunks are lost: the replicas end equal anyway."""
     monkeypatch.setattr(transfer_sender, "CHUNK_BYTES", 1_500)
     random = Random(seed)
 
@@ -233,7 +234,7 @@ async def test_a_transfer_that_is_cut_anywhere_goes_on(
 async def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """The store of that copy is whole: its log begins anew at what is applied, under another gen."""
+    """The store of that replica is complete: its log begins again at the applied offset, under another log id."""
 
     async with start_cluster(tmp_path, checkpoint_interval_ms=30) as t:
         hurt = await follower_of(t)
@@ -256,8 +257,8 @@ async def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
 async def test_a_replica_that_lost_its_log_is_not_in_sync_under_its_old_log_id(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record names it still by its former gen while it is between two rounds, its log as long as the others' and
-    its rows under a far mark: `Cluster.level` waits until the record names it by its new one."""
+    """Between two transfer rounds the record still has the replica's former log id, while its log is as long as the
+    others' and its rows are marked as in transfer: `Cluster.level` waits until the record has the new one."""
     written = asyncio.Event()
     write_record = MemoryMetastore.write_record
 
@@ -325,8 +326,8 @@ async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(
 
 
 async def test_a_lost_store_is_refilled_from_the_leader(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Its log begins above the first entry, so nothing here can rebuild the rows: the copy takes another gen and all
-    rows of its leader."""
+    """The replica's log begins above the first entry, so the rows cannot be rebuilt here: the replica gets another log
+    id and all rows of its leader."""
 
     async with start_cluster(tmp_path, **SMALL) as t:
         hurt = await follower_of(t)
@@ -346,8 +347,8 @@ async def test_a_lost_store_is_refilled_from_the_leader(tmp_path: Path, start_cl
 async def test_a_damaged_chunk_is_asked_for_again_and_the_last_one_too(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows and what is not rows come with a checksum: what fails it is taken for nothing and asked for once more, also
-    where it would have ended the round, and the node that got it goes on."""
+    """Chunks of rows and of metadata have a checksum: a chunk that fails it is ignored and requested again, also the
+    last one of a round, and the receiving node continues."""
     monkeypatch.setattr(transfer_receiver, "REFUSED_PAUSE_S", 0.05)
     damaged: list[str] = []
 
@@ -383,8 +384,9 @@ async def test_a_replica_with_an_unreadable_row_is_complete_in_the_end(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch, change_too: bool
 ) -> None:
     """A key row names the change row that a key's new rows replace. Where the key row is damaged, that change is found
-    in the copy's index. Where a change row is damaged, too, the index does not tell: the copy begins again without
-    rows, and does not take its own damage for a damaged chunk of the leader, which it would ask for without end."""
+    in the replica's index. Where a change row is damaged, too, the index does not have it: the replica begins again
+    without rows, and does not take its own damage for a damaged chunk of the leader, which it would request for
+    ever."""
     monkeypatch.setattr(transfer_receiver, "REFUSED_PAUSE_S", 0.05)
 
     async with start_cluster(tmp_path, **SMALL) as t:
@@ -417,7 +419,7 @@ async def test_a_replica_with_an_unreadable_row_is_complete_in_the_end(
 
 
 async def test_the_reason_of_a_repeated_state_transfer_is_shown(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """A copy shows why it takes rows once more for as long as it does (replication.far.horizon.min.transfer.rounds)."""
+    """A replica shows why it takes rows again for as long as it does (replication.far.horizon.min.transfer.rounds)."""
 
     async with start_cluster(tmp_path, **SMALL) as t:
         leader = await t.led()
@@ -445,8 +447,8 @@ async def test_a_row_that_the_leader_cannot_give_does_not_end_it(
     tmp_path: Path, start_cluster: ClusterFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object that is missing in the leader's store, or a change row that names no key, is reported with its segment
-    where it has one; the leader goes on with all its other work, the follower waits rather than lack the row, and has
-    it once it is mended."""
+    where it has one; the leader continues all its other work, the follower waits instead of leaving the row out, and
+    has it once it is repaired."""
     monkeypatch.setattr(transfer_sender, "UNREADABLE_PAUSE_S", 0.05)
 
     async with start_cluster(tmp_path, **SMALL) as t:

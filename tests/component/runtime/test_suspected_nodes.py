@@ -28,9 +28,9 @@ async def register_again(member: Node) -> None:
 
 
 async def test_a_false_suspicion_of_a_leader_costs_no_write(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """Three times another node ends the registration of a leader that goes on with its writes. Another member leads in
-    the next epoch, the suspected node registers as another session and is in sync again, and every acknowledged write
-    is on all copies."""
+    """Three times another node ends the registration of a leader that keeps writing. Another member leads in the next
+    epoch, the suspected node registers as another session and is in sync again, and every acknowledged write is on all
+    replicas."""
 
     async with start_cluster(tmp_path) as t:
         acked: list[bytes] = []

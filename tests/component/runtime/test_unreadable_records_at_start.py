@@ -28,7 +28,8 @@ def key_of(index: int, count: int) -> Key:
 
 
 async def test_keys_of_other_partitions_are_routed_and_a_repaired_record_is_used(tmp_path: Path) -> None:
-    """One partition's keys are refused with the reason, and status names it; all is as before once it is mended."""
+    """One partition's keys are refused with the reason, and status names it; after the record's repair everything works
+    as before."""
     ensemble = MemoryEnsemble()
 
     class EnsembleNode(NodeInMemory):
@@ -88,7 +89,8 @@ async def test_keys_of_other_partitions_are_routed_and_a_repaired_record_is_used
 
 
 async def test_a_bucket_type_with_unreadable_records_is_not_called_unknown() -> None:
-    """It may be the one whose record is damaged: a definite "there is none" would make clients give up."""
+    """The bucket type may be the one whose record is damaged: a definite "unknown bucket type" would make clients give
+    up."""
 
     routes = RoutingTable()
     record = a_record(0)
@@ -101,7 +103,7 @@ async def test_a_bucket_type_with_unreadable_records_is_not_called_unknown() -> 
 
 
 async def test_records_that_contradict_each_other_route_nothing() -> None:
-    """By another number of partitions a key would be written where nobody looks for it afterwards."""
+    """With another number of partitions a key would be written where no later read looks for it."""
 
     routes = RoutingTable()
     one, two = a_record(0), a_record(1)

@@ -1,4 +1,4 @@
-"""Operators' acts of last resort on nodes that run: a forced leader, a metastore made anew above its replicas."""
+"""Unsafe recovery on running nodes: a forced leader, and a metastore re-seeded from the replicas."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
 
 async def put(member: Node, name: bytes) -> None:
-    """One write."""
+    """Write one object."""
     await member.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"v")))
 
 
 async def ask(cluster: Cluster, member: Node, path: str, wish: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """What the admin face of a node answers."""
+    """The answer of a node's admin API."""
 
     def query_of(of: Node) -> ClusterQuery:
         async def request(node: str, method: str, body: bytes, _timeout_ms: int) -> bytes:
@@ -72,7 +72,8 @@ async def ask(cluster: Cluster, member: Node, path: str, wish: dict[str, Any]) -
 async def test_an_incomplete_replica_leads_only_when_an_operator_forces_it(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Both members in sync are gone: offline, until the third is forced; shown first, loud, counted, a new epoch."""
+    """Both members in sync are gone: the partition is offline until the third replica is forced; the plan is shown
+    first, and the election is logged, counted, and begins a new epoch."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
         leader = await t.led()
@@ -113,7 +114,7 @@ async def test_an_incomplete_replica_leads_only_when_an_operator_forces_it(
 
 
 async def diverged(t: Cluster, boot_id: str = "boot-1") -> Node:
-    """A node whose copy alone holds what was acknowledged before a leader was forced."""
+    """A node whose replica alone holds writes acknowledged before a leader was forced."""
     await change_option((await t.led()).metastore, "replication.min.isr", None, Setting(1, "ann", 1))
     leader = await t.led()
     await put(leader, b"one")
@@ -132,7 +133,7 @@ async def diverged(t: Cluster, boot_id: str = "boot-1") -> Node:
 
 
 async def force(t: Cluster, asked: Node, chosen: Node) -> None:
-    """An operator forces a copy of a partition that is offline, and it leads."""
+    """Force a replica of an offline partition as an operator, and wait until it leads."""
     await eventually(lambda: asked.controller.records[0].status is PartitionStatus.OFFLINE)
     path = "/admin/partitions/0/force-leader"
     status, plan = await ask(t, asked, path, {"node": chosen.node, "dry_run": True})
@@ -146,9 +147,9 @@ async def force(t: Cluster, asked: Node, chosen: Node) -> None:
 async def test_a_quarantined_replica_is_removed_and_recreated_while_all_serve(
     tmp_path: Path, start_cluster: ClusterFactory, boot_id: str
 ) -> None:
-    """The copy that alone holds what was acknowledged before a leader was forced stays as it is, and follows nobody,
-    also where its rows were to be replayed; once its replica is taken away it is deleted without a restart, and given
-    back it is filled from its leader."""
+    """The replica that alone holds writes acknowledged before a leader was forced stays unchanged, and follows no
+    leader, also where its rows were to be replayed; once it is unassigned it is deleted without a restart, and assigned
+    again it is filled from its leader."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300), removed_grace_ms=500) as t:
         back = await diverged(t, boot_id)
@@ -167,7 +168,8 @@ async def test_a_quarantined_replica_is_removed_and_recreated_while_all_serve(
 async def test_a_quarantined_replica_is_forced_only_after_its_node_restarted(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """It may be all that is left; nominated as it is it would never stand, so that is refused and says what helps."""
+    """A quarantined replica may be the only one left; without a restart it would never accept the nomination, so
+    forcing it is refused with the remedy."""
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
         back = await diverged(t)
@@ -184,8 +186,8 @@ async def test_a_quarantined_replica_is_forced_only_after_its_node_restarted(
 
 
 async def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """It has no whole copy, whatever is left of its log: it would not stand, and the partition would wait for it. Among
-    others it is never the closest to all."""
+    """The replica's data is incomplete, whatever is left of its log: it would decline the nomination, and the partition
+    would wait for it. Among others it is never the most complete."""
 
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
@@ -218,7 +220,8 @@ async def test_a_replica_in_state_transfer_is_not_forced(tmp_path: Path, start_c
 async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """Nobody leads by an old record; re-seeded, all that was acknowledged is served, and no gen is given twice."""
+    """No node leads by an old record; after a re-seed all acknowledged writes are served, and no log id is used
+    twice."""
 
     async with start_cluster(tmp_path, partitions=2) as t:
         first = await t.led()
@@ -274,9 +277,9 @@ async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
 async def test_an_absent_member_is_not_elected_by_a_rolled_back_record(
     tmp_path: Path, start_cluster: ClusterFactory
 ) -> None:
-    """It knows nothing of the epochs that the metastore forgot, and by the old record it is in sync: it would lead
-    without what was acknowledged since. One replica that knows better is enough, and the record tells all others, also
-    when that one is gone."""
+    """The absent member has not seen the epochs that the metastore forgot, and by the old record it is in sync: it
+    would lead without the entries acknowledged since. One replica that has seen them is enough: its mark in the record
+    warns all others, also when that replica is gone."""
 
     async with start_cluster(tmp_path, min_isr=1) as t:
         first = await t.led()
@@ -294,7 +297,7 @@ async def test_an_absent_member_is_not_elected_by_a_rolled_back_record(
         await t.kill(member.node)
         for name in (away, first.node):
             await t.open(name)
-        await asyncio.sleep(2 * ASK_MS / 1000)  # what an election takes that waits for nobody
+        await asyncio.sleep(2 * ASK_MS / 1000)  # the duration of an election that waits for no node
         for name in (away, first.node):
             record = t.members[name].controller.records[0]
             assert (record.status, record.overtaken) == (PartitionStatus.OFFLINE, now.epoch)
@@ -309,7 +312,7 @@ async def test_an_absent_member_is_not_elected_by_a_rolled_back_record(
 
 
 async def test_a_partition_with_silent_replicas_is_not_reseeded(tmp_path: Path, start_cluster: ClusterFactory) -> None:
-    """A re-seed waits for silent replicas, which may hold more, unless it is told to go on without them."""
+    """A re-seed waits for silent replicas, which may hold more, unless it is ordered without them."""
 
     async with start_cluster(tmp_path) as t:
         first = await t.led()

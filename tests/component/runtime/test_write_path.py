@@ -76,7 +76,7 @@ async def test_acknowledged_writes_are_there_after_a_restart(tmp_path: Path, sta
 async def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
     tmp_path: Path, start_node: NodeFactory
 ) -> None:
-    """After another boot the log is replayed from the floor, and the store no longer asks for it afterwards."""
+    """After another boot the log is replayed from the floor; afterwards the store reports that no replay is needed."""
 
     ensemble = MemoryEnsemble()
     async with start_node(tmp_path, ensemble, stop=False) as h:
@@ -94,8 +94,8 @@ async def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
 async def test_a_checkpoint_floor_is_never_above_the_synced_log(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With durability async, too: a power loss leaves no store whose floor is above its log, which no operator could
-    make a leader of."""
+    """With durability async, too: no power loss leaves a store whose floor is above its log, which could not be forced
+    to lead."""
     monkeypatch.setattr(writer, "ASYNC_SYNC_S", 1_000.0)
     tails: list[tuple[object, object]] = []
 
@@ -211,8 +211,8 @@ async def test_pushes_are_judged_by_their_clocks(tmp_path: Path, start_node: Nod
 async def test_a_stored_object_that_cannot_be_read_is_not_the_writers_fault(
     tmp_path: Path, start_node: NodeFactory
 ) -> None:
-    """A write that is to be merged with it is refused as corruption, which is this node's; one that has seen all of it
-    takes its place."""
+    """A write that would be merged with the damaged object is refused as corruption of this node; one whose clock
+    covers it replaces it."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         written = await h.coordinator.write(WriteRequest(key(b"k"), Content(b"one")))
@@ -261,7 +261,8 @@ async def test_pushed_changes_keep_their_origin_and_merges_are_ours(tmp_path: Pa
 
 
 async def test_a_full_window_refuses_writes_and_loses_none(tmp_path: Path, start_node: NodeFactory) -> None:
-    """More than the window in one turn is refused as overloaded, definitely; what was answered is there."""
+    """More writes in one turn than the window holds are refused as overloaded, definitely; acknowledged ones are
+    there."""
 
     async with start_node(tmp_path, MemoryEnsemble(), options=ReplicaOptions(window_entries=20)) as h:
         results = await asyncio.gather(
@@ -279,7 +280,8 @@ async def test_a_full_window_refuses_writes_and_loses_none(tmp_path: Path, start
 async def test_a_full_disk_refuses_writes_and_serves_reads(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without room for the log, writes are refused before anything happens; reads go on; room ends it."""
+    """Without room for the log, writes are refused before anything happens; reads are served; with space again writes
+    are, too."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
@@ -306,7 +308,7 @@ async def test_nothing_is_served_without_a_leader(tmp_path: Path, start_node: No
 async def test_a_write_without_an_outcome_in_time_is_unknown(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the store does not come back in time the write's outcome is unknown, and it takes effect all the same."""
+    """When the store does not answer in time the write's outcome is unknown, and it takes effect anyway."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         h.coordinator._timeouts._timeout_s = 0.3
@@ -331,8 +333,8 @@ async def test_a_write_without_an_outcome_in_time_is_unknown(
 async def test_an_answer_that_depends_on_a_pending_entry_waits_for_it(
     tmp_path: Path, start_node: NodeFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-WAIT: a push that a pending write supersedes, and a delete of what is being deleted, are answered only once
-    the entry that they were judged against is applied."""
+    """R-WAIT: a push that a pending write supersedes, and a delete of a key that is being deleted, are answered only
+    once the entry that they were judged against is applied."""
 
     async with start_node(tmp_path, MemoryEnsemble()) as h:
         one = foreign(None, (), b"one", 1)

@@ -1,4 +1,5 @@
-"""Claims about HTTP with TLS: what a listener says to those who come the wrong way, what clients and sources check."""
+"""Claims about HTTP with TLS: a listener's answers to wrong protocols and certificates, and the checks of clients and
+sources."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from tests.unit.node.http.test_authorization import settings_of
 
 
 class EmptySource:
-    """A source that gives an empty batch to everybody."""
+    """A source that gives every client an empty batch."""
 
     async def fetch(self, queue: str, request: FetchRequest, until: Until) -> FetchReply:
         return FetchReply(b"\x02" * 16, "c", 3, b"", 30_000, 1, "serving", ())
@@ -92,19 +93,19 @@ def serving(tls: ListenerTls | None, face: HttpApplication | None = None) -> Ite
 def tls_of(
     folder: CertificateFolder, *, also_plain: bool = False, asked: ssl.VerifyMode = ssl.CERT_OPTIONAL
 ) -> ListenerTls:
-    """What node a's listeners have."""
+    """The TLS settings of node a's listeners."""
     return ListenerTls(server_contexts(folder.files("a"), asked).current, also_plain)
 
 
 def get(folder: CertificateFolder, url: str, pair: str | None = None, cluster: str = "") -> requests.Response:
-    """One request of a client that shows `pair` and wants `cluster`."""
+    """Send one request as a client that shows `pair` and expects `cluster`."""
     contexts = client_contexts(folder.files(pair), check_host=not cluster).current
     with session(access=PeerCredentials(contexts, cluster)) as client:
         return client.get(url, timeout=10)
 
 
 def asked(folder: CertificateFolder, port: int, cluster: str, pair: str | None) -> bytes:
-    """One object, as the sink of `cluster` asks for it, which shows `pair`."""
+    """Fetch one object as the sink of `cluster` does, showing `pair`."""
     contexts = client_contexts(folder.files(pair), check_host=False).current
     peer = PeerOnLoop(f"https://127.0.0.1:{port}", 1, PeerCredentials(contexts))
     body = encode_asking(ObjectRequest(b"w" * 16, cluster, Key(b"default", b"b", b"k")))
@@ -132,7 +133,8 @@ def fetch(
 
 
 def test_a_tls_listener_passes_on_the_names_of_the_client_certificate(folder: CertificateFolder) -> None:
-    """With and without a certificate of one's own, small and large answers; the handler learns the names in it."""
+    """The handler gets the names in the client's certificate; with and without a certificate, small and large
+    answers."""
     with serving(tls_of(folder)) as port:
         url = f"https://127.0.0.1:{port}"
         assert get(folder, f"{url}/names").text == ""
@@ -154,7 +156,7 @@ def test_a_client_with_the_wrong_scheme_gets_a_reason(folder: CertificateFolder)
 
 
 def test_a_listener_that_requires_certificates_refuses_clients_without(folder: CertificateFolder) -> None:
-    """No certificate, and one of another authority: the connection ends; with a right one it stands."""
+    """Without a certificate, or with one of another authority, the connection ends; with a valid one it stays up."""
     with serving(tls_of(folder, asked=ssl.CERT_REQUIRED)) as port:
         url = f"https://127.0.0.1:{port}/names"
         assert get(folder, url, "client").status_code == 200
@@ -183,7 +185,7 @@ def test_a_sink_verifies_the_cluster_it_fetches_from(
 
 
 def test_a_host_is_checked_where_no_cluster_is_named(folder: CertificateFolder) -> None:
-    """Where no cluster is expected the certificate must name the host: 127.0.0.1 it does, 127.0.0.2 it does not."""
+    """When no cluster is expected the certificate must name the host: it names 127.0.0.1, and not 127.0.0.2."""
     with serving(tls_of(folder)) as port:
         assert get(folder, f"https://localhost:{port}/names").status_code == 200
         assert get(folder, f"https://127.0.0.1:{port}/names").status_code == 200
@@ -192,7 +194,7 @@ def test_a_host_is_checked_where_no_cluster_is_named(folder: CertificateFolder) 
 
 
 def test_a_source_verifies_the_cluster_that_fetches(folder: CertificateFolder) -> None:
-    """A sink that shows a certificate of the cluster that it says it is gets its batch; all others get 403."""
+    """A sink whose certificate names the cluster that it claims to be gets its batch; all others get 403."""
     with serving(tls_of(folder), CertificateNamesApp(certified=True)) as port:
         assert fetch(folder, port, "west", "west-1")
         for cluster, pair in (("west", "b"), ("c", "west-1"), ("west", None), ("west", "client")):
@@ -215,7 +217,7 @@ def test_a_source_verifies_the_riak_that_fetches(folder: CertificateFolder, monk
 
 
 def test_a_sink_shows_its_token_as_it_is_now(folder: CertificateFolder) -> None:
-    """The token of the moment goes with each fetch: the role `replicate` does, `write` does not, none does not."""
+    """Each fetch sends the current token: the role `replicate` suffices, `write` and no token do not."""
     face = CertificateNamesApp()
     face.guard = Guard("http", settings_of(folder))
     shown: list[str] = []
@@ -315,7 +317,8 @@ def test_a_slow_or_leaving_client_over_tls_holds_nothing(folder: CertificateFold
 
 
 async def test_a_zookeeper_session_uses_tls(folder: CertificateFolder) -> None:
-    """The client's own certificate is shown and the server's checked, with its host; what fails is told in words."""
+    """The client shows its own certificate and checks the server's, including its host; failures are reported in
+    words."""
     from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
     from isthmus.repl.model.errors import LocalFault
 

@@ -1,4 +1,5 @@
-"""Claims about TLS between the nodes of a cluster: who is let in, who is not and why, and that nothing stalls."""
+"""Claims about TLS between the nodes of a cluster: which peers are accepted, which are refused and why, and that
+nothing stalls."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def handshake_failures(node: Node) -> set[str]:
 
 
 def logged_values(logs: list[Any], event: str, field: str) -> list[str]:
-    """One field of all events of a name."""
+    """Values of one field in all events of a name."""
     return [entry[field] for entry in logs if entry["event"] == event]
 
 
@@ -68,8 +69,8 @@ def test_messages_of_any_size_pass_through_tls(folder: CertificateFolder, loop: 
 def test_a_wrong_certificate_is_refused_both_ways(
     folder: CertificateFolder, loop: str, pair: str, words: str, reason: str
 ) -> None:
-    """Of another authority, expired, of another node, of another cluster, of no node: neither end takes the other, and
-    the log says why in words."""
+    """With a certificate of another authority, an expired one, or one of another node, another cluster or no node,
+    neither end accepts the other, and the log gives the reason in words."""
 
     async def scenario() -> None:
         async with run_cluster() as w:
@@ -91,7 +92,7 @@ def test_a_wrong_certificate_is_refused_both_ways(
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_plain_text_and_a_tls_node_refuse_each_other_with_a_reason(folder: CertificateFolder, loop: str) -> None:
-    """A node without TLS and one with it: each says of the other what it speaks."""
+    """When a node without TLS and one with it connect, each reports which protocol the other speaks."""
 
     async def scenario() -> None:
         async with run_cluster() as w:
@@ -115,7 +116,7 @@ def test_a_plain_text_and_a_tls_node_refuse_each_other_with_a_reason(folder: Cer
 
 
 def test_tls_is_turned_on_node_by_node(folder: CertificateFolder) -> None:
-    """Nodes that take both and dial without, that take both and dial with, and that want it, each reach the next."""
+    """Nodes that take both and dial without, that take both and dial with, and that require it, each reach the next."""
 
     async def scenario(first: dict[str, bool] | None, second: dict[str, bool] | None) -> None:
         async with run_cluster() as w:
@@ -130,7 +131,8 @@ def test_tls_is_turned_on_node_by_node(folder: CertificateFolder) -> None:
 
 
 def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Any) -> None:
-    """After a pair was replaced, also key first, the next connection shows the new one; the standing one stays."""
+    """After a pair was replaced, also key first, the next connection shows the new one; the existing connection stays
+    up."""
     own = filled(tmp_path)
 
     async def scenario() -> None:
@@ -156,8 +158,8 @@ def test_a_renewed_certificate_is_shown_without_a_restart(tmp_path: Any) -> None
 def test_garbage_and_silence_cost_little_and_end(
     folder: CertificateFolder, loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Strangers that say nothing, half a handshake, or garbage that begins like one: no more than the limit are held,
-    silent ones end in time, and a right client still gets in meanwhile."""
+    """Unknown clients that send nothing, half a handshake, or garbage that begins like one: no more than the limit are
+    held, silent ones are closed in time, and a valid client still connects meanwhile."""
     monkeypatch.setattr(tls_server, "HANDSHAKES_MAX", 8)
     monkeypatch.setattr(tls_server, "CROWDED_S", 0.1)
 
@@ -200,7 +202,8 @@ def test_garbage_and_silence_cost_little_and_end(
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_handshake_that_stops_half_way_is_ended_in_time(folder: CertificateFolder, loop: str) -> None:
-    """Who sends a beginning and then nothing is cut after the time-out, and counted as such."""
+    """A client that sends the beginning of a handshake and then nothing is closed after the time-out, and counted as
+    such."""
 
     async def scenario() -> None:
         listening = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Claims about a sink whose own disk or program is at fault: it costs what it must, and nothing else."""
+"""Claims about a sink whose own disk or program is at fault: the fault costs no more than it must."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.support.sink_pair import SinkPair
 
 @pytest.mark.timing
 async def test_metrics_are_served_while_the_dead_letter_file_is_locked() -> None:
-    """A backup that holds the file, or a disk that refuses it, holds up neither the loop nor the metrics: what was
-    known of it last is told."""
+    """A backup that holds the file, or a disk that refuses it, blocks neither the loop nor the metrics, which show the
+    last known values."""
 
     async with SinkPair() as pair:
         pair.cluster.rejecting = {b"a"}
@@ -61,8 +61,8 @@ async def test_dead_letters_that_cannot_be_counted_are_unknown(monkeypatch: pyte
 
 
 async def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link that was suspended during its cycle says at once what it has to acknowledge. Whatever goes wrong there,
-    its worker and its slot are free again, and the link works on once it is resumed."""
+    """A link that was suspended during its cycle sends its pending acknowledgement at once. After any fault there its
+    worker and its slot are free again, and the link works again once it is resumed."""
 
     async with SinkPair() as pair:
         sink = await pair.sink("q")
@@ -87,8 +87,8 @@ async def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monke
 
 @pytest.mark.timing
 async def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many slots have something to acknowledge at a source that has gone silent, they say it at once, and the
-    stop waits for a while and no longer: a request may take an hour."""
+    """However many slots have an acknowledgement for a silent source, they send it at once, and the stop waits for a
+    bounded time: a request may take an hour."""
 
     async with SinkPair() as pair:
         monkeypatch.setattr(worker_pool, "STOP_ACK_S", 0.7)
@@ -113,7 +113,7 @@ async def test_a_stop_waits_for_a_silent_source_no_longer_than_it_must(monkeypat
 
 @pytest.mark.timing
 async def test_silent_seeds_block_nothing_else_on_the_node() -> None:
-    """Asking them waits in threads that nobody shares: those of the loop unpack answers of peers that are well."""
+    """Requests to seeds wait in threads of their own: the loop's threads unpack the answers of healthy peers."""
 
     async with SinkPair() as pair:
         loop = asyncio.get_running_loop()

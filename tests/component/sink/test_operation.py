@@ -1,4 +1,4 @@
-"""Claims about what operators and peers do to a sink at work: limits, nodes that come and go, dead letters, liars."""
+"""Claims about operators and peers of a working sink: limits, nodes that come and go, dead letters, lying sources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.support.sink_pair import SinkPair
 
 async def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() -> None:
     """Another number of workers counts at once, on all nodes or one, and is there after a restart with who set it; a
-    rate holds, is told with what binds, and is lifted live."""
+    rate is enforced, is shown with the limit that binds, and can be lifted while the sink runs."""
 
     async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
@@ -66,7 +66,7 @@ async def test_workers_and_rates_change_while_it_runs_and_outlive_a_restart() ->
 
 
 async def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
-    """By node it holds there only; without a node everywhere."""
+    """A suspension of one node affects that node only; one without a node affects all."""
 
     async with SinkPair() as pair:
         sink = await pair.sink()
@@ -81,7 +81,7 @@ async def test_a_suspension_of_one_node_leaves_the_others_alone() -> None:
 
 
 class Peer:
-    """An HTTP peer that answers as it is told: `answer` to fetches, `nodes` to who asks which nodes live."""
+    """An HTTP peer with set answers: `answer` to fetches, `nodes` to requests for the live nodes."""
 
     def __init__(self, answer: Callable[[], bytes] | None = None) -> None:
         self.nodes: bytes = b"{}"
@@ -156,8 +156,8 @@ async def sink_of(
 
 
 async def test_nodes_that_come_are_fetched_from_and_those_that_go_are_not() -> None:
-    """The seed tells of the node that has the changes; when it is listed no more its link ends, after what it has to
-    acknowledge; when it is listed again everything goes on."""
+    """The seed lists the node that has the changes; when that is no longer listed its link ends, after its pending
+    acknowledgement; when it is listed again the link continues."""
 
     async with SinkPair() as pair:
 
@@ -212,7 +212,7 @@ async def test_a_listed_node_that_is_passed_over_is_shown() -> None:
 
 
 async def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
-    """A link that failed for long does not wait for its delay once another peer tells that the node lives again."""
+    """A link that failed for long does not wait for its delay once another peer reports the node as live again."""
 
     async with SinkPair() as pair:
         answers: list[bytes] = [b"junk"]
@@ -233,8 +233,8 @@ async def test_a_peer_that_is_listed_again_is_tried_at_once() -> None:
 
 
 async def test_bucket_types_whose_properties_differ_are_named() -> None:
-    """Both sides tell digests with each fetch; what is not told is the default, and a difference is shown by its type
-    while changes go on."""
+    """Both sides send digests with each fetch; a missing digest means the default, and a difference is shown with its
+    type while changes keep flowing."""
 
     async with SinkPair() as pair:
 
@@ -257,7 +257,7 @@ async def test_bucket_types_whose_properties_differ_are_named() -> None:
 
 
 async def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link() -> None:
-    """A sink and a queue that tell their digests by place name the bucket and the property."""
+    """A sink and a queue that send their digests by place show the bucket and the property."""
 
     async with SinkPair() as pair:
         ours, theirs = ({b"default": {b"orders": scope_digest({"allow_mult": on})}} for on in (True, False))
@@ -275,8 +275,8 @@ async def test_a_buckets_property_that_differs_is_named_at_both_ends_of_a_link()
 
 
 async def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
-    """A link that was cut amid a fetch fails only when the request's time is over: until then its reason says for how
-    long nothing came, and no more once something came."""
+    """A link that was cut during a fetch fails only at the request's time-out: until then its reason shows for how long
+    nothing arrived, until data arrives."""
 
     async with SinkPair() as pair:
         free = Event()
@@ -310,8 +310,8 @@ async def test_an_overdue_source_is_reported_before_the_fetch_fails() -> None:
 
 
 async def test_an_acknowledgement_without_a_fetch_compares_no_properties() -> None:
-    """Before a suspended link rests it acknowledges without a fetch, which says nothing of properties: a queue whose
-    properties are the same on both sides must not name them as differing from then on."""
+    """A suspended link sends a last acknowledgement without a fetch, which carries no properties: a queue with equal
+    properties on both sides must not show them as differing from then on."""
 
     async with SinkPair() as pair:
         same = {b"same": b"1" * 8}
@@ -330,9 +330,10 @@ async def test_an_acknowledgement_without_a_fetch_compares_no_properties() -> No
 
 @pytest.mark.parametrize("status", ["503", "504"])
 async def test_a_fetch_that_is_refused_is_tried_again_whether_its_outcome_is_known_or_not(status: str) -> None:
-    """503 says that nothing was done, 504 that nobody knows: both may come when the source has taken the
-    acknowledgement in and made a batch. The sink believes neither: it backs off, tells the same acknowledgement again
-    under the same session, and gets what was on its way; nothing is lost, and nothing is a dead letter."""
+    """503 claims that nothing was done, 504 that the outcome is unknown: both may come after the source has processed
+    the acknowledgement and made a batch. The sink relies on neither: it backs off, sends the same acknowledgement again
+    under the same session, and gets the batch that was on its way; nothing is lost, and nothing becomes a dead
+    letter."""
 
     async with SinkPair() as pair:
         sink = await pair.sink(batch_count=4)
@@ -376,8 +377,8 @@ def versioned() -> bytes:
 async def test_an_invalid_peer_is_backed_off_with_a_reason_and_affects_no_other(
     answer: Callable[[], bytes], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a peer answers wrongly backs its link off with a stable reason; nothing of it is stored, and what an honest
-    peer has goes on."""
+    """An invalid answer makes its peer's link back off with a stable reason; nothing of it is stored, and an honest
+    peer's changes still arrive."""
     monkeypatch.setattr("isthmus.sink.fetch.ANSWER_OVERHEAD_BYTES", 1_000)
 
     async with SinkPair() as pair:
@@ -443,8 +444,9 @@ def letter(name: bytes, size: int = 10, *, at_ms: int = 1, error: str = "no room
 
 
 def test_dead_letters_outlive_a_restart_and_are_bounded(tmp_path: Path) -> None:
-    """A letter a key; objects beyond the bytes go first, the oldest of them first; letters beyond the number are not
-    kept, said to be so, and counted, but for a newer one of a key that has one; all of it survives a new process."""
+    """There is one letter per key; above the limit of bytes objects are dropped, the oldest first; letters above the
+    limit of number are not kept, reported as such, and counted, except a newer one of a key that has one; all of it
+    survives a restart."""
     file = tmp_path / "letters.sqlite"
     letters = DeadLetters(file, 3, 25)
     assert letters.letters() == []
@@ -471,7 +473,7 @@ def test_dead_letters_outlive_a_restart_and_are_bounded(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_of_dead_letters_is_put_aside(tmp_path: Path) -> None:
-    """What cannot be read is kept under another name, told, and a new file begun: the sink goes on."""
+    """An unreadable file is renamed and logged, and a new one begun: the sink continues."""
     file = tmp_path / "letters.sqlite"
     file.write_bytes(b"this is no database, but long enough to be looked at as one" * 20)
     letters = DeadLetters(file, 3, 1_000)
@@ -482,7 +484,7 @@ def test_a_damaged_file_of_dead_letters_is_put_aside(tmp_path: Path) -> None:
 
 
 async def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
-    """After the limit was raised a retry stores the object, asked for anew where it was not kept; what is refused again
+    """After the limit was raised a retry stores the object, fetched again if it was not kept; an object refused again
     stays with its new reason."""
 
     async with SinkPair() as pair:
@@ -510,8 +512,8 @@ async def test_a_retry_pushes_again_and_what_is_taken_is_off_the_list() -> None:
 
 @pytest.mark.parametrize("refused", [False, True])
 async def test_a_change_refused_during_the_retry_of_an_older_dead_letter_is_kept(refused: bool) -> None:
-    """A newer change of the key is refused, and acknowledged, while the older one is pushed once more: whatever becomes
-    of that, the letter that is left has the newer object."""
+    """A newer change of the key is refused, and acknowledged, while the older one is pushed again: whatever its
+    outcome, the remaining letter has the newer object."""
 
     async with SinkPair() as pair:
         pair.cluster.rejecting = {b"k"}
@@ -539,8 +541,9 @@ async def test_a_change_refused_during_the_retry_of_an_older_dead_letter_is_kept
 
 
 async def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -> None:
-    """What comes is the object as it is at the source now; refused again it stays with its reason, and is kept if it
-    fits. A source that does not have it, is suspended, or is another cluster's leaves the letter, with the reason."""
+    """The retry fetches the object as it is at the source now; refused again the letter stays with its reason, and the
+    object is kept if it fits. A source that does not have it, is suspended, or belongs to another cluster leaves the
+    letter, with the reason."""
 
     async with SinkPair() as pair:
         pair.cluster.rejecting = {b"huge"}
@@ -588,7 +591,7 @@ async def test_a_retry_without_the_object_fetches_it_and_reports_the_outcome() -
 
 
 async def test_only_the_owner_of_a_queue_is_given_its_objects() -> None:
-    """Another cluster is refused by name, and nobody gets anything before somebody owns the queue."""
+    """Another cluster is refused by name, and no cluster gets anything before the queue has an owner."""
 
     async with SinkPair() as pair:
         key = Key(b"default", b"bucket", b"a")

@@ -1,4 +1,5 @@
-"""Claims about the sinks of a cluster of several nodes that share one queue: each pushes what it leads."""
+"""Claims about the sinks of a cluster of several nodes that share one queue: each pushes the partitions that it
+leads."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ POLL_MS = 100
 
 
 class NodePushes:
-    """The coordinator of one node: what it pushed, into the cluster that all nodes share."""
+    """The coordinator of one node: records its pushes into the cluster that all nodes share."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -55,7 +56,7 @@ async def shared_sinks(pair: SinkPair) -> list[SinkNode]:
 
 
 async def test_each_node_pushes_the_changes_that_it_leads() -> None:
-    """None is forwarded, and all arrive, in single changes and in many at once."""
+    """No change is forwarded, and all arrive, in single changes and in many at once."""
     async with SinkPair() as pair:
         nodes = await shared_sinks(pair)
         for number in range(40):
@@ -68,7 +69,8 @@ async def test_each_node_pushes_the_changes_that_it_leads() -> None:
 
 
 async def test_changes_of_a_node_that_stops_arrive_through_the_others() -> None:
-    """Its partitions have no leader, or one that does not fetch: nobody has them in a share any more."""
+    """The stopped node's partitions have no leader, or one that does not fetch: they are in no node's share any
+    more."""
     async with SinkPair() as pair:
         stopped, other = await shared_sinks(pair)
         await stopped.sink.stop()
@@ -81,7 +83,7 @@ async def test_changes_of_a_node_that_stops_arrive_through_the_others() -> None:
 
 
 async def test_leadership_that_moves_takes_the_changes_along() -> None:
-    """With its next fetch each node sends what it leads then."""
+    """With its next fetch each node sends its present leaderships."""
     async with SinkPair() as pair:
         nodes = await shared_sinks(pair)
         for position, node in enumerate(reversed(nodes)):

@@ -1,5 +1,4 @@
-"""Claims about the sink against the real source actor over HTTP: what arrives, what comes again, what an operator
-sees."""
+"""Claims about the sink against the real source actor over HTTP: arrivals, redeliveries, and operators' views."""
 
 from __future__ import annotations
 
@@ -138,8 +137,8 @@ async def test_a_stop_acknowledges_what_was_stored_and_ends_long_polls() -> None
 
 
 async def test_stored_changes_are_acknowledged_although_their_slot_has_no_turn() -> None:
-    """After a burst of full batches one slot waits at the source for all; what the others have stored is told within
-    seconds all the same, not when their polls come, one after the other."""
+    """After a burst of full batches one slot polls the source for all; the other slots' stored changes are still
+    acknowledged within seconds, not when their polls come, one after the other."""
 
     async with SinkPair() as pair:
         await pair.sink(batch_count=10, poll_ms=20_000)
@@ -192,7 +191,7 @@ async def test_a_stop_waits_for_acknowledgements_on_their_way() -> None:
 
 
 async def test_rejected_changes_are_acknowledged_and_kept_as_dead_letters() -> None:
-    """What this cluster refuses for good does not come again, and can be looked at."""
+    """Changes that this cluster refuses for good are not sent again, and can be listed."""
 
     async with SinkPair() as pair:
         pair.cluster.rejecting = {b"big\xff"}
@@ -211,9 +210,9 @@ async def test_rejected_changes_are_acknowledged_and_kept_as_dead_letters() -> N
 
 
 async def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrives_once_it_is_made() -> None:
-    """Its changes are neither fetched nor dead letters; the link says which type and what to do; the others of the same
-    queue arrive. When the type is made all of it comes by itself. A change that meets a type which is not there all the
-    same has failed, and comes again."""
+    """The type's changes are neither fetched nor dead letters; the link names the type and the remedy; other changes of
+    the same queue arrive. When the type is created all its changes arrive by themselves. A change that is pushed to a
+    missing type fails, and is sent again."""
 
     async with SinkPair() as pair:
         pair.source.types[PARTITIONS[1]] = b"orders"
@@ -240,7 +239,7 @@ async def test_a_bucket_type_that_is_missing_here_waits_at_the_source_and_arrive
 
 
 async def test_a_type_removed_between_fetch_and_push_makes_no_dead_letter() -> None:
-    """The source gave its changes out, and the cluster has no such type when they are pushed: they have failed."""
+    """The source sent its changes, and the cluster has no such type when they are pushed: they count as failed."""
 
     async with SinkPair() as pair:
         pair.cluster.types = {b"default"}
@@ -255,7 +254,8 @@ async def test_a_type_removed_between_fetch_and_push_makes_no_dead_letter() -> N
 
 
 async def test_dead_letters_beyond_the_limit_are_a_gap_at_the_source() -> None:
-    """The file keeps three; what is refused beyond is said to be missing, and the source's gap has it."""
+    """The file keeps three letters; further refused changes are acknowledged as missing, and are in the source's
+    gap."""
 
     async with SinkPair() as pair:
         names = [b"r%d" % n for n in range(5)]
@@ -292,13 +292,13 @@ async def test_a_superseded_dead_letter_is_dropped() -> None:
 
 
 def kept_letters(sink: Sink) -> list[DeadLetter]:
-    """Those that the sink's node keeps."""
+    """The dead letters that the sink's node keeps."""
     return sink._letters.letters()
 
 
 async def test_a_refusing_source_is_named_and_asked_less_often() -> None:
-    """Another owner, a peer that points home, an unknown queue: the reason is shown and the delay grows to its
-    bound."""
+    """For another owner, a peer that is this cluster, and an unknown queue the reason is shown and the delay grows to
+    its bound."""
 
     async with SinkPair() as pair:
         owner = await pair.sink("q")
@@ -317,7 +317,7 @@ async def test_a_refusing_source_is_named_and_asked_less_often() -> None:
 
 
 async def test_the_status_of_a_source_is_shown_with_its_age() -> None:
-    """A source that gives nothing out says so in its answers; between two of them that may be over."""
+    """A source that serves nothing reports it in its answers; between two answers that state may have ended."""
 
     async with SinkPair() as pair:
         sink = await pair.sink()
@@ -360,7 +360,7 @@ async def test_a_suspended_link_fetches_nothing_over_restarts_until_it_is_resume
 
 
 async def test_a_removed_link_can_be_resumed_by_its_name() -> None:
-    """A suspension of a queue, peer or node that this node knows no more is not there for ever."""
+    """A suspension of a queue, peer or node that this node no longer knows can still be ended."""
 
     async with SinkPair() as pair:
         sink = await pair.sink("q", "r")
@@ -390,7 +390,8 @@ async def test_a_push_without_an_answer_ends_and_comes_again(monkeypatch: pytest
 
 
 async def test_lag_is_unknown_until_something_arrived() -> None:
-    """Lag runs from the leader's clock at the source to the moment of storing; nothing stored, nothing claimed."""
+    """Lag is measured from the leader's clock at the source to the moment of storing; without stored changes there is
+    no lag."""
 
     async with SinkPair() as pair:
         sink = await pair.sink()
@@ -406,7 +407,7 @@ async def test_lag_is_unknown_until_something_arrived() -> None:
 
 
 async def test_without_peers_the_actor_is_there_and_idle() -> None:
-    """An unconfigured sink has no worker and says so; one that never started can be stopped."""
+    """An unconfigured sink has no worker and reports that; one that never started can be stopped."""
 
     async with SinkPair() as pair:
         sink = await pair.sink(start=False)
@@ -420,7 +421,7 @@ async def test_without_peers_the_actor_is_there_and_idle() -> None:
 
 
 async def test_damaged_suspensions_hide_no_limits() -> None:
-    """What cannot be read is as it was, and is told; the sink's other settings are taken as they come."""
+    """Unreadable suspensions keep their last value and are reported; the sink's other settings still take effect."""
 
     async with SinkPair() as pair:
         sink = await pair.sink("q")
@@ -433,8 +434,8 @@ async def test_damaged_suspensions_hide_no_limits() -> None:
 
 @pytest.mark.parametrize("damaged", [True, False])
 async def test_a_link_with_an_unknown_suspension_is_not_fetched(damaged: bool) -> None:
-    """A sink that cannot read at its start what operators have suspended holds all links and says why, until it can, or
-    an operator resumes all."""
+    """A sink that cannot read the suspensions at its start holds all links and shows why, until it can, or an operator
+    resumes all."""
 
     async with SinkPair() as pair:
         pair.source.put(b"a")
@@ -462,8 +463,8 @@ async def test_a_link_with_an_unknown_suspension_is_not_fetched(damaged: bool) -
 
 @pytest.mark.parametrize("value", [b"{", b'{"*": {"objects_per_second": -1}}'])
 async def test_a_limit_of_a_sink_that_cannot_be_read_is_not_taken_for_none(value: bytes) -> None:
-    """After a restart nobody knows how much an operator lets a sink fetch: every link is suspended, and says why, until
-    the limit is set anew with --default on all nodes."""
+    """After a restart the operators' limits of a sink are unknown: every link is suspended, and shows why, until the
+    limit is set again with --default on all nodes."""
 
     async with SinkPair() as pair:
         await pair.metastore.put(limits.PATH, value, None)

@@ -203,9 +203,9 @@ async def arrived(node: NodeOfEnsemble, key: str) -> None:
 async def test_a_write_is_one_trace_through_both_clusters(
     tmp_path: Path, collector: Collector, fast: bool, at_leader: bool
 ) -> None:
-    """The client's span is the parent of the request, and each step that of the next, at the nodes where they were
-    taken: the request where it came in, commit and queue where the key is led, also if that is another node. What is
-    not sampled leaves no span."""
+    """The client's span is the parent of the request, and each step that of the next, at the nodes where they ran: the
+    request at the receiving node, commit and queue at the key's leader, also if that is another node. An unsampled
+    request leaves no span."""
     secret = tmp_path / "headers"
     secret.write_text("Authorization: Bearer 0123456789\n")
     secret.chmod(0o600)
@@ -246,8 +246,8 @@ async def test_a_write_is_one_trace_through_both_clusters(
 
 
 async def test_chance_samples_where_no_client_decides(tmp_path: Path, collector: Collector) -> None:
-    """A million of a million: each write of any kind begins a trace of its own; `from_clients = false` ignores what
-    clients send."""
+    """With a sampling rate of a million per million: each write of any kind begins a trace of its own; `from_clients =
+    false` ignores the clients' headers."""
     own = traces(collector.url, "sample_per_million = 1000000\nfrom_clients = false\n")
     async with cluster(tmp_path, "east", 1, own) as (node,):
         header = f"traceparent: {SAMPLED[:-1]}0"
@@ -278,7 +278,7 @@ async def test_a_cluster_without_traces_takes_what_one_with_them_sends(tmp_path:
 
 
 async def test_a_collector_that_is_away_delays_no_stop(tmp_path: Path) -> None:
-    """Writes go on, spans are counted as failed or dropped, and a stop takes seconds."""
+    """Writes continue, spans are counted as failed or dropped, and a stop takes seconds."""
     own = traces(f"http://127.0.0.1:{free_port(set())}/v1/traces", "sample_per_million = 1000000\n")
     async with cluster(tmp_path, "east", 1, own) as (node,):
         for number in range(20):

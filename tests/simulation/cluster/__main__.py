@@ -51,7 +51,7 @@ def main() -> int:
     for seed in range(first, last):
         try:
             simulation = run_seed(seed, whole_trace=options.trace, simulation_class=simulation_class)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the seed is needed
+        except Exception as error:  # noqa: BLE001 - whatever the error is, the seed is needed
             if not options.go_on:
                 if not isinstance(error, AssertionError):
                     traceback.print_tb(error.__traceback__, file=sys.stdout)

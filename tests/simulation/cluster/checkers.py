@@ -1,8 +1,7 @@
-"""Every named invariant, looked at after every event; what is expensive, after every so many and at restarts.
+"""Checks every named invariant after every event; expensive checks run after every so many events and at restarts.
 
-The checks are `tests.simulation.cluster.invariants`; here is what they are fed: the disks, the metastore and the
-history as the simulation knows them, never what the core believes of itself, except for the few checks that are about
-that.
+The checks are `tests.simulation.cluster.invariants`; this module passes them their input: the disks, the metastore and
+the history of the simulation, never the core's own view of itself, except for the few checks of that view.
 """
 
 from __future__ import annotations
@@ -40,26 +39,27 @@ class Checkers:
     def __init__(self, simulation: ClusterSimulation) -> None:
         self.simulation = simulation
         self.histories: dict[int, PartitionHistory] = {}
-        """All that happened to each partition."""
+        """The history of each partition."""
         self._views: dict[tuple[str, int], PartitionRecord | None] = {}
         self._hws: dict[tuple[str, int], int] = {}
         self._epochs_seen: dict[tuple[str, int, int], int] = {}
         self._refused_versions: dict[tuple[str, int], int] = {}
         self._lost_ends: dict[tuple[str, int, int], int] = {}
-        """(node, partition, gen) -> how far that log went when it was lost."""
+        """(node, partition, log id) -> end of that log when it was lost."""
         self._answered: dict[tuple[str, int], tuple[int, dict[Member, int]]] = {}
-        """(process, partition) -> hw when the known record came, and what members have said of their copies since."""
+        """(process, partition) -> hw when the current record arrived, and the members' reports of their replicas
+        since."""
         self._notified: set[tuple[str, int]] = set()
-        """(process, partition) where the floors above know that it leads."""
+        """(process, partition) pairs that the upper layers know as leading."""
         self.declared = Declarations(self)
         self._began: dict[int, tuple[str, ...]] = {}
         """partition -> its replicas when no change of them was under way last."""
         self._steps = 0
         self.beyond_promise = False
-        """Data is lost beyond the promise, on purpose: who may be elected may lack something."""
+        """Data is lost beyond the promise, on purpose: electable replicas may lack entries."""
 
     def history(self, partition: int) -> PartitionHistory:
-        """All that happened to a partition."""
+        """The history of a partition."""
         found = self.histories.get(partition)
         if found is None:
             found = self.histories[partition] = PartitionHistory()
@@ -115,7 +115,7 @@ class Checkers:
     # -- disks ----------------------------------------------------------------------------------
 
     def attached(self, process: Process, partition: int) -> None:
-        """A process made a replica of what is in its directory."""
+        """A process created a replica from its directory."""
         self._hws[process.name, partition] = process.replicas[partition].high_watermark
         self._answered[process.name, partition] = (0, {})
         self.declared.attached(process.node, partition)
@@ -124,22 +124,22 @@ class Checkers:
         self._deep(process, partition)
 
     def condemned(self, node: Node, partition: int) -> None:
-        """A copy is about to be deleted: it is none that may be elected (I-CLEARED). A leader of before, which sleeps
-        and has its acknowledgement, may yet count that."""
+        """A replica is about to be deleted: it must not be electable (I-CLEARED). A former leader that is paused and
+        has its acknowledgement may still count it."""
         self._lost_ends[node.name, partition, node.disk.log_ids[partition]] = self.kept(node.disk.logs[partition])
         invariants.cleared(
             self.simulation.metastore.records[partition], Member(node.name, node.disk.log_ids[partition])
         )
 
     def data_lost(self, node: Node) -> None:
-        """A machine is about to lose its copies of all logs, or the belief in them."""
+        """A machine is about to lose its logs, or their log ids."""
         for partition, log in node.disk.logs.items():
             if partition in node.disk.condemned:
                 continue
             self._lost_ends[node.name, partition, node.disk.log_ids[partition]] = self.kept(log)
 
     def disk_changed(self, node: Node) -> None:
-        """A machine lost data, or what was thought to be there."""
+        """A machine lost data, or data of uncertain presence."""
         for partition in node.partitions:
             record = self.simulation.metastore.records[partition]
             if not self.beyond_promise:
@@ -148,7 +148,7 @@ class Checkers:
             self.guard_complete(partition)
 
     def guard_complete(self, partition: int) -> None:
-        """Everybody who may be elected has on disk all that is committed."""
+        """Every electable replica has all committed entries on disk."""
         if self.beyond_promise:
             return
         history = self.history(partition)
@@ -164,27 +164,28 @@ class Checkers:
                 invariants.guard_complete(history, start, log.read(start, end) if end > start else ())
 
     def kept(self, log: SimLog) -> int:
-        """What of a log an acknowledgement may rest on."""
+        """The part of a log that an acknowledgement may rest on."""
         return log.end if self.simulation.plan.asynchronous else log.synced
 
     def agreed(self, node: Node, partition: int) -> int:
-        """How far a log agrees with what is committed."""
+        """The offset up to which a log agrees with the committed entries."""
         log, decided = node.disk.logs[partition], self.history(partition).committed
         end = min(log.end, len(decided))
         while end > log.start and log.entries[end - 1 - log.start].wire != decided[end - 1].wire:
             end -= 1
         return end
 
-    # -- copies that are far ---------------------------------------------------------------------
+    # -- state transfers ------------------------------------------------------------------------
 
     def on_transfer_begin(self, process: Process, partition: int) -> None:
-        """A copy is about to be marked: nobody counts on it (I-FAR-GUARD)."""
+        """A replica is about to be marked for a transfer: no record counts on it (I-FAR-GUARD)."""
         member = Member(process.node.name, process.node.disk.log_ids[partition])
         if member in guard(self.simulation.metastore.records[partition]) and not self.beyond_promise:
             raise Violation("I-FAR-GUARD", f"{member} may be elected, and its rows are about to be replaced")
 
     def left_far(self, process: Process, partition: int, end: int, latest: dict[int, Entry]) -> Sequence[Entry]:
-        """A round is whole: the copy is exactly the effect of what is committed below its end. Returns that."""
+        """A transfer round is complete: the replica is exactly the effect of the committed entries below its end.
+        Returns that."""
         decided = self.history(partition).committed
         wanted = effect_of(decided[:end])
         if end > len(decided) or {k: e.wire for k, e in latest.items()} != {k: e.wire for k, e in wanted.items()}:
@@ -195,10 +196,10 @@ class Checkers:
             )
         return decided[:end]
 
-    # -- what goes into logs ---------------------------------------------------------------------
+    # -- entries in logs ----------------------------------------------------------------------
 
     def appended(self, process: Process, partition: int, entries: Sequence[Entry], made_here: bool) -> None:
-        """A process hands entries to its log: some that it made as a leader, or some that a leader sent."""
+        """A process passes entries to its log: a leader's own, or those that a leader sent."""
         history = self.history(partition)
         if made_here:
             who = process.me()
@@ -225,13 +226,13 @@ class Checkers:
         return log.entries[offset - 1 - log.start].epoch if log.start < offset <= log.end else None
 
     def refused(self, partition: int, entries: Sequence[Entry]) -> None:
-        """A client was told that these will never take effect."""
+        """A client got the answer that these will never take effect."""
         self.history(partition).refused.update(entry.request_id for entry in entries)
 
     # -- every step -----------------------------------------------------------------------------
 
     def stepped(self, process: Process, partition: int, event: ev.Event, effects: Sequence[fx.Effect]) -> None:
-        """A core took an event; nothing of what it asks for has been done yet."""
+        """A core took an event; none of its effects has been carried out yet."""
         replica = process.replicas[partition]
         self._steps += 1
         key = (process.name, partition)
@@ -291,7 +292,7 @@ class Checkers:
     def _check_view(
         self, process: Process, partition: int, known: PartitionRecord | None, record: PartitionRecord | None
     ) -> None:
-        """What a process believes of the record only moves forward; it begins anew with a session."""
+        """A process's known record only moves forward; it starts again with a session."""
         self._views[process.name, partition] = record
         self._answered[process.name, partition] = (process.replicas[partition].high_watermark, {})
         if record is None:
@@ -303,7 +304,7 @@ class Checkers:
             process.undecided[partition] = [other for other in undecided if other.version >= record.version]
 
     def _check_write(self, process: Process, partition: int, record: PartitionRecord) -> None:
-        """A process asks for a conditional write."""
+        """A process sends a conditional write."""
         undecided = process.undecided[partition]
         if any(other is record for other in undecided):
             self.simulation.counts["write_repeated"] += 1
@@ -337,8 +338,8 @@ class Checkers:
             raise Violation("I-TRUNC-SAFE", f"{process.name} believes nobody any more: {effect.reason}")
 
     def _check_hw(self, process: Process, partition: int, replica: Replica) -> None:
-        """When hw moved: a leader's by the commit rule, and to what nobody decided otherwise; a follower's not beyond
-        what was decided."""
+        """A change of hw: a leader's follows the commit rule and its entries match the committed ones; a follower's
+        stays within them."""
         key = (process.name, partition)
         before = self._hws[key]
         history = self.declared.judge(process.node, partition)
@@ -352,7 +353,7 @@ class Checkers:
                 "I-APPLY", f"{process.name} takes {replica.high_watermark} for committed of {len(history.committed)}"
             )
         elif not process.holds_directory() and replica.high_watermark <= process.node.disk.logs[partition].start:
-            return  # the log there went on without it, and was trimmed
+            return  # the log there continued without it, and was trimmed
         else:
             end = replica.high_watermark
             entry = process.read_log(partition, end - 1, end)[0]
@@ -360,13 +361,13 @@ class Checkers:
                 raise Violation("I-APPLY", f"{process.name} takes {entry.epoch}.{entry.offset} for committed")
 
     def _check_commit(self, process: Process, partition: int, replica: Replica, before: int) -> None:
-        """A leader decides: by what the disks of the members hold, not by what it believes of them."""
+        """A leader commits: checked against the members' disks, not against the leader's own view of them."""
         who, record, end = process.me(), replica.record, replica.high_watermark
         assert who is not None
         assert record is not None
         history = self.history(partition)
         start = max(before, process.node.disk.logs[partition].start)
-        if start >= end:  # it lost its directory, and the log there went on and was trimmed
+        if start >= end:  # it lost its directory, and the log there continued and was trimmed
             assert not process.holds_directory()
             invariants.apply_order(history, 0, 0, end, end, end)
             return
@@ -377,7 +378,7 @@ class Checkers:
             disk = self.simulation.nodes[member.node].disk
             if (
                 disk.log_ids[partition] != member.log_id or partition not in disk.logs
-            ):  # what it lost since is another matter
+            ):  # its later losses are checked elsewhere
                 held[member] = self._lost_ends.get((member.node, partition, member.log_id), 0)
                 continue
             log = disk.logs[partition]
@@ -394,7 +395,7 @@ class Checkers:
         self.guard_complete(partition)
 
     def _check_log(self, process: Process, partition: int, replica: Replica) -> None:
-        """Cheap looks at the directory that the process holds."""
+        """Cheap checks of the directory that the process holds."""
         history = self.declared.judge(process.node, partition) if self.declared.acts else self.history(partition)
         disk = process.node.disk
         if replica.far_position is None:
@@ -438,17 +439,17 @@ class Checkers:
             invariants.applied_rows(history, entry.offset, entry)
 
     def acknowledged(self, process: Process, partition: int, request_id: bytes, offset: int) -> None:
-        """A client was told that its request took effect."""
+        """A client got the answer that its request took effect."""
         history = self.declared.judge(process.node, partition)
         invariants.ack(history, request_id, offset, process.replicas[partition].applied)
 
     def read_begins(self, partition: int) -> int:
-        """What a read that begins now must see."""
+        """The offset up to which a read that begins now must see all entries."""
         history = self.history(partition)
         return max(history.acked_end, history.read_end)
 
     def read_served(self, process: Process, partition: int, least: int) -> None:
-        """A read is served from what is applied at this moment."""
+        """A read is served from the state applied at this moment."""
         self.simulation.counts["reads_served"] += 1
         if self.declared.quarantines(process.node, partition):
             raise Violation("I-DIVERGED", f"{process.name} serves a read, and has another past")
@@ -460,8 +461,8 @@ class Checkers:
     # -- the end --------------------------------------------------------------------------------
 
     def not_in_sync(self, writing: bool = False) -> str:
-        """What keeps the simulation from being well; empty when nothing does. While clients write (`writing`) logs
-        grow, and only who is in sync tells."""
+        """The reason why the simulation is not healthy; empty when it is. While clients write (`writing`) logs grow, so
+        that only the ISRs are checked."""
         for partition, record in self.simulation.metastore.records.items():
             found = self._not_in_sync(partition, record, writing)
             if found:
@@ -518,7 +519,7 @@ class Checkers:
         return ""
 
     def final(self) -> None:
-        """Everything that was ever acknowledged is in every state, once; nobody waits for an answer."""
+        """Every acknowledged entry is in every state, once; no client waits for an answer."""
         for partition, record in self.simulation.metastore.records.items():
             history = self.history(partition)
             for name in record.replicas:

@@ -1,8 +1,7 @@
-"""Clients of one partition: they write at whom the record calls leader, at times at others, and try again.
+"""Clients of one partition: they write to the leader that the record names, at times to other nodes, and retry.
 
-Every attempt has a request id of its own, so that what became of it can be told apart. Now and then a
-batch was built for another state (an older epoch, a wrong place in the log); it must be refused. In between they ask
-any process for committed state.
+Every attempt has a request id of its own, so that its outcome is distinct. Now and then a batch was built for another
+state (an older epoch, a wrong log offset); it must be refused. In between they send committed reads to any process.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class Client:
         )
 
     def stop(self) -> None:
-        """No more writes and reads."""
+        """Stop writing and reading."""
         self._stopped = True
 
     def begin(self) -> None:
-        """From now on one acknowledgement shows that the partition takes writes."""
+        """From now on one acknowledgement proves that the partition accepts writes."""
         self.done = False
 
     def acknowledged(self) -> None:
@@ -53,11 +52,12 @@ class Client:
         self.done = True
 
     def unknown(self) -> None:
-        """An item's outcome is not known: it is tried again."""
+        """The outcome of an item is unknown: it is retried."""
         self._owed += 1
 
     def _process(self, stray: float) -> Process | None:
-        """Where to go: the leader's node by the record, or at times any; of two processes there, any."""
+        """The process to contact: on the leader's node by the record, or at times on any; of two processes there,
+        either."""
         simulation, rng = self.simulation, self.simulation.rng
         record = simulation.metastore.records[self.partition]
         if record.leader is not None and rng.random() >= stray:
@@ -70,7 +70,7 @@ class Client:
         return awake[0] if len(awake) == 1 else rng.choice(awake)
 
     def _write(self) -> bool:
-        """Write once; False when nobody served it."""
+        """Write once; False when no process served it."""
         simulation, rng = self.simulation, self.simulation.rng
         process = self._process(0.05)
         if process is None:

@@ -1,4 +1,4 @@
-"""Two controllers that act at once, on old looks and with late writes; the rules are the product's."""
+"""Two controllers that act at once, on old reads and with late writes; the rules are the product's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 LOOK_MS = 500
-"""Pause between two looks of a controller that heard of nothing."""
+"""Pause between two reads of a controller that got no notification."""
 
 
 class Controller:
-    """Reads, lets the rules decide, writes conditionally; remembers only its watches and what it heard."""
+    """Reads, lets the rules decide, writes conditionally; keeps only its watches and the candidates' reports."""
 
     def __init__(self, simulation: ClusterSimulation, name: str) -> None:
         self.simulation = simulation
@@ -32,16 +32,16 @@ class Controller:
         self._asked: set[tuple[int, int]] = set()
 
     def start(self) -> None:
-        """Look now and every LOOK_MS."""
+        """Read now and every LOOK_MS."""
         self.look()
         self.simulation.after(LOOK_MS, self.start)
 
     def look(self) -> None:
-        """Ask the metastore how things are."""
+        """Read the state from the metastore."""
         self.simulation.metastore.read(self.name, self._decide)
 
     def heard(self, partition: int, promoted: fx.Promoted) -> None:
-        """A candidate says that it promoted itself."""
+        """A candidate reports that it promoted itself."""
         known = self._promoted.setdefault(partition, set())
         promotion = (promoted.epoch, promoted.node, promoted.session_id, promoted.log_id)
         if promotion not in known:
@@ -52,11 +52,11 @@ class Controller:
         simulation = self.simulation
         if simulation.now_ms < self.sleeps_until_ms:
             simulation.counts["controller_slept"] += 1
-            simulation.after(self.sleeps_until_ms - simulation.now_ms, self._decide, look)  # and wakes with an old look
+            simulation.after(self.sleeps_until_ms - simulation.now_ms, self._decide, look)  # and wakes with an old read
             return
         records, registrations, life = look
         if life != simulation.metastore.life:
-            return  # its session is over with the metastore that it looked at
+            return  # its session with the metastore that it read has ended
         for partition, record in records.items():
             before = self._watches.get(partition)
             if before is not None and record.epoch < before.epoch:

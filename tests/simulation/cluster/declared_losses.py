@@ -1,8 +1,9 @@
-"""What an operator's act of last resort declares lost, so that the checks still hold all the rest (R-FORCE).
+"""Losses declared by forcing a leader, so that the checks still cover everything else (R-FORCE).
 
-From the act on the partition's history is what the forced copy had of it: what lies beyond may be gone, everything
-below may not. A copy that knows of decisions beyond has another past: it keeps that, and is neither followed, elected
-nor read (I-DIVERGED). The act itself is a new epoch, one more lineage, and a guard of one copy (I-FORCED).
+From the forced election on, the partition's history ends where the forced replica's log did: entries beyond may be
+gone, everything below may not. A replica that knows of committed entries beyond has diverged: it keeps them, and is
+neither followed, elected nor read (I-DIVERGED). The election itself makes a new epoch, increments the lineage, and
+leaves one electable replica (I-FORCED).
 """
 
 from __future__ import annotations
@@ -22,41 +23,42 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.process import Process
 
 DIVERGED = "committed-divergence"
-"""How a replica calls it that its leader lacks what is committed here."""
+"""Start of the reason that a replica reports when its leader lacks entries that are committed here."""
 
 
 @dataclass(slots=True)
 class ForcedElection:
-    """One forced election. `end`: the forced copy has all that was decided below. `past`: the history up to the act."""
+    """One forced election. `end`: the forced replica has all committed entries below. `past`: the history up to the
+    election."""
 
     lineage: int
     chosen: Member
     end: int
     past: PartitionHistory
     diverged: set[Member] = field(default_factory=set)
-    """Copies that know of decisions beyond `end`."""
+    """Replicas that know of committed entries beyond `end`."""
     earlier: dict[Member, PartitionHistory] = field(default_factory=dict)
     """The past of those of them that had another one already."""
 
 
 class Declarations:
-    """Of one simulation; what counts is the newest act of each partition."""
+    """The declared losses of one simulation; each partition's newest forced election counts."""
 
     def __init__(self, checkers: Checkers) -> None:
         self._checkers = checkers
         self._shown: dict[tuple[int, int, Member], int] = {}
         self.acts: dict[int, ForcedElection] = {}
-        """By partition; empty in most simulations."""
+        """Forced elections by partition; empty in most simulations."""
         self.unfounded: set[tuple[str, int]] = set()
-        """(node, partition) where a copy was forced whose store had rows of entries that its log had lost."""
+        """(node, partition) where a replica was forced whose store had rows of entries that its log had lost."""
 
     def shown(self, record: PartitionRecord, copy: ReplicaReport) -> None:
-        """An operator was shown a copy, and is about to force it on this version of the record."""
+        """An operator was shown a replica, and is about to force it on this version of the record."""
         member = Member(copy.node, copy.log_id)
         self._shown[record.partition, record.version, member] = min(copy.leo, self._has(member, record.partition))
 
     def _has(self, member: Member, partition: int) -> int:
-        """How far a copy has all that was decided, whatever happens to its machine."""
+        """The offset up to which a replica has all committed entries, whatever happens to its machine."""
         node = self._checkers.simulation.nodes[member.node]
         if node.disk.log_ids[partition] != member.log_id or partition not in node.disk.logs:
             return 0
@@ -109,7 +111,7 @@ class Declarations:
         counts["diverged"] += len(act.diverged)
 
     def _compare(self, act: ForcedElection, partition: int) -> None:
-        """Note which copies know of more."""
+        """Note which replicas have committed entries beyond the forced one."""
         act.diverged.clear()
         for node in self._checkers.simulation.holders(partition):
             hws = [
@@ -120,28 +122,28 @@ class Declarations:
             if max(node.disk.committed(partition), *hws, 0) > act.end:
                 act.diverged.add(Member(node.name, node.disk.log_ids[partition]))
 
-    # -- copies ---------------------------------------------------------------------------------
+    # -- replicas -------------------------------------------------------------------------------
 
     def quarantines(self, node: Node, partition: int) -> bool:
-        """True for a copy that has another past than the partition."""
+        """True for a replica whose history differs from the partition's."""
         act = self.acts.get(partition)
         return act is not None and Member(node.name, node.disk.log_ids[partition]) in act.diverged
 
     def judge(self, node: Node, partition: int) -> PartitionHistory:
-        """What a copy is held against."""
+        """The history that a replica is checked against."""
         if partition in self.acts and self.quarantines(node, partition):
             act, member = self.acts[partition], Member(node.name, node.disk.log_ids[partition])
             return act.earlier.get(member, act.past)
         return self._checkers.history(partition)
 
     def attached(self, node: Node, partition: int) -> None:
-        """A process starts from a copy: what it only knew to be decided, and had not applied, is forgotten."""
+        """A process starts from a replica's disk: commits that it knew of but had not applied are forgotten."""
         act = self.acts.get(partition)
         if act is not None and node.disk.committed(partition) <= act.end:
             act.diverged.discard(Member(node.name, node.disk.log_ids[partition]))
 
     def renamed(self, node: Node, partition: int, before: int) -> None:
-        """What is left of a copy after a power loss has another gen than `before`, and the past that it had."""
+        """A replica has another log id than `before` after a power loss; it keeps its own history."""
         act = self.acts.get(partition)
         if act is not None and Member(node.name, before) in act.diverged:
             member = Member(node.name, node.disk.log_ids[partition])
@@ -149,12 +151,12 @@ class Declarations:
             act.earlier[member] = act.earlier.get(Member(node.name, before), act.past)
 
     def hw_moved(self, process: Process, partition: int, replica: Replica) -> None:
-        """A follower learns what is decided: before it hears of the act, what its old leader had decided."""
+        """A follower learns of commits: until it learns of the forced election, the commits of its old leader."""
         act, known = self.acts.get(partition), replica.record
         if act is None or known is None or known.lineage >= act.lineage or replica.high_watermark <= act.end:
             return
         member = Member(process.node.name, process.node.disk.log_ids[partition])
-        if member == act.chosen:  # it had more in the end than it was shown with
+        if member == act.chosen:  # it had more in the end than was shown of it
             history = self._checkers.history(partition)
             if len(history.committed) == act.end:
                 history.committed.extend(act.past.committed[act.end : replica.high_watermark])
@@ -165,7 +167,7 @@ class Declarations:
             act.diverged.add(member)
 
     def acknowledges(self, process: Process, partition: int) -> None:
-        """A follower acknowledges: the leader that it knows counts on it from now on."""
+        """A follower acknowledges: its known leader counts on it from now on."""
         act, known = self.acts.get(partition), process.replicas[partition].record
         if act is None or known is None or known.lineage < act.lineage:
             return
@@ -184,7 +186,7 @@ class Declarations:
         return False
 
     def not_in_sync(self, process: Process, partition: int) -> str:
-        """What is wrong with a copy that has another past; empty when it says so and stands still."""
+        """The fault of a diverged replica; empty when it reports its divergence and has stopped."""
         replica = process.replicas[partition]
         if replica.role is ReplicaRole.FAILED and replica.reason.startswith(DIVERGED):
             return ""

@@ -1,10 +1,10 @@
-"""A machine's disk: the node's log, its store and its identity, each with what a crash may take.
+"""A machine's disk: the node's log, its store and its identity, each with the data that a crash may take.
 
-Written is what a killed process leaves behind (the page cache lives on); synced is what a power loss leaves, and of
-the rest any prefix: the last entries written may be gone and a truncation may not have happened. The store is
-LevelDB without sync: after a power loss the applied offset that is found may stand above missing rows, so replay
-starts at the checkpointed floor (docs/protocol.md H36). One process at a time holds the directory; whoever lost it
-gets errors from then on.
+Written data survives a killed process (the page cache lives on); synced data survives a power loss, and any prefix of
+the rest: the last entries written may be gone and a truncation may not have happened. The store is LevelDB without
+sync: after a power loss the recovered applied offset may be above missing rows, so replay starts at the checkpointed
+floor (docs/protocol.md H36). One process at a time holds the directory; a process that lost it gets errors from then
+on.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def key_of(entry: Entry) -> int | None:
 
 
 def effect_of(entries: Iterable[Entry], before: Mapping[int, Entry] = NOTHING) -> dict[int, Entry]:
-    """The rows that entries leave, from the first one on, or over those of `before`: each key's latest change. Of a key
-    that was reaped none is left."""
+    """The rows that entries leave, applied to none or to the rows of `before`: each key's latest change. A reaped key
+    has no row."""
     rows = dict(before)
     for entry in entries:
         key = key_of(entry)
@@ -63,8 +63,8 @@ class SimLog:
         which was not synced had dropped."""
         self.below: EpochTable = ()
         self._undo: list[int | list[Entry] | tuple[int, int, list[Entry], EpochTable]] = []
-        """What was written since the last sync, oldest first: how many entries were appended, or which were cut, or
-        what a new beginning dropped (start, synced, entries, epochs below)."""
+        """Operations since the last sync, oldest first: the number of appended entries, or the truncated entries, or
+        the state that a new beginning dropped (start, synced, entries, epochs below)."""
 
     @property
     def end(self) -> int:
@@ -91,7 +91,7 @@ class SimLog:
         self._undo.append(len(entries))
 
     def truncate(self, to_offset: int) -> None:
-        """Drop what stands from `to_offset` on; not yet durable."""
+        """Drop the entries from `to_offset` on; not yet durable."""
         assert self.start <= to_offset <= self.end, f"truncation to {to_offset} of [{self.start}, {self.end})"
         kept = to_offset - self.start
         self._undo.append(self.entries[kept:])
@@ -105,7 +105,7 @@ class SimLog:
         self.entries, self.below = [], table[-1:]
 
     def sync(self) -> None:
-        """All that was written is durable."""
+        """Make all written operations durable."""
         self._undo.clear()
         self.synced = self.end
 
@@ -119,7 +119,7 @@ class SimLog:
         return self.entries[: self.synced - self.start]
 
     def power_loss(self, rng: Random) -> int:
-        """Any prefix of what was written since the last sync survives; returns how many entries went."""
+        """Any prefix of the operations since the last sync survives; returns how many entries were lost."""
         steps = sum(step if isinstance(step, int) else 1 for step in self._undo)
         undone = rng.randint(0, steps) if steps else 0
         lost = 0
@@ -143,7 +143,7 @@ class SimLog:
         return lost
 
     def trim(self, to: int) -> None:
-        """Free what lies below `to`; the table keeps the epoch of the entry just below it."""
+        """Free the entries below `to`; the table keeps the epoch of the entry just below it."""
         cut = self.entries[: to - self.start]
         if cut:
             fresh = tuple(row for row in table_of(cut) if not self.below or row[0] > self.below[-1][0])
@@ -153,9 +153,9 @@ class SimLog:
 
 
 class SimStore:
-    """One partition's rows: `latest` by key; `history[i]` is what was applied at offset i. `floor` is the last
-    checkpoint; `target` the applied offset that replay must pass before rows can be believed, 0 when they can. `far` is
-    the far mark: then only `latest` counts."""
+    """One partition's rows: `latest` by key; `history[i]` is the entry applied at offset i. `floor` is the last
+    checkpoint; `target` the applied offset that replay must pass before rows are valid, 0 when they are. `far` is the
+    far mark: then only `latest` counts."""
 
     def __init__(self) -> None:
         self.history: list[Entry] = []
@@ -163,13 +163,13 @@ class SimStore:
         self.floor = 0
         self.target = 0
         self.target_epoch = 0
-        """Of the entry just below the target."""
+        """Epoch of the entry just below the target."""
         self.far: TransferStored | None = None
         self.reaped = -1
         """Offset of the last REAP entry."""
         self.beyond: dict[int, Entry] = {}
-        """By key, the rows of entries above the floor that a power loss left, as long as nothing was written over them:
-        the log need not hold those entries."""
+        """By key, the rows of entries above the floor that a power loss left, until they are overwritten: the log need
+        not hold those entries."""
 
     @property
     def applied(self) -> int:
@@ -177,7 +177,7 @@ class SimStore:
         return len(self.history)
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Apply entries that follow on what is there."""
+        """Apply entries that follow the applied ones."""
         assert entries[0].offset == self.applied
         assert self.far is None
         self.history.extend(entries)
@@ -194,8 +194,8 @@ class SimStore:
                 self.beyond.pop(key, None)
 
     def power_loss(self, rng: Random) -> None:
-        """Rows above the floor may be missing, whatever the applied offset says, and may be there, whatever the log
-        says; of a copy that is far all go."""
+        """Rows above the floor may be missing, whatever the applied offset is, and may be there, whatever the log
+        holds; a replica in transfer loses all."""
         if self.far is not None:
             self.begin_far(empty=True)
             return
@@ -228,7 +228,7 @@ class SimStore:
         self.far = TransferStored(upto, epoch, whole)
 
     def finish_far(self, committed: Sequence[Entry]) -> None:
-        """It is the effect of all these."""
+        """The rows become the effect of all these entries."""
         self.history = list(committed)
         self.reaped = last_reap(committed)
         self.floor = len(committed)
@@ -244,51 +244,51 @@ class Disk:
         self.logs = {partition: SimLog() for partition in partitions}
         self.stores = {partition: new_store() for partition in partitions}
         self.log_ids: dict[int, int] = {}
-        """Of all partitions: of copies that are here, and of those that may be made."""
+        """Log ids of all partitions: of existing replicas, and of those that may be created."""
         self.epochs_seen = dict.fromkeys(partitions, 0)
         self._owners: dict[int, tuple[int, Incarnation]] = {}
-        """partition -> (epoch, who led or stood in it), of the highest epoch seen whose owner is known."""
+        """partition -> (epoch, its leader or candidate), for the highest epoch seen whose owner is known."""
         self.condemned: set[int] = set()
-        """Copies that are being deleted."""
+        """Replicas that are being deleted."""
         self.holder: object = None
-        """Who has the directory's lock."""
+        """The process that holds the directory's lock."""
         self.fails = False
         """The next sync reports an error."""
         self.slow = 1
-        """Everything takes this many times as long."""
+        """Factor by which all operations are slowed down."""
 
     def committed(self, partition: int) -> int:
-        """How far a copy is known to be committed, by what its store was found with: up to there where the log holds
-        that very entry."""
+        """The offset up to which a replica is known to be committed, by its store's recovered state: up to there where
+        the log holds that very entry."""
         log, store = self.logs[partition], self.stores[partition]
         last = log.entries[store.target - 1 - log.start] if log.start < store.target <= log.end else None
         holds = last is not None and last.epoch == store.target_epoch
         return store.target if holds else store.applied
 
     def note_epoch(self, partition: int, epoch: int, owner: Incarnation | None) -> None:
-        """An epoch is noted as seen, with whose it is."""
+        """Note an epoch as seen, with its owner."""
         if owner is not None and epoch >= self.epochs_seen[partition]:
             self._owners[partition] = (epoch, owner)
         self.epochs_seen[partition] = max(epoch, self.epochs_seen[partition])
 
     def owner_of(self, partition: int) -> Incarnation | None:
-        """Whose the highest epoch seen is, where that is noted."""
+        """The owner of the highest epoch seen, where that is noted."""
         epoch, owner = self._owners.get(partition, (-1, None))
         return owner if epoch == self.epochs_seen[partition] else None
 
     def make_copy(self, partition: int) -> None:
-        """An empty copy of a partition."""
+        """Create an empty replica of a partition."""
         self.logs[partition] = SimLog()
         self.stores[partition] = self.new_store()
         self.epochs_seen.setdefault(partition, 0)
 
     def condemn(self, partition: int, log_id: int) -> None:
-        """The copy counts no more, durably; one that may be made later has `gen`."""
+        """Condemn the replica, durably; one created later has `gen` as its log id."""
         self.condemned.add(partition)
         self.log_ids[partition] = log_id
 
     def delete_copy(self, partition: int) -> None:
-        """Nothing of a condemned copy is left."""
+        """Delete everything of a condemned replica."""
         self.condemned.discard(partition)
         del self.logs[partition]
         del self.stores[partition]

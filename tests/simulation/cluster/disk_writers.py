@@ -1,8 +1,8 @@
-"""What a process has its disk do: one writer of the log and one of the store, each one batch at a time.
+"""A process's disk writers: one for the log and one for the store, each one batch at a time.
 
-The log's writer writes what was asked for by all partitions in order, syncs, and only then says what is durable (in
-`async` simulations: as soon as it is written). A process that lost the directory's lock gets errors from the disk; one
-that is killed leaves what it was amid done, half done, or not.
+The log's writer writes the requests of all partitions in order, syncs, and only then reports durability (in `async`
+simulations: after the write). A process that lost the directory's lock gets errors from the disk; a killed one leaves
+its current write done, half done, or not done.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Job = tuple[Entry, ...] | int | Start
 
 
 class Writer:
-    """What both writers have in common: the disk obeys whoever holds the directory."""
+    """Shared by both writers: the disk serves only the process that holds the directory."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -43,11 +43,11 @@ class Writer:
         return self.process.node.disk
 
     def disk_ms(self, low: int, high: int) -> int:
-        """How long the disk takes for something."""
+        """Duration of an operation on the disk."""
         return self.simulation.rng.randint(low, high) * self.disk.slow
 
     def obeyed(self) -> bool:
-        """True when the disk does what this process asked for; an error is told otherwise."""
+        """True when the disk carries out this process's request; otherwise an error is reported."""
         process = self.process
         if process.alive and not process.holds_directory():
             self.simulation.counts["stale_handle"] += 1
@@ -70,7 +70,7 @@ class LogWriter(Writer):
         self._go_on()
 
     def sync_recovered(self, ends: dict[int, int]) -> None:
-        """Make durable what recovery found written and not synced."""
+        """Make durable the entries that recovery found written and not synced."""
         self._busy = True
         self.simulation.after(self.disk_ms(1, 25), self._sync, [], ends)
 
@@ -88,7 +88,7 @@ class LogWriter(Writer):
         return self._busy or any(who == partition for who, _ in self.unwritten) or partition in self._epochs_in_flight
 
     def leave_behind(self) -> None:
-        """The process ends amid its work."""
+        """The process ends during its work."""
         rng, disk = self.simulation.rng, self.disk
         jobs = self.unwritten
         if jobs:
@@ -149,7 +149,7 @@ class LogWriter(Writer):
         self.report_durable(batch, ends)
 
     def report_durable(self, batch: list[tuple[int, Job]], ends: dict[int, int]) -> None:
-        """Tell each partition's core, in the order in which it asked, what is durable now."""
+        """Report the durable offset to each partition's core, in the order of their requests."""
         facts: dict[int, list[ev.Event]] = {partition: [ev.Persisted(end)] for partition, end in ends.items()}
         for partition, job in batch:
             told = facts.setdefault(partition, [])
@@ -174,7 +174,7 @@ class LogWriter(Writer):
 
 
 class StoreWriter(Writer):
-    """Applies what is committed."""
+    """Applies committed entries."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process)
@@ -191,7 +191,7 @@ class StoreWriter(Writer):
         return partition in self._asked or (self._amid is not None and partition in self._amid)
 
     def leave_behind(self) -> None:
-        """The process ends amid its work."""
+        """The process ends during its work."""
         if self._amid is not None and self.simulation.rng.random() < 0.5:
             self._apply(self._amid)
 

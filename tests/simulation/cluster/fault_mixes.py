@@ -1,4 +1,4 @@
-"""Mixes of few faults, each made to break one thing: those in which defects are caught, and sound cores pass."""
+"""Mixes of few faults, each aimed at one rule: defects are caught in them, and sound cores pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def settings() -> Plan:
 
 
 def cuts(**changes: Any) -> Callable[[], Plan]:
-    """Long cuts and many leaders; everybody is asked for reads."""
+    """Long cuts and many leaders; reads at every node."""
     mix = {"churn": True, "gap_ms": 500, "write_gap_ms": 60, "reads": 0.9}
     return lambda: Plan.only("isolate", "cut_metastore", "long_pause", "cut_nodes", "hand_over", **{**mix, **changes})
 
@@ -42,12 +42,12 @@ def pauses() -> Plan:
 
 
 def unattended() -> Plan:
-    """Disks are replaced while no controller looks."""
+    """Disks are replaced while controllers do not read."""
     return Plan.only("replace_disk", "sleeping_controller", gap_ms=300, write_gap_ms=60, trims=0.0)
 
 
 def last_resorts(**changes: Any) -> Callable[[], Plan]:
-    """A guard loses all its disks among kills and cuts, and an operator forces what is left."""
+    """All electable replicas lose their disks among kills and cuts, and an operator forces a remaining one."""
     mix: dict[str, Any] = {
         "gap_ms": 900, "write_gap_ms": 60, "trims": 0.0, "last_resort_ms": 2_500, "lost": 0.01, "repeated": 0.05,
         "overtaken": 0.2, "held": 0.02, "store_lost": 0.05, "store_held": 0.05,

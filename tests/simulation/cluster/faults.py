@@ -1,8 +1,8 @@
-"""What goes wrong, how often, and with which weight: every seed draws its own mix (swarm testing).
+"""Faults, their frequencies and weights: every seed draws its own mix (swarm testing).
 
-Some seeds know only crashes, some only a bad network, some everything; a fault that never meets another
-one would hide what their meeting breaks. Data is lost only within the promise: at any time fewer copies than min-ISR
-that are not replaced yet.
+Some seeds know only crashes, some only a bad network, some everything; a fault that always occurs alone would hide
+defects that need two faults. Data is lost only within the promise: at any time fewer lost and not yet replaced replicas
+than min-ISR.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ AMBUSHES = (
     fx.Truncate,
     fx.RoleChanged,
 )
-"""Where a crash waits for a process: right after it was asked for one of these."""
+"""Effects during which a crash may occur: right after the core requested one of these."""
 
 
 class Faults:
@@ -47,7 +47,7 @@ class Faults:
         self.simulation = simulation
         self.over = False
         self._open_losses: dict[int, dict[str, int]] = {}
-        """partition -> node -> the gen that it has since it lost its data."""
+        """partition -> node -> its log id since it lost its data."""
         self._least_min_isr: dict[int, int] = {}
 
     def start(self) -> None:
@@ -58,7 +58,7 @@ class Faults:
             self._next()
 
     def end(self, nodes: frozenset[str] | None = None) -> None:
-        """Everything that is broken is mended (or all of `nodes` and the metastore); nothing new breaks."""
+        """End every fault (or those of all of `nodes` and the metastore); no new ones start."""
         self.over = True
         simulation = self.simulation
         if simulation.metastore.down:
@@ -132,7 +132,7 @@ class Faults:
             node.power_loss()
 
     def _blackout(self, _node: Node) -> None:
-        """All machines at once: where acknowledged means synced, nothing of it is lost."""
+        """All machines lose power at once: where acknowledged means synced, no acknowledged entry is lost."""
         if not self.simulation.plan.asynchronous:
             self.simulation.counts["blackout"] += 1
             for node in self.simulation.nodes.values():
@@ -144,7 +144,8 @@ class Faults:
             self._lost(node)
 
     def _may_lose(self, node: Node, partition: int) -> bool:
-        """True when one more copy without its data is within the promise: min-ISR - 1 at once (and never the last)."""
+        """True when one more replica without its data is within the promise: min-ISR - 1 at once (and never the
+        last)."""
         simulation = self.simulation
         record = simulation.metastore.records[partition]
         lost = self._open_losses.setdefault(partition, {})
@@ -153,11 +154,12 @@ class Faults:
                 del lost[name]
         acts = record.lineage or simulation.counts["guard_lost"]
         if acts and not any(simulation.electable(record, [m.node]) for m in guard(record) if m.node != node.name):
-            return False  # whom an operator forced stands alone until others join it
+            return False  # a forced leader is alone until others join it
         return len(lost.keys() | {node.name}) < min(self._least_min_isr[partition], record.effective_min_isr)
 
     def _may_copy(self, node: Node, partition: int) -> bool:
-        """True when the other copies can be copied from the start, or so many agree that nobody needs this one."""
+        """True when the other replicas can be copied from the start, or enough of them agree that this one is not
+        needed."""
         simulation = self.simulation
         others = [other for other in simulation.holders(partition) if other is not node]
         start = max((other.disk.logs[partition].start for other in others), default=0)
@@ -171,7 +173,7 @@ class Faults:
             self._open_losses.setdefault(partition, {})[node.name] = node.disk.log_ids[partition]
 
     def lossy(self, partition: int) -> bool:
-        """True when some copy of the partition is not back in sync since it lost its data."""
+        """True when some replica of the partition is not back in sync since it lost its data."""
         return bool(self._open_losses.get(partition))
 
     def _pause(self, node: Node) -> None:
@@ -204,12 +206,12 @@ class Faults:
     # -- the network ----------------------------------------------------------------------------
 
     def _for_ms(self) -> int:
-        """How long a cut lasts: in simulations of churn, through elections."""
+        """Duration of a cut: in simulations of churn, through elections."""
         rng = self.simulation.rng
         return rng.randint(2_500, 9_000) if self.simulation.plan.churn else rng.randint(150, 4_000)
 
     def _cut_nodes(self, node: Node) -> None:
-        """Two nodes, one way or both."""
+        """Cut two nodes from each other, in one direction or both."""
         simulation, rng = self.simulation, self.simulation.rng
         others = [name for name in simulation.nodes if name != node.name]
         if others:
@@ -220,7 +222,7 @@ class Faults:
                 simulation.network.cut(other, node.name, for_ms)
 
     def _cut_metastore(self, node: Node) -> None:
-        """A node and the metastore, one way or both; the other nodes hear it well."""
+        """Cut a node from the metastore, in one direction or both; its links to other nodes work."""
         simulation, rng = self.simulation, self.simulation.rng
         for_ms, ways = self._for_ms(), rng.randint(1, 3)
         simulation.counts["cut_metastore"] += 1
@@ -292,7 +294,7 @@ class Faults:
     # -- operators ------------------------------------------------------------------------------
 
     def _hand_over(self, _node: Node) -> None:
-        """A leader is asked to give a partition to somebody, who need not even be in sync."""
+        """Request that a leader hands a partition over to a node, which need not even be in sync."""
         simulation, rng = self.simulation, self.simulation.rng
         record = rng.choice(list(simulation.metastore.records.values()))
         process = self._leader(record)
@@ -306,7 +308,7 @@ class Faults:
         return None if record.leader is None else self.simulation.nodes[record.leader.node].current
 
     def _min_isr(self, _node: Node) -> None:
-        """Somebody sets min-ISR, by a conditional write that leaves the rest as it is (H22)."""
+        """Set min-ISR by a conditional write that leaves the rest of the record unchanged (H22)."""
         simulation, rng = self.simulation, self.simulation.rng
         record = rng.choice(list(simulation.metastore.records.values()))
         least = 2 if simulation.plan.loses_data else 1
@@ -368,7 +370,7 @@ class Faults:
         return replace(record, replicas=before + adding, adding=adding, removing=removing)
 
     def _balance(self, _node: Node) -> None:
-        """The controller's plan for even leaderships is carried out: each leader is asked to hand over."""
+        """The controller's plan for even leaderships is carried out: each leader gets a request to hand over."""
         simulation = self.simulation
         for move in plan(seats(simulation.metastore.records, simulation.metastore.registrations)):
             record = simulation.metastore.records[move.partition]
@@ -382,7 +384,7 @@ class Faults:
     # -- for good -------------------------------------------------------------------------------
 
     def leave_broken(self, names: list[str]) -> None:
-        """These nodes are lost to the others for good, each in a way of its own."""
+        """Disconnect these nodes from the others for good, each in a different way."""
         simulation, rng = self.simulation, self.simulation.rng
         for name in names:
             node = simulation.nodes[name]

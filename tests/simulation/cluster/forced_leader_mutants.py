@@ -1,6 +1,6 @@
-"""Deliberate defects of the act of last resort (docs/protocol.md R-FORCE), each of which the simulator must catch.
+"""Deliberate defects of forced elections (docs/protocol.md R-FORCE), each of which the simulator must catch.
 
-As in `mutants.py`, which says in which mix of faults and by which invariants.
+`mutants.py` lists the mixes of faults and the invariants.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ def forces_in_the_old_epoch(patch: Patch) -> None:
 
 
 def forces_without_a_lineage(patch: Patch) -> None:
-    """Nobody can tell afterwards that an election was unclean (against R-FORCE)."""
+    """The record does not show that an election was unclean (against R-FORCE)."""
     _forces(patch, lambda record, made: replace(made, lineage=record.lineage))
 
 
 def forces_beside_the_old_guard(patch: Patch) -> None:
-    """Those who were in the guard may still be elected beside the forced copy (against R-FORCE)."""
+    """The previously electable replicas may still be elected beside the forced one (against R-FORCE)."""
     _forces(patch, lambda record, made: replace(made, elr=record.isr | record.elr))
 
 
 def lets_a_controller_force(
     record: PartitionRecord, registrations: dict[str, Registration], *args: Any, **options: Any
 ) -> Decision:
-    """A controller does by itself what only an operator may order (against R-FORCE)."""
+    """A controller forces a leader without an operator's order (against R-FORCE)."""
     decision = elect(record, registrations, *args, **options)
     there = [name for name in record.replicas if name in registrations]
     if record.status is not PartitionStatus.OFFLINE or isinstance(decision, ProposeRecord) or not there:
@@ -56,7 +56,7 @@ def lets_a_controller_force(
 
 
 def gives_up_what_its_leader_lacks(patch: Patch) -> None:
-    """A follower drops what is committed here and missing at its leader (against R-TRUNC, R-FORCE)."""
+    """A follower drops entries that are committed here and missing at its leader (against R-TRUNC, R-FORCE)."""
     sound = Follower.on_follow_accepted
 
     def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: Effects) -> None:
@@ -68,7 +68,7 @@ def gives_up_what_its_leader_lacks(patch: Patch) -> None:
 
 
 def counts_for_what_its_leader_lacks(patch: Patch) -> None:
-    """A copy that holds something committed acknowledges to a leader that lacks it (against R-FORCE)."""
+    """A replica with a committed entry acknowledges to a leader that lacks it (against R-FORCE)."""
     sound = Follower.on_follow_accepted
 
     def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: Effects) -> None:
@@ -81,7 +81,7 @@ def counts_for_what_its_leader_lacks(patch: Patch) -> None:
 
 
 def forgets_what_it_replays(patch: Patch) -> None:
-    """A copy whose rows must be replayed takes none of it for committed (against R-FORCE, H36)."""
+    """A replica whose rows must be replayed takes none of the replayed entries for committed (against R-FORCE, H36)."""
     sound = Replica.__init__
 
     def made(self: Replica, *args: Any, committed: int = 0, **given: Any) -> None:
@@ -92,5 +92,6 @@ def forgets_what_it_replays(patch: Patch) -> None:
 
 
 def keeps_a_divergence_to_itself(patch: Patch) -> None:
-    """A copy that its leader contradicts asks for ever, and nobody is told (against R-FORCE)."""
+    """A replica whose leader contradicts it keeps sending FollowRequests, and never reports the divergence (against
+    R-FORCE)."""
     patch.setattr(Replica, "_quarantine_if", lambda *_given: None)

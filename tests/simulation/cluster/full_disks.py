@@ -1,10 +1,10 @@
 """Clusters whose disks fill up (H38): a low disk takes barriers from the log's reserve and nothing else, a full one
 takes nothing.
 
-What a node then drops, refuses and declines is the runtime's part (`repl.runtime.disk_full`), which is rendered here;
-that replicas decline a nomination, and what follows from all of it, is the product's core and controller.
+A node's drops and refusals are decided in the runtime (`repl.runtime.disk_full`), which this module emulates; declined
+nominations and their consequences are the product's own core and controller.
 
-- I-DISK-FULL: no entry is appended to a full disk, and none but barriers to a low one, beside those of a message that
+- I-DISK-FULL: no entry is appended to a full disk, and only barriers to a low one, beside those of a message that
   was on its way into the log when the disk filled up.
 """
 
@@ -25,7 +25,7 @@ from tests.simulation.cluster.simulator import ClusterSimulation
 
 
 class Room(IntEnum):
-    """What a disk takes."""
+    """The disk's free space: enough for everything, for barriers only, or for nothing."""
 
     ENOUGH = 0
     LOW = 1
@@ -37,7 +37,7 @@ class FillingProcess(Process):
 
     @property
     def room(self) -> Room:
-        """What its disk takes now."""
+        """The free space of this process's disk."""
         assert isinstance(self.simulation, FullDiskSimulation)
         return self.simulation.rooms.get(self.node.name, Room.ENOUGH)
 
@@ -52,7 +52,7 @@ class FillingProcess(Process):
             replica.set_disk_full(self.room is Room.NONE)
 
     def receive(self, partition: int, event: ev.Received) -> None:
-        """See Process: what the disk does not take is dropped before the core has seen it."""
+        """See Process: entries that the disk cannot take are dropped before the core has seen them."""
         message = event.message
         if type(message) is ms.AppendEntries and message.entries and not self._takes(message.entries):
             self.simulation.counts["dropped_by_a_disk"] += 1
@@ -89,7 +89,7 @@ class FullDiskSimulation(ClusterSimulation):
         self.gap_ms = self.chance.choice((3_000, 1_500, 700))
         """Mean time between two disks that fill up or are freed."""
         self.rooms: dict[str, Room] = {}
-        """Node -> what its disk takes; without an entry it has enough."""
+        """Node -> free space of its disk; without an entry it has enough."""
         super().__init__(seed, **{"shell": FillingProcess} | options)
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class FullDiskSimulation(ClusterSimulation):
             self._set(name, Room.ENOUGH)
 
     def live(self) -> None:
-        """See ClusterSimulation: the nodes that are well have room."""
+        """See ClusterSimulation: the healthy nodes have space."""
         self._freed()
         super().live()
 

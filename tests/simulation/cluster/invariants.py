@@ -1,8 +1,8 @@
-"""What must hold at every moment, one named check each (docs/protocol.md, Invariants).
+"""The protocol's invariants, one named check each (docs/protocol.md, Invariants).
 
-Pure functions over what can be observed of one partition and over its `PartitionHistory`: all that was ever appended,
-decided and promised by anybody. A check raises Violation with its name and what it saw. The seeded
-simulator (`tests/simulation/cluster`) calls them after every event; a test of each name shows what it catches.
+Pure functions over what can be observed of one partition and over its `PartitionHistory`: everything that any node ever
+appended, committed and promised. A check raises Violation with its name and the observed values. The seeded simulator
+(`tests/simulation/cluster`) calls them after every event; a test of each name shows which violations it catches.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Violation(AssertionError):
 
 @dataclass(slots=True)
 class PartitionHistory:
-    """One partition's past, as nobody inside can see it whole."""
+    """One partition's whole past, which no single node can see."""
 
     leaders: dict[int, Incarnation] = field(default_factory=dict)
-    """epoch -> who appended in it."""
+    """epoch -> the (node, inc) that appended in it."""
 
     appended: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """(epoch, offset) -> the entry's bytes, as its leader made it."""
@@ -45,17 +45,17 @@ class PartitionHistory:
     """request id -> offset, of every request that was acknowledged."""
 
     acked_end: int = 0
-    """All acknowledged entries lie below."""
+    """All acknowledged entries lie below this offset."""
 
     read_end: int = 0
-    """All that a committed read has shown lies below."""
+    """All entries shown by committed reads lie below this offset."""
 
     refused: set[bytes] = field(default_factory=set)
     """Request ids that got a definite error."""
 
 
 def epoch_one(history: PartitionHistory, epoch: int, who: Incarnation) -> None:
-    """I-EPOCH-ONE: at most one (node, inc) ever acts in an epoch. Notes `who` as the one."""
+    """I-EPOCH-ONE: at most one (node, inc) ever acts in an epoch. Records `who` as that one."""
     before = history.leaders.setdefault(epoch, who)
     if before != who:
         raise Violation("I-EPOCH-ONE", f"{who} acts in epoch {epoch} of {before}")
@@ -91,14 +91,15 @@ def leader_in_isr(record: PartitionRecord) -> None:
 
 
 def some_guard(record: PartitionRecord, log_ids: Mapping[str, int]) -> None:
-    """I-SOME-GUARD: somebody who may be elected still has the log that the record means. `gens` is what the
-    nodes' data directories say."""
+    """I-SOME-GUARD: at least one electable replica still has the log that the record names. `gens` are the log ids in
+    the nodes' data directories."""
     if all(log_ids.get(m.node) != m.log_id for m in guard(record)):
         raise Violation("I-SOME-GUARD", f"guard {sorted(guard(record))}, but the logs there are {dict(log_ids)}")
 
 
 def min_guard(before: PartitionRecord, after: PartitionRecord) -> None:
-    """I-MIN-GUARD: nobody leaves the guard while fewer than min-ISR would stay; setting min-ISR higher moves nobody."""
+    """I-MIN-GUARD: no member ceases to be electable while fewer than min-ISR would stay; raising min-ISR changes no
+    membership."""
     stay = guard(after)
     if len(stay) < after.effective_min_isr and len(stay) < len(guard(before)):
         gone = sorted(guard(before) - stay)
@@ -108,8 +109,9 @@ def min_guard(before: PartitionRecord, after: PartitionRecord) -> None:
 
 
 def moved(before: PartitionRecord, after: PartitionRecord) -> None:
-    """I-REMOVE: replicas go by their leader's write alone, never the leader itself, and only those that are to; once
-    all who were to join are in sync and nobody outside the ISR may be elected; min-ISR members stay in sync (H21)."""
+    """I-REMOVE: replicas are removed by their leader's write alone, never the leader itself, and only those marked for
+    removal; not before all joining replicas are in sync and no replica outside the ISR is electable; min-ISR members
+    stay in sync (H21)."""
     gone = {*before.replicas} - {*after.replicas}
     if not gone:
         return
@@ -130,7 +132,7 @@ def moved(before: PartitionRecord, after: PartitionRecord) -> None:
 
 
 def factor_in_force(began: Collection[str], record: PartitionRecord) -> None:
-    """I-FACTOR: while replicas change, effective min-ISR asks for no more of them than there were when the change began
+    """I-FACTOR: while replicas change, effective min-ISR requires no more of them than existed when the change began
     (`began`), nor than there will be; and the change ends only when every newcomer that stays is in sync."""
     in_sync = {member.node for member in record.isr}
     if record.adding or record.removing:
@@ -144,15 +146,17 @@ def factor_in_force(began: Collection[str], record: PartitionRecord) -> None:
 
 
 def asked_before_removing(stay: Collection[Member], me: str, answered: Mapping[Member, int], floor: int) -> None:
-    """I-REMOVE-ASKED: whoever is in sync and stays has said, since the leader knew the record that it changes, that
-    it is that very copy and holds all that was committed then (`floor`). `answered`: member -> durable end it said."""
+    """I-REMOVE-ASKED: each remaining in-sync member has confirmed, since the leader knew the record that it changes,
+    its log id and that it holds everything committed then (`floor`). `answered`: member -> the durable end that it
+    reported."""
     for member in stay:
         if member.node != me and answered.get(member, 0) < floor:
             raise Violation("I-REMOVE-ASKED", f"{member} said {answered.get(member)}, committed was {floor}")
 
 
 def cleared(record: PartitionRecord, member: Member) -> None:
-    """I-CLEARED: a copy is deleted only when the record names its node as a replica no more, nor may it be elected."""
+    """I-CLEARED: a replica is deleted only when the record no longer names its node as a replica, and it is not
+    electable."""
     if member.node in record.replicas and member in guard(record):
         raise Violation("I-CLEARED", f"{member} is deleted, and may be elected by {record}")
 
@@ -165,7 +169,7 @@ def dot_unique(history: PartitionHistory, entry: Entry) -> None:
 
 
 def log_leader(history: PartitionHistory, entries: Iterable[Entry]) -> None:
-    """I-LOG-LEADER: every entry in a log is what the leader of its epoch appended there."""
+    """I-LOG-LEADER: every entry in a log is the one that the leader of its epoch appended there."""
     for entry in entries:
         made = history.appended.get((entry.epoch, entry.offset))
         if made != entry.wire:
@@ -187,7 +191,7 @@ def log_match(history: PartitionHistory, epoch_below: int | None, entries: Itera
 
 
 def epoch_asc(start: int, entries: Iterable[Entry]) -> None:
-    """I-EPOCH-ASC: offsets from `start` on have no hole and epochs do not fall."""
+    """I-EPOCH-ASC: offsets from `start` on have no gap and epochs do not fall."""
     offset, epoch = start, 0
     for entry in entries:
         if entry.offset != offset:
@@ -198,7 +202,7 @@ def epoch_asc(start: int, entries: Iterable[Entry]) -> None:
 
 
 def table_derived(table: EpochTable, start: int, entries: Sequence[Entry]) -> None:
-    """I-TABLE: the epoch table is what a scan of the log gives, as far as the log still reaches back."""
+    """I-TABLE: the epoch table equals the result of a scan of the log, as far as the log still reaches back."""
     scanned = table_of(entries)
     kept = tuple(row for row in table if row[1] >= start)
     if scanned and (not kept or kept[0] != scanned[0]):
@@ -225,8 +229,8 @@ def commit_agree(history: PartitionHistory, offset: int, entry: Entry) -> None:
 
 
 def maximal(record: PartitionRecord, proposed: Collection[PartitionRecord]) -> frozenset[Member]:
-    """The maximal ISR of R-MAX: the confirmed one, and all whom one of the undecided writes `proposed` may have added,
-    refused ones on the same version included."""
+    """The maximal ISR of R-MAX: the confirmed one, and all members that one of the undecided writes `proposed` may have
+    added, refused ones on the same version included."""
     return maximal_isr(record, frozenset(m for write in proposed for m in write.isr))
 
 
@@ -238,9 +242,9 @@ def commit_rule(
     barrier: int,
     end: int,
 ) -> None:
-    """I-COMMIT-RULE: when hw moves to `end`, the confirmed record names `who` as leader, min-ISR members are in
-    sync, nobody else is electable, all of the maximal ISR hold it durably (`held`), and this epoch's
-    barrier is within."""
+    """I-COMMIT-RULE: when hw moves to `end`, the confirmed record names `who` as leader, min-ISR members are in sync,
+    no other replica is electable, all of the maximal ISR hold it durably (`held`), and this epoch's barrier is
+    within."""
     name = "I-COMMIT-RULE"
     if record.leader != who:
         raise Violation(name, f"{who} commits, but the leader is {record.leader}")
@@ -270,7 +274,8 @@ def guard_complete(history: PartitionHistory, start: int, durable: Sequence[Entr
 
 
 def trunc_safe(to_offset: int, hw: int, applied: int, start: int) -> None:
-    """I-TRUNC-SAFE: a log is cut above all that this replica knows to be committed, has applied, or has trimmed."""
+    """I-TRUNC-SAFE: a log is truncated only above all that this replica knows to be committed, has applied, or has
+    trimmed."""
     if to_offset < max(hw, applied, start):
         raise Violation("I-TRUNC-SAFE", f"cut to {to_offset}: hw {hw}, applied {applied}, the log begins at {start}")
 
@@ -291,7 +296,7 @@ def applied_rows(history: PartitionHistory, offset: int, entry: Entry) -> None:
 
 
 def ack(history: PartitionHistory, request_id: bytes, offset: int, applied: int) -> None:
-    """I-ACK: what is acknowledged is committed at its offset and applied. Notes the acknowledgement."""
+    """I-ACK: an acknowledged entry is committed at its offset and applied. Records the acknowledgement."""
     decided = history.committed
     if offset >= len(decided) or decided[offset].request_id != request_id:
         raise Violation("I-ACK", f"offset {offset} acknowledged, which is not committed as such")
@@ -315,7 +320,7 @@ def acks_kept(history: PartitionHistory, applied: Sequence[Entry]) -> None:
 
 
 def no_false_nack(history: PartitionHistory, entries: Iterable[Entry]) -> None:
-    """I-NO-FALSE-NACK: what was definitely refused is in no log."""
+    """I-NO-FALSE-NACK: a definitely refused entry is in no log."""
     for entry in entries:
         if entry.request_id in history.refused:
             raise Violation(
@@ -325,7 +330,7 @@ def no_false_nack(history: PartitionHistory, entries: Iterable[Entry]) -> None:
 
 def read_lin(history: PartitionHistory, least: int, applied: int) -> None:
     """I-READ-LIN: a committed read, served from what is `applied`, sees every write acknowledged before it began and
-    all that reads had shown by then (`least`). Notes what it shows."""
+    everything that earlier reads had shown (`least`). Records the entries that it shows."""
     if applied < least:
         raise Violation(
             "I-READ-LIN", f"read at {applied}, shown or promised before it {least}, committed {len(history.committed)}"
@@ -336,9 +341,9 @@ def read_lin(history: PartitionHistory, least: int, applied: int) -> None:
 def write_one(
     undecided: Collection[PartitionRecord], record: PartitionRecord, refused_on: PartitionRecord | None
 ) -> None:
-    """I-WRITE-ONE (R-AMBIG): while a conditional write of a process is undecided, it sends no other on the same
-    base version. Where one was refused though the version had not moved, a copy may still be under way: then the record
-    as it is (`refused_on`), which changes nothing, may be written to have the version decided."""
+    """I-WRITE-ONE (R-AMBIG): while a conditional write of a process is undecided, it sends no other on the same base
+    version. If one was refused although the version had not moved, a duplicate may still be under way: then the
+    unchanged record (`refused_on`) may be written again to settle the version."""
     if refused_on is not None and record == refused_on:
         return
     for other in undecided:

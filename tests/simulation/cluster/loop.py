@@ -1,7 +1,7 @@
 """An event loop in a simulation's virtual time, one for each simulated process: the product's own coroutines run on it.
 
-What is called soon happens as an event of the simulation, what is called later at its virtual time. A paused process's
-calls wait until it goes on; a dead one's tasks are cancelled, and whatever they still do reaches nobody.
+`call_soon` schedules an event of the simulation, `call_later` one at its virtual time. A paused process's calls wait
+until it continues; a dead one's tasks are cancelled, and their remaining output is dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ READ_MS_MAX = 4
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """Of one process."""
+    """The event loop of one process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -45,7 +45,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         finally:
             events._set_running_loop(before)
 
-    # -- what the product asks for --------------------------------------------------------------
+    # -- the interface that the product uses ---------------------------------------------------
 
     def get_debug(self) -> bool:
         """See asyncio."""
@@ -94,7 +94,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, _executor: Any, function: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """A read in a thread: it sees the store as it is some time later, and takes a while to come back."""
+        """A read in a thread: it reads the store's state of some time later, and takes a while to return."""
         future = self.create_future()
         self.call_later(self._simulation.rng.randint(0, READ_MS_MAX) / 1000, self._read, future, function, args)
         return future
@@ -111,7 +111,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             future.set_result(found)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What nobody waited for is no news: an answer that a dead client would have got."""
+        """Ignore exceptions that nobody awaited: answers that a dead client would have got."""
 
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
         """See asyncio; a cancelled call comes and is passed over."""
@@ -138,7 +138,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(before)
 
     def go_on(self) -> None:
-        """After a pause."""
+        """Continue after a pause."""
         while self._parked and not self._process.paused and self._process.alive:
             self._run(self._parked.popleft())
 

@@ -1,9 +1,9 @@
-"""The simulated metastore: records, registrations, sessions; and the way there and back, which is not to be trusted.
+"""The simulated metastore: records, registrations, sessions; and the unreliable network to and from it.
 
-A request may be lost, held for seconds and then arrive, arrive twice, or be done while its answer is lost; the asker
-learns "undecided" after its time-out and may repeat while the first copy is still on its way. Reads come late and
-in any order. While the metastore is down nothing is answered and no session ends. A session needs both ways
-to the metastore; a write needs only the way there to happen, and the way back to be known.
+A request may be lost, held for seconds and then arrive, arrive twice, or be carried out while its answer is lost; the
+caller gets "undecided" after its time-out and may repeat the request while the first one is still on its way. Reads
+arrive late and in any order. While the metastore is down it answers nothing and no session ends. A session needs both
+directions to the metastore; a write needs only the way there to take effect, and the way back to be known.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 METASTORE = "metastore"
-"""Its name among the ends of the network."""
+"""The metastore's name among the ends of the network."""
 
 SESSION_MS = 2_500
-"""A session ends when nothing was heard for so long."""
+"""A session ends after this time without a heartbeat."""
 
 ANSWER_TIMEOUT_MS = 900
-"""How long an asker waits before it calls a request undecided."""
+"""How long a client waits before it takes a request for undecided."""
 
 HELD_MAX_MS = 8_000
-"""How long a held request, answer or watch is on its way at most."""
+"""Maximum delay of a held request, answer or watch."""
 
 Answer = Callable[[str, PartitionRecord, PartitionRecord], None]
 Look = tuple[Mapping[int, PartitionRecord], Mapping[str, Registration], int]
@@ -36,7 +36,7 @@ Look = tuple[Mapping[int, PartitionRecord], Mapping[str, Registration], int]
 
 
 class SimMetastore:
-    """All truth about who leads; `down` is an outage."""
+    """The authoritative records; `down` is an outage."""
 
     def __init__(self, simulation: ClusterSimulation) -> None:
         self.simulation = simulation
@@ -48,7 +48,7 @@ class SimMetastore:
         self._last_gen = 10
         self.down = False
         self.life = 0
-        """How often it went back."""
+        """How many times its state was rolled back."""
         self._void_inc = 0
         simulation.after(200, self._expire)
 
@@ -61,7 +61,7 @@ class SimMetastore:
         return session_id is not None and session_id <= self._void_inc
 
     def new_log_id(self) -> int:
-        """A gen that was never given."""
+        """A log id that was never used."""
         self._last_gen += 1
         return self._last_gen
 
@@ -89,8 +89,8 @@ class SimMetastore:
     # -- conditional writes ---------------------------------------------------------------------
 
     def write(self, asker: str, record: PartitionRecord, needs: Collection[Member], answer: Answer) -> None:
-        """A conditional write; `answer(kind, asked, found)` is called once: "confirmed" with what was written,
-        "refused" with what is there, "undecided" with what was asked."""
+        """A conditional write; `answer(kind, asked, found)` is called once: "confirmed" with the written record,
+        "refused" with the stored one, "undecided" with the requested one."""
         simulation = self.simulation
         if not simulation.network.open(asker, METASTORE) or self._lost():
             simulation.after(ANSWER_TIMEOUT_MS, answer, "undecided", record, record)
@@ -148,7 +148,7 @@ class SimMetastore:
             process.see(record)
 
     def _fulfilled(self, partition: int, needs: Collection[Member]) -> bool:
-        """Each member that a write needs is registered, active, and has that gen."""
+        """Each member that a write requires is registered, active, and has that log id."""
         for member in needs:
             found = self.registrations.get(member.node)
             if found is None or not found.active or found.log_id_of(partition) != member.log_id:
@@ -158,7 +158,7 @@ class SimMetastore:
     # -- reads ----------------------------------------------------------------------------------
 
     def read(self, asker: str, answer: Callable[[Look], None]) -> None:
-        """A look: the records, and then the registrations; may never be answered."""
+        """Read the records, and then the registrations; may never be answered."""
         if self.simulation.network.open(asker, METASTORE) and not self._lost():
             self.simulation.after(self._delay_ms(), self._read_records, asker, answer)
 
@@ -177,7 +177,7 @@ class SimMetastore:
             self.simulation.after(self._delay_ms(), answer, look)
 
     def read_synced(self, asker: str, partition: int, answer: Callable[[PartitionRecord], None]) -> None:
-        """One record, as new as anything confirmed before the call; may never be answered."""
+        """Read one record, at least as new as any write confirmed before the call; may never be answered."""
         if self._request_arrives(asker) and self._reaches(asker) and not self._lost():
             self.simulation.after(self._delay_ms(), self._read_synced, asker, partition, answer)
 
@@ -203,7 +203,7 @@ class SimMetastore:
             return
         if (not process.alive and owner is not None) or (process.session.session_id is not None and owner is process):
             self.simulation.counts["late_registration_refused"] += 1
-            return  # a session that is over cannot replace what stands there
+            return  # an expired session cannot replace the stored registration
         if owner is not None and owner is not process:
             self.simulation.counts["registration_replaced"] += 1
         self._last_inc += 1
@@ -218,7 +218,7 @@ class SimMetastore:
         self.simulation.after(self.simulation.rng.randint(1, 12), answer, session_id)
 
     def renew(self, process: Process, answer: Callable[[], None]) -> None:
-        """Register the same session again with what its directory holds now and whether it is leaving; may never be
+        """Register the same session again with its directory's present contents and whether it is leaving; may never be
         answered."""
         if self._request_arrives(process.node.name) and not self._lost():
             self.simulation.after(self._delay_ms(), self._arrive_renewal, process, answer)
@@ -235,8 +235,8 @@ class SimMetastore:
             self.simulation.after(self.simulation.rng.randint(1, 12), answer)
 
     def ping(self, name: str, session_id: int) -> bool | None:
-        """A heartbeat: True when the session and its registration stand, False when they are over, None when there
-        is no answer."""
+        """A heartbeat: True when the session and its registration exist, False when they have ended, None when there is
+        no answer."""
         if not self._request_arrives(name) or not self._reaches(name):
             return None
         known = self.registrations.get(name)
@@ -252,13 +252,13 @@ class SimMetastore:
             self._end(name)
 
     def outage_over(self) -> None:
-        """Up again; a new metastore leader starts all session timers anew."""
+        """Up again; a new metastore leader restarts all session timers."""
         self.down = False
         for session_id in self._heard_ms:
             self._heard_ms[session_id] = self.simulation.now_ms
 
     def go_back(self, records: dict[int, PartitionRecord]) -> None:
-        """It is what it was once, and all sessions are over; what was under way to it before does not arrive."""
+        """Restore an earlier state and end all sessions; requests under way to it do not arrive."""
         self.life += 1
         self._void_inc = self._last_inc
         self.records = dict(records)

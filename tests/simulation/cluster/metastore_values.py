@@ -1,7 +1,7 @@
-"""Small values of the simulated metastore, as source queues ask for them: see `repl.metastore.port.Metastore`.
+"""Small values of the simulated metastore, as source queues use them: see `repl.metastore.port.Metastore`.
 
-One tree for the simulation; each process has its own way to it, which is cut, slow or down as its way to the records
-is.
+One tree for the simulation; each process has its own connection to it, which is cut, slow or down like its connection
+to the records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 WAY_MS = (1, 6)
-"""One way to the metastore and back takes so long."""
+"""Duration of one request to the metastore and its answer."""
 
 HINT_MS = 30
 """Longest way of a hint; one in HINTS_LATE comes only after HINT_LATE_MS, as one after a lost connection."""
@@ -102,7 +102,7 @@ class ProcessValues:
             raise Unavailable("cut off")
 
     def changed(self, path: str) -> None:
-        """Tell the process, in a while, whenever there is a way."""
+        """Notify the process after a delay, when it can be reached."""
         simulation = self._values.simulation
         late = not simulation.faults.over and simulation.rng.randrange(HINTS_LATE) == 0
         simulation.after(HINT_LATE_MS if late else simulation.rng.randint(1, HINT_MS), self._notify, path)

@@ -1,8 +1,8 @@
 """Deliberate defects of the core, the election and the shell, each of which the simulator must catch.
 
-A defect that no seed catches means that a check or a fault is missing here. Each is a function that puts the defect
-in by patching what the product's class does; its first line says what is wrong, and against which rule. `DEFECTS`
-says by which invariants that may be noticed, in which mix of faults.
+A defect that no seed catches means that a check or a fault is missing here. Each is a function that injects the defect
+by patching the product's class; its first line names the wrong behaviour and the rule that it breaks. `DEFECTS` lists
+the invariants that may catch it, and the mix of faults.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Patch = pytest.MonkeyPatch
 
 
 def truncates_to_its_hw(patch: Patch) -> None:
-    """A follower cuts its log to what it knows to be committed (against R-TRUNC, H1)."""
+    """A follower truncates its log to its high watermark (against R-TRUNC, H1)."""
     sound = Follower.on_follow_accepted
 
     def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: fx.Effects) -> None:
@@ -65,7 +65,7 @@ def truncates_to_its_hw(patch: Patch) -> None:
 
 
 def truncates_nothing(patch: Patch) -> None:
-    """A follower keeps what contradicts its leader, and appends over it (against R-TRUNC, H4)."""
+    """A follower keeps entries that contradict its leader, and appends over them (against R-TRUNC, H4)."""
     accepts, appends = Follower.on_follow_accepted, Follower.on_append_entries
 
     def accepted(self: Follower, message: ms.FollowAccepted, state: Any, effects: fx.Effects) -> None:
@@ -83,7 +83,7 @@ def truncates_nothing(patch: Patch) -> None:
 
 
 def takes_any_epoch(patch: Patch) -> None:
-    """A message counts whatever the epoch in which it was said (against R-FENCE)."""
+    """A message counts whatever its epoch (against R-FENCE)."""
     sound = Replica._receive
 
     def receive(self: Replica, node: str, message: ms.Message, effects: fx.Effects, now_ms: int) -> None:
@@ -106,7 +106,7 @@ def takes_any_nonce(patch: Patch) -> None:
 
 
 def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
-    """A copy that lost its data comes back under its old gen (against R-GEN)."""
+    """A replica that lost its data comes back under its old log id (against R-GEN)."""
     sound = Node.replace_disk
 
     def replace_disk(self: Node) -> None:
@@ -118,7 +118,7 @@ def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
 
 
 def counts_acknowledgements_of_any_gen(patch: Patch) -> None:
-    """A leader takes what a node acknowledges for what the member in sync holds, whatever its log (against R-GEN)."""
+    """A leader counts a node's acknowledgements for the member in sync, whatever the log id (against R-GEN)."""
     sound = Leader.on_append_ack
 
     def acknowledged(self: Leader, node: str, ack: ms.AppendAck, state: Any, effects: fx.Effects, now_ms: int) -> None:
@@ -131,7 +131,7 @@ def counts_acknowledgements_of_any_gen(patch: Patch) -> None:
 
 
 def acts_before_its_epoch_is_durable(patch: Patch) -> None:
-    """A replica stands for an epoch that its disk has not noted yet (against H27)."""
+    """A replica becomes a candidate in an epoch that is not durable yet (against H27)."""
     sound = Replica._follow_record
 
     def follow(self: Replica, effects: fx.Effects, now_ms: int) -> None:
@@ -198,7 +198,7 @@ def _commit_rule(patch: Patch, rule: Callable[[Leader, PartitionRecord, int], in
 
 
 def commits_what_is_durable_here(patch: Patch) -> None:
-    """A leader asks nobody (against R-COMMIT)."""
+    """A leader commits without its followers' acknowledgements (against R-COMMIT)."""
     _commit_rule(patch, lambda self, record, durable: durable if durable > self.barrier else None)
 
 
@@ -209,13 +209,13 @@ def commits_below_min_isr(patch: Patch) -> None:
 
 
 def commits_beside_the_elr(patch: Patch) -> None:
-    """A leader commits while somebody outside the ISR may be elected (against R-ELR)."""
+    """A leader commits while a replica outside the ISR is electable (against R-ELR)."""
     sound = Leader.committed_end
     _commit_rule(patch, lambda self, record, durable: sound(self, replace(record, elr=frozenset()), durable))
 
 
 def commits_without_proposed_members(patch: Patch) -> None:
-    """A leader forgets whom its undecided write may have added (against R-MAX)."""
+    """A leader ignores the members that its undecided write may have added (against R-MAX)."""
     patch.setattr(Leader, "maximal", lambda self, record: record.isr)
 
 
@@ -257,7 +257,7 @@ def believes_its_tail(patch: Patch) -> None:
 
 
 def applies_what_its_leader_has(patch: Patch) -> None:
-    """A follower takes what it was sent for committed (against R-COMMIT)."""
+    """A follower takes every received entry for committed (against R-COMMIT)."""
     sound = Follower.on_append_entries
 
     def append(self: Follower, message: ms.AppendEntries, state: Any, effects: fx.Effects, now_ms: int) -> None:
@@ -267,7 +267,7 @@ def applies_what_its_leader_has(patch: Patch) -> None:
 
 
 def acknowledges_what_is_written(patch: Patch) -> None:
-    """A follower acknowledges what is not synced (against R-FSYNC)."""
+    """A follower acknowledges entries that are not synced (against R-FSYNC)."""
     sound = Follower.acknowledge
 
     def acknowledge(self: Follower, state: Any, effects: fx.Effects) -> None:
@@ -296,7 +296,7 @@ def keeps_what_it_refuses(patch: Patch) -> None:
 
 
 def drops_members_for_good(patch: Patch) -> None:
-    """Who leaves the ISR may not be elected, however few stay (against R-ELR, H9)."""
+    """A member that leaves the ISR ceases to be electable, however few stay (against R-ELR, H9)."""
 
     def drop(record: PartitionRecord, gone: frozenset[Member]) -> PartitionRecord:
         return replace(record, isr=record.isr - gone)
@@ -306,7 +306,7 @@ def drops_members_for_good(patch: Patch) -> None:
 
 
 def joins_before_it_has_caught_up(patch: Patch) -> None:
-    """A follower joins with whatever it has (against H17)."""
+    """A follower joins the ISR without having caught up (against H17)."""
 
     def joining(self: Leader, state: Any, now_ms: int) -> Any:
         record = state.known_record
@@ -339,7 +339,7 @@ def never_repeats_a_write(patch: Patch) -> None:
 
 
 def forgets_a_refused_write(patch: Patch) -> None:
-    """A refused write has no copy under way (against R-AMBIG and R-MAX)."""
+    """A refused write is taken to have no duplicate under way (against R-AMBIG and R-MAX)."""
     patch.setattr(Leader, "write_refused", lambda self, state, now_ms: setattr(self, "pending_write", None))
 
 
@@ -347,7 +347,7 @@ def forgets_a_refused_write(patch: Patch) -> None:
 
 
 def reads_without_asking(patch: Patch) -> None:
-    """A leader serves reads because it believes that it leads (against R-READ, H24)."""
+    """A leader serves reads without confirming its leadership (against R-READ, H24)."""
     sound = ReadIndex.request
 
     def request(
@@ -391,7 +391,7 @@ def elects_in_an_old_epoch(record: PartitionRecord, *args: Any, **options: Any) 
 def takes_the_node_for_the_leader(
     record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
 ) -> Decision:
-    """Another session of the leader's node will do (against R-INC)."""
+    """Another session of the leader's node counts as the leader (against R-INC)."""
     if record.status is PartitionStatus.ONLINE and record.leader is not None and record.leader.node in registrations:
         return NoAction("its node is there")
     return elect(record, registrations, *args, **options)
@@ -400,7 +400,7 @@ def takes_the_node_for_the_leader(
 def brings_the_silent_online(
     record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
 ) -> Decision:
-    """A candidate leads that said nothing yet."""
+    """A candidate becomes leader before it has reported anything."""
     if record.status is PartitionStatus.CANDIDATE_FOUND and record.candidate is not None:
         return ProposeRecord(replace(record, status=PartitionStatus.ONLINE, leader=record.candidate, candidate=None))
     return elect(record, registrations, *args, **options)
@@ -409,7 +409,7 @@ def brings_the_silent_online(
 def elects_anybody(
     record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
 ) -> Decision:
-    """Whoever is there may lead, in sync or not (an unclean election)."""
+    """Any registered replica may lead, in sync or not (an unclean election)."""
     there = frozenset(
         Member(n, registrations[n].log_id_of(record.partition)) for n in record.replicas if n in registrations
     )
@@ -431,7 +431,7 @@ def elects_anybody(
 
 
 def reports_durable_before_the_sync(patch: Patch) -> None:
-    """The log's writer reports what is only written (against R-FSYNC)."""
+    """The log's writer reports written entries as durable (against R-FSYNC)."""
 
     def write(self: LogWriter) -> None:
         batch = list(self.unwritten)
@@ -444,12 +444,12 @@ def reports_durable_before_the_sync(patch: Patch) -> None:
 
 
 def never_reports_a_trim(patch: Patch) -> None:
-    """The core is not told where its log begins."""
+    """The core is not notified of the log's new start."""
     patch.setattr(Process, "report_trimmed", lambda self, partition: None)
 
 
 def answers_when_appended(patch: Patch) -> None:
-    """A client is told of success before its entry is applied (against I-ACK)."""
+    """A client gets success before its entry is applied (against I-ACK)."""
     sound = Process._step
 
     def step(self: Process, partition: int, event: ev.Event) -> Any:
@@ -462,7 +462,7 @@ def answers_when_appended(patch: Patch) -> None:
 
 
 def writes_unconditionally(patch: Patch) -> None:
-    """The metastore does not look at versions."""
+    """The metastore does not check versions."""
     sound = SimMetastore._store
 
     def store(self: SimMetastore, record: PartitionRecord, needs: Any) -> Any:
@@ -475,7 +475,8 @@ def writes_unconditionally(patch: Patch) -> None:
 
 
 def sends_rows_of_now(patch: Patch) -> None:
-    """A leader reads a round's chunks from the store as it is, not as it was when the round began (against R-FAR)."""
+    """A leader reads a round's chunks from the store's present state, not from a snapshot of the round's start (against
+    R-FAR)."""
     sound = StateTransfers._chunk
 
     def chunk(self: StateTransfers, partition: int, to: str, asked: ms.TransferRequest) -> ms.Message:
@@ -488,7 +489,7 @@ def sends_rows_of_now(patch: Patch) -> None:
 
 
 def forgets_that_it_is_far(patch: Patch) -> None:
-    """A process does not look at the far mark of its store when it starts (against R-FAR)."""
+    """A process ignores the transfer mark of its store when it starts (against R-FAR)."""
 
     def found(_self: StateTransfers, _store: Any) -> None:
         return None
@@ -497,7 +498,7 @@ def forgets_that_it_is_far(patch: Patch) -> None:
 
 
 def skips_to_the_end(patch: Patch) -> None:
-    """A follower takes a round for whole when its first rows are here (against R-FAR)."""
+    """A follower takes a round for complete when its first rows have arrived (against R-FAR)."""
     sound = state_transfer._install_rows
 
     def install(transfer: Any, message: ms.TransferRows, effects: fx.Effects) -> None:
@@ -507,7 +508,7 @@ def skips_to_the_end(patch: Patch) -> None:
 
 
 def sends_rows_to_a_counted_member(patch: Patch) -> None:
-    """A leader lets a member of the guard take rows, which drops its log (against R-FAR)."""
+    """A leader lets an electable replica take rows, which drops its log (against R-FAR)."""
     rejects, serves = state_transfer.log_rejection, state_transfer.serve
 
     def log_rejection(electable: bool, common: int, rounds: int, state: Any) -> Any:

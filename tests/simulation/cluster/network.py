@@ -1,9 +1,9 @@
-"""The simulated network: messages between nodes, and the connections that the shells hear of.
+"""The simulated network: messages between nodes, and notifications of connections to the shells.
 
-A message may be lost, repeated, overtaken, or held and delivered many seconds later, to another process even. A cut
-goes one way; it may swallow what comes, or hold it until it is healed. Between two ends of which nothing
-is cut, and in calm weather, messages arrive in order after DELAY_MS. The ends are nodes, the metastore and the
-controllers. What shells hear of connections is a hint: it may be late, and in some simulations it is at times missing.
+A message may be lost, repeated, overtaken, or held and delivered many seconds later, to another process even. A cut is
+one-way; it may drop messages, or hold them until it is healed. Between two ends without a cut, and outside of
+disturbances, messages arrive in order after DELAY_MS. The ends are nodes, the metastore and the controllers.
+Notifications of connections are hints: they may be late, and in some simulations are missing at times.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 DELAY_MS = 2
-"""One way, in calm weather."""
+"""One-way delay without disturbances."""
 
 HELD_MIN_MS, HELD_MAX_MS = 10_000, 14_000
-"""How long a held message is on its way: longer than sessions, elections and restarts."""
+"""Delay of a held message: longer than sessions, elections and restarts."""
 
 LINK_CHECK_MS = 120
-"""How often, after something changed, connections are looked after: the time-out of a silent one."""
+"""Interval of the check of connections after a change: the time-out of a silent one."""
 
 FOR_GOOD_MS = 10**9
 """A cut that is not healed by itself."""
@@ -39,9 +39,9 @@ class Network:
         self._slow: dict[tuple[str, str], int] = {}
         self._links_checked = True
         self.calm = False
-        """Nothing is lost, repeated, overtaken or held any more."""
+        """No message is lost, repeated, overtaken or held any more."""
         self.held_until_ms = 0
-        """When the last held message arrives."""
+        """Arrival time of the last held message."""
 
     # -- cuts -----------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ class Network:
         return (one, other) not in self._cuts and (other, one) not in self._cuts
 
     def cut(self, sender: str, to: str, for_ms: int) -> None:
-        """Nothing passes from `sender` to `to` for so long."""
+        """Cut the route from `sender` to `to` for this time."""
         until_ms = self.simulation.now_ms + for_ms
         self._cuts[sender, to] = max(until_ms, self._cuts.get((sender, to), 0))
         self.links_changed()
@@ -67,7 +67,7 @@ class Network:
         self.links_changed()
 
     def join_all(self, among: frozenset[str] | None = None) -> None:
-        """Nothing is cut or slow any more (between the ends `among`), and nothing else happens to messages."""
+        """End all cuts and delays (between the ends `among`), and all other faults of messages."""
         self.calm = True
         for ways in (self._cuts, self._slow):
             for way in list(ways):
@@ -87,7 +87,7 @@ class Network:
     # -- messages -------------------------------------------------------------------------------
 
     def send(self, sender: Process, to: str, partition: int, message: Message) -> None:
-        """A message on its way; nobody hears what became of it."""
+        """Send a message; the sender does not learn its fate."""
         simulation, name = self.simulation, sender.node.name
         assert to != name, "a message to oneself"
         delay_ms = DELAY_MS + self._slow.get((name, to), 0)
@@ -130,7 +130,7 @@ class Network:
     # -- connections ----------------------------------------------------------------------------
 
     def links_changed(self) -> None:
-        """A node, a process or a way came or went: shells will hear of it after a while."""
+        """A node, a process or a route appeared or disappeared: notify the shells after a delay."""
         if self._links_checked:
             self._links_checked = False
             self.simulation.after(LINK_CHECK_MS, self._check_links)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 ZOMBIE_LIMIT_MS = 2_500
-"""How long a process that lost its directory may go on after it woke up."""
+"""How long a process that lost its directory may run after it woke up."""
 
 STOP_LIMIT_MS = 6_000
-"""How long a process that is asked to leave may take before it is killed."""
+"""How long a process may take for a graceful stop before it is killed."""
 
 LEADS = (ReplicaRole.CANDIDATE, ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 
@@ -42,12 +42,12 @@ class Node:
         self.ambush: type[fx.Effect] | None = None
         """A crash waits for the next effect of this kind."""
         self.gone = False
-        """Nobody starts it again."""
+        """No process is started on it again."""
         self._started = 0
 
     @property
     def partitions(self) -> list[int]:
-        """Those of which a copy is here that counts."""
+        """Partitions with a valid replica on this node."""
         return sorted(self.disk.logs.keys() - self.disk.condemned)
 
     @property
@@ -79,7 +79,7 @@ class Node:
             delay_ms = 50
         self.simulation.after(delay_ms, self.start)
 
-    # -- what may happen to it ------------------------------------------------------------------
+    # -- faults of the node ----------------------------------------------------------------------
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -88,8 +88,8 @@ class Node:
             self.current.die("killed")
 
     def power_loss(self) -> None:
-        """The machine loses power and everything that was not synced. Where that may be acknowledged data, its copies
-        of the log are not believed any more."""
+        """The machine loses power and everything that was not synced. If that may include acknowledged data, its logs
+        get new ids."""
         simulation = self.simulation
         simulation.counts["power_loss"] += 1
         for process in list(self.processes):
@@ -102,7 +102,7 @@ class Node:
                 before = self.disk.log_ids[partition]
                 self.take_new_log_id(partition)
                 simulation.checkers.declared.renamed(self, partition, before)
-            log.sync()  # what is left is what the disk has
+            log.sync()  # the remaining state is the disk's
         simulation.checkers.disk_changed(self)
 
     def replace_disk(self) -> None:
@@ -119,13 +119,13 @@ class Node:
         simulation.checkers.disk_changed(self)
 
     def take_new_log_id(self, partition: int) -> None:
-        """The copy of `partition` here is another log from now on (R-GEN)."""
+        """From now on the replica of `partition` here has another log (R-GEN)."""
         simulation = self.simulation
         self.disk.log_ids[partition] = simulation.metastore.new_log_id()
         simulation.counts["gen_lost"] += 1
 
     def pause(self, for_ms: int) -> None:
-        """SIGSTOP, and SIGCONT later; somebody may try to start the node meanwhile."""
+        """SIGSTOP, and SIGCONT later; the node may be started again meanwhile."""
         process = self.current
         if process is not None and not process.paused:
             process.paused = True
@@ -155,7 +155,7 @@ class Node:
             self.simulation.after(sleep_ms, self._wake, process)
 
     def stop(self, patience: int = 10) -> None:
-        """Ask the process to leave in order, if need be a little later, when it has something to give up."""
+        """Request a graceful stop; a little later, when the process leads something."""
         process = self.current
         if process is None or process.stopping or process.paused or self.simulation.faults.over:
             return

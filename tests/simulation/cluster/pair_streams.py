@@ -1,8 +1,8 @@
 """Simulations of clusters that replicate by the product's pair streams, with several partitions.
 
 `repl.runtime.pair_streams` runs in each process. Groups and acknowledgements cross as bytes, and are lost, repeated,
-overtaken and held like other messages. A stream is asked for when a connection comes up; some nodes are of a version
-that does not know streams.
+overtaken and held like other messages. A stream is requested when a connection comes up; some nodes have a version
+without streams.
 
 Each leader moves the soft cursor of a queue now and then; `repl.runtime.replication_sender` and `replication_receiver`
 bring it to the followers, which keep the newest. A cursor is the time at which it was made.
@@ -52,21 +52,21 @@ QUEUE = b"to-west"
 """The queue that has a soft cursor."""
 
 CURSOR_MOVES = 0.5
-"""How often a leader moves the cursor, of the times at which it shares cursors."""
+"""How often a leader moves the cursor when it shares cursors."""
 
 CURSOR_LIMIT_MS = SEND_INTERVAL_MS + SOFT_CURSOR_INTERVAL_MS + 500
-"""Virtual time within which followers have a cursor while nothing fails: the least time between two copies, the
+"""Virtual time within which followers have a cursor without faults: the least time between two sent cursors, the
 interval of sharing, and the way."""
 
 RECONNECT_MS = 500
-"""Virtual time after a connection broke within which it stands again, and the follower follows again."""
+"""Virtual time after a connection broke within which it is up again, and the follower follows again."""
 
 HAND_OVER_MS = 30_000
 """Virtual time within which a leader hands over: requests to the metastore and answers may still be lost or late."""
 
 
 class StreamStep(NamedTuple):
-    """In the trace, in place of an event: a replica was asked for the sake of a stream."""
+    """Shown in the trace in place of an event: a call of a replica for a stream."""
 
     what: str
 
@@ -81,8 +81,8 @@ class SimPartition:
 
 
 class StreamChecks:
-    """I-STREAM-POSITION and I-STREAM-ACK: a group's number stands for the same entries at both ends, and is
-    acknowledged only when the follower's disk holds them, but for partitions that are named as left."""
+    """I-STREAM-POSITION and I-STREAM-ACK: a group's number means the same entries at both ends, and is acknowledged
+    only when the follower's disk holds them, except for partitions that are named as left."""
 
     def __init__(self, checkers: Checkers) -> None:
         self._checkers = checkers
@@ -128,7 +128,7 @@ class SimPartitions:
         self._attached: dict[int, SimPartition] = {}
 
     def attached(self, partition: int) -> None:
-        """A replica was made; it knows no cursors."""
+        """A replica was created; it has no cursors."""
         self._attached[partition] = SimPartition(partition, self._process.replicas[partition])
 
     def get(self, partition: int) -> SimPartition | None:
@@ -153,7 +153,7 @@ class SimTimer:
 
 
 class ProcessShell:
-    """What the streams, sender and receiver of a process need of it: links, log, disk, clock, events and scheduler."""
+    """A process as its streams, sender and receiver see it: links, log, disk, clock, events and scheduler."""
 
     def __init__(self, process: StreamProcess) -> None:
         self._process = process
@@ -167,7 +167,7 @@ class ProcessShell:
         live: bool = True,
         cursors: Mapping[bytes, bytes] = NO_CURSORS,
     ) -> bool:
-        """A message on its way; those of streams, and cursors with what carries them, as bytes. As the product's links
+        """Send a message; those of streams, and cursors with their carrier messages, as bytes. As the product's links
         it drops an AppendEntries without a connection, so that this is not the last one sent."""
         process = self._process
         if isinstance(message, ms.AppendEntries) and node not in process.links:
@@ -187,11 +187,11 @@ class ProcessShell:
         return True
 
     def takes_stream(self, node: str) -> bool:
-        """True after `node` asked for a stream, until a connection with it breaks."""
+        """True after `node` requested a stream, until a connection with it breaks."""
         return node in self._process.stream_nodes
 
     def persist_encoded(self, runs: Sequence[StreamRun]) -> None:
-        """Append to the log what a stream brought."""
+        """Append a stream's entries to the log."""
         for run in runs:
             self._process.append_streamed(run)
 
@@ -209,7 +209,7 @@ class ProcessShell:
         self._process.feed(partition.id, event)
 
     def check_log_start(self, partition: SimPartition) -> None:
-        """A FollowRequest came: the process looks itself."""
+        """A FollowRequest arrived: the process handles it itself."""
 
     def has_space(self, _size_bytes: int) -> bool:
         """The disk is never full."""
@@ -232,11 +232,11 @@ class ProcessShell:
         self._process.post_all(event)
 
     def carry_out(self, partition: SimPartition, rule: Callable[..., Sequence[fx.Effect]], *arguments: object) -> None:
-        """Carry out what a core asked for."""
+        """Carry out the effects of a core."""
         self._process.stream_effects(partition.id, rule(*arguments))
 
     def commit(self, partition: SimPartition, rule: Callable[..., int], _now_ms: int, *arguments: object) -> None:
-        """Apply what a core has committed."""
+        """Apply the entries that a core has committed."""
         end = rule(*arguments)
         self._process.stream_effects(partition.id, [fx.Apply(end)] if end else [])
 
@@ -245,11 +245,11 @@ class ProcessShell:
         raise error
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """In this or the next millisecond."""
+        """Call in this or the next millisecond."""
         self.call_later(0, function)
 
     def call_later(self, delay_s: float, function: Callable[[], object]) -> SimTimer:
-        """After `delay_s`, if the process lives; later if it is paused."""
+        """Call after `delay_s`, if the process lives; later if it is paused."""
         timer, process = SimTimer(), self._process
 
         def call() -> None:
@@ -274,9 +274,9 @@ class StreamProcess(Process):
         super().__init__(simulation, node, number)
         shell = cast(Any, ProcessShell(self))
         self.stream_nodes: set[str] = set()
-        """Nodes that asked for a stream."""
+        """Nodes that requested a stream."""
         self.cursors: dict[int, bytes] = {}
-        """The newest soft cursor that this process knows, by partition."""
+        """The newest soft cursor that this process has, by partition."""
         self.partitions = SimPartitions(self)
         self.streams = PairStreams(
             cast(Any, self.partitions),
@@ -302,7 +302,7 @@ class StreamProcess(Process):
         self.simulation.after(self.simulation.chance.randint(1, SOFT_CURSOR_INTERVAL_MS), self._each_second)
 
     def attach(self, partition: int) -> None:
-        """Make the replica; a copy that was deleted had another one's cursor."""
+        """Create the replica; the cursor of a deleted one was another replica's."""
         super().attach(partition)
         self.partitions.attached(partition)
         self.cursors.pop(partition, None)
@@ -310,7 +310,7 @@ class StreamProcess(Process):
     # -- connections ----------------------------------------------------------------------------
 
     def link_up(self, peer: str) -> None:
-        """The connection dialled to `peer` stands: ask for a stream."""
+        """The connection dialled to `peer` is up: request a stream."""
         super().link_up(peer)
         simulation = self.simulation
         if self.node.name not in simulation.without_streams:
@@ -329,7 +329,7 @@ class StreamProcess(Process):
             self.streams.wanted(peer)
 
     def link_down(self, peer: str) -> None:
-        """A connection with `peer` broke; at times nobody says so."""
+        """A connection with `peer` broke; at times without a notification."""
         super().link_down(peer)
         if self.simulation.network.calm or self.simulation.rng.random() >= self.simulation.plan.link_silence:
             self.sender.link_lost(cast(Any, self.partitions.all()), peer)
@@ -345,7 +345,7 @@ class StreamProcess(Process):
             super().receive(partition, event)
 
     def post(self, partition: int, event: ev.Event) -> None:
-        """As of every process; messages of streams do not go to a core, cursors only as far as the receiver."""
+        """As in every process; messages of streams do not reach a core, cursors only the receiver."""
         delivery = cast(object, event.message) if isinstance(event, ev.Received) else None
         if not isinstance(delivery, Delivery) or not self.alive or self.paused:
             super().post(partition, event)
@@ -354,7 +354,7 @@ class StreamProcess(Process):
         self.receiver.received(event.node, (delivery._replace(partition=partition),))
 
     def feed(self, partition: int, event: ev.Event) -> None:
-        """What the receiver took, for a core."""
+        """Pass an event of the receiver on to a core."""
         super().post(partition, event)
 
     def send(self, to: str, partition: int, message: ms.Message) -> None:
@@ -404,7 +404,7 @@ class StreamProcess(Process):
     # -- effects --------------------------------------------------------------------------------
 
     def perform(self, partition: int, effect: fx.Effect, made_here: bool) -> None:
-        """Streams take what was appended for their followers."""
+        """Pass appended entries on to their followers' streams."""
         if isinstance(effect, fx.StreamEntries):
             self.simulation.counts["streamed"] += len(effect.to)
             entries = self.read_log(partition, effect.start, effect.end)
@@ -425,7 +425,7 @@ class StreamProcess(Process):
         super().perform(partition, effect, made_here)
 
     def stream_effects(self, partition: int, effects: Sequence[fx.Effect]) -> None:
-        """Carry out what a core asked for when a stream told it something."""
+        """Carry out the effects of a core's step on a stream's event."""
         simulation = self.simulation
         simulation.trace.append((simulation.now_ms, self.name, partition, StreamStep("stream"), effects))
         simulation.checkers.stepped(self, partition, cast(Any, StreamStep("stream")), effects)
@@ -438,7 +438,7 @@ class StreamProcess(Process):
         self._append(run.partition, tuple(decode_entry(wire) for wire in run.wires), False)
 
     def stepped(self, partition: int, event: ev.Event) -> None:
-        """What became durable is acknowledged once all cores know of it."""
+        """Acknowledge durable entries once all cores have processed the event."""
         super().stepped(partition, event)
         if isinstance(event, ev.Persisted | ev.Truncated) and not self._durable_due:
             self._durable_due = True
@@ -465,9 +465,9 @@ class StreamSimulation(ClusterSimulation):
             plan.overtaken *= rng.choice((0, 0.1, 1))
             plan.repeated *= rng.choice((0, 0.3, 1))
         self.without_streams: frozenset[str] = frozenset(("n1",)) if rng.random() < 0.15 else frozenset()
-        """Nodes of a version that does not know streams."""
+        """Nodes whose version has no streams."""
         self.chance = rng
-        """Of cursors."""
+        """Random numbers for cursors."""
         self.resigned: dict[int, bytes] = {}
         """partition -> the cursor of the last leader that resigned."""
         options.setdefault("shell", StreamProcess)
@@ -477,8 +477,8 @@ class StreamSimulation(ClusterSimulation):
     # -- cursors --------------------------------------------------------------------------------
 
     def quiet(self) -> None:
-        """And while nothing fails, cursors reach the followers (I-CURSOR-ARRIVES): at rest, over new connections, where
-        the stream takes the first write, and the next leader in time."""
+        """See ClusterSimulation; and without faults cursors reach the followers (I-CURSOR-ARRIVES): at rest, over new
+        connections, where the stream takes the first write, and the next leader in time."""
         super().quiet()
         self._check_cursors("at rest")
         self._reconnect()

@@ -1,4 +1,4 @@
-"""A simulation's mix of faults and its shape: how many nodes, how many copies, what goes wrong and how often."""
+"""The mix of faults and the shape of a simulation: number of nodes and replicas, faults and their frequencies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS = (
     "reassign",
     "balance",
 )
-"""Each is a method of `Faults`."""
+"""Names of the faults, each a method of `Faults`."""
 
 OFTEN = {"ambush": 3, "stop": 2, "cut_nodes": 2, "hand_over": 2, "reassign": 2}
 
@@ -63,7 +63,7 @@ class Plan:
     min_isr: int = 2
     partition_count: int = 1
     asynchronous: bool = False
-    """Durability `async`: acknowledged is written, not synced, and a power loss costs the gen."""
+    """Durability `async`: acknowledged means written, not synced, and a power loss changes the log id."""
     churn: bool = False
     gap_ms: int = 700
     weights: tuple[float, ...] = (0.0,) * len(KINDS)
@@ -71,25 +71,26 @@ class Plan:
     repeated: float = 0.0
     overtaken: float = 0.0
     held: float = 0.0
-    """Of messages between nodes."""
+    """Share of messages between nodes."""
     store_lost: float = 0.0
     store_held: float = 0.0
-    """Of what goes to the metastore and back."""
+    """Share of requests to the metastore and of its answers."""
     link_silence: float = 0.0
-    """How often nobody says that a connection came or went."""
+    """How often no notification is sent that a connection came or went."""
     trims: float = 0.4
     harsh_trims: bool = False
-    """Logs are trimmed even where a copy out of sync still needs them; it then takes rows instead."""
+    """Logs are trimmed even where a replica out of sync still needs them; it then takes rows instead."""
     sync_on_open: bool = True
     write_gap_ms: int = 120
     reads: float = 0.3
     message_entries: int = 64
     last_resort_ms: int = 0
-    """When a guard begins to lose all its copies, so that an operator must force another one; 0: never."""
+    """Time at which the electable replicas begin to lose their disks, so that an operator must force another one; 0:
+    never."""
     redirects: bool = False
     """Changes of replicas that are under way are sent elsewhere, taken back, and wanted again."""
     liveness: bool = False
-    """Before all is healed, only so many nodes are that writes must go through."""
+    """Before all faults end, only as many nodes are up as writes need."""
     options: ReplicaOptions = field(
         default_factory=lambda: ReplicaOptions(
             window_entries=WINDOW_ENTRIES, max_time_lag_ms=800, max_record_lag=1_000, max_near_sync_message_lag=100_000
@@ -98,7 +99,7 @@ class Plan:
 
     @property
     def loses_data(self) -> bool:
-        """True when copies may lose acknowledged data."""
+        """True when replicas may lose acknowledged data."""
         return self.asynchronous or self.weights[KINDS.index("replace_disk")] > 0
 
     @staticmethod
@@ -147,6 +148,6 @@ class Plan:
 
     @staticmethod
     def only(*kinds: str, **changes: Any) -> Plan:
-        """A mix of few faults, to look closely at what they break."""
+        """A mix of few faults, to test their effects closely."""
         assert set(kinds) <= set(KINDS)
         return Plan(weights=tuple(1.0 if kind in kinds else 0.0 for kind in KINDS), **changes)

@@ -1,9 +1,9 @@
-"""One process of a node: it carries out what the core asks for, as the product's runtime does.
+"""One process of a node: it carries out the core's effects, as the product's runtime does.
 
-What the core asked for is answered by events, in order. Entries for followers are read when they are sent, not when
-that was asked for. A paused process takes nothing in until it goes on (disk requests that were already
-made are finished by the machine). A killed one never speaks again; a process that lost the directory's lock gets
-errors from the disk. A subclass may carry a defect of the shell (`mutants.py`).
+Effects are answered by events, in order. Entries for followers are read when they are sent, not when that was
+requested. A paused process receives nothing until it continues (the machine finishes disk requests that were already
+made). A killed one sends nothing any more; a process that lost the directory's lock gets errors from the disk. A
+subclass may carry a defect of the shell (`mutants.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.simulator import ClusterSimulation
 
 INBOX_LIMIT = 600
-"""What a paused process's connections hold; more is lost."""
+"""Messages that a paused process's connections hold; further ones are lost."""
 
 LEADING = (ReplicaRole.LEADER, ReplicaRole.RESIGNING)
 
@@ -53,10 +53,10 @@ class Process:
         self.far = StateTransfers(self)
         self.copies = ReplicaManager(self)
         self.links: set[str] = set()
-        """Nodes to which a connection stands, as far as this process could know."""
+        """Nodes with an established connection, as far as this process can know."""
         self.replicas: dict[int, Replica] = {}
         self.undecided: dict[int, list[PartitionRecord]] = {}
-        """Conditional writes that this process asked for, on versions that are not overtaken as far as it knows."""
+        """Conditional writes that this process sent, on versions that are not overtaken as far as it knows."""
         self.tails: dict[int, dict[int, Entry]] = {}
         """Entries by offset that this process appended and that are not applied."""
         self.waiting: dict[int, deque[tuple[int, bytes, Client]]] = {}
@@ -94,7 +94,7 @@ class Process:
         self._checkpoint()
 
     def attach(self, partition: int) -> None:
-        """Make the replica of what is on the disk."""
+        """Create the replica from the disk's contents."""
         simulation, disk = self.simulation, self.node.disk
         log, store = disk.logs[partition], disk.stores[partition]
         self.replicas[partition] = simulation.replica_class(
@@ -122,7 +122,7 @@ class Process:
         simulation.checkers.attached(self, partition)
 
     def nonce_base(self) -> int:
-        """Where this process's nonces begin."""
+        """The first of this process's nonces."""
         return self.simulation.rng.getrandbits(60)
 
     def holds_directory(self) -> bool:
@@ -130,7 +130,7 @@ class Process:
         return self.node.disk.holder is self
 
     def die(self, why: str) -> None:
-        """Gone at once; what it had not handed to the machine is lost, its clients never get an answer."""
+        """End the process at once; data not handed to the machine is lost, its clients never get an answer."""
         if not self.alive:
             return
         self.alive = False
@@ -147,7 +147,7 @@ class Process:
         self.node.died(self)
 
     def resume(self) -> None:
-        """Go on after a pause with all that came meanwhile."""
+        """Continue after a pause with everything that arrived meanwhile."""
         self.paused = False
         self.simulation.log_event(self.name, "goes on")
         while self._inbox and not self.paused and self.alive:
@@ -181,7 +181,7 @@ class Process:
             self.post(partition, event)
 
     def link_up(self, peer: str) -> None:
-        """The connection dialled to `peer` stands; whether anybody says so is another matter."""
+        """The connection dialled to `peer` is up; the notification may be missing."""
         self.links.add(peer)
         if self.simulation.network.calm or self.simulation.rng.random() >= self.simulation.plan.link_silence:
             self.post_all(ev.LinkUp(peer))
@@ -218,10 +218,10 @@ class Process:
         return replica.step(event, self.simulation.now_ms)
 
     def stepped(self, partition: int, event: ev.Event) -> None:
-        """The core took an event; nothing of what it asks for is done yet."""
+        """The core took an event; none of its effects is carried out yet."""
 
     def perform(self, partition: int, effect: fx.Effect, made_here: bool) -> None:
-        """Do what the core asked for."""
+        """Carry out the core's effects."""
         simulation = self.simulation
         if self.node.ambush is type(effect) and self.holds_directory():
             simulation.faults.ambushed(self.node)
@@ -293,7 +293,7 @@ class Process:
 
     def _tick(self, due_ms: int) -> None:
         if self._tick_at_ms != due_ms:
-            return  # an earlier one was asked for meanwhile, and has asked for the next
+            return  # an earlier one was requested meanwhile, and has requested the next
         self._tick_at_ms = None
         now_ms = self.simulation.now_ms
         for partition, replica in list(self.replicas.items()):
@@ -307,7 +307,7 @@ class Process:
                 self.simulation.after(due - now_ms, self._tick, due)
 
     def disk_error(self, what: str) -> None:
-        """The disk failed; every core hears of it."""
+        """The disk failed; every core is notified."""
         self.post_all(ev.PersistFailed(what))
 
     def _renew_gen(self, partition: int) -> None:
@@ -318,7 +318,7 @@ class Process:
             self.session.register_again()
 
     def registered_again(self) -> None:
-        """The metastore has noted what this process's directory holds."""
+        """The metastore has stored the present contents of this process's directory."""
         renewed, self._renewed = self._renewed, {}
         for partition, log_id in renewed.items():
             self.post(partition, ev.LogIdentityRenewed(log_id))
@@ -359,7 +359,7 @@ class Process:
             client.acknowledged()
 
     def read(self, partition: int) -> None:
-        """Somebody asks this process for committed state."""
+        """A committed read at this process."""
         token = self.simulation.token()
         self.reads[token] = (partition, self.simulation.checkers.read_begins(partition))
         alone = self.replicas[partition].confirms_alone
@@ -387,7 +387,7 @@ class Process:
         self.log.ask(partition, to_offset)
 
     def replicate(self, partition: int, effect: fx.Replicate) -> None:
-        """Send entries as they are now, if this is still what was asked for."""
+        """Send the present entries, if the request is still valid."""
         head = effect.head
         if not self.may_replicate(partition, head):
             self.simulation.counts["replicate_dropped"] += 1
@@ -422,7 +422,7 @@ class Process:
         return found
 
     def forget_tail(self, partition: int, end: int) -> None:
-        """What is applied is read from the log from now on."""
+        """Drop applied entries from memory; from now on they are read from the log."""
         tail = self.tails[partition]
         for offset in [offset for offset in tail if offset < end]:
             del tail[offset]
@@ -435,12 +435,12 @@ class Process:
         self.simulation.after(self.simulation.rng.randint(600, 2_500), self._checkpoint)
 
     def checkpoint(self) -> None:
-        """Move the store's floors up to what is applied, then trim the log below them."""
+        """Raise the store's floors to the applied offsets, then trim the log below them."""
         rng, plan = self.simulation.rng, self.simulation.plan
         for partition in self.replicas:
             store = self.node.disk.stores[partition]
             if plan.asynchronous:
-                self.node.disk.logs[partition].sync()  # floors stand on a synced log
+                self.node.disk.logs[partition].sync()  # floors must not be above the synced log
             if not store.target and store.far is None:
                 store.floor = store.applied
             log = self.node.disk.logs[partition]
@@ -453,20 +453,20 @@ class Process:
                     self.trim(partition, to)
 
     def trim(self, partition: int, to: int) -> None:
-        """Free the log below `to`; the core is told, at the latest before the next FollowRequest."""
+        """Free the log below `to`; the core is notified, at the latest before the next FollowRequest."""
         self.simulation.counts["trim"] += 1
         self.node.disk.logs[partition].trim(to)
         self._untold_trims.add(partition)
         self.simulation.after(self.simulation.rng.randint(0, 600), self.report_trimmed, partition)
 
     def report_trimmed(self, partition: int) -> None:
-        """Tell the core where its log begins; a process that died tells nobody, and its successor may have deleted the
-        copy."""
+        """Notify the core of the log's start; a process that died notifies nobody, and its successor may have deleted
+        the replica."""
         if self.alive and partition in self._untold_trims and partition in self.replicas:
             self._untold_trims.discard(partition)
             self.post(partition, ev.Trimmed(self.node.disk.logs[partition].start))
 
     def me(self) -> Incarnation | None:
-        """Who this process is to the metastore."""
+        """The (node, session id) of this process in the metastore."""
         session_id = self.session.session_id
         return None if session_id is None else Incarnation(self.node.name, session_id)

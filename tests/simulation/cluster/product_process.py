@@ -1,9 +1,8 @@
 """A process that runs the product's own shell above the core: waiters, coordinator, source queues.
 
 Writes go through `repl.coordinator.coordinator` and are answered by `repl.runtime.waiters`; `queues.service` with its
-cursor keeper serves sinks, on an event loop in virtual time. What lies below (log, store, links, metastore) is the
-simulator's. As the product's runtime it answers waiters and notifies listeners; soft cursors
-travel along.
+cursor keeper serves sinks, on an event loop in virtual time. The layers below (log, store, links, metastore) are the
+simulator's. Like the product's runtime it answers waiters and notifies listeners, and sends soft cursors.
 """
 
 from __future__ import annotations
@@ -70,11 +69,11 @@ class Clock:
         self._simulation = simulation
 
     def now_ms(self) -> int:
-        """Of the simulation."""
+        """Virtual time of the simulation."""
         return self._simulation.now_ms
 
     def wall_ms(self) -> int:
-        """Of the simulation."""
+        """Virtual time of the simulation as wall-clock time."""
         return WALL_MS + self._simulation.now_ms
 
 
@@ -92,7 +91,7 @@ class ProcessStore:
 
 
 class SoftStoreWriter(StoreWriter):
-    """Writes soft cursors along with what is applied; keeps what was applied until the core has heard of it."""
+    """Writes soft cursors together with applied entries; keeps applied entries until the core has been notified."""
 
     def __init__(self, process: QueueProcess) -> None:
         super().__init__(process)
@@ -115,7 +114,7 @@ class SoftStoreWriter(StoreWriter):
             store.rows.write([PartitionStep(P, (), soft)])
 
     def flush(self) -> None:
-        """Those that found nothing to travel with."""
+        """Write the soft cursors that no entry carried."""
         if self._amid is None and not self._asked and self.process.holds_directory():
             for partition in list(self.soft):
                 self.write_soft(partition)
@@ -155,7 +154,7 @@ class StrictQueueService(QueueService):
         self._log_end(task)
 
     def tick(self) -> None:
-        """And the ledger closes at each."""
+        """See QueueProcess; and the ledger of each queue closes."""
         super().tick()
         for queue in self._queues.values():
             if queue.ledger_off:
@@ -170,7 +169,7 @@ class StrictApplyListeners(ApplyListeners):
 
 
 class QueueProcess(Process):
-    """See the module's text. It stands for the product's runtime, too, as the coordinator knows that."""
+    """See the module's text. It also replaces the product's runtime for the coordinator."""
 
     simulation: QueueSimulation
     store: SoftStoreWriter
@@ -187,7 +186,7 @@ class QueueProcess(Process):
         self.latency = ReplicationLatency()
         self.window = MemoryWindow(WINDOW_BYTES)
         self.pending: dict[RequestBatch, None] = {}
-        """What clients asked of this process and has no answer."""
+        """Requests of clients to this process that have no answer."""
         self.appended_ids: set[bytes] = set()
         self._records: dict[int, PartitionRecord] = {}
         self._heads: dict[tuple[int, str], ms.AppendEntries] = {}
@@ -272,12 +271,12 @@ class QueueProcess(Process):
                 self.coordinator.learn_records(self._records)
 
     def rows_of(self, partition: int) -> MemoryStore:
-        """The rows of a copy; of one that is gone, none."""
+        """The rows of a replica; none if it does not exist."""
         store = self.node.disk.stores.get(partition)
         return store.rows if isinstance(store, RowStore) else MemoryStore()
 
     def place(self, partition: int) -> Partition:
-        """Of a copy that is here."""
+        """The partition object of a replica on this process."""
         return self.partitions[partition]
 
     # -- events ---------------------------------------------------------------------------------
@@ -343,7 +342,7 @@ class QueueProcess(Process):
     # -- soft cursors ---------------------------------------------------------------------------
 
     def soft_cursor(self, partition: int, queue: bytes, payload: bytes) -> None:
-        """As the runtime's."""
+        """As in the product's runtime."""
         if partition in self.partitions:
             self.store.soft.setdefault(partition, {})[queue] = payload
             self.partitions[partition].cursor_gossip.update(queue, payload)
@@ -415,7 +414,7 @@ class QueueProcess(Process):
 
 
 class Runtime:
-    """What the coordinator knows of `repl.runtime.runtime`."""
+    """The part of `repl.runtime.runtime` that the coordinator uses."""
 
     def __init__(self, process: QueueProcess) -> None:
         self._process = process
@@ -434,11 +433,11 @@ class Runtime:
 
     @staticmethod
     def grouped() -> contextlib.AbstractContextManager[None]:
-        """Of the log: one write for all that is appended meanwhile; here each turn of the writer is one."""
+        """The log's grouping: one write for all entries appended meanwhile; here each turn of the writer is one."""
         return contextlib.nullcontext()
 
     def append(self, place: Partition, entries: Sequence[Entry], _now_ms: int) -> IsthmusError | None:
-        """As the runtime's."""
+        """As in the product's runtime."""
         process = self._process
         if not process.alive or process.stopping or place.id not in process.replicas:
             return NotReady("the node is stopping")
@@ -453,7 +452,7 @@ class Runtime:
         return None
 
     def committed(self, place: Partition) -> asyncio.Future[None]:
-        """As the runtime's."""
+        """As in the product's runtime."""
         process = self._process
         if place.replica.confirms_alone:
             return self.confirmed

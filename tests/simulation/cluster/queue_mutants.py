@@ -1,6 +1,6 @@
-"""Deliberate defects of the promises and of the source queues, each of which the simulation of queues must catch.
+"""Deliberate defects of the waiters and of the source queues, each of which the simulation of queues must catch.
 
-As in `mutants.py`: each puts a defect in by patching what the product does; its first line says what is wrong.
+As in `mutants.py`: each injects a defect by patching the product; its first line names the wrong behaviour.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def deposed() -> Plan:
 
 
 def unknown_outcome_not_returned(patch: Patch) -> None:
-    """A request for an uncommitted entry goes on waiting for its offset when leadership ends (R-WAIT)."""
+    """A request for an uncommitted entry keeps waiting for its offset when leadership ends (R-WAIT)."""
     patch.setattr(Waiters, "fail_above", lambda _self, _end, _error: None)
 
 
@@ -69,7 +69,7 @@ def a_repeat_is_answered_at_once(patch: Patch) -> None:
 
 
 def cursor_reported_early(patch: Patch) -> None:
-    """The cursor moves over what is given out, before it is acknowledged."""
+    """The cursor moves over changes when they are sent, before they are acknowledged."""
     sound = SourceQueue.mark_sent
 
     def sent(self: SourceQueue, batch: LeasedBatch) -> None:
@@ -80,7 +80,7 @@ def cursor_reported_early(patch: Patch) -> None:
 
 
 def owner_version_ignored(patch: Patch) -> None:
-    """A window serves a new owner before a CURSOR entry says that it stands under that owner's version (R-OWNER)."""
+    """A window serves a new owner before a CURSOR entry has been applied under that owner's version (R-OWNER)."""
     sound = SourceQueue.set_owner
 
     def set_owner(self: SourceQueue, cluster: bytes, version: int) -> None:
@@ -92,7 +92,7 @@ def owner_version_ignored(patch: Patch) -> None:
 
 
 def a_new_owner_leaves_the_window(patch: Patch) -> None:
-    """A window stays as it is though another owner, or another act, is decided."""
+    """A window stays unchanged although another owner, or another act, is decided."""
 
     def needs_no_new_window(window: Window, after: CursorState) -> bool:
         return after.cursor <= window.cursor
@@ -110,7 +110,7 @@ def the_next_owner_goes_on_where_the_last_stood(patch: Patch) -> None:
 
 
 def failed_is_settled(patch: Patch) -> None:
-    """What a sink wants again is settled."""
+    """A change that a sink asks for again counts as settled."""
     sound = SourceQueue.acknowledge
 
     def acknowledge(self: SourceQueue, session: Session, batch: bytes, version: int, _failed: Any, *rest: Any) -> None:
@@ -120,7 +120,7 @@ def failed_is_settled(patch: Patch) -> None:
 
 
 def what_is_given_up_is_forgotten(patch: Patch) -> None:
-    """What a sink refuses for good leaves no gap."""
+    """A change that a sink refuses for good leaves no gap."""
 
     def missing(self: Window, places: Any, items: Any) -> None:
         self.settle(places, items)
@@ -129,7 +129,7 @@ def what_is_given_up_is_forgotten(patch: Patch) -> None:
 
 
 def another_leader_begins_at_its_end(patch: Patch) -> None:
-    """Who comes to lead offers only what is applied from then on."""
+    """A new leader offers only the changes applied from then on."""
     sound = SourceQueue.lead
 
     def lead(
@@ -143,7 +143,8 @@ def another_leader_begins_at_its_end(patch: Patch) -> None:
 
 
 def a_share_waits_for_its_node_for_ever(patch: Patch) -> None:
-    """What is in the share of a node of the sink's cluster goes to no other one, however long that node is away."""
+    """Changes in the share of a node of the sink's cluster are given to no other node, however long that node is
+    away."""
     for module in (sink_shares, source_queue):
         patch.setattr(module, "SHARE_PATIENCE_MS", 1_000_000_000)
 

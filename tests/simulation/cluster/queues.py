@@ -1,10 +1,10 @@
-"""A simulation whose processes run the product's promises and source queues: clients write, other clusters fetch and
+"""A simulation whose processes run the product's waiters and source queues: clients write, other clusters fetch and
 push.
 
 Each process is a `QueueProcess`. Clients write, delete, send requests again and bring pushes; the sinks of two other
 clusters fetch from every leader, acknowledge (late, twice, or not at all), restart, and refuse some changes for good.
-An operator releases, places, clears, suspends and resumes, and registers a queue that comes late. Tombstones are reaped
-where all queues are done with them. Around it is the simulator with all its faults.
+An operator releases, places, clears, suspends and resumes, and registers a queue late. Tombstones are reaped once all
+queues have passed them. The simulator adds all its faults.
 
     I-ALO  once all is calm, each queue's owner has every write of ours that is acknowledged and not in a gap
     I-Q-CURSOR     no cursor passes a row whose writes of ours the owner lacks, but in a gap
@@ -60,7 +60,7 @@ CLUSTERS = {
     FIRST: (b"the-west-cluster", b"the-southcluster"),
     LATE: (b"the-northcluster", b"the-upper-cluste"),
 }
-"""Who fetches from a queue: one at a time, the others when it was released. None has what another one has."""
+"""The sinks that fetch from a queue: one at a time, the next when it was released. No two share data."""
 
 REMEMBERED = 60
 """Requests and pushes that may come again."""
@@ -79,7 +79,7 @@ ACTS: tuple[tuple[str, ...], ...] = (
     ("clear", "suspend", "resume", "resume"),
     ("release", "place", "clear", "register", "suspend", "stop", "resume", "resume"),
 )
-"""What an operator does in a simulation."""
+"""The acts of an operator in a simulation."""
 
 
 @lru_cache(1_000)
@@ -96,12 +96,12 @@ class RequestBatch:
         self.process = process
         self.requests = requests
         self.results: list[object] | None = None
-        """What it was answered, and then as it was."""
+        """The answers; `was` keeps them as they arrived, since an answer must not change."""
         self.was: list[object] = []
 
 
 class QueueClient(Client):
-    """Writes of one partition, and what the sinks' clusters push there."""
+    """Writes of one partition, and pushes of the sinks' clusters to it."""
 
     simulation: QueueSimulation
 
@@ -157,7 +157,8 @@ class QueueClient(Client):
         return WriteRequest(Key(TYPE, BUCKET, key), content, context, request_id)
 
     def _reap(self, process: QueueProcess) -> bool:
-        """As `repl.coordinator.tombstone_reaper`: what all queues are done with, once all copies are in sync."""
+        """Reap as `repl.coordinator.tombstone_reaper` does: tombstones that all queues have passed, once all replicas
+        are in sync."""
         replica = process.replicas[self.partition]
         record = replica.record
         if not replica.ready or record is None or {member.node for member in record.isr} != {*record.replicas}:
@@ -264,7 +265,7 @@ class SinkNodes:
 
     @property
     def awake(self) -> tuple[str, ...]:
-        """Those that fetch; at least one does."""
+        """The nodes that fetch; at least one does."""
         return tuple(name for name in self.names if name not in self._away)
 
     def share(self, node: str) -> Share | None:
@@ -274,7 +275,7 @@ class SinkNodes:
         return {TYPE: TypeShare(self.total, sum(1 << at for at, leader in enumerate(self._leaders) if leader == node))}
 
     def change(self) -> None:
-        """Sometimes a leader changes; sometimes nodes stop fetching, and go on."""
+        """Sometimes a leader changes; sometimes nodes stop fetching, and start again."""
         if self._chance.random() < 0.05:
             self._leaders[self._chance.randrange(self.total)] = self._chance.choice((*self.names, None))
         if self._chance.random() < 0.02:
@@ -282,7 +283,7 @@ class SinkNodes:
 
 
 class Sink:
-    """One cluster's links with one queue: a session of each node with each source node, and what arrived."""
+    """One cluster's links with one queue: a session of each node with each source node, and the arrived objects."""
 
     def __init__(self, simulation: QueueSimulation, cluster: bytes, queue: str) -> None:
         self.simulation = simulation
@@ -311,7 +312,7 @@ class Sink:
         simulation.after(simulation.chance.randint(10, 150), self.start)
 
     def _restart(self) -> None:
-        """Its process ends with all that it had not acknowledged."""
+        """The sink's process ends and loses everything that it had not acknowledged."""
         self.simulation.counts["sink_restarted"] += 1
         self._life += 1
         self._acks.clear()
@@ -328,7 +329,7 @@ class Sink:
         acks = tuple(self._acks.pop(name, ()))
         if acks and not simulation.faults.over and rng.random() < 0.2:
             simulation.counts["ack_again"] += 1
-            self._acks[name] = list(acks)  # it does not know that they arrived
+            self._acks[name] = list(acks)  # the source does not know that they arrived
         for ack in acks:
             if ack.batch in self._holding.get(name, ()):
                 self._holding[name].remove(ack.batch)
@@ -432,7 +433,7 @@ class Sink:
         self.objects[key] = obj if mine is None else merge(mine, obj)
 
     def has_seen(self, key: bytes) -> int:
-        """The newest write of ours in what it has of a key, for each of our partitions' actors."""
+        """The newest write of ours in the sink's object of a key, for each of our partitions' actors."""
         obj = self.objects.get(key)
         return 0 if obj is None else counter_of(obj.clock, self.simulation.actor_of_key[key])
 
@@ -450,7 +451,7 @@ class Sink:
 
 
 class Operator:
-    """Acts on queues at some node; what fails is not done again, but that everything runs in the end."""
+    """Acts on queues at some node; a failed act is not retried, except that everything is resumed in the end."""
 
     def __init__(self, simulation: QueueSimulation) -> None:
         self.simulation = simulation
@@ -500,7 +501,8 @@ class Operator:
             self.simulation.sink(cluster, name).active = True
 
     async def _place(self, process: QueueProcess, name: str, by: AuditInfo) -> None:
-        """What the leaders here have applied is brought to the owner by other means, then the queue goes on behind."""
+        """Copy the applied objects of the leaders here to the owner by other means, then place the queue behind
+        them."""
         owner = process.queues.named(name).machine.owner
         if owner == NO_OWNER:
             raise BadInput("nobody has it")
@@ -531,7 +533,7 @@ class Operator:
 
 
 class QueueCheckers(Checkers):
-    """Also looks at requests, at what changes stand on, and at what may be offered."""
+    """Also checks requests, the predecessors of changes, and the offered changes."""
 
     def __init__(self, simulation: QueueSimulation) -> None:
         super().__init__(simulation)
@@ -583,7 +585,7 @@ class QueueCheckers(Checkers):
                 last[entry.key] = entry.offset
 
     def final(self) -> None:
-        """See Checkers; and everybody got an answer, and it stayed as it was."""
+        """See Checkers; and no answer to a client has changed."""
         super().final()
         simulation = self.simulation
         assert isinstance(simulation, QueueSimulation)
@@ -615,8 +617,8 @@ class CursorNetwork(Network):
 
 
 class QueueSimulation(ClusterSimulation):
-    """See the module's text. `mixes`: an operator does what one of them says, with such pauses. `shares`: sinks have
-    several nodes, which come and go, and fetch the shares that they lead."""
+    """See the module's text. `mixes`: an operator carries out the acts of one of them, with its pauses. `shares`: sinks
+    have several nodes, which come and go, and fetch the shares that they lead."""
 
     option = " --queues"
     shares = True
@@ -668,7 +670,7 @@ class QueueSimulation(ClusterSimulation):
         return self.sinks[cluster, queue]
 
     def repeat_push(self, keys: Sequence[bytes]) -> PushItem | None:
-        """Something that another cluster has to say of one of `keys`, or had."""
+        """Push one of `keys` again as another cluster has it, or had it."""
         sink = self.chance.choice(list(self.sinks.values()))
         if sink.active and self.chance.random() < 0.5:
             sink.act(keys)
@@ -708,7 +710,7 @@ class QueueSimulation(ClusterSimulation):
         super().heal()
 
     def quiet(self) -> None:
-        """See Simulation; the owners get what there is."""
+        """See Simulation; the owners fetch everything left."""
         super().quiet()
         if not self.wait_for(DELIVERY_LIMIT_MS, lambda: not self.undelivered()):
             raise Violation("I-ALO", f"{DELIVERY_LIMIT_MS} ms after the last write: {self.undelivered()}")
@@ -720,7 +722,7 @@ class QueueSimulation(ClusterSimulation):
             raise self.broken
 
     def undelivered(self) -> str:
-        """What keeps a queue from having given all; empty when nothing does."""
+        """The reason why a queue has not delivered everything; empty when it has."""
         for partition, record in self.metastore.records.items():
             process = None if record.leader is None else self.nodes[record.leader.node].current
             assert isinstance(process, QueueProcess)
@@ -734,7 +736,7 @@ class QueueSimulation(ClusterSimulation):
                     return f"{name} stands at {window.cursor} of {window.applied} in partition {partition}"
         return ""
 
-    # -- what is looked at ----------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------
 
     def look_at_cursors(self, process: QueueProcess) -> None:
         """I-Q-CURSOR, of a process that has the past that counts."""
@@ -749,7 +751,7 @@ class QueueSimulation(ClusterSimulation):
             return
         sinks, store, machine = [self.sink(owner, name)], process.rows_of(partition), process.queues.machines()[name]
         if window.owner_version != machine.owner_version and machine.owner != NO_OWNER:
-            # A `place` for the next owner is applied in a partition that serves nobody before it serves that one.
+            # A `place` for the next owner may be applied before a partition serves that owner.
             sinks.append(self.sink(machine.owner, name))
         actor = actor_of(ORIGIN, partition)
         for row in store.changes(P, 0, ALL_ROWS):
@@ -769,7 +771,7 @@ class QueueSimulation(ClusterSimulation):
                 return
 
     def declared_lost(self, process: QueueProcess, partition: int) -> bool:
-        """Its leadership is of before an operator forced another past."""
+        """Its leadership dates from before an operator forced another history."""
         act = self.checkers.declared.acts.get(partition)
         record = process.replicas[partition].record
         return self.checkers.beyond_promise or (act is not None and (record is None or record.lineage < act.lineage))
@@ -783,7 +785,7 @@ class QueueSimulation(ClusterSimulation):
 
 
 class UnsharedQueueSimulation(QueueSimulation):
-    """With one node a sink and no shares, as by sinks of the version before: for seeds that were found with it."""
+    """Sinks with one node and no shares, as in the version before: for seeds that were found with it."""
 
     option = " --queues --no-shares"
     shares = False

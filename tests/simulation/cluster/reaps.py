@@ -1,10 +1,10 @@
-"""A simulation whose rows are real: clients write, delete and reap keys, and another cluster pushes what is late.
+"""A simulation whose rows are real: clients write, delete and reap keys, and another cluster sends late pushes.
 
-Writes go through the product: write batches over what the leader has in its store and in its log, REAP entries, the
-rows of `MemoryStore` with what is remembered of reaped keys, carried to copies that are far. Around it is the
-simulator with all its faults: crashes, losses of power, changes of leader, replaced disks, moves. The other cluster is
-one that never fails: it fetches what is applied, in order, and whatever it ever had to say may come to us again, once,
-ten times, or long after all was deleted and reaped on both sides of it. What is looked at is I-NO-RESURRECT.
+Writes go through the product: write batches over the leader's store and log, REAP entries, and the rows of
+`MemoryStore` with the clocks of reaped keys, which state transfers carry to other replicas. The simulator adds all its
+faults: crashes, losses of power, changes of leader, replaced disks, moves. The other cluster is one that never fails:
+it fetches applied changes, in order, and may push any object that it ever had again, once, ten times, or long after it
+was deleted and reaped on both sides. The checked invariant is I-NO-RESURRECT.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ LIMITS = WriteLimits(object_bytes=1_000_000, sibling_count=50, entry_bytes=20_00
 PROPERTIES = TypeProperties(DEFAULTS, {})
 
 P = 0
-"""Each copy has a store of its own, in which its partition has this number."""
+"""The number of the partition in each replica's own store."""
 
 STATE_BYTES = 150
-"""What is not rows comes in chunks of this size: several."""
+"""Transfer metadata comes in chunks of this size: several."""
 
 UNDER_WAY = 120
 """Pushes of the other cluster that are remembered, to be made again at any time."""
 
 
 class RowStore(SimStore):
-    """A copy's rows twice: as the simulator has them, and as the product's store does."""
+    """A replica's rows twice: as the simulator's entries, and in the product's store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class RowStore(SimStore):
         self.look()
 
     def look(self) -> None:
-        """What the store remembers of reaped keys is what the log says (I-FAR-COMMITTED)."""
+        """The reaped keys' clocks in the store equal those in the log (I-FAR-COMMITTED)."""
         wanted = {(e.bucket, e.key): decode_key_row(e.row).clock for e in self.history if e.kind == EntryKind.REAP}
         if self.rows.reaped_clocks(P) != wanted:
             raise Violation("I-FAR-COMMITTED", f"remembers the reaps of {sorted(self.rows.reaped_clocks(P))}")
@@ -114,7 +114,7 @@ class RowStore(SimStore):
 
 
 class RowStateTransfers(StateTransfers):
-    """Gives and takes what is not rows as it is."""
+    """Sends and receives transfer metadata unchanged."""
 
     def snapshot(self, partition: int) -> Snapshot:
         """See StateTransfers; this holds for all methods."""
@@ -145,25 +145,26 @@ class RowStateTransfers(StateTransfers):
 
 
 class RowProcess(Process):
-    """A process whose leaders make their entries as the product does."""
+    """A process whose leaders make their entries with the product's code."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.far = RowStateTransfers(self)
         self.refused_pushes = ReapedPushes()
         self._repeated: dict[tuple[int, bytes, int], int] = {}
-        """(partition, request id, what its answer waits for) -> offset of the entry by which it took effect."""
+        """(partition, request id, the offset that its answer waits for) -> offset of the entry by which it took
+        effect."""
         self._ahead: dict[int, str] = {}
-        """Token of a read that would confirm a refusal -> what was refused."""
+        """Token of a read that would confirm a refusal -> the refused push."""
 
     def rows_of(self, partition: int) -> MemoryStore:
-        """The rows of a copy."""
+        """The rows of a replica."""
         store = self.node.disk.stores[partition]
         assert isinstance(store, RowStore)
         return store.rows
 
     def batch(self, partition: int) -> WriteBatch:
-        """What is appended next, over all that is in the log."""
+        """The next batch to append, on top of everything in the log."""
         tail = self.tails[partition]
         pending = {(e.bucket, e.key): e for _, e in sorted(tail.items()) if e.kind in (EntryKind.DATA, EntryKind.REAP)}
         requests = {request_name(e.key_hash, e.request_id): e.offset for e in tail.values() if e.request_id}
@@ -194,8 +195,8 @@ class RowProcess(Process):
         super()._read(token)
 
     def answer_repeated(self, client: Client, request_id: bytes, offset: int, end: int) -> None:
-        """A repeated request is answered once all below `end` is applied; what it rests on may yet be dropped (R-WAIT,
-        H40)."""
+        """A repeated request is answered once all below `end` is applied; the entries that it depends on may still be
+        dropped (R-WAIT, H40)."""
         self.simulation.counts["repeated"] += 1
         waiting = self.waiting[client.partition]
         if end <= self.replicas[client.partition].applied:
@@ -242,7 +243,7 @@ class Peer:
         self.actor = actor_of(PEER, partition)
         self.objects: dict[bytes, Object] = {}
         self.cursor = 0
-        """All below was taken in: what the queue of ours has acknowledged."""
+        """All changes below were received: the offset that our queue's sink has acknowledged."""
         self.under_way: deque[PushItem] = deque(maxlen=UNDER_WAY)
         self._writes = 0
 
@@ -272,7 +273,7 @@ class Peer:
         self._keep(key, write(current, context, content, dot, self.simulation.now_ms), told=True)
 
     def repeat_push(self) -> PushItem | None:
-        """Something that it has to say, or had, at any time."""
+        """Push one of its objects again, current or old, at any time."""
         rng = self.simulation.rng
         if self.objects and rng.random() < 0.3:
             key = rng.choice(sorted(self.objects))
@@ -289,7 +290,7 @@ class Peer:
 
 
 class RowClient(Client):
-    """Writes, deletes and reaps of one partition, and what another cluster pushes there."""
+    """Writes, deletes and reaps of one partition, and another cluster's pushes to it."""
 
     simulation: RowSimulation
 
@@ -297,7 +298,7 @@ class RowClient(Client):
         super().__init__(simulation, partition)
         self.peer = Peer(simulation, partition)
         self._chance = Random(simulation.seed * 1_000 + partition)
-        """Of its own, so that the simulation's schedule does not depend on it."""
+        """A random generator of its own, so that the simulation's schedule does not depend on it."""
         self._last: WriteRequest | None = None
         self._sent: deque[WriteRequest] = deque(maxlen=UNDER_WAY)
         self.resent: set[bytes] = set()
@@ -338,7 +339,7 @@ class RowClient(Client):
         return process.append(self, batch)
 
     def _request(self, batch: WriteBatch, process: RowProcess, content: Content) -> None:
-        """With what was read a moment ago, or without."""
+        """A write with the clock of a recent read, or without one."""
         rng, key = self.simulation.rng, self.simulation.rng.choice(KEYS)
         data = process.rows_of(self.partition).object(P, BUCKET, key)
         context = decode_object(data).clock if data is not None and rng.random() < 0.7 else None
@@ -363,7 +364,7 @@ class RowClient(Client):
             process.answer_repeated(self, request.request_id, found, end)
 
     def appended(self) -> None:
-        """The last request was appended: from now on it may be sent again, whatever becomes of it."""
+        """The last request was appended: from now on it may be sent again, whatever its outcome."""
         if self._last is not None:
             self._sent.append(self._last)
             self._last = None
@@ -390,7 +391,8 @@ class RowClient(Client):
         return process.append(self, batch)
 
     def _reap(self, process: RowProcess) -> str | None:
-        """As `repl.coordinator.tombstone_reaper`: of what the other cluster has, once all copies are in sync."""
+        """Reap as `repl.coordinator.tombstone_reaper` does: keys that the other cluster has, once all replicas are in
+        sync."""
         record = process.replicas[self.partition].record
         assert record is not None
         if {member.node for member in record.isr} != {*record.replicas}:
@@ -411,7 +413,7 @@ class RowClient(Client):
 
 
 class RowCheckers(Checkers):
-    """Also looks at what is deleted."""
+    """Also checks deleted keys."""
 
     def __init__(self, simulation: ClusterSimulation) -> None:
         super().__init__(simulation)
@@ -419,7 +421,7 @@ class RowCheckers(Checkers):
         self._offsets: dict[tuple[int, bytes], int] = {}
         """(partition, request id) -> offset of the entry by which it took effect."""
         self.gone: dict[tuple[int, bytes], Clock] = {}
-        """(partition, key) -> what all its committed tombstones have seen."""
+        """(partition, key) -> the clock of all its committed tombstones."""
 
     def applied(self, process: Process, partition: int, entries: Sequence[Entry]) -> None:
         """See Checkers."""
@@ -442,7 +444,7 @@ class RowCheckers(Checkers):
         return client.peer
 
     def _look(self, partition: int, entry: Entry) -> None:
-        """I-NO-RESURRECT: no value that a tombstone has seen is stored again."""
+        """I-NO-RESURRECT: no value that a tombstone's clock covers is stored again."""
         name, obj = (partition, entry.key), decode_object(entry.payload)
         gone = self.gone.get(name, ())
         if obj.deleted:
@@ -453,7 +455,8 @@ class RowCheckers(Checkers):
             raise Violation("I-NO-RESURRECT", f"{entry.epoch}.{entry.offset} brings {back} of key {entry.key!r} back")
 
     def final(self) -> None:
-        """See Checkers; and all copies remember what the log says, and the other cluster has all deletes."""
+        """See Checkers; also, all replicas' clocks of reaped keys equal the log's, and the other cluster has all
+        deletes."""
         super().final()
         for partition, record in self.simulation.metastore.records.items():
             for name in record.replicas:
@@ -472,8 +475,8 @@ class RowCheckers(Checkers):
 
 class RowSimulation(ClusterSimulation):
     """See the module's text. `recalls`: how often a client writes with the clock of an earlier read, perhaps from
-    another leader, instead of what it reads at the leader that it writes to. `repeats`: how often it sends a request
-    once more, under the same id, whatever became of it."""
+    another leader, instead of one that it reads at the leader that it writes to. `repeats`: how often it sends a
+    request again, under the same id, whatever its outcome."""
 
     option = " --reaps"
 

@@ -1,6 +1,6 @@
 """Deliberate defects of how replicas change (docs/protocol.md R-RF), each of which the simulator must catch.
 
-As in `mutants.py`, which says in which mix of faults and by which invariants.
+`mutants.py` lists the mixes of faults and the invariants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Patch = pytest.MonkeyPatch
 
 
 def removes_without_asking(patch: Patch) -> None:
-    """A leader takes the ISR's word for what its members hold (against R-RF, H21)."""
+    """A leader takes the ISR as proof of its members' data (against R-RF, H21)."""
     sound = Reassignment._send_checks
 
     def send_checks(self: Reassignment, check: DurabilityCheck, effects: Effects, epoch: int) -> None:
@@ -38,17 +38,17 @@ def _overlooks(patch: Patch, what: Callable[[PartitionRecord], PartitionRecord])
 
 
 def removes_beside_the_elr(patch: Patch) -> None:
-    """A leader removes replicas while somebody outside the ISR may be elected, and too few stay (against R-RF)."""
+    """A leader removes replicas while a replica outside the ISR is electable, and too few stay (against R-RF)."""
     _overlooks(patch, lambda record: replace(record, elr=frozenset(), min_isr=1))
 
 
 def removes_before_newcomers_are_in_sync(patch: Patch) -> None:
-    """A leader does not wait for those who are to join (against R-RF)."""
+    """A leader does not wait for joining replicas to be in sync (against R-RF)."""
     _overlooks(patch, lambda record: replace(record, adding=()))
 
 
 def removes_below_min_isr(patch: Patch) -> None:
-    """A leader removes replicas though too few of those who stay are in sync (against R-RF, H21)."""
+    """A leader removes replicas although too few of the remaining ones are in sync (against R-RF, H21)."""
     _overlooks(patch, lambda record: replace(record, min_isr=1))
 
 
@@ -86,7 +86,7 @@ def never_ends_a_change(patch: Patch) -> None:
 
 
 def lets_a_controller_remove(record: PartitionRecord, *args: Any, **options: Any) -> Decision:
-    """A controller ends a change by what it sees in the metastore (against R-RF)."""
+    """A controller finishes a reassignment by the metastore's state alone (against R-RF)."""
     if record.removing and {*record.adding} <= {member.node for member in record.isr}:
         stay = frozenset(member for member in record.isr if member.node not in record.removing)
         if stay and (record.leader is None or record.leader.node not in record.removing):
@@ -95,7 +95,8 @@ def lets_a_controller_remove(record: PartitionRecord, *args: Any, **options: Any
 
 
 def deletes_what_is_still_to_go(patch: Patch) -> None:
-    """A process deletes its copy when it hears that it is to go, not when it has read that it went (against R-RF)."""
+    """A process deletes its replica when it learns that it will be removed, not when it has read that it was (against
+    R-RF)."""
     sound = ReplicaManager.seen
 
     def seen(self: ReplicaManager, record: PartitionRecord) -> None:
@@ -107,5 +108,5 @@ def deletes_what_is_still_to_go(patch: Patch) -> None:
 
 
 def goes_on_following_where_it_is_none(patch: Patch) -> None:
-    """A removed replica stays what it was, and its copy is never deleted."""
+    """A removed replica keeps its role, and is never deleted."""
     patch.setattr(ReplicaManager, "_removed", lambda _self, _partition: False)

@@ -1,8 +1,9 @@
-"""Which copies a process has: it makes those that records want of its node, and deletes those that none names any more.
+"""The replicas of a process: it creates those that records assign to its node, and deletes those that no record names
+any more.
 
-As in the product (`repl.runtime.replica_lifecycle`, `repl.runtime.replica_lifecycle`): a copy that no record names is
-left alone for a while, then the record is read once more behind a sync, then the copy is condemned and its place has
-another gen, and only then does anything go. What is condemned is deleted in the end, by whichever process has the
+As in the product (`repl.runtime.replica_lifecycle`, `repl.runtime.replica_lifecycle`): a replica that no record names
+is kept for a grace time, then the record is read again after a sync, then the replica is condemned and its slot gets
+another log id, and only then are files deleted. A condemned replica is deleted in the end, by whichever process has the
 directory then.
 """
 
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.process import Process
 
 GRACE_MS = 1_500
-"""How long a copy that no record names is left alone."""
+"""How long a replica that no record names is kept."""
 
 AGAIN_MS = 400
-"""Pause before a copy that could not be condemned is looked at again."""
+"""Pause before the next attempt to condemn a replica."""
 
 
 class ReplicaManager:
-    """Of one process."""
+    """The replicas of one process."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -34,7 +35,7 @@ class ReplicaManager:
         self._looked_after: set[int] = set()
 
     def boot(self) -> None:
-        """Before replicas are made: go on with what is condemned, and drop rows that nobody would say how to replay."""
+        """Before replicas are created: continue with condemned ones, and drop rows that cannot be replayed."""
         process = self.process
         disk = process.node.disk
         for partition in sorted(disk.condemned):
@@ -46,7 +47,7 @@ class ReplicaManager:
                 disk.stores[partition].begin_far(empty=True)
 
     def seen(self, record: PartitionRecord) -> None:
-        """A record reached this process: is a copy wanted, or not wanted any more?"""
+        """A record reached this process: decide whether a replica is needed, or no longer."""
         partition, process = record.partition, self.process
         known = self._records.get(partition)
         if not process.alive or (known is not None and known.version >= record.version):
@@ -82,7 +83,7 @@ class ReplicaManager:
     # -- deleting -------------------------------------------------------------------------------
 
     def consider(self, partition: int) -> None:
-        """The grace time is over: read the record once more, if this copy is still none that is named."""
+        """The grace time is over: read the record again, if no record names this replica yet."""
         process = self.process
         self._looked_after.discard(partition)
         named = process.node.name in self._records[partition].replicas
@@ -101,11 +102,11 @@ class ReplicaManager:
         return record is not None and self.process.node.name not in record.replicas
 
     def _idle(self, partition: int) -> bool:
-        """Nothing of the copy is on its way."""
+        """Whether no operation of the replica is under way."""
         process = self.process
         replica, store = process.replicas[partition], process.node.disk.stores[partition]
         in_log = replica.durable < replica.leo or process.log.asked(partition)
-        # Rows under transfer take no entries: what was not applied before never is.
+        # Rows under transfer take no entries: unapplied entries are never applied.
         unapplied = replica.applied < replica.high_watermark and not store.far
         in_store = unapplied or process.far.busy(partition) or process.store.asked(partition)
         return (
@@ -125,7 +126,7 @@ class ReplicaManager:
             self.condemn(partition)
 
     def condemn(self, partition: int) -> None:
-        """There is no way back: another gen, then everything goes."""
+        """Condemn the replica irrevocably: assign another log id, then delete everything."""
         process, disk = self.process, self.process.node.disk
         self.simulation.checkers.condemned(process.node, partition)
         self.simulation.counts["copy_condemned"] += 1
@@ -137,7 +138,7 @@ class ReplicaManager:
         self.simulation.after(process.store.disk_ms(1, 40), self._delete, partition)
 
     def next_gen(self, _partition: int) -> int:
-        """The gen of a copy that may be made here later."""
+        """The log id of a replica that may be created here later."""
         return self.simulation.metastore.new_log_id()
 
     def _delete(self, partition: int) -> None:

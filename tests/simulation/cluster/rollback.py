@@ -1,8 +1,9 @@
-"""A simulation whose metastore goes back: from one moment on its records are what they were some time before (H32).
+"""A simulation whose metastore goes back: at one moment its records return to an earlier state (H32).
 
-All sessions are over then, as after a restore of the metastore's data; faults go on for a while, and then stop. No
-operator acts. What may be claimed is less than in other simulations: nobody can know of a forgotten epoch whose every
-witness is away. `settle` says what holds. The invariants about one history of epochs do not: an epoch may exist twice.
+All sessions are over then, as after a restore of the metastore's data; faults continue for a while, and then stop. No
+operator acts. The guarantees are weaker than in other simulations: a forgotten epoch cannot be known when all nodes
+that saw it are away. `settle` checks the remaining guarantees. The invariants about one history of epochs do not hold:
+an epoch may exist twice.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ ONE_HISTORY = (
 
 
 def _unchecked(*args: Any, **_options: Any) -> Any:
-    """Stands for an invariant; those that sum something up return it as it was."""
+    """Replaces an invariant; those that return a sum return it unchanged."""
     return args[0] if args else None
 
 
 SETTLE_MS = 20_000
-"""Virtual time after the last fault within which the partition is led again or says why it is not."""
+"""Virtual time after the last fault within which the partition has a leader again or reports why it has none."""
 
 
 class RollbackSimulation(ClusterSimulation):
@@ -46,10 +47,10 @@ class RollbackSimulation(ClusterSimulation):
         self.plan.harsh_trims = False
         self.rolled = False
         self.moved: dict[int, tuple[int, int]] = {}
-        """partition -> its epoch when the metastore was copied, and when that copy took its place."""
+        """partition -> its epoch when the metastore was copied, and when that copy was restored."""
 
     def run(self) -> Any:
-        """Faults, the metastore as it is, as it was, more faults; then no fault any more, and `settle`."""
+        """Run faults, restore the metastore's earlier state, run more faults; then end all faults, and `settle`."""
         note_ms = self.rng.randint(1_500, 6_000)
         back_ms = note_ms + self.rng.randint(*self.gaps_ms)
         self.start()
@@ -81,8 +82,9 @@ class RollbackSimulation(ClusterSimulation):
         self.counts["epochs_forgotten"] += any(old != new for old, new in self.moved.values())
 
     def settle(self) -> None:
-        """What was acknowledged is not lost: of a partition that went on, all in sync have it; of one that says that
-        the metastore went back, the copy that an operator's re-seed would choose has it. And it is one or the other."""
+        """Acknowledged entries are not lost: in a partition that continued, all members in sync have them; in one that
+        reports the rollback, the replica that a re-seed would choose has them. Every partition is in one of these
+        states."""
         for partition, record in self.metastore.records.items():
             history = self.checkers.history(partition)
             copies = [copy for copy in (self._copy(name, partition) for name in record.replicas) if copy is not None]
@@ -120,7 +122,7 @@ class RollbackSimulation(ClusterSimulation):
 
 
 def plan_of(rng: Any) -> Plan:
-    """A drawn mix in which several copies hold what is acknowledged, durably."""
+    """A random mix in which several replicas hold acknowledged entries, durably."""
     plan = Plan.drawn(rng)
     while plan.factor == 1:
         plan = Plan.drawn(rng)

@@ -1,6 +1,6 @@
-"""A simulation that a test leads step by step: nothing breaks by itself, nobody writes unless told to.
+"""A simulation that a test drives step by step: there are no faults or writes of its own.
 
-The processes, the metastore, the network and the controllers are the simulator's; time goes on in `wait`.
+The processes, the metastore, the network and the controllers are the simulator's; time advances in `wait`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.simulation.cluster.process import Process
 from tests.simulation.cluster.simulator import ClusterSimulation
 
 PATIENCE_MS = 30_000
-"""Virtual time within which what a test waits for comes: sessions, elections and their longest timers."""
+"""Virtual time within which the events that a test waits for occur: sessions, elections and their longest timers."""
 
 
 class ScriptedCluster:
-    """One partition, three nodes, RF 3, min-ISR 2 unless `plan` says otherwise; led when it begins."""
+    """One partition, three nodes, RF 3, min-ISR 2 unless `plan` differs; it has a leader at the start."""
 
     def __init__(self, **plan: Any) -> None:
         self.simulation = ClusterSimulation(1, plan=Plan.only(**{"trims": 0.0, **plan}))
@@ -85,17 +85,17 @@ class ScriptedCluster:
         return self.client.acked
 
     def cut(self, *ways: tuple[str, str]) -> None:
-        """Nothing passes these ways until `join`."""
+        """Cut these routes until `join`."""
         for sender, to in ways:
             self.simulation.network.cut(sender, to, FOR_GOOD_MS)
 
     def cut_off(self, name: str) -> None:
-        """A node hears and reaches nobody."""
+        """Cut a node off from all others."""
         others = (*(other for other in self.simulation.nodes if other != name), METASTORE, "c1", "c2")
         self.cut(*((name, other) for other in others), *((other, name) for other in others))
 
     def join(self) -> None:
-        """Nothing is cut any more."""
+        """End all cuts."""
         self.simulation.network.join_all()
 
     def others(self, name: str) -> list[str]:
@@ -113,7 +113,7 @@ class ScriptedCluster:
 
 
 class _Writer:
-    """Stands for a client: counts what became of its items."""
+    """A stand-in for a client: counts the outcomes of its items."""
 
     partition = 0
     done = False
@@ -127,5 +127,5 @@ class _Writer:
         self.acked += 1
 
     def unknown(self) -> None:
-        """An item's outcome is not known."""
+        """The outcome of an item is unknown."""
         self.lost += 1

@@ -1,4 +1,4 @@
-"""A process's way to the metastore: its session, its heartbeats, what it reads and what it writes."""
+"""A process's connection to the metastore: its session, heartbeats, reads and writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PING_MS = 600
 """Pause between heartbeats; four fit into a session."""
 
 POLL_MS = 2_000
-"""Pause between looks at the records, were every watch lost."""
+"""Pause between reads of the records, in case every watch was lost."""
 
 
 class Session:
@@ -28,29 +28,30 @@ class Session:
         self.simulation = process.simulation
         self.session_id: int | None = None
         self._unsaid = False
-        """What is registered is not what the directory holds now, or not that the process is leaving."""
+        """Whether the registration differs from the directory's present contents, or lacks that the process is
+        leaving."""
         self._looking = False
 
     def start(self) -> None:
-        """Register, and look at the records, from now on."""
+        """Register, and read the records, from now on."""
         self._heartbeat()
         self._poll()
 
     def write(self, record: PartitionRecord, needs: Collection[Member]) -> None:
-        """Ask for a conditional write; the core gets the answer."""
+        """Send a conditional write; the core gets the answer."""
         if self.simulation.metastore.void(self.session_id):
             self.simulation.after(ANSWER_TIMEOUT_MS, self._written, "undecided", record, record)
         else:
             self.simulation.metastore.write(self.process.node.name, record, needs, self._written)
 
     def look(self) -> None:
-        """Read the records soon; one look at a time is enough."""
+        """Read the records soon; one read at a time is enough."""
         if not self._looking:
             self._looking = True
             self.simulation.after(20, self._look)
 
     def register_again(self) -> None:
-        """Register anew, with other gens or as leaving; repeated until it is confirmed."""
+        """Register again, with other log ids or as leaving; repeated until it is confirmed."""
         self._unsaid = True
         self._renew()
 

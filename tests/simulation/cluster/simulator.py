@@ -36,23 +36,23 @@ FAULT_PHASE_MS = 12_000
 """Virtual time with faults: several sessions, elections and restarts."""
 
 LIVE_LIMIT_MS = 60_000
-"""Virtual time within which a partition accepts writes again once enough nodes are permanently well: a session, the
+"""Virtual time within which a partition accepts writes again once enough nodes are permanently healthy: a session, the
 longest pause and back-off of an election, a stall, and the back-off before a member rejoins."""
 
 HEAL_LIMIT_MS = 120_000
-"""Virtual time after the last fault within which everything must be well: LIVE_LIMIT_MS, and the longest pauses between
-two attempts to follow."""
+"""Virtual time after the last fault within which everything must be healthy: LIVE_LIMIT_MS, and the longest pauses
+between two attempts to follow."""
 
 LOOK_EVERY_MS = 100
-"""Interval between two checks whether everything is well."""
+"""Interval between two checks whether the simulation is healthy."""
 
 LATE_MS = 8_500
 """Virtual time after which even a held request to the metastore has arrived."""
 
 SETTLE_MS = 16_000
-"""Virtual time after LATE_MS within which late requests have taken effect: a change of replicas that began late, with a
+"""Virtual time after LATE_MS within which late requests have taken effect: a reassignment that began late, with a
 hand-over to a candidate that stays silent and a back-off before a member rejoins; two reads of records, one of which
-may be stale; and the grace time of a copy that no record names. (Seed 2178 of `suspicions.py` takes 8,100.)"""
+may be stale; and the grace time of a replica that no record names. (Seed 2178 of `suspicions.py` takes 8,100.)"""
 
 QUIET_MS = 3_000
 """Virtual time after SETTLE_MS in which no record may change."""
@@ -69,7 +69,7 @@ class ClusterSimulation:
     """
 
     option: ClassVar[str] = ""
-    """What the command that replays a seed of this class needs, with a space before it."""
+    """The option that the command for replaying a seed of this class needs, with a space before it."""
 
     def __init__(
         self,
@@ -190,8 +190,8 @@ class ClusterSimulation:
         self.operator.start()
 
     def run(self) -> Counter[str]:
-        """Run with faults, then with some nodes permanently well, then with all, then without writes; returns counts of
-        events.
+        """Run with faults, then with some nodes permanently healthy, then with all, then without writes; returns counts
+        of events.
 
         Raises Violation.
         """
@@ -205,7 +205,8 @@ class ClusterSimulation:
         return self.counts
 
     def live(self) -> None:
-        """Keep some nodes and the metastore well from now on and the others broken: the former must accept writes."""
+        """Keep some nodes and the metastore healthy from now on and the others broken: the former must accept
+        writes."""
         core = self._core()
         rest = [name for name in self.nodes if name not in core]
         self.log_event(
@@ -225,7 +226,7 @@ class ClusterSimulation:
         self.counts["lived_without_some"] += bool(rest)
 
     def _core(self) -> frozenset[str]:
-        """Draw as few nodes as suffice: enough copies of each partition that can catch up from the log, one of them
+        """Draw as few nodes as suffice: enough replicas of each partition that can catch up from the log, one of them
         electable."""
         core = list(self.nodes)
         for name in self.rng.sample(core, len(core)):
@@ -241,20 +242,20 @@ class ClusterSimulation:
         return bool(electable) and len(there) >= record.effective_min_isr
 
     def electable(self, record: PartitionRecord, names: list[str]) -> list[str]:
-        """Those of `names` that may be elected with the log that they have."""
+        """The names that may be elected with the log that they have."""
         members = {m.node for m in guard(record) if self.nodes[m.node].disk.log_ids[record.partition] == m.log_id}
         return [name for name in names if name in members]
 
     def _serves(self, client: Client, core: frozenset[str]) -> bool:
-        """True when writes succeed, or these nodes no longer suffice: a leader that is broken now may before have
-        removed the last of them from the guard, or a late write may have raised min-ISR."""
+        """True when writes succeed, or these nodes no longer suffice: a leader that is broken now may have removed the
+        last electable one of them before, or a late write may have raised min-ISR."""
         if client.done or self._suffices(client.partition, sorted(core)):
             return client.done
         self.counts["core_not_enough"] += 1
         return True
 
     def heal(self) -> None:
-        """End all faults: everything must become well, and every client must get a write through."""
+        """End all faults: everything must become healthy, and every client must get a write through."""
         self.log_event("world", "the last fault is over")
         self.faults.end()
         for client in self.clients:
@@ -263,7 +264,7 @@ class ClusterSimulation:
             raise Violation("I-CONVERGE", f"not well {HEAL_LIMIT_MS} ms after the last fault: {self._not_in_sync()}")
 
     def quiet(self) -> None:
-        """Without faults and writes nothing may change any more."""
+        """Without faults and writes the state must not change any more."""
         self.log_event("world", "nobody writes any more")
         for client in self.clients:
             client.stop()
@@ -280,7 +281,7 @@ class ClusterSimulation:
         return not self._not_in_sync()
 
     def _not_in_sync(self) -> str:
-        """What is not well while clients write: membership of the ISR, and writes."""
+        """The reason why the simulation is not healthy while clients write: ISR membership, and writes."""
         for client in self.clients:
             if not client.done:
                 return f"partition {client.partition} takes no write; {self.checkers.not_in_sync()}"
@@ -289,13 +290,13 @@ class ClusterSimulation:
     # -- logs -----------------------------------------------------------------------------------
 
     def holders(self, partition: int) -> list[Node]:
-        """The nodes that have a copy of a partition."""
+        """The nodes that have a replica of a partition."""
         return [node for node in self.nodes.values() if partition in node.partitions]
 
     def trim_limit(self, partition: int) -> int:
-        """How far logs may be trimmed so that all copies can still catch up from them.
+        """How far logs may be trimmed so that all replicas can still catch up from them.
 
-        With `harsh_trims` only as many as writes need; the others need state transfer.
+        With `harsh_trims` only as many replicas as writes need can; the others need a state transfer.
         """
         named = self.metastore.records[partition].replicas
         agreed = sorted(
@@ -320,7 +321,7 @@ class ClusterSimulation:
 
 
 def description(error: Exception) -> str:
-    """What a seed ended with; of an error that is no violation, its class, too."""
+    """The text of a seed's error; with its class if it is not a violation."""
     return str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
 
 
@@ -333,7 +334,7 @@ def run_seed(
 ) -> ClusterSimulation:
     """Run a seed to its end, in a `simulation_class` created with the other options.
 
-    Whatever it raises carries the seed and the trace: a Violation, a failed assertion, or an error of the simulator.
+    Every exception carries the seed and the trace: a Violation, a failed assertion, or an error of the simulator.
     """
     simulation = simulation_class(seed, **options)
     if whole_trace:

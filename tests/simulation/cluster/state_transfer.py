@@ -1,7 +1,7 @@
-"""What a process does for copies that are far: gives rows of its store, and takes those of others.
+"""State transfer in a process: sends rows of its store, and receives those of others.
 
-As in the product: a leader reads one snapshot a round; who takes rows marks its copy before the first, and lets its log
-begin at the round's end before its store says that it is applied so far. Each piece of work takes a while, in which the
+As in the product: a leader reads one snapshot per round; the receiver marks its replica before the first row, and
+starts its log at the round's end before its store's applied offset is set to it. Each step takes a while, in which the
 process may die, or lose its directory.
 """
 
@@ -29,14 +29,14 @@ CHUNK_ROWS = 3
 """Rows of a chunk: a round takes several."""
 
 PIN_MS = 60_000
-"""How long a round pins the log without being heard of."""
+"""How long a round pins the log without a message from its receiver."""
 
 STATE_CHUNKS = 2
-"""What is not rows comes in so many."""
+"""Number of chunks of transfer metadata."""
 
 
 class Snapshot:
-    """A store as it was; `end` is how far it was applied."""
+    """A snapshot of a store; `end` is its applied offset."""
 
     def __init__(self, store: SimStore) -> None:
         self.end = store.applied
@@ -48,7 +48,7 @@ class Snapshot:
 
 
 class StateTransfers:
-    """Of one process."""
+    """The state transfers of one process."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -58,11 +58,11 @@ class StateTransfers:
         self._under_way: Counter[int] = Counter()
 
     def found(self, store: SimStore) -> ev.TransferStored | None:
-        """What the far mark says at a start."""
+        """The transfer mark found at a start."""
         return store.far
 
     def perform(self, partition: int, effect: fx.Effect) -> None:
-        """Do what the core asked for, in a while."""
+        """Carry out the core's effects, after a delay."""
         if isinstance(effect, fx.SendTransferChunk):
             self.simulation.after(self.simulation.rng.randint(1, 8), self._send, partition, effect)
             return
@@ -82,7 +82,7 @@ class StateTransfers:
     # -- giving ---------------------------------------------------------------------------------
 
     def snapshot(self, partition: int) -> Snapshot:
-        """The store as it is now."""
+        """The store's present state."""
         return Snapshot(self.process.node.disk.stores[partition])
 
     def _send(self, partition: int, effect: fx.SendTransferChunk) -> None:
@@ -131,16 +131,16 @@ class StateTransfers:
         return ms.TransferRows(asked.epoch, asked.nonce, asked.position, upto, epoch, of.end, wires)
 
     def state(self, _of: Snapshot, after: bytes) -> tuple[bytes, bytes, bool]:
-        """(what is not rows, behind the name `after`; its last name; whether that is all)."""
+        """(transfer metadata behind the name `after`; its last name; whether it is complete)."""
         number = int(after or b"0") + 1
         return b"state", b"%d" % number, number == STATE_CHUNKS
 
     def lacks_a_reap(self, of: Snapshot, position: int) -> bool:
-        """Whether a copy that has the rows below `position` may have one that was reaped since (R-REAP)."""
+        """Whether a replica that has the rows below `position` may have a key that was reaped since (R-REAP)."""
         return 0 < position <= of.reaped
 
     def pin(self, partition: int) -> int | None:
-        """From where on followers that take rows here, or are not in sync yet, need the log."""
+        """The offset from which followers that take rows here, or are not in sync yet, need the log."""
         ends = {f.node: f.leo for f in self.process.replicas[partition].followers() if not f.in_sync}
         pins = [
             max(of.end, ends.get(node, 0))

@@ -23,7 +23,7 @@ Patch = pytest.MonkeyPatch
 
 
 def acknowledges_what_is_not_durable(patch: Patch) -> None:
-    """A follower acknowledges what it has received."""
+    """A follower acknowledges received entries before they are durable."""
 
     def durable(self: Replica, nonce: int) -> int:
         follower = self._role_state
@@ -45,7 +45,7 @@ def acknowledges_for_partitions_that_left(patch: Patch) -> None:
 
 
 def acknowledges_under_another_request(patch: Patch) -> None:
-    """A follower counts runs that it accepted before it asked again to follow."""
+    """A follower counts runs that it accepted before its latest FollowRequest."""
 
     def durable(self: Replica, _nonce: int) -> int:
         return self.durable if isinstance(self._role_state, Follower) else -1
@@ -54,7 +54,7 @@ def acknowledges_under_another_request(patch: Patch) -> None:
 
 
 def counts_runs_of_an_older_join(patch: Patch) -> None:
-    """A leader counts acknowledged runs whatever became of the join under which they were sent."""
+    """A leader counts acknowledged runs even when the join under which they were sent is outdated."""
 
     def on_ack(self: Leader, node: str, run: SentRun) -> bool:
         follower = self.followers.get(node)
@@ -73,7 +73,7 @@ def commits_with_one_follower(patch: Patch) -> None:
 
 
 def learns_commits_under_another_request(patch: Patch) -> None:
-    """A follower takes a group's commit for its log though it followed anew since."""
+    """A follower applies a group's commit to its log although it has followed anew since."""
 
     def committed(self: Replica, _nonce: int, end: int) -> int:
         follower = self._role_state

@@ -48,7 +48,7 @@ def suspects_by_a_time_out(patch: Patch) -> None:
 
 
 def suspects_what_it_never_reached(patch: Patch) -> None:
-    """A refused dial suffices, although no connection with that session ever stood."""
+    """A refused dial suffices, although no connection with that session was ever established."""
     _without(patch, "unreached")
 
 
@@ -63,7 +63,7 @@ def suspects_while_alone(patch: Patch) -> None:
 
 
 def ends_another_session(patch: Patch) -> None:
-    """The request ends whatever is registered under the name when it arrives, also the next process."""
+    """The request ends any registration under the name when it arrives, also the next process's."""
     sound = SuspectingMetastore._arrive_end
 
     def arrive(self: SuspectingMetastore, asker: str, name: str, session_id: int, life: int) -> None:
@@ -76,7 +76,7 @@ def ends_another_session(patch: Patch) -> None:
 def elects_outside_the_guard(
     record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
 ) -> Decision:
-    """When the leader is suspected, any replica that is registered takes its place, in sync or not."""
+    """When the leader is suspected, any registered replica takes its place, in sync or not."""
     guard = {member.node for member in record.isr | record.elr}
     others = sorted(node for node in record.replicas if node in registrations and node not in guard)
     if record.status is PartitionStatus.ELECTION and others:
@@ -96,7 +96,7 @@ def elects_outside_the_guard(
 def believes_in_the_suspected(
     record: PartitionRecord, registrations: Mapping[str, Registration], *args: Any, **options: Any
 ) -> Decision:
-    """A leader whose node is registered again counts as the leader that it was, in its new session."""
+    """A leader whose node is registered again still counts as the leader, in its new session."""
     leader = record.leader
     if record.status is PartitionStatus.ONLINE and leader is not None and leader.node in registrations:
         session_id = registrations[leader.node].session_id

@@ -10,7 +10,7 @@ Invariants, checked when a node suspects another one, and when a registration en
 - I-SUSPECT-REACHED: this node had a connection with the session that it suspects.
 - I-SUSPECT-ALONE: this node is connected with a third node, if another one is registered.
 - I-SUSPECT-RATE: the registrations of a node that end by suspicion are at least the shortest hold time old.
-- I-SUSPECT-QUIET: nobody is suspected once faults are over and no process ends. (Late requests may still arrive.)
+- I-SUSPECT-QUIET: no node is suspected once faults are over and no process ends. (Late requests may still arrive.)
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.simulation.cluster.session import PING_MS, Session
 from tests.simulation.cluster.simulator import ClusterSimulation
 
 HOLD_TIMES = HoldTimes(min_ms=1_000, max_ms=8_000, half_ms=4_000)
-"""The shortest hold is below a session, as it is not in the product: more suspicions than there would be."""
+"""The shortest hold is below a session's length, unlike in the product: this causes more suspicions."""
 
 DIAL_MS = 30
 """Pause before a node whose connection broke dials again, at most; then up to ten times as much."""
 
 
 class SuspectingMetastore(SimMetastore):
-    """A metastore in which a node may end another node's registration. That one's session goes on."""
+    """A metastore in which a node may end another node's registration. That node's session continues."""
 
     def __init__(self, simulation: ClusterSimulation) -> None:
         super().__init__(simulation)
@@ -141,7 +141,7 @@ class SuspectingProcess(Process):
         self.suspicions = Suspicions(node.name, HOLD_TIMES)
         self._dialling: set[str] = set()
         self._reached: dict[str, int] = {}
-        """Node -> the newest of its sessions with which a connection stood."""
+        """Node -> the newest of its sessions with which a connection was established."""
         self.refusals: dict[str, int] = {}
         """Node -> its session at the last dial that was refused."""
 
@@ -190,7 +190,7 @@ class SuspectingProcess(Process):
             self.refused(peer)
 
     def refused(self, peer: str) -> None:
-        """A dial was refused: end what is suspected."""
+        """A dial was refused: end the registration of the suspected node."""
         simulation, name = self.simulation, self.node.name
         assert isinstance(simulation.metastore, SuspectingMetastore)
         if self.session.session_id is None or not self.suspicions.refused(peer, simulation.now_ms):
@@ -239,7 +239,7 @@ class SuspicionSimulation(ClusterSimulation):
         self.after(1 + int(self.chance.expovariate(1 / self.reject_gap_ms)), self._strike)
 
     def _strike(self) -> None:
-        """One node, or all nodes, begin to refuse the dials of one other node, or of all."""
+        """One node, or all nodes, start refusing the dials of one other node, or of all."""
         if self.faults.over:
             return
         self._next()
@@ -277,7 +277,7 @@ class SuspicionSimulation(ClusterSimulation):
         super().live()
 
     def quiet(self) -> None:
-        """Nothing is suspected any more, either."""
+        """See ClusterSimulation; and no node is suspected any more."""
         before = self.counts["suspected"]
         super().quiet()
         if self.counts["suspected"] != before:

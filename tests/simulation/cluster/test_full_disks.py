@@ -1,4 +1,4 @@
-"""Disks that fill up, in the simulator: nothing is lost, whoever has space leads, and all becomes well again (H38)."""
+"""Disks that fill up, in the simulator: nothing is lost, nodes with space lead, and all replicas recover (H38)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ EXPECTED = {
     "disk_none": 30, "disk_low": 60, "refused_out-of-storage": 200, "dropped_by_a_disk": 100,
     "barriers_on_a_low_disk": 5, "elections": 40, "acked": 2_000,
 }  # fmt: skip
-"""What happens at least so often over SEEDS; about a third of what a run shows."""
+"""Minimum number of occurrences over SEEDS; about a third of those in a run."""
 
 
 def test_no_invariant_breaks_while_disks_fill_up() -> None:
-    """All invariants hold after every event, a full disk takes nothing, and every seed becomes well again and quiet."""
+    """All invariants hold after every event, a full disk accepts nothing, and every seed becomes healthy and quiet
+    again."""
     counts: Counter[str] = Counter()
     for seed in seeds(SEEDS):
         counts.update(run_seed(seed, simulation_class=FullDiskSimulation).counts)
@@ -31,7 +32,7 @@ def test_no_invariant_breaks_while_disks_fill_up() -> None:
 
 
 def test_a_replica_that_takes_any_nomination_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the objection a candidate's barrier is appended to a full disk, which is noticed."""
+    """Without the check a candidate's barrier is appended to a full disk, which is caught."""
     monkeypatch.setattr(Replica, "set_disk_full", lambda _replica, _full: None)
     found = ""
     for seed in SEEDS:
@@ -46,6 +47,6 @@ def test_a_replica_that_takes_any_nomination_is_caught(monkeypatch: pytest.Monke
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_many_seeds() -> None:
-    """The same over many more seeds."""
+    """No invariant breaks over many more seeds."""
     for seed in MANY:
         run_seed(seed, simulation_class=FullDiskSimulation)

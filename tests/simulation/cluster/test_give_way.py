@@ -63,8 +63,8 @@ def test_a_leader_without_followers_gives_way_to_one_that_has_some(ways: str) ->
 
 
 def test_a_leader_without_followers_gives_way_though_nothing_is_written() -> None:
-    """Clients of the others cannot reach it either, so no entry shows who lags; all members stay in the ISR. Another
-    member leads after the limit, and takes writes; when the cut ends the first one follows."""
+    """Other nodes' clients cannot reach the leader either, so no entry shows that it is cut off; all members stay in
+    the ISR. Another member leads after the limit, and takes writes; after the cut the first leader follows."""
     cluster = ScriptedCluster()
     leader = led(cluster)
     others = {*cluster.others(leader)}
@@ -86,7 +86,7 @@ def test_a_leader_without_followers_gives_way_though_nothing_is_written() -> Non
 
 
 def test_a_leader_that_may_commit_alone_keeps_its_leadership() -> None:
-    """With min-ISR 1 it can take the others out and serve, so a cut without writes moves no leadership."""
+    """With min-ISR 1 the leader can remove the others and serve, so a cut without writes moves no leadership."""
     cluster = ScriptedCluster(min_isr=1)
     leader = led(cluster)
     epoch = cluster.record.epoch
@@ -99,7 +99,8 @@ def test_a_leader_that_may_commit_alone_keeps_its_leadership() -> None:
 
 
 def test_a_leader_whose_followers_are_gone_stays() -> None:
-    """Nobody is registered who could lead: no election, and it leads on when they come back."""
+    """No registered replica could lead instead: there is no election, and it still leads when the followers are
+    back."""
     cluster = ScriptedCluster()
     leader = led(cluster)
     for name in cluster.others(leader):
@@ -117,7 +118,7 @@ def test_a_leader_whose_followers_are_gone_stays() -> None:
 
 
 def test_where_no_node_reaches_another_leaderships_change_once_a_minute_at_most() -> None:
-    """Each of them might be the one that the others reach; the limits keep epochs from being used up."""
+    """Each node might be the one that the others reach; the limits keep the number of epochs low."""
     cluster = ScriptedCluster()
     leader = led(cluster)
     nodes = {*cluster.simulation.nodes}
@@ -133,7 +134,8 @@ def test_where_no_node_reaches_another_leaderships_change_once_a_minute_at_most(
 
 
 def test_the_next_to_lead_is_the_one_that_others_reach() -> None:
-    """Where the first heir reaches nobody either, it gives way in its turn, and the pair that is in touch serves."""
+    """When the first successor reaches no other node either, it gives way in its turn, and the two connected nodes
+    serve."""
     cluster = ScriptedCluster(node_count=4, factor=4)
     leader = led(cluster)
     one, *rest = cluster.others(leader)

@@ -1,4 +1,4 @@
-"""Each named invariant catches what its name says, and lets pass what is right."""
+"""Each named invariant catches its violations, and accepts correct states."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_i_leader_in_isr() -> None:
 
 
 def test_i_some_guard() -> None:
-    """I-SOME-GUARD: every log that the guard means is gone; ELR members count."""
+    """I-SOME-GUARD: catches that the logs of all electable replicas are gone; ELR members count."""
     invariants.some_guard(online(), {NODE: GEN})
     invariants.some_guard(online(elr=frozenset({OTHER})), {NODE: 1, "n2": 9})
     with broken("I-SOME-GUARD"):
@@ -151,7 +151,8 @@ def test_i_commit_rule() -> None:
 
 
 def test_i_guard_complete() -> None:
-    """I-GUARD-COMPLETE: a committed entry is missing, or is another one; a trimmed log is whole from its start."""
+    """I-GUARD-COMPLETE: catches a committed entry that is missing, or differs; a trimmed log is complete from its
+    start."""
     history = a_history(4)
     invariants.guard_complete(history, 0, ENTRIES)
     invariants.guard_complete(history, 2, ENTRIES[2:4])
@@ -165,7 +166,7 @@ def test_i_guard_complete() -> None:
     "offsets", [(4, 3, 5, 5, 5), (0, 4, 3, 5, 5), (0, 3, 5, 4, 5), (0, 3, 4, 6, 5), (0, 5, 6, 6, 6)]
 )
 def test_i_apply(offsets: tuple[int, int, int, int, int]) -> None:
-    """I-APPLY: start <= applied <= hw <= durable <= leo, and hw not beyond what was committed."""
+    """I-APPLY: start <= applied <= hw <= durable <= leo, and hw not above the committed entries."""
     history = a_history()
     invariants.apply_order(history, 0, 3, 4, 5, 6)
     with broken("I-APPLY"):
@@ -207,7 +208,7 @@ def test_i_no_false_nack() -> None:
 
 
 def test_i_read_lin() -> None:
-    """I-READ-LIN: a read that misses what was acknowledged or shown before it."""
+    """I-READ-LIN: catches a read that misses an entry acknowledged or shown before it."""
     history = a_history()
     invariants.read_lin(history, 3, 3)
     assert history.read_end == 3
@@ -218,8 +219,8 @@ def test_i_read_lin() -> None:
 
 
 def test_i_write_one() -> None:
-    """I-WRITE-ONE: two different undecided writes on one base; repeating the same is right, and after a refusal that
-    left the version where it was, the record as it is."""
+    """I-WRITE-ONE: two different undecided writes on one base; repeating the same one is allowed, and after a refusal
+    that left the version unchanged, writing the unchanged record."""
     known = a_record()
     first = a_record(reason="x")
     invariants.write_one([first], first, None)
@@ -231,8 +232,8 @@ def test_i_write_one() -> None:
 
 
 def test_i_min_guard() -> None:
-    """I-MIN-GUARD: members leave the guard though too few stay; a higher min-ISR alone moves nobody, and a member may
-    come back under another gen."""
+    """I-MIN-GUARD: catches members that cease to be electable although too few stay; a higher min-ISR alone changes no
+    membership, and a member may come back with another log id."""
     two = {"replicas": (NODE, "n2"), "min_isr": 2}
     both = online(isr=frozenset({MEMBER, OTHER}), **two)
     invariants.min_guard(both, online(elr=frozenset({OTHER}), **two))
@@ -243,7 +244,7 @@ def test_i_min_guard() -> None:
 
 
 def test_i_log_match() -> None:
-    """I-LOG-MATCH: the same entry on another prefix; what lies below a trimmed start is not known."""
+    """I-LOG-MATCH: the same entry on another prefix; entries below a trimmed start are unknown."""
     history = a_history()
     invariants.log_match(history, 0, ENTRIES)
     invariants.log_match(history, None, ENTRIES[3:])
@@ -254,7 +255,7 @@ def test_i_log_match() -> None:
 
 
 def test_i_trunc_safe() -> None:
-    """I-TRUNC-SAFE: a cut below hw, below what is applied, below the log's start."""
+    """I-TRUNC-SAFE: catches a truncation below hw, below the applied offset, or below the log's start."""
     invariants.trunc_safe(5, 5, 4, 3)
     for hw, applied, start in ((6, 4, 3), (4, 6, 3), (4, 4, 6)):
         with broken("I-TRUNC-SAFE"):
@@ -268,7 +269,8 @@ def a_change(**changes: Any) -> PartitionRecord:
 
 
 def test_i_remove() -> None:
-    """I-REMOVE: by the leader alone, never itself, only who is to go, newcomers in sync, no ELR, min-ISR left."""
+    """I-REMOVE: removals by the leader alone, never of itself, only of marked replicas, with newcomers in sync, no ELR,
+    and min-ISR left."""
     two = frozenset(Member(node, GEN) for node in ("n1", "n2"))
     done = a_change(replicas=("n1", "n2"), isr=two, removing=(), version=13)
     invariants.moved(a_change(), done)
@@ -302,7 +304,7 @@ def test_i_factor() -> None:
 
 
 def test_i_remove_asked() -> None:
-    """I-REMOVE-ASKED: somebody who stays was not asked, or holds less than was committed."""
+    """I-REMOVE-ASKED: catches a remaining member that was not asked, or holds less than was committed."""
     stay = (MEMBER, OTHER)
     invariants.asked_before_removing(stay, NODE, {OTHER: 7}, 7)
     for answered in ({}, {OTHER: 6}, {Member("n2", 8): 7}):
@@ -311,7 +313,8 @@ def test_i_remove_asked() -> None:
 
 
 def test_i_cleared() -> None:
-    """I-CLEARED: a copy goes that its record counts on; one of another gen, or of a node that is no replica, may."""
+    """I-CLEARED: catches the deletion of a replica that its record counts on; one with another log id, or on a node
+    without a replica, may go."""
     invariants.cleared(online(), Member("n2", 1))
     invariants.cleared(online(), Member(NODE, GEN + 1))
     with broken("I-CLEARED"):

@@ -13,7 +13,7 @@ from tests.support.samples import seeds
 SEEDS = range(60)
 
 DEFECT_HEAL_LIMIT_MS = 40_000
-"""Virtual time in which a simulation with a defect must become well: most sound ones need a tenth of it."""
+"""Virtual time in which a simulation with a defect must become healthy: most sound ones need a tenth of it."""
 
 
 def caught(defect: Defect) -> str:
@@ -37,7 +37,7 @@ def test_a_defect_is_caught(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("plan", [storms(), storms(store_held=0.4), losses(), settings, cuts(), moves(), redirects()])
 def test_the_sound_core_passes_the_mixes_that_catch_defects(plan: object) -> None:
-    """Without a defect the special mixes are harmless, so what was caught was the defect."""
+    """Without a defect the special mixes pass, so a failure under a mutant is due to its defect."""
     assert callable(plan)
     for seed in seeds(range(8)):
         run_seed(seed, plan=plan())

@@ -1,4 +1,4 @@
-"""Promises and source queues in clusters under faults: what is acknowledged is committed, and reaches the owners."""
+"""Waiters and source queues in clusters under faults: acknowledged writes are committed, and reach the owners."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ EXPECTED = {
     "elections": 30, "power_loss": 10, "far_rounds": 2, "push_merged": 20, "reap_waits_for_queues": 30,
     "served_in_share": 80, "served_of_another_share": 140,
 }  # fmt: skip
-"""What happens at least so often in SEEDS; about a third of what a run shows."""
+"""Minimum number of occurrences in SEEDS; about a third of those in a run."""
 
 
 def test_owners_get_what_is_acknowledged_whatever_fails() -> None:
     """I-ALO, I-Q-CURSOR, I-Q-COMMITTED, I-Q-LEDGER, I-ANSWER, I-BASIS over crashes, losses of power, changes of leader,
     moves, lost and repeated acknowledgements, operators who move cursors and owners, and nodes of a sink's cluster that
-    fetch shares, come and go; and all of that happens."""
+    fetch shares, come and go; each of these faults occurs."""
     counts: Counter[str] = Counter()
     for seed in seeds(SEEDS):
         counts.update(run_seed(seed, simulation_class=QueueSimulation).counts)
@@ -44,7 +44,7 @@ def test_owners_get_what_is_acknowledged_whatever_fails() -> None:
 
 @pytest.mark.parametrize("plan", [cuts(), last_resorts(), deposed])
 def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: object) -> None:
-    """Without a defect the special mixes are harmless, forced leaders and their lost entries among them."""
+    """Without a defect the special mixes pass, forced leaders and their lost entries among them."""
     assert callable(plan)
     for seed in seeds(MIXED):
         run_seed(seed, simulation_class=QueueSimulation, plan=plan())
@@ -58,17 +58,18 @@ def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: object) -> 
     ],
 )
 def test_changes_after_a_forced_election_reach_every_owner(plan: Callable[[], Plan], seeds: tuple[int, ...]) -> None:
-    """Seeds in which a write that a forced leader had lost came back from another cluster and went to no third one,
-    over a key that was gone or replaced; and in which a queue was cleared before it stood anywhere, without a gap."""
+    """Seeds in which a write that a forced leader had lost came back from another cluster and was not sent to a third
+    one, over a key that was gone or replaced; and in which a queue was cleared before it had a position in any
+    partition, without a gap."""
     for seed in seeds:
         run_seed(seed, simulation_class=UnsharedQueueSimulation, plan=plan())
 
 
 @pytest.mark.parametrize("seed", [307, 1617, 1874])
 def test_an_owner_is_never_seen_without_the_command_that_moves_its_cursors(seed: int) -> None:
-    """Seeds in which a released queue's next owner began where the last one stood, since the two documents were read at
-    different times; in which a queue was placed for an owner that a partition did not serve yet; and in which a refused
-    item of a batch was answered as unknown when leadership ended."""
+    """Seeds in which a released queue's next owner began at the last one's position, since the two documents were read
+    at different times; in which a queue was placed for an owner that a partition did not serve yet; and in which a
+    refused item of a batch was answered as unknown when leadership ended."""
     run_seed(seed, simulation_class=UnsharedQueueSimulation)
 
 
@@ -84,7 +85,7 @@ def test_an_item_that_waited_for_its_leader_until_its_time_out_is_refused(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_seeds() -> None:
-    """The same over many more seeds."""
+    """No invariant breaks over many more seeds."""
     for seed in MANY:
         run_seed(seed, simulation_class=QueueSimulation)
 

@@ -1,4 +1,5 @@
-"""Reaps in whole clusters under faults: nothing that a tombstone has seen comes back; what would let it is caught."""
+"""Reaps in whole clusters under faults: no value below a tombstone's clock comes back; defects that would allow it are
+caught."""
 
 from __future__ import annotations
 
@@ -29,20 +30,20 @@ EXPECTED: Mapping[str, int] = {
     "push_applied": 500, "kill": 30, "power_loss": 30, "replay": 30, "elections": 200, "far_rounds": 20,
     "far_lacks_a_reap": 2,
 }  # fmt: skip
-"""What happens at least so often over ALL_SEEDS."""
+"""Minimum number of occurrences over ALL_SEEDS."""
 
 Patch = pytest.MonkeyPatch
 
 
 def far_rows() -> Plan:
-    """Copies are cut off and killed while logs are trimmed under them, so that they take rows."""
+    """Replicas are cut off and killed while logs are trimmed under them, so that they take rows."""
     return Plan.only(
         "isolate", "kill", "power_loss", "replace_disk", gap_ms=600, write_gap_ms=40, trims=0.9, harsh_trims=True
     )
 
 
 total: Counter[str] = Counter()
-"""What happened in the chunks that ran, in this process."""
+"""Occurrences in the chunks that ran in this process."""
 
 ran: set[int] = set()
 """The seeds of it."""
@@ -51,8 +52,8 @@ ran: set[int] = set()
 @pytest.mark.parametrize("first", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_nothing_comes_back_whatever_fails(first: int) -> None:
     """I-NO-RESURRECT, I-FAR-COMMITTED, I-CLOCK-STABLE: over crashes, losses of power, changes of leader, moves and
-    copies that take rows, with pushes that come late and again; all copies remember the same reaps, and the other
-    cluster has every delete."""
+    replicas that take rows, with late and repeated pushes; all replicas have the same clocks of reaped keys, and the
+    other cluster has every delete."""
     for seed in range(first, first + CHUNK):
         total.update(run_seed(seed, simulation_class=RowSimulation, plan=far_rows() if seed % 3 == 0 else None).counts)
         ran.add(seed)
@@ -68,13 +69,14 @@ def test_all_of_it_happens() -> None:
 
 
 def test_a_break_that_only_the_leader_saw_is_healed() -> None:
-    """R-HEARD: of this seed's pauses the leader alone hears, and its followers once stood outside for ever."""
+    """R-HEARD: in this seed only the leader notices the broken connections, and its followers once stayed out of sync
+    for ever."""
     run_seed(1_997, simulation_class=RowSimulation)
 
 
 def test_a_deposed_leader_rejects_no_sound_push() -> None:
-    """R-FORGED: a leader that is cut off gets pushes whose clocks have seen writes of its successor. It must not call
-    them forged for good, and no read that would confirm that refusal is ever confirmed."""
+    """R-FORGED: a leader that is cut off gets pushes whose clocks include writes of its successor. It must not reject
+    them as forged for good, and no read that would confirm that refusal is ever confirmed."""
     for seed in (710_761, 711_182):
         run_seed(seed, simulation_class=RowSimulation)
     ahead = [run_seed(seed, simulation_class=RowSimulation, plan=cuts()()).counts["clock_ahead"] for seed in PUSHED]
@@ -107,7 +109,7 @@ def test_a_leader_that_does_not_wait_for_confirmation_is_caught(monkeypatch: Pat
 
 
 def violations(simulation_class: type[RowSimulation], seeds: Iterable[int]) -> Iterator[str]:
-    """What is wrong in seeds of `cuts`."""
+    """Errors of the seeds of `cuts`."""
     for seed in seeds:
         try:
             run_seed(seed, simulation_class=simulation_class, plan=cuts()())
@@ -116,7 +118,7 @@ def violations(simulation_class: type[RowSimulation], seeds: Iterable[int]) -> I
 
 
 class RepeatingSimulation(RowSimulation):
-    """Clients send requests again under the same id, whatever became of them."""
+    """Clients send requests again under the same id, whatever their outcome."""
 
     repeats = 0.3
 
@@ -132,7 +134,7 @@ def test_a_request_takes_effect_once_over_changes_of_leader() -> None:
 
 
 def forgets_what_is_pending(patch: Patch) -> None:
-    """A request that is appended and not applied is not known (against H40)."""
+    """A request that is appended and not applied is unknown when it is repeated (against H40)."""
 
     def known(self: WriteBatch, request_id: bytes, hash64: int) -> int | None:
         return self.store.request_offset(self.partition.id, hash64, request_id)
@@ -148,7 +150,7 @@ def answers_at_once(patch: Patch) -> None:
 
 @pytest.mark.parametrize("put_in", [forgets_what_is_pending, answers_at_once])
 def test_a_defect_of_repeated_requests_is_caught(put_in: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    """Some seed shows it as I-ACK."""
+    """Some seed reports the defect as I-ACK."""
     put_in(monkeypatch)
     assert any(found.startswith("I-ACK") for found in violations(RepeatingSimulation, range(20)))
 
@@ -156,7 +158,7 @@ def test_a_defect_of_repeated_requests_is_caught(put_in: Callable[[Patch], None]
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_nothing_comes_back_over_a_thousand_more_seeds() -> None:
-    """The same over a longer range."""
+    """No invariant breaks over a longer range of seeds."""
     for seed in range(1_000, 2_000):
         run_seed(seed, simulation_class=RowSimulation, plan=far_rows() if seed % 3 == 0 else None)
 
@@ -167,7 +169,7 @@ def busy() -> Plan:
 
 
 def forgets_at_a_restart(patch: Patch) -> None:
-    """What was reaped is remembered in memory alone (against R-REAP)."""
+    """Clocks of reaped keys are kept in memory alone (against R-REAP)."""
     sound = RowProcess.attach
 
     def attach(self: RowProcess, partition: int) -> None:
@@ -179,7 +181,7 @@ def forgets_at_a_restart(patch: Patch) -> None:
 
 
 def forgets_when_it_writes(patch: Patch) -> None:
-    """A key that was reaped is written anew as if it never had been (against R-REAP)."""
+    """A write to a reaped key ignores the reaped clock (against R-REAP)."""
     sound = WriteBatch.write
 
     def write(self: WriteBatch, request: Any, hash64: int) -> tuple[object, int]:
@@ -196,7 +198,7 @@ def takes_what_has_not_seen_the_tombstone(patch: Patch) -> None:
 
 
 def leaves_out_what_was_reaped(patch: Patch) -> None:
-    """A copy that takes rows does not learn what was reaped (against R-REAP)."""
+    """A replica that receives rows does not get the clocks of reaped keys (against R-REAP)."""
     sound = MemoryTransfers.install_state
 
     def install_state(self: MemoryTransfers, partition: int, chunk: bytes, *, first: bool) -> Any:
@@ -207,7 +209,7 @@ def leaves_out_what_was_reaped(patch: Patch) -> None:
 
 
 def gives_rows_over_a_reap(patch: Patch) -> None:
-    """A copy that may have what was reaped since is given rows (against R-REAP)."""
+    """A replica that may have keys that were reaped since is sent rows (against R-REAP)."""
     patch.setattr(StateTransfers, "lacks_a_reap", lambda *_: False)
 
 
@@ -242,14 +244,14 @@ DEFECTS = (
 
 @pytest.mark.parametrize("plan", [busy, far_rows])
 def test_the_sound_product_passes_the_mixes_that_catch_defects(plan: Callable[[], Plan]) -> None:
-    """Without a defect the special mixes are harmless, so what is caught is the defect."""
+    """Without a defect the special mixes pass, so a failure under a mutant is due to its defect."""
     for seed in range(2):
         run_seed(seed, simulation_class=RowSimulation, plan=plan())
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: defect.put_in.__name__)
 def test_a_defect_of_reaping_is_caught(defect: Defect, monkeypatch: Patch) -> None:
-    """Some seed breaks the invariant that fits."""
+    """Some seed breaks the matching invariant."""
     defect.put_in(monkeypatch)
     for seed in (defect.seed, *DEFECT_SEEDS):
         try:

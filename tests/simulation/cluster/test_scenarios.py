@@ -29,7 +29,7 @@ def test_the_worked_example_of_fluvio() -> None:
     """LRS 3, LEO leader 4, follower-1 3, follower-2 2: HW 2; follower-2 goes offline: LRS 2 and HW 3.
 
     Fluvio's page counts offsets of the last record, ours are positions, one past it: the same records, number 0 to the
-    one named, are LEO 5, 4, 3 and hw 3 here, and then hw 4. A BARRIER stands at offset 0, as record 0 of the example.
+    one named, are LEO 5, 4, 3 and hw 3 here, and then hw 4. A BARRIER is at offset 0, as record 0 of the example.
     """
     cluster = ScriptedCluster(options=options(max_time_lag_ms=1_500))
     leader = cluster.leads()
@@ -39,7 +39,7 @@ def test_the_worked_example_of_fluvio() -> None:
     cluster.write(leader, 2)
     cluster.wait(cluster.all_in_sync)
     assert cluster.replica(two).leo == 3
-    cluster.cut((leader, two), (two, leader))  # it gets no more; nobody knows yet that it is offline
+    cluster.cut((leader, two), (two, leader))  # it gets no more; no node knows yet that it is offline
     cluster.write(leader, 1)
     cluster.wait(lambda: cluster.replica(one).durable == 4)
     cluster.pass_ms(1_000)
@@ -59,13 +59,13 @@ def test_the_worked_example_of_fluvio() -> None:
 
 
 def test_a_member_far_behind_leaves_never_below_min_isr_goes_on_receiving_and_returns() -> None:
-    """Fluvio's lagging follower: its hw is more than the record lag behind, so it leaves the ISR; what is sent it still
-    gets; caught up, it is back. Of two laggards only one leaves, since min-ISR must stay."""
+    """Fluvio's lagging follower: its hw is more than the record lag behind, so it leaves the ISR; it still receives
+    entries, and returns when it has caught up. When two members lag only one leaves, since min-ISR must stay."""
     cluster = ScriptedCluster(options=options(max_record_lag=10, max_time_lag_ms=8_000, window_entries=1_000))
     leader = cluster.leads()
     assert leader is not None
     one, two = cluster.others(leader)
-    for name in (one, two):  # they hear everything, and late
+    for name in (one, two):  # they receive everything, but late
         cluster.simulation.network.slow_down(leader, name, 700, 6_000)
     for _ in range(60):
         cluster.write(leader, 4)
@@ -81,8 +81,8 @@ def test_a_member_far_behind_leaves_never_below_min_isr_goes_on_receiving_and_re
 
 
 def test_below_min_isr_nothing_is_applied_and_writes_are_refused() -> None:
-    """A stall: the leader alone takes no writes and applies none, its REASON says whom it waits for, and reads that it
-    can confirm go on; when a member is back, what was appended is committed."""
+    """A stall: the leader alone takes no writes and applies none, its reason names the members that it waits for, and
+    reads that it can confirm are served; when a member is back, the appended entries are committed."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None
@@ -105,7 +105,7 @@ def test_below_min_isr_nothing_is_applied_and_writes_are_refused() -> None:
 
 
 def test_the_last_replica_standing_loses_its_disk_and_nothing_is_lost() -> None:
-    """H9, R-ELR: two leave, the third loses everything; who left below min-ISR may be elected, and leads."""
+    """H9, R-ELR: two leave, the third loses everything; the one that left below min-ISR is electable, and leads."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None
@@ -165,7 +165,7 @@ def test_an_expansion_without_an_answer_counts_until_the_version_has_moved(arriv
 
 
 def test_a_zombie_leader_acknowledges_nothing_and_serves_no_read() -> None:
-    """H24: cut off, it is replaced; what it still appends is dropped, and a read there is never served."""
+    """H24: cut off, it is replaced; entries that it still appends are dropped, and it never serves a read."""
     cluster = ScriptedCluster()
     zombie = cluster.leads()
     assert zombie is not None
@@ -177,7 +177,7 @@ def test_a_zombie_leader_acknowledges_nothing_and_serves_no_read() -> None:
     cluster.wait(lambda: cluster.leads() not in (None, zombie))
     leader = cluster.leads()
     assert leader is not None
-    assert cluster.replica(zombie).role is ReplicaRole.LEADER  # for all it knows
+    assert cluster.replica(zombie).role is ReplicaRole.LEADER  # as far as it knows
     cluster.write(leader, 2)
     cluster.wait(lambda: cluster.acked() == 4)
     served = cluster.simulation.counts["reads_served"]
@@ -211,7 +211,7 @@ def test_a_returning_leader_becomes_a_follower() -> None:
 
 
 def test_after_a_silent_candidate_comes_the_next() -> None:
-    """The wait-for-response timer: a candidate whose disk hangs says nothing, and another is nominated."""
+    """The wait-for-response timer: a candidate whose disk hangs does not answer, and another is nominated."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None
@@ -268,7 +268,8 @@ def test_a_resigning_leader_nominates_its_successor() -> None:
 
 
 def test_a_nomination_of_a_session_that_is_over_is_followed_by_another() -> None:
-    """R-NOMINATE: the leader knew an outdated session of its target; the controller nominates somebody at once."""
+    """R-NOMINATE: the leader nominated an outdated session of its target; the controller nominates another replica at
+    once."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None
@@ -297,7 +298,8 @@ def test_a_hand_over_that_cannot_happen_is_given_up() -> None:
 
 
 def test_a_stopping_node_gives_everything_up_and_is_dropped() -> None:
-    """H10: it resigns, says that it leaves, is taken out of the ISR, and is not added again while it is leaving."""
+    """H10: it resigns, announces that it leaves, is taken out of the ISR, and is not added again while it is
+    leaving."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None
@@ -328,8 +330,8 @@ def test_setting_min_isr_lower_does_not_clear_the_elr() -> None:
 
 
 def test_a_restored_replica_takes_a_new_log_id() -> None:
-    """H39: a data directory that went back acknowledged more than it has; the leader says so, it takes a new gen and
-    comes back in sync under that."""
+    """H39: a restored data directory has less than it acknowledged; the leader reports that, and the replica takes a
+    new log id and is in sync again under it."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None
@@ -351,7 +353,8 @@ def test_a_restored_replica_takes_a_new_log_id() -> None:
 
 
 def test_a_replica_beyond_the_trimmed_log_takes_rows() -> None:
-    """A replaced disk where the others have trimmed: it takes rows while writes go on, and is in sync again."""
+    """A replica with a replaced disk, where the others have trimmed, takes rows while writes continue, and is in sync
+    again."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None

@@ -1,4 +1,4 @@
-"""The simulator's own seeds: no invariant breaks, everything happens that is meant to, and a seed replays exactly."""
+"""The simulator's own seeds: no invariant breaks, every intended fault occurs, and a seed replays exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEEDS = seeds(ALL_SEEDS)
 CHUNK = min(40, len(SEEDS))
 
 EXPECTED = {
-    # what every range of seeds must have gone through, or the schedule has become a harmless one
+    # minimum occurrences in every range of seeds, or the schedule has become a harmless one
     "acked": 8_000,
     "committed": 8_000,
     "commits": 4_000,
@@ -124,10 +124,10 @@ EXPECTED = {
     "ambush_RoleChanged": 1,
     "ambush_WriteRecord": 1,
 }
-"""What happened -> how often at least, over ALL_SEEDS; about a third of what a run shows."""
+"""Event -> minimum number of occurrences over ALL_SEEDS; about a third of those in a run."""
 
 total: Counter[str] = Counter()
-"""What happened in the chunks that ran, in this process."""
+"""Occurrences in the chunks that ran in this process."""
 
 ran: set[int] = set()
 """The seeds of it."""
@@ -136,7 +136,7 @@ ran: set[int] = set()
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_no_invariant_breaks(first: int) -> None:
-    """Every named invariant holds after every event, and every seed becomes well again and quiet."""
+    """Every named invariant holds after every event, and every seed becomes healthy and quiet again."""
     for seed in range(first, first + CHUNK):
         simulation = run_seed(seed)
         assert simulation.counts["acked"] > 0, f"seed {seed}: no client got anything through"
@@ -146,18 +146,18 @@ def test_no_invariant_breaks(first: int) -> None:
 
 
 def test_a_replica_dropped_by_its_leader_comes_back_in_sync() -> None:
-    """Seed 705653: a restarted copy out of sync follows; then a late FollowRequest is refused as far and the leader
-    drops it from its peers, while the copy waits for entries. It asks again by itself (R-HEARD), and the seed
-    converges."""
+    """Seed 705653: a restarted replica out of sync follows; then a late FollowRequest is refused as beyond the log, and
+    the leader drops the replica from its peers, while it waits for entries. The replica sends another request by itself
+    (R-HEARD), and the seed converges."""
     run_seed(705653)
 
 
 @pytest.mark.parametrize("seed", [2173, 7545, 7974, 21917])
 def test_seeds_that_once_broke_an_invariant_do_not(seed: int) -> None:
-    """2173: a leader wakes that lost its lock, and counts what a member acknowledged before it was removed and its copy
-    deleted, as it may: all that may be elected hold it. 7545: a copy goes far before its own replay was asked for.
-    7974: the last change of replicas ends late, and is read late. 21917: a process trims a log and dies, and the next
-    one deletes the copy before the trim would have been reported."""
+    """2173: a leader that lost its lock wakes, and counts an acknowledgement of a member that was removed and deleted
+    since, which is allowed: all electable replicas hold the entry. 7545: a replica enters a state transfer before its
+    own replay was requested. 7974: the last reassignment ends late, and is read late. 21917: a process trims a log and
+    dies, and the next one deletes the replica before the trim would have been reported."""
     assert run_seed(seed).counts["copy_condemned"] > 0
 
 
@@ -173,7 +173,7 @@ def test_everything_happens_that_is_meant_to() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_no_invariant_breaks_over_two_thousand_more_seeds() -> None:
-    """The same over a longer range, for whoever has the minutes."""
+    """No invariant breaks over a longer range of seeds; takes minutes."""
     for seed in range(ALL_SEEDS.stop, ALL_SEEDS.stop + 2_000):
         run_seed(seed)
 
@@ -206,7 +206,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
 
 
 def test_a_violation_prints_the_seed_and_the_events() -> None:
-    """A failure can be replayed from what it prints."""
+    """A failure's output suffices to replay it."""
 
     class Broken(Replica):
         def deadline_ms(self) -> int | None:
@@ -223,7 +223,7 @@ def test_a_violation_prints_the_seed_and_the_events() -> None:
 def test_an_error_prints_the_seed_and_the_events(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command names a seed that ends with any exception, and how to replay it; with --go-on it goes on."""
+    """The command names a seed that ends with any exception, and how to replay it; with --go-on it continues."""
 
     def broken(simulation: ClusterSimulation) -> None:
         raise KeyError(simulation.seed)
@@ -243,18 +243,19 @@ def test_an_error_prints_the_seed_and_the_events(
 
 @pytest.mark.parametrize(("nodes", "factor", "min_isr"), [(1, 1, 1), (3, 3, 2), (5, 5, 3), (4, 2, 2)])
 def test_a_cluster_without_faults_is_healthy_and_quiet_at_once(nodes: int, factor: int, min_isr: int) -> None:
-    """One election, no unknown outcome, no refusal once ready, nobody out of sync, no second epoch."""
+    """One election, no unknown outcome, no refusal once ready, no replica out of sync, no second epoch."""
     simulation = run_seed(1, plan=Plan.only(node_count=nodes, factor=factor, min_isr=min_isr))
     record = simulation.metastore.records[0]
     assert (record.epoch, record.status) == (1, PartitionStatus.ONLINE)
     assert (simulation.counts["unknown"], simulation.counts["shrinks"], simulation.counts["truncations"]) == (0, 0, 0)
     assert simulation.counts["status_online"] == 1
-    assert record.version <= 4  # the first look may find nobody registered yet: Offline, Election
+    assert record.version <= 4  # the first read may find no registration yet: Offline, Election
     assert simulation.counts["acked"] > 150
 
 
 def test_a_replaced_disk_of_the_only_replica_is_never_elected() -> None:
-    """R-GEN: the node comes back empty under a new gen: Offline, naming what it waits for, and nothing is acked."""
+    """R-GEN: the node comes back empty with a new log id: the partition is Offline, names the log that it waits for,
+    and acknowledges nothing."""
     simulation = ClusterSimulation(5, plan=Plan.only(node_count=1, factor=1, min_isr=1))
     simulation.start()
     simulation.run_until(3_000)

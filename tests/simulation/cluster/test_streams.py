@@ -1,5 +1,5 @@
-"""Replication streams in clusters under faults: group numbers stand for the same entries at both ends, and for no more
-than is durable and committed. Soft cursors reach the followers."""
+"""Replication streams in clusters under faults: group numbers stand for the same entries at both ends, and cover only
+durable and committed entries. Soft cursors reach the followers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ EXPECTED = {
     "message_lost": 50, "message_held": 70, "message_repeated": 170, "AppendRejected": 200, "lived_without_some": 2,
     "cursors_taken": 550, "cursor_handed_over": 12,
 }  # fmt: skip
-"""What happens at least so often in SEEDS; about a third of what a run shows."""
+"""Minimum number of occurrences in SEEDS; about a third of those in a run."""
 
 
 FOUND = (43535, 44539)
-"""Seeds that found a follower that stayed behind for ever, and a copy that the simulator itself never removed."""
+"""Seeds that found a follower that stayed behind for ever, and a replica that the simulator itself never removed."""
 
 
 def several(mix: Callable[[], Plan]) -> Plan:
@@ -65,7 +65,7 @@ def test_a_seed_that_found_a_defect_stays_clean(seed: int) -> None:
 
 @pytest.mark.parametrize("mix", [storms(), losses(), cuts()], ids=["storms", "losses", "cuts"])
 def test_the_mixes_of_faults_are_harmless(mix: Callable[[], Plan]) -> None:
-    """Streams over several partitions pass the mixes that are made to break one thing."""
+    """Streams over several partitions pass the mixes that are aimed at one rule."""
     streamed = 0
     for seed in seeds(MIXED):
         streamed += run_seed(seed, simulation_class=StreamSimulation, plan=several(mix)).counts["streamed"]
@@ -73,7 +73,7 @@ def test_the_mixes_of_faults_are_harmless(mix: Callable[[], Plan]) -> None:
 
 
 def test_the_short_way_to_the_store_has_the_effect_of_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever a core takes the short way, AppliedTo would have led to the same state and asked for nothing."""
+    """Whenever a core takes the short path, AppliedTo would have led to the same state without effects."""
     taken, sound = 0, Replica.applied_quietly
 
     def compared(self: Replica, end: int) -> bool:
@@ -93,8 +93,8 @@ def test_the_short_way_to_the_store_has_the_effect_of_its_event(monkeypatch: pyt
 
 
 def test_the_short_way_to_the_disk_has_the_effect_of_its_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whenever a leader or follower takes the short way, Persisted would have led to the same state and asked for the
-    same Apply, or nothing."""
+    """Whenever a leader or follower takes the short path, Persisted would have led to the same state and to the same
+    Apply, or no effect."""
     taken: Counter[tuple[ReplicaRole, bool]] = Counter()
     sound = Replica.persisted_quietly
 
@@ -116,7 +116,7 @@ def test_the_short_way_to_the_disk_has_the_effect_of_its_event(monkeypatch: pyte
 
 
 def assert_same(twin: Replica, replica: Replica) -> None:
-    """Two replicas are in the same state."""
+    """Assert that two replicas are in the same state."""
     assert twin._state == replica._state
     assert twin._role_state == replica._role_state
 
@@ -124,7 +124,7 @@ def assert_same(twin: Replica, replica: Replica) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_seeds() -> None:
-    """The same over many more seeds."""
+    """No invariant breaks over many more seeds."""
     for seed in MANY:
         run_seed(seed, simulation_class=StreamSimulation)
 

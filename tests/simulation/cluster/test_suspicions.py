@@ -1,4 +1,4 @@
-"""Nodes that suspect each other (R-SUSPECT) in the simulator: what a suspicion, true or false, may cost."""
+"""Nodes that suspect each other (R-SUSPECT) in the simulator: the costs of a suspicion, true or false."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHUNK = len(seeds(range(50)))
 DEFECT_SEEDS = range(80)
 
 EXPECTED = {"suspected": 60, "suspicion_ended": 30, "suspected_falsely": 12, "rejecting": 150}
-"""What happened -> how often at least over 50 seeds; about a third of what a run shows."""
+"""Event -> minimum number of occurrences over 50 seeds; about a third of those in a run."""
 
 FAIL_OVER_LIMIT_MS = 900
 """Virtual time without a write after a leader's death: noticing the broken connection (120 ms), and a dozen steps of up
@@ -34,8 +34,8 @@ to 30 ms each."""
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(SEEDS.start, SEEDS.stop, CHUNK))
 def test_no_invariant_breaks_under_suspicions_true_and_false(first: int) -> None:
-    """All invariants hold after every event, with deaths that refused dials reveal and with storms of false
-    suspicions; every seed becomes well again and quiet."""
+    """All invariants hold after every event, with deaths that refused dials reveal and with storms of false suspicions;
+    every seed becomes healthy and quiet again."""
     total: Counter[str] = Counter()
     for seed in range(first, first + CHUNK):
         total.update(run_seed(seed, simulation_class=SuspicionSimulation).counts)
@@ -45,8 +45,8 @@ def test_no_invariant_breaks_under_suspicions_true_and_false(first: int) -> None
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_storm_of_false_suspicions_settles(seed: int) -> None:
-    """Nodes that live begin to refuse dials four times a second, without any other fault. Each of them loses at most
-    one registration in a hold time; writes go on meanwhile, and nothing changes any more once the storm is over."""
+    """Live nodes begin to refuse dials four times a second, without any other fault. Each of them loses at most one
+    registration per hold time; writes continue meanwhile, and nothing changes after the storm."""
     storm_ms = simulator.FAULT_PHASE_MS
     simulation = run_seed(seed, simulation_class=SuspicionSimulation, plan=Plan.only(), reject_gap_ms=250)
     counts = simulation.counts
@@ -131,6 +131,6 @@ def test_a_defect_of_the_rules_is_caught(
 def test_a_defect_of_elections_after_suspicions_is_caught(
     decide: Callable[..., Decision], names: tuple[str, ...]
 ) -> None:
-    """A suspicion makes nobody electable who is not in the guard, and resumes no leadership."""
+    """A suspicion makes no replica electable, and restores no leadership."""
     assert decide is not elect
     assert caught(decide=decide).startswith(names)

@@ -1,4 +1,4 @@
-"""The act of last resort under the simulator: what the forced copy had stays, what it lacked is declared lost."""
+"""Forced elections in the simulator: entries of the forced replica stay, entries that it lacked are declared lost."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.samples import floors, seeds
 SEEDS = range(20)
 
 EXPECTED = {"forced": 15, "declared_lost": 100, "diverged": 2, "quarantined": 2, "forced_undecided": 1}
-"""What happened -> how often at least, over SEEDS."""
+"""Event -> minimum number of occurrences over SEEDS."""
 
 SHAPES = ({"node_count": 5, "factor": 5, "min_isr": 3}, {"node_count": 3, "factor": 3, "min_isr": 2})
 
 
 def test_a_forced_replica_keeps_all_its_entries() -> None:
-    """Guards lose all their disks among other faults: whatever copy is forced, only what it lacked is lost, and
-    writes go on."""
+    """All electable replicas lose their disks among other faults: whatever replica is forced, only entries that it
+    lacked are lost, and writes continue."""
     total: Counter[str] = Counter()
     for seed in SEEDS:
         total.update(run_seed(seed, plan=last_resorts(**SHAPES[seed % len(SHAPES)])()).counts)
@@ -35,26 +35,26 @@ def test_a_forced_replica_keeps_all_its_entries() -> None:
 ASYNC_SEEDS = range(80, 120)
 
 SLOW_SEEDS = (89, 117, 146)
-"""Found that an act is ordered, and the copy loses power before it is done; that a store may have rows of entries that
-no log has (H36); that a Hello of the log that a copy was before may come late."""
+"""Seeds in which a replica loses power between the order to force it and its election; in which a store has rows of
+entries that no log has (H36); and in which a FollowRequest of a replica's former log arrives late."""
 
 TRIMMED_SEEDS = ((123, 150, 0.5), (643, 250, 0.3), (767, 250, 0.3))
-"""(seed, write_gap_ms, trims): a forced copy with rows of lost entries has to give rows before anything is committed;
-one act follows on another; a late write brings one more into the guard, all others of which lost their disks."""
+"""(seed, write_gap_ms, trims): a forced replica with rows of lost entries must send rows before anything is committed;
+one forced election follows another; a late write makes one more replica electable after all others lost their disks."""
 
 ASYNC_EXPECTED = {"forced": 30, "declared_lost": 400, "quarantined": 5, "tail_lost": 8, "made_anew": 1}
-"""The same of ASYNC_SEEDS, with durability async."""
+"""Minimum number of occurrences over ASYNC_SEEDS, with durability async."""
 
 
 def test_a_forced_replica_keeps_its_entries_over_power_losses() -> None:
-    """With durability async nothing else is lost either, before and after the act: a copy that has another past keeps
-    it over a power loss, under whichever gen; where too few are left for writes, one of them is made anew; and no copy
-    in sync keeps rows of entries that are in no log, but the forced one."""
+    """With durability async nothing else is lost either, before and after the forced election: a diverged replica keeps
+    its entries over a power loss, whatever its log id; where too few replicas are left for writes, one of them is
+    recreated; and no replica in sync except the forced one keeps rows of entries that are in no log."""
     total: Counter[str] = Counter()
     for seed in seeds(ASYNC_SEEDS):
         plan = last_resorts(asynchronous=True, **SHAPES[seed % len(SHAPES)])()
         total.update(run_seed(seed, plan=plan).counts)
-    for seed in SLOW_SEEDS:  # few writes, so that what is left of lost ones is not written over
+    for seed in SLOW_SEEDS:  # few writes, so that the rows of lost ones are not overwritten
         plan = last_resorts(asynchronous=True, write_gap_ms=400, **SHAPES[seed % len(SHAPES)])()
         total.update(run_seed(seed, plan=plan).counts)
     for seed, write_gap_ms, trims in TRIMMED_SEEDS:
@@ -65,8 +65,8 @@ def test_a_forced_replica_keeps_its_entries_over_power_losses() -> None:
 
 
 def test_a_replica_in_state_transfer_is_not_forced() -> None:
-    """R-FORCE, R-FAR: one that a change of replicas had left behind, and that gave up its rows after a power loss, is
-    named again, and answers for what is left of its log; forced, it would not stand, and nobody else might."""
+    """R-FORCE, R-FAR: a replica left behind by a reassignment dropped its rows after a power loss, is assigned again,
+    and reports the rest of its log; if it were forced, it could not become leader, and no other replica might."""
     kinds = ("kill", "power_loss", "reassign", "cut_nodes", "isolate")
     mix = {"gap_ms": 350, "write_gap_ms": 40, "lost": 0.02, "repeated": 0.1, "overtaken": 0.2, "held": 0.02}
     store = {"store_lost": 0.1, "store_held": 0.1, "reads": 0.6, "trims": 0.0, "last_resort_ms": 2_500, "node_count": 5}
@@ -74,8 +74,8 @@ def test_a_replica_in_state_transfer_is_not_forced() -> None:
 
 
 def without_its_guard() -> tuple[ScriptedCluster, str, list[str]]:
-    """A partition that is Offline: two entries reached all, three only the two who then lost their disks. The stage,
-    who is left, and the others."""
+    """A partition that is Offline: two entries reached all, three only the two replicas that then lost their disks.
+    Returns the cluster, the remaining node, and the others."""
     cluster = ScriptedCluster()
     leader = cluster.leads()
     assert leader is not None
@@ -99,7 +99,7 @@ def without_its_guard() -> tuple[ScriptedCluster, str, list[str]]:
 
 
 def force(cluster: ScriptedCluster, name: str) -> None:
-    """An operator orders a node's copy."""
+    """Order a node's replica to be forced, as an operator."""
     operator, record = cluster.simulation.operator, cluster.record
     copies = [copy for copy in map(operator.copy, record.replicas) if copy is not None]
     assert len(copies) == len(record.replicas)
@@ -110,8 +110,8 @@ def force(cluster: ScriptedCluster, name: str) -> None:
 
 
 def test_the_last_replica_leads_with_all_its_entries() -> None:
-    """R-FORCE: the three acknowledged writes that it lacks are gone, the two that it had stay, the replaced disks
-    follow it, and what is written from now on is on all."""
+    """R-FORCE: the three acknowledged writes that it lacks are gone, its own two stay, the replaced disks follow it,
+    and new writes are on all."""
     cluster, left, others = without_its_guard()
     force(cluster, left)
     cluster.wait(cluster.all_in_sync)
@@ -127,8 +127,9 @@ def test_the_last_replica_leads_with_all_its_entries() -> None:
 
 @pytest.mark.parametrize("restarted", ["", "killed", "dark"])
 def test_a_replica_with_more_entries_than_the_forced_one_is_quarantined(restarted: str) -> None:
-    """R-FORCE, I-DIVERGED: an empty copy is forced; who holds more gives nothing up, says so, over restarts too, also
-    where its rows must be replayed (H36), serves nothing, and the others go on without it."""
+    """R-FORCE, I-DIVERGED: an empty replica is forced; one that holds more keeps its entries and reports the
+    divergence, also after restarts and where its rows must be replayed (H36), serves nothing, and the others continue
+    without it."""
     cluster, left, others = without_its_guard()
     log = cluster.simulation.nodes[left].disk.logs[0]
     before = list(log.entries)

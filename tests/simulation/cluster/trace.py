@@ -9,7 +9,7 @@ from isthmus.repl.model.record import PartitionRecord
 
 
 def render_trace(trace: Iterable[tuple[Any, ...]]) -> str:
-    """Each happening as (when, who, what, ...); a core's step as (when, process, partition, event, effects)."""
+    """Each event as (when, who, what, ...); a core's step as (when, process, partition, event, effects)."""
     return "\n".join(_line(*happening) for happening in trace)
 
 
@@ -24,7 +24,7 @@ def _line(at_ms: int, actor: str, *what: Any) -> str:
 
 
 def short(thing: object) -> str:
-    """A happening in few words: entries by their places, records by what matters."""
+    """An event in few words: entries by their offsets, records by their main fields."""
     if isinstance(thing, str):
         return thing
     if isinstance(thing, PartitionRecord):

@@ -1,9 +1,9 @@
-"""An operator's act of last resort: all who may be elected have lost their disks, and a copy that is left is forced.
+"""A forced election: all electable replicas have lost their disks, and an operator forces a remaining one.
 
-First some followers are cut off until they are out of the guard, then the whole guard loses its data. Once the
-partition is Offline somebody looks at the copies, as `isthmus partition force-leader` shows them, and orders one of
-them by the product's own rules (`repl.controller.unclean_election`), if need be again. Mostly it is the best one; at
-times it is any.
+First some followers are cut off until they are no longer electable, then all electable replicas lose their data. Once
+the partition is Offline the operator looks at the replicas, as `isthmus partition force-leader` shows them, and orders
+one of them by the product's own rules (`repl.controller.unclean_election`), if need be again. Mostly it is the best
+one; at times it is any.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ PARTITION = 0
 """The one that it happens to."""
 
 AGAIN_MS = 250
-"""Pause between two looks."""
+"""Pause between two checks."""
 
 APART_MS = 7_000
-"""How long those who are to be left behind are cut off."""
+"""How long the followers to be left behind are cut off."""
 
 MADE_ANEW_MS = 1_500
-"""Pause between two looks whether copies are to be made anew."""
+"""Pause between two checks whether replicas must be recreated."""
 
 PATIENCE_MS = 4_000
-"""How long the operator waits for copies that do not answer, and this story for followers to be out of the guard."""
+"""How long the operator waits for replicas that do not answer, and the simulation for followers to cease to be
+electable."""
 
 
 class UncleanElections:
@@ -43,7 +44,7 @@ class UncleanElections:
         self._offline_since_ms: int | None = None
 
     def start(self) -> None:
-        """Begin when the plan says so."""
+        """Begin at the time in the plan."""
         if self.simulation.plan.last_resort_ms:
             self.simulation.after(self.simulation.plan.last_resort_ms, self._cut_off)
 
@@ -80,12 +81,12 @@ class UncleanElections:
             self._cut_off()
 
     def _left_behind(self, record: PartitionRecord) -> list[str]:
-        """The nodes with a copy that nobody counts on."""
+        """The nodes with a replica that no record counts on."""
         electable = {member.node for member in guard(record)}
         return [node.name for node in self.simulation.holders(PARTITION) if node.name not in electable]
 
     def lose(self) -> None:
-        """All who may be elected lose their data, beyond the promise, if others are left."""
+        """All electable replicas lose their data, beyond the promise, if others are left."""
         simulation, record = self.simulation, self._record
         if simulation.faults.over:
             return
@@ -104,7 +105,7 @@ class UncleanElections:
     # -- the operator ---------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Look at the partition, and force a copy once it is Offline and the copies answer."""
+        """Check the partition, and force a replica once it is Offline and the replicas answer."""
         simulation, record = self.simulation, self._record
         if any(simulation.nodes[m.node].disk.log_ids[PARTITION] == m.log_id for m in guard(record)):
             simulation.checkers.beyond_promise = False  # the act is done; or a late write made it needless
@@ -122,8 +123,8 @@ class UncleanElections:
             self.force(record, best if simulation.rng.random() < 0.6 else simulation.rng.choice(copies), copies)
 
     def make_anew(self) -> None:
-        """Have copies that have another past made anew, one after the other, where the rest is too few for writes: then
-        the partition waits for an operator (docs/runbooks.md)."""
+        """Recreate diverged replicas, one after the other, where the rest is too few for writes: then the partition
+        waits for an operator (docs/runbooks.md)."""
         simulation, record = self.simulation, self._record
         simulation.after(MADE_ANEW_MS, self.make_anew)
         others = [name for name in record.replicas if self._stands_apart(name)]
@@ -133,7 +134,7 @@ class UncleanElections:
             simulation.nodes[others[0]].replace_disk()
 
     def _stands_apart(self, name: str) -> bool:
-        """Whether a node runs, and says that its copy has another past."""
+        """Whether a node runs, and reports its replica as diverged."""
         node = self.simulation.nodes[name]
         replica = None if node.current is None else node.current.replicas.get(PARTITION)
         quarantined = self.simulation.checkers.declared.quarantines(node, PARTITION)
@@ -157,7 +158,7 @@ class UncleanElections:
         chosen: unclean_election.ReplicaReport,
         copies: list[unclean_election.ReplicaReport],
     ) -> None:
-        """Order a copy, on the record that was shown."""
+        """Order a replica to be forced, on the record that was shown."""
         simulation = self.simulation
         registration = simulation.metastore.registrations.get(chosen.node)
         if registration is None or unclean_election.disqualification(registration, PARTITION, chosen):

@@ -13,7 +13,7 @@ import time
 from tests.simulation.mesh.scenarios import SCENARIOS
 
 MESSAGE_CHARACTERS = 400
-"""Of an error in one line."""
+"""The text of an error in one line."""
 
 
 def main() -> int:

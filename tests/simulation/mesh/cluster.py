@@ -1,9 +1,8 @@
 """One cluster in virtual time: one partition with its rows and log, and a source queue for each cluster that fetches.
 
-Everything that decides is the product's: proposals, queues, cursors, who may be reaped. A cluster only says when what
-happens: an entry is appended, some time later it is in the store, and only then the node's loop hears of it; a read of
-objects or of rows sees the store as it is at that moment. The simulation that moves it is
-`tests.simulation.mesh.simulator`.
+All decisions are the product's: write batches, queues, cursors, reaps. A cluster only schedules: an entry is appended,
+some time later it is in the store, and only then the node's loop is notified; a read of objects or of rows sees the
+store as it is at that moment. `tests.simulation.mesh.simulator` drives it.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ LIMITS: Final = WriteLimits(1_000_000, 1_000, 10_000_000)
 
 
 class Link(NamedTuple):
-    """What one cluster fetches from another. `moved`: the queue was created for another sink, and released."""
+    """One cluster's fetching from another. `moved`: the queue was created for another sink, and released."""
 
     source: str
     sink: str
@@ -85,11 +84,11 @@ class Cluster:
         repl_reap: bool = False,
         discard: bool = False,
     ) -> None:
-        """`discard`: its queues give up what is above their budget."""
+        """`discard`: its queues discard changes above their budget."""
         self.name = name
         self._discard = discard
         self.claiming: set[str] = set()
-        """Sinks of whose queue a CURSOR entry is under way."""
+        """Sinks whose queue has a CURSOR entry under way."""
         self.properties = TypeProperties(Properties(repl_reap=repl_reap), {})
         self.uuid = bytes([number]) * 16
         self.actor = actor_of(self.uuid, P)
@@ -106,7 +105,7 @@ class Cluster:
         self.log: list[Entry] = []
         """Committed, and not in the store."""
         self.unnotified: list[Entry] = []
-        """In the store, and the loop has not heard of it."""
+        """Entries in the store of which the loop has not been notified."""
         self.reads: list[IndexRead] = []
         self.queues: dict[str, SourceQueue] = {}
         self.barrier = TombstoneBarrier(self, self.store, self)  # type: ignore[arg-type]
@@ -160,15 +159,15 @@ class Cluster:
         return queue
 
     def register(self, link: Link, owner: bytes, start: int) -> None:
-        """A queue registered while the cluster lives: its first CURSOR entry is on its way; it stands once that is
-        applied, and belongs to nobody until `owner` has claimed it."""
+        """A queue registered while the cluster lives: its first CURSOR entry is on its way; it has a position once that
+        is applied, and no owner until `owner` has claimed it."""
         self._make_queue(link, owner)
         self.claim(link.queue, CursorState(start, command_version=1))
 
     def reelect(self, *, saved: bool, known: bool) -> None:
-        """Leadership went and came back, and the process lives on: leases stand, windows do not, and what was applied
-        meanwhile was told to nobody who leads. `saved`: moved cursors were written when it went; `known`: soft ones are
-        on the replica that comes to lead, else the last CURSOR entry holds."""
+        """Leadership went and came back, and the process lives on: leases survive, windows do not, and no leader was
+        notified of the entries applied meanwhile. `saved`: moved cursors were written before; `known`: the next leader
+        has the soft ones, else the last CURSOR entry counts."""
         if saved:
             self.save_cursors()
         for queue in self.queues.values():
@@ -205,16 +204,16 @@ class Cluster:
         self.queues[sink].cursor_appended(P)
         self._log_cursor(self.queues[sink].name.encode(), state)
 
-    # ---------------------------------------------------------------- what is written
+    # ---------------------------------------------------------------- writes
 
     def get(self, key: bytes) -> Object | None:
-        """What the key holds, with what is not applied yet."""
+        """The object of a key, unapplied entries included."""
         entry = self.place.unapplied.pending_rows.get((BUCKET, key))
         payload = self.store.object(P, BUCKET, key) if entry is None else entry.payload
         return decode_object(payload) if payload else None
 
     def batch(self) -> WriteBatch:
-        """What is written next."""
+        """The next batch to write."""
         unreplicated = self._is_unreplicated if self._unreplicated_check else lambda *_: False
         return WriteBatch(self.place, self.store, self.uuid, LIMITS, self.properties, self.now_ms, {}, unreplicated)
 
@@ -222,7 +221,7 @@ class Cluster:
         return owed(self.queues.values(), partition, offset, pusher, key)
 
     def append(self, batch: WriteBatch) -> None:
-        """Its entries are committed."""
+        """Append a batch's entries; they are committed."""
         for entry in batch.entries:
             if entry.kind == EntryKind.DATA:
                 self._look_at(self, entry.key, self.get(entry.key), decode_object(entry.payload))
@@ -241,7 +240,7 @@ class Cluster:
         return dot if batch.entries else None
 
     def tag(self, key: bytes) -> str:
-        """The tag of what a key holds; empty if it does not exist."""
+        """The tag of a key's object; empty if it does not exist."""
         current = self.get(key)
         if current is None or current.deleted:
             return ""
@@ -272,7 +271,7 @@ class Cluster:
         return answers
 
     def delete(self, key: bytes, clock: Clock) -> Dot | None:
-        """A client's delete of what it has read."""
+        """A client's delete of the object that it has read."""
         return self.put(key, TOMBSTONE, clock)
 
     # ---------------------------------------------------------------- apply
@@ -285,7 +284,7 @@ class Cluster:
             self.unnotified += entries
 
     def notify(self, count: int) -> None:
-        """The loop hears of the next `count` entries that are applied."""
+        """Notify the loop of the next `count` applied entries."""
         entries, self.unnotified = self.unnotified[:count], self.unnotified[count:]
         if not entries:
             return
@@ -303,12 +302,12 @@ class Cluster:
                 queue.add(P, entries[start:], self.now_ms)
 
     def begin_reads(self) -> None:
-        """Reads of the change index that windows want."""
+        """Begin the reads of the change index that windows request."""
         for queue in self.queues.values():
             self.reads += [IndexRead(window, start, limit, None) for window, start, limit in queue.begin_refills()]
 
     def go_on_reading(self, number: int) -> None:
-        """One of the reads is done, or comes home."""
+        """Finish one of the reads, or continue it."""
         read = self.reads.pop(number)
         if read.rows is None:
             rows = read_changes(self.store, read.window, read.start, read.limit)
@@ -318,7 +317,7 @@ class Cluster:
             read.window.finish_refill(read.rows, read.limit)
 
     def save_cursors(self) -> None:
-        """What acknowledgements moved is written, softly."""
+        """Write the cursors that acknowledgements moved, softly."""
         for queue in self.queues.values():
             for _, base, cursor in queue.moved_cursors():
                 self.store.write([PartitionStep(P, (), {queue.name.encode(): encode_soft(base, cursor, 0)})])
@@ -354,11 +353,11 @@ class Cluster:
         rows = self.store.changes(P, 0, 1_000)
         return any(row.key == key and row.kind == EntryKind.LEAVING for row in rows)
 
-    # ---------------------------------------------------------------- what is seen
+    # ---------------------------------------------------------------- observations
 
     @property
     def at_rest(self) -> bool:
-        """Everything is applied and told, and every queue has given all."""
+        """Everything is applied and notified, and every queue is empty."""
         return (
             not self.log
             and not self.unnotified
@@ -376,5 +375,5 @@ class Cluster:
 
 
 def clock_bytes(obj: Object | None) -> bytes:
-    """For messages."""
+    """The clock as messages encode it."""
     return b"" if obj is None else encode_clock(obj.clock)

@@ -1,8 +1,8 @@
-"""A simulation whose queues give up on purpose: by overflow, while publishing is suspended, and by clears.
+"""A simulation whose queues discard changes on purpose: by overflow, while publishing is suspended, and by clears.
 
-Each becomes a gap by a CURSOR entry that is written some time later, applied later still, and told after that; restarts
-and new leaderships come in between. What a sink misses once all is calm must lie in a gap, by offset and by time, and a
-comparison of what the gaps say must be enough to make both sides equal.
+Each becomes a gap by a CURSOR entry that is written some time later, applied later still, and notified after that;
+restarts and new leaderships occur in between. In the end every change that a sink misses must lie in a gap, by offset
+and by time, and comparing the gaps' ranges must be enough to make both sides equal.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tests.simulation.mesh.simulator import MeshSimulation
 
 
 class DiscardingSimulation(MeshSimulation):
-    """`discard`: queues give up at their bound; `acts`: operators suspend publishing and clear."""
+    """`discard`: queues discard changes at their bound; `acts`: operators suspend publishing and clear."""
 
     def __init__(self, seed: int, links: list[Link], *, discard: bool, acts: bool, **options: Any) -> None:
         self.stopped: dict[tuple[str, str], bool] = {}
         self.decrees: Counter[tuple[str, str]] = Counter()
         self.seen: Counter[str] = Counter()
-        """Gaps by what they were, at the end."""
+        """Gaps by their cause, at the end."""
         super().__init__(seed, links, discard=discard, **options)
         self.acts = acts
 
     def begin(self, name: str) -> None:
-        """See Simulation: what operators have decided stands in the metastore."""
+        """See Simulation: operators' settings are in the metastore."""
         super().begin(name)
         for (source, queue), stopped in self.stopped.items():
             self.clusters[source].queues[queue].publishing_suspended = (
@@ -44,18 +44,18 @@ class DiscardingSimulation(MeshSimulation):
             )
 
     def reads(self) -> None:
-        """Rows are read, and CURSOR entries written for what was given up or decided."""
+        """Rows are read, and CURSOR entries written for discarded changes and operators' acts."""
         super().reads()
         self.claims()
         if self.acts and self.rng.random() < 0.05:
             self.rng.choice(self.kinds_of_acts())()
 
     def kinds_of_acts(self) -> list[Callable[[], None]]:
-        """What operators may do."""
+        """The acts that operators may carry out."""
         return [self.suspends, self.clears]
 
     def claims(self) -> None:
-        """What no entry says yet is on its way into the log, if nothing of that queue is."""
+        """Append a CURSOR entry for gaps that no entry has yet, unless one of that queue is under way."""
         cluster = self.any_cluster()
         for sink, queue in cluster.queues.items():
             for _, state in queue.wanted_cursors(self.now):
@@ -74,7 +74,7 @@ class DiscardingSimulation(MeshSimulation):
         )
 
     def clears(self) -> None:
-        """All that waits is given up."""
+        """Discard everything that waits."""
         link = self.rng.choice(self.links)
         cluster = self.clusters[link.source]
         if link.queue not in cluster.claiming:
@@ -93,7 +93,7 @@ class DiscardingSimulation(MeshSimulation):
         cluster.claim(link.queue, execute(state, cursor, decree, start, self.now, since_ms))
 
     def drain(self) -> None:
-        """See Simulation; publishing goes on everywhere, and nobody acts any more."""
+        """See Simulation; publishing is resumed everywhere, and operators act no more."""
         self.acts = False
         for source, queue in self.stopped:
             self.stopped[source, queue] = False
@@ -109,12 +109,12 @@ class DiscardingSimulation(MeshSimulation):
         raise AssertionError("something is decided again and again")
 
     def gaps(self, link: Link) -> tuple[QueueGap, ...]:
-        """What the link's queue says that it has given up."""
+        """The gaps of the link's queue."""
         return self.clusters[link.source].queues[link.queue].windows[P].state.gaps
 
     def only_gaps_are_missing(self) -> None:
-        """What a source offers and its sink has not seen lies in a gap of the queue, by offset and by time; a ledger
-        that closes says how many went there."""
+        """A change that a source offers and its sink lacks lies in a gap of the queue, by offset and by time; a ledger
+        that closes counts them."""
         for link in self.links:
             cluster, sink = self.clusters[link.source], self.clusters[link.sink]
             window = cluster.queues[link.queue].windows[P]
@@ -151,8 +151,8 @@ class DiscardingSimulation(MeshSimulation):
         return found
 
     def full_sync(self) -> None:
-        """Keys whose newest change is of the times of a gap are compared and pushed; then the gap is closed. What comes
-        of that is not too much for any queue."""
+        """Keys whose newest change lies in a gap's time range are compared and pushed; then the gap is closed. The
+        resulting changes do not overflow any queue."""
         for cluster in self.clusters.values():
             for queue in cluster.queues.values():
                 queue.budget.discard = False

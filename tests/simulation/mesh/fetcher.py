@@ -15,7 +15,7 @@ from tests.simulation.mesh.cluster import Cluster, P
 from tests.simulation.mesh.simulator import MeshSimulation
 
 BATCHES_MAX = 50
-"""More than any of these tests has changes; a source that offers the same change for ever fails instead of hanging."""
+"""More changes than any of these tests has; a source that offers the same change for ever fails instead of hanging."""
 
 BATCH_BYTES = 1_000_000
 

@@ -1,8 +1,8 @@
 """A simulation whose operators move queues: release them to another cluster, place them, register new ones late.
 
-All that they may do happens at any moment, between faults, overflows, suspensions and clears. At the end every write of
-a source is at each cluster that fetches from it, or in a gap of that queue, or older than where an operator had the
-queue begin: whatever origin its row has now, so this looks at more than what a window offers.
+They act at any moment, between faults, overflows, suspensions and clears. At the end every write of a source is at each
+cluster that fetches from it, or in a gap of that queue, or older than the position at which an operator had the queue
+begin. This holds whatever origin its row has now, so the check covers more than the changes that a window offers.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tests.simulation.mesh.simulator import MeshSimulation
 
 
 class QueueMoveSimulation(DiscardingSimulation):
-    """`late`: links that are there only once somebody registers their queues."""
+    """`late`: links that exist only once their queues are registered."""
 
     def __init__(self, seed: int, links: list[Link], *, gives_up: bool = False, **options: Any) -> None:
         """`gives_up`: operators also suspend publishing, and clear."""
         self.gives_up = gives_up
         self.owners: dict[tuple[str, str], tuple[bytes, int]] = {}
-        """(source, queue) of what was released or registered -> who owns it, under which version."""
+        """(source, queue) of released or registered queues -> owner and its version."""
         self.begins: Counter[tuple[str, str]] = Counter()
-        """(source, queue) -> offset from which its owner was to have it: what is below is missing on purpose."""
+        """(source, queue) -> offset from which its owner was to have it: changes below are missing on purpose."""
         self.moves: Counter[str] = Counter()
         super().__init__(seed, links, acts=True, **options)
 
     def begin(self, name: str) -> None:
-        """See GivingWorld: so does who owns a queue."""
+        """See GivingWorld: so are the queues' owners."""
         super().begin(name)
         for (source, queue), (owner, version) in self.owners.items():
             if source == name:
@@ -46,7 +46,7 @@ class QueueMoveSimulation(DiscardingSimulation):
         return [*found, self.releases, self.places, self.places, self.registers]
 
     def claims(self) -> None:
-        """See GivingWorld: a queue that does not stand yet has nothing to say."""
+        """See DiscardingSimulation: a queue without a position has no gaps to write."""
         cluster = self.any_cluster()
         if all(P in queue.windows for queue in cluster.queues.values()):
             super().claims()
@@ -62,7 +62,7 @@ class QueueMoveSimulation(DiscardingSimulation):
             super().clears()
 
     def _movable(self) -> Link | None:
-        """Any link whose queue stands, and of which no CURSOR entry is under way."""
+        """Any link whose queue has a position, and no CURSOR entry under way."""
         link = self.rng.choice(self.links)
         cluster = self.clusters[link.source]
         return None if link.queue in cluster.claiming or P not in cluster.queues[link.queue].windows else link
@@ -77,7 +77,7 @@ class QueueMoveSimulation(DiscardingSimulation):
         return applied if kind < 0.7 else min(applied, cluster.store.offset_at(P, self.rng.randrange(self.now + 1)))
 
     def releases(self) -> None:
-        """A queue belongs to nobody for a moment, and then to any cluster but its source, from some offset on."""
+        """Release a queue: it has no owner for a moment, and then any cluster but its source, from some offset on."""
         link = self._movable()
         if link is None:
             return
@@ -98,7 +98,7 @@ class QueueMoveSimulation(DiscardingSimulation):
         self.moves["released"] += 1
 
     def places(self) -> None:
-        """A queue is placed at some offset; what is below the offset is brought to its owner by other means."""
+        """Place a queue at some offset; changes below are copied to its owner by other means."""
         link = self._movable()
         if link is None:
             return
@@ -127,7 +127,7 @@ class QueueMoveSimulation(DiscardingSimulation):
 
     def drain(self) -> None:
         """See GivingWorld."""
-        MeshSimulation.drain(self)  # every queue that was registered stands
+        MeshSimulation.drain(self)  # every registered queue has a position
         super().drain()
 
     def only_gaps_are_missing(self) -> None:

@@ -1,6 +1,6 @@
 """Scenarios of the mesh, by name: topology, faults, and operator actions that one seed runs and checks.
 
-The quick tests run tens of seeds of them, `python -m tests.simulation.mesh` as many as it is told.
+The quick tests run tens of seeds of them, `python -m tests.simulation.mesh` as many as requested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEPS: Final = 2_000
 
 
 def both_ways(*pairs: tuple[str, str], cascade: str = "") -> list[Link]:
-    """Roads in both directions; a cluster named in `cascade` passes on what came from elsewhere."""
+    """Links in both directions; clusters in `cascade` also forward received changes."""
     ends = [pair for a, b in pairs for pair in ((a, b), (b, a))]
     return [Link(source, sink, source in cascade) for source, sink in ends]
 
@@ -39,15 +39,15 @@ MOVES: Final = {
     "chain": (TOPOLOGIES["chain"], [Link("c", "d"), Link("b", "d", cascade=True)]),
     "hub": (TOPOLOGIES["hub"], [Link("h", "w", cascade=True), Link("x", "w")]),
 }
-"""Roads from the start, and links whose queues are registered while the simulation runs."""
+"""Links from the start, and links whose queues are registered while the simulation runs."""
 
 GAPS: Final = {"one way": [Link("a", "b")], "two-way": TOPOLOGIES["two-way"], "mesh": TOPOLOGIES["mesh"]}
 
 
 def converges(name: str, seed: int) -> MeshSimulation:
     """I-ALO, I-NO-LOST, I-SIB, I-COMM under faults: in the end all clusters hold the same bytes, and the siblings are
-    exactly the writes that no later write has seen; I-DOT-UNIQUE, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT and
-    I-CLOCK-STABLE at every step. Each second seed's sinks drop batches that are older than their lease."""
+    exactly the writes that no later write includes in its clock; I-DOT-UNIQUE, I-IDEMP, I-Q-NOLOOP, I-NO-RESURRECT
+    and I-CLOCK-STABLE at every step. Each second seed's sinks drop batches that are older than their lease."""
     simulation = MeshSimulation(seed, TOPOLOGIES[name], drops=seed % 2 == 1)
     simulation.run(STEPS)
     simulation.drain()
@@ -66,7 +66,8 @@ def crosses_once(name: str, seed: int) -> MeshSimulation:
 
 
 def locks(name: str, seed: int) -> MeshSimulation:
-    """`converges` with clients that write by the tag of what they have read: such a write replaces exactly that."""
+    """`converges` with clients that write by the tag of the object that they read: such a write replaces exactly that
+    object."""
     simulation = MeshSimulation(seed, TOPOLOGIES[name], faults=seed % 2 == 0, locking=True)
     simulation.run(STEPS)
     simulation.drain()
@@ -88,7 +89,7 @@ def gives_its_own(seed: int) -> MeshSimulation:
 
 
 def gives_up(name: str, seed: int) -> MeshSimulation:
-    """R-GAP: what a sink misses lies in a gap, and a comparison of what the gaps say makes both sides equal."""
+    """R-GAP: every change that a sink misses lies in a gap, and comparing the gaps' ranges makes both sides equal."""
     simulation = DiscardingSimulation(seed, GAPS[name], discard=seed % 2 == 0, acts=True, faults=seed % 3 > 0)
     simulation.run(STEPS)
     simulation.drain()
@@ -101,7 +102,8 @@ def gives_up(name: str, seed: int) -> MeshSimulation:
 
 def moves(name: str, seed: int) -> QueueMoveSimulation:
     """Operators release, place and register queues, and suspend and clear them in each second seed: every write of a
-    source is at each cluster that fetches from it, in a gap, or older than where the queue was told to begin."""
+    source is at each cluster that fetches from it, in a gap, or older than the position at which the queue was made to
+    begin."""
     links, late = MOVES[name]
     simulation = QueueMoveSimulation(
         seed,
@@ -119,8 +121,9 @@ def moves(name: str, seed: int) -> QueueMoveSimulation:
 
 
 def reaps(name: str, seed: int) -> MeshSimulation:
-    """I-NO-RESURRECT with deletes and reaps: no cluster stores again what it knew to be replaced, every tombstone can
-    be reaped in the end, and what is left is exactly the writes that no later write has seen."""
+    """I-NO-RESURRECT with deletes and reaps: no cluster stores a value again that it knew to be replaced, every
+    tombstone can be reaped in the end, and the remaining siblings are exactly the writes that no later write includes
+    in its clock."""
     simulation = MeshSimulation(
         seed, TOPOLOGIES[name], faults=seed % 3 > 0, reaps=True, repl_reap=seed % 2 == 0, drops=seed % 5 > 2
     )
@@ -146,4 +149,4 @@ SCENARIOS: Final[dict[str, Callable[[int], MeshSimulation]]] = {
     **_each(crosses_once, *TOPOLOGIES),
     **_each(locks, *TOPOLOGIES),
 }
-"""Name -> what one seed runs; AssertionError when an invariant does not hold."""
+"""Name -> function that runs one seed; AssertionError when an invariant does not hold."""

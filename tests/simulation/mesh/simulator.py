@@ -1,10 +1,10 @@
 """Clusters in virtual time that replicate to each other: real queues, rosters, back-off and proposals, a small
 simulation.
 
-The simulation only carries messages, loses them, cuts links, forgets memories and looks at every invariant after every
-step. A fetch is an fetch cycle of many steps, between which anything may happen: references are taken into a batch,
-their objects are read, the batch goes out, it arrives, it is pushed, the push is applied, and the next fetch
-acknowledges it. A seed replays all of it.
+The simulation only carries messages, loses them, cuts links, drops the memory of nodes and checks every invariant after
+every step. A fetch cycle has many steps, between which other events may occur: references are taken into a batch, their
+objects are read, the batch goes out, it arrives, it is pushed, the push is applied, and the next fetch acknowledges it.
+A seed replays everything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCH_BYTES: Final = 10_000
 
 
 PATIENCE: Final = 0.02
-"""A worker that is slow goes on at every fiftieth turn: its push may come after its lease and after much else."""
+"""A slow worker continues at every fiftieth turn: its push may arrive after its lease and long after other events."""
 
 
 DRAIN_ROUNDS_MAX = 40_000
@@ -40,7 +40,7 @@ more than 4,000 (seed 2221 of moves)."""
 
 
 class ClientWrite(NamedTuple):
-    """A client's write: where, its dot, what it had seen."""
+    """A client's write: its cluster, its dot, and its clock."""
 
     cluster: str
     key: bytes
@@ -93,7 +93,7 @@ class MeshSimulation:
         self.rng = Random(seed)
         self.locking = locking
         self.read: list[tuple[Cluster, bytes, Clock, str]] = []
-        """What locking clients have read and not used: cluster, key, clock and tag."""
+        """Reads of locking clients that are not used yet: cluster, key, clock and tag."""
         self.locked = Counter[bool]()
         """Writes of locking clients, by whether they were carried out."""
         self.links = links = list(links)
@@ -107,7 +107,7 @@ class MeshSimulation:
         self.made: list[ClientWrite] = []
         self.contents: dict[Dot, bytes] = {}
         self.known: dict[tuple[str, bytes], set[Dot]] = {}
-        """(cluster, key) -> writes that what was ever stored there has seen."""
+        """(cluster, key) -> writes in the clocks of all objects ever stored there."""
         self.crossed: Counter[tuple[str, str, bytes, bytes]] = Counter()
         self.outcomes: Counter[PushOutcome] = Counter()
         self.reaped = 0
@@ -133,7 +133,7 @@ class MeshSimulation:
             self.begin(name)
 
     def begin(self, name: str) -> None:
-        """A cluster's node begins: whatever its memory held is gone."""
+        """A cluster's node starts: its memory is lost."""
         self.clusters[name].start(lambda queue: self.owner_of(name, queue))
         self.rosters[name] = roster = FetchScheduler(2, Delays(5, 80, 2, 20), self.rng, workers=3)
         for link in self.links:
@@ -145,10 +145,10 @@ class MeshSimulation:
         """The uuid of the cluster that fetches from a cluster's queue."""
         return next(self.clusters[r.sink].uuid for r in self.links if (r.source, r.queue) == (source, queue))
 
-    # ---------------------------------------------------------------- what happens
+    # ---------------------------------------------------------------- events
 
     def run(self, steps: int) -> None:
-        """So many events."""
+        """Run this many events."""
         events = (
             [self.client] * 2
             + [self.fetches] * 8
@@ -167,11 +167,11 @@ class MeshSimulation:
             self.rng.choice(events)()
 
     def any_cluster(self) -> Cluster:
-        """One of them."""
+        """A random cluster."""
         return self.rng.choice(list(self.clusters.values()))
 
     def client(self) -> None:
-        """A write with what was read, blindly, or with an old context; or a delete of what was read."""
+        """A write with the clock of a read, blindly, or with an old context; or a delete of a read object."""
         rng, cluster, key = self.rng, self.any_cluster(), self.rng.choice(KEYS)
         if self.homes:
             cluster = list(self.clusters.values())[KEYS.index(key) % len(self.clusters)]
@@ -196,8 +196,9 @@ class MeshSimulation:
     def client_replaces(self) -> None:
         """A locking client writes by a tag that it read some time ago, with no clock (If-Match).
 
-        It is carried out exactly if the key holds what the client has read, and then counts as a write that has seen
-        just that: if it replaced more, `equal` misses a write, if less, there is one too many."""
+        It is carried out exactly if the key still holds the object that the client read, and then counts as a write
+        whose clock includes just that: if it replaced more, `equal` misses a write, if less, there is one too many.
+        """
         if not self.read:
             return
         cluster, key, clock, tag = self.read.pop(self.rng.randrange(len(self.read)))
@@ -214,7 +215,7 @@ class MeshSimulation:
             self.known.setdefault((cluster.name, key), set()).add(dot)
 
     def fetches(self) -> None:
-        """A slot begins a fetch, at a cluster whose turn it is."""
+        """A slot begins a fetch, from the cluster whose turn it is."""
         cluster = self.any_cluster()
         turn = self.rosters[cluster.name].take(self.now)
         if turn is None:
@@ -236,7 +237,7 @@ class MeshSimulation:
         if cycle.slow and self.faults and self.rng.random() > PATIENCE:
             return
         if cycle.sink_life != sink.life:
-            self.cycles.remove(cycle)  # nobody is there any more
+            self.cycles.remove(cycle)  # the process has ended meanwhile
         elif cycle.source_life != source.life and cycle.step in ("asks", "looks_up", "answers"):
             self.ends(cycle, CycleResult.ERROR)
         else:
@@ -280,7 +281,7 @@ class MeshSimulation:
         cycle.step = "answers"
 
     def answers(self, cycle: FetchCycle, source: Cluster, sink: Cluster) -> None:
-        """The answer goes out, once the source's loop has heard of all that may have been read."""
+        """Send the answer, once the source's loop has been notified of all entries that may have been read."""
         queue = source.queues[cycle.link.queue]
         if cycle.batch is not None:
             assert cycle.resolved is not None
@@ -296,7 +297,7 @@ class MeshSimulation:
         cycle.step = "arrives"
 
     def arrives(self, cycle: FetchCycle, _source: Cluster, sink: Cluster) -> None:
-        """The answer is there; what was told in the request is off the slot's mind."""
+        """The answer has arrived; the acknowledgement in its request is settled for the slot."""
         if self.lost(cycle):
             return
         self.acks.pop((sink.name, cycle.name, cycle.slot), None)
@@ -320,7 +321,7 @@ class MeshSimulation:
         cycle.step = "waits"
 
     def waits(self, cycle: FetchCycle, source: Cluster, sink: Cluster) -> None:
-        """What was pushed is applied: the batch may be acknowledged."""
+        """The pushed objects are applied: the batch may be acknowledged."""
         if any(end > sink.replica.applied for _, end in cycle.answers):
             return
         failed = []
@@ -335,29 +336,29 @@ class MeshSimulation:
         self.acknowledges(cycle, source, sink, tuple(failed))
 
     def acknowledges(self, cycle: FetchCycle, source: Cluster, sink: Cluster, failed: tuple[int, ...]) -> None:
-        """The next fetch of the slot tells what became of the batch."""
+        """The slot's next fetch acknowledges the batch."""
         version = source.queues[cycle.link.queue].owner_version
         assert cycle.batch is not None
         self.acks[sink.name, cycle.name, cycle.slot] = (cycle.batch.id, version, failed)
         self.ends(cycle, CycleResult.FAILED if failed else CycleResult.ITEMS)
 
     def applies(self) -> None:
-        """A writer's thread goes on."""
+        """A writer's thread continues."""
         self.any_cluster().apply(self.rng.randint(1, 4))
 
     def notify_applied(self) -> None:
-        """A loop hears of what is applied."""
+        """A loop is notified of applied entries."""
         self.any_cluster().notify(self.rng.randint(1, 4))
 
     def reads(self) -> None:
-        """A read of rows goes on."""
+        """A read of rows continues."""
         cluster = self.any_cluster()
         cluster.begin_reads()
         if cluster.reads:
             cluster.go_on_reading(self.rng.randrange(len(cluster.reads)))
 
     def time_passes(self) -> None:
-        """And leases end."""
+        """Advance the time; leases end."""
         self.now += self.rng.choice([1, 10, 50, LEASE_MS] if self.faults else [1, 10, 20])
         for cluster in self.clusters.values():
             cluster.now_ms = self.now
@@ -373,11 +374,11 @@ class MeshSimulation:
         self.cut ^= {self.rng.choice(self.links)}
 
     def restart(self) -> None:
-        """A node dies and comes back: whatever was under way, and each newest cursor, is forgotten."""
+        """A node dies and restarts: operations under way, and each newest cursor, are lost."""
         self.begin(self.any_cluster().name)
 
     def reelect(self) -> None:
-        """Leadership of a cluster goes to another node and comes back, whatever is under way."""
+        """The leadership of a cluster moves to another node and back, whatever is under way."""
         self.any_cluster().reelect(saved=self.rng.random() < 0.7, known=self.rng.random() < 0.8)
 
     def reap(self) -> None:
@@ -388,7 +389,7 @@ class MeshSimulation:
         self.reaped += cluster.replica.leo - before
 
     def drain(self) -> None:
-        """Roads mended, no new writes: until every queue has given all."""
+        """Links restored, no new writes: run until every queue is empty."""
         self.cut.clear()
         self.faults = False
         for _ in range(DRAIN_ROUNDS_MAX):
@@ -405,7 +406,7 @@ class MeshSimulation:
         raise AssertionError("I-ALO: a queue does not get empty")
 
     def reap_all(self) -> None:
-        """Until no tombstone is left anywhere."""
+        """Reap until no tombstone is left anywhere."""
         for _ in range(60):
             self.drain()
             for cluster in self.clusters.values():
@@ -419,7 +420,7 @@ class MeshSimulation:
                 return
         raise AssertionError("tombstones go round")
 
-    # ---------------------------------------------------------------- what must hold
+    # ---------------------------------------------------------------- invariants
 
     def look_at(self, cluster: Cluster, key: bytes, before: Object | None, after: Object) -> None:
         """Every object that is stored anywhere."""
@@ -439,13 +440,14 @@ class MeshSimulation:
         known.update(made.dot for made in mine if covers(after.clock, made.dot))
 
     def expected(self, key: bytes, of: set[str]) -> set[Dot]:
-        """Dots of the writes made in clusters `of` that no write there has seen: I-NO-LOST and I-SIB in one."""
+        """Dots of the writes made in clusters `of` that no later write there includes in its clock: I-NO-LOST and I-SIB
+        in one."""
         mine = [made for made in self.made if made.key == key and made.cluster in of]
         return {m.dot for m in mine if not any(covers(other.context, m.dot) for other in mine if other is not m)}
 
     def equal(self) -> None:
-        """All clusters hold the same, and that is exactly what no later write has seen; where tombstones are reaped,
-        they do not count."""
+        """All clusters hold the same siblings: exactly the writes that no later write includes in its clock; where
+        tombstones are reaped, they do not count."""
         for key in KEYS:
             want = self.expected(key, set(self.clusters))
             if self.reaps:
@@ -459,7 +461,7 @@ class MeshSimulation:
         assert len(payloads) == 1, "I-COMM: same pushes, other bytes"
 
     def objects_of(self, cluster: Cluster) -> list[Object]:
-        """Of all keys that are there."""
+        """The objects of all existing keys."""
         return [decode_object(payload) for _, payload in cluster.shown()]
 
     def values_of(self, cluster: Cluster) -> list[tuple[bytes, bytes]]:

@@ -1,6 +1,6 @@
-"""Queues that begin, or begin again, below changes that another cluster replaced while nobody was owed them (R-OWED).
+"""Queues that begin, or begin again, below changes that another cluster replaced while no queue needed them (R-OWED).
 
-a and c replicate both ways, and a does not cascade. d, which only a gives anything, comes later: by a new queue that
+a and c replicate both ways, and a does not cascade. d, which fetches only from a, is added later: by a new queue that
 begins at 0, or as the next owner of c's queue once that is released from 0.
 """
 
@@ -26,7 +26,7 @@ def clusters() -> tuple[MeshSimulation, Cluster, Cluster, Cluster]:
 
 
 def replaced_once_acknowledged(simulation: MeshSimulation, a: Cluster, c: Cluster) -> Dot:
-    """a writes, c gets it, and then writes over it and pushes: nobody is owed a's write. Returns its dot."""
+    """a writes, c gets it, overwrites it and pushes: no queue still has to send a's write. Returns its dot."""
     dot = write(simulation, a, KEY, b"ours")
     Fetcher(simulation, a, c).drain()
     write(simulation, c, KEY, b"over ours")
@@ -65,8 +65,8 @@ def must_have(a: Cluster, queue: str, d: Cluster, dot: Dot) -> None:
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_new_queue_from_zero_gives_every_write_of_ours(restart: bool) -> None:
-    """R-OWED: below the CURSOR entry with which the queue began, a foreign row goes out if a write of ours is in it;
-    one in which none is does not."""
+    """R-OWED: below the CURSOR entry with which the queue began, a foreign row is sent if its object contains a write
+    of ours, and not otherwise."""
     simulation, a, c, d = clusters()
     dot = replaced_once_acknowledged(simulation, a, c)
     write(simulation, c, FOREIGN, b"c's alone")
@@ -91,8 +91,9 @@ def test_a_queue_released_from_zero_gives_its_next_owner_every_write_of_ours() -
 
 @pytest.mark.parametrize("cascade", [False, True])
 def test_a_next_owner_gets_what_its_predecessor_was_not_given_since_it_came_from_there(cascade: bool) -> None:
-    """A queue that discards looks at its rows whoever fetches. Between the entry of the release and that of the next
-    owner it stands under the owner of before, whose own changes it passes over: that settles nothing for the next."""
+    """A discarding queue scans its rows even when no cluster fetches. Between the CURSOR entry of the release and that
+    of the next owner it still has the previous owner, whose own changes it skips: those are not settled for the next
+    one."""
     simulation = MeshSimulation(1, both_ways(("a", "c"), cascade="a" * cascade), faults=False, discard=True)
     a, c, d = simulation.clusters["a"], simulation.clusters["c"], Cluster("d", 9, [], simulation.look_at)
     dot = replaced_once_acknowledged(simulation, a, c)
@@ -108,7 +109,8 @@ def test_a_next_owner_gets_what_its_predecessor_was_not_given_since_it_came_from
 
 
 def test_the_owner_before_is_not_given_back_its_own_changes() -> None:
-    """I-Q-NOLOOP: whoever made the foreign row knows it, also when the queue begins again for it."""
+    """I-Q-NOLOOP: a foreign row is not sent to the cluster that made it, also when the queue begins again for that
+    cluster."""
     simulation, a, c, _ = clusters()
     replaced_once_acknowledged(simulation, a, c)
     append_release(simulation, a)
@@ -119,8 +121,8 @@ def test_the_owner_before_is_not_given_back_its_own_changes() -> None:
 
 def test_a_push_behind_a_cursor_entry_under_way_is_judged_against_that_entry() -> None:
     """R-OWED: c was restored from a backup, and its queue is placed at 0. That CURSOR entry is appended, and a push
-    from d replaces a write of ours before it is applied. By the cursor of before nobody is owed it, and the row of the
-    push lies above the entry, so it is not backfilled either."""
+    from d replaces a write of ours before it is applied. By the previous cursor no queue still has to send it, and the
+    row of the push lies above the entry, so it is not backfilled either."""
     simulation, a, c, d = clusters()
     dot = write(simulation, a, KEY, b"ours")
     Fetcher(simulation, a, c).drain()

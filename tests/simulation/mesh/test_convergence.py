@@ -28,9 +28,9 @@ OWED_SEEDS = (378, 579, 1268, 1531, 1554, 2112)
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_every_topology_converges_under_faults(name: str, seed: int) -> None:
-    """I-ALO, I-NO-LOST, I-SIB, I-COMM: once links are mended every queue gets empty, all clusters hold the same bytes,
-    and the siblings are exactly the writes that no later write has seen; I-DOT-UNIQUE, I-IDEMP, I-Q-NOLOOP,
-    I-NO-RESURRECT and I-CLOCK-STABLE hold at every step."""
+    """I-ALO, I-NO-LOST, I-SIB, I-COMM: once links are restored every queue becomes empty, all clusters hold the same
+    bytes, and the siblings are exactly the writes that no later write includes in its clock; I-DOT-UNIQUE, I-IDEMP,
+    I-Q-NOLOOP, I-NO-RESURRECT and I-CLOCK-STABLE hold at every step."""
     converges(name, seed)
 
 
@@ -38,7 +38,7 @@ def test_every_topology_converges_under_faults(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", ["two-way", "mesh", "ring"])
 def test_a_write_by_tag_replaces_exactly_what_its_client_has_read(name: str, seed: int) -> None:
     """I-NO-LOST, I-SIB with optimistic locking: a write with a tag and no clock is refused exactly if the key holds
-    another version, and otherwise the writes that it replaced, at all clusters, are those that its client has seen."""
+    another version, and otherwise the writes that it replaced, at all clusters, are those that its client has read."""
     simulation = locks(name, seed)
     assert simulation.locked[True] > 2
     assert simulation.locked[False] > 2
@@ -47,8 +47,8 @@ def test_a_write_by_tag_replaces_exactly_what_its_client_has_read(name: str, see
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_without_faults_a_change_crosses_each_link_at_most_once(name: str, seed: int) -> None:
-    """No version of an object goes over the same link twice, and none goes round: in a mesh with as many links as
-    pairs, and wherever clusters pass on what they got."""
+    """No version of an object goes over the same link twice, and none circulates: in a full mesh, and where clusters
+    forward received changes."""
     simulation = crosses_once(name, seed)
     assert simulation.outcomes[PushOutcome.APPLIED] > 20
 
@@ -83,12 +83,12 @@ def test_a_batch_must_wait_for_what_was_read_with_it() -> None:
 @pytest.mark.parametrize("seed", [*range(SEEDS), *OWED_SEEDS])
 def test_a_cluster_without_cascade_still_sends_all_of_its_own_writes(seed: int) -> None:
     """R-OWED: a and b replicate both ways, c fetches from a alone, which does not cascade: whatever b pushes over a's
-    writes, c has seen every one of them in the end."""
+    writes, c receives every one of them in the end."""
     gives_its_own(seed)
 
 
 def test_without_the_rule_of_unreplicated_writes_a_write_is_lost() -> None:
-    """Without R-OWED some order of events lets a push from b swallow what c still has to get from a."""
+    """Without R-OWED some order of events lets a push from b hide a write that c still has to get from a."""
     links = [*both_ways(("a", "b")), Link("a", "c")]
     missed = 0
     for seed in range(20, 72):

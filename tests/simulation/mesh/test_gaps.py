@@ -1,4 +1,4 @@
-"""What is given up on purpose in virtual time: gaps say all of it, and closing them makes up for it."""
+"""Changes discarded on purpose, in virtual time: gaps cover all of them, and closing the gaps restores them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROADS = {"one way": [Link("a", "b")], "two-way": TOPOLOGIES["two-way"], "mesh": 
 @pytest.mark.parametrize("name", ROADS)
 def test_every_missing_change_lies_in_a_gap(name: str, discard: bool, faults: bool, seed: int) -> None:
     """R-GAP: overflows, suspended publishing and clears, with cuts, lost leases, restarts and new leaderships between a
-    decision and its CURSOR entry: whatever a sink has not seen in the end lies in a gap, by offset and by time."""
+    decision and its CURSOR entry: every change that a sink lacks in the end lies in a gap, by offset and by time."""
     simulation = DiscardingSimulation(seed, ROADS[name], discard=discard, acts=True, faults=faults)
     simulation.run(STEPS)
     simulation.drain()

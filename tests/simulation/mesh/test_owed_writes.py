@@ -1,7 +1,7 @@
 """Writes of a cluster that another cluster replaces before a third one has them, one order of events at a time.
 
-b replicates with a both ways; c fetches from a, which does not cascade, and is not linked to b. So what b pushes over
-a write of a reaches c only if its entry at a counts as a's (R-OWED).
+b replicates with a both ways; c fetches from a, which does not cascade, and is not linked to b. So a push of b over a
+write of a reaches c only if its entry at a counts as a's (R-OWED).
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ def must_have(to_c: Fetcher, a: Cluster, c: Cluster, dot: Dot) -> None:
 
 @pytest.mark.parametrize("new_leader", [True, False])
 def test_a_local_merge_is_unreplicated_although_its_local_dot_is_below_the_cursor(new_leader: bool) -> None:
-    """R-OWED asks for the offset of the key's row: a merge of ours has no new dot of ours, but a row above the cursor.
-    The window in memory is lost by a change of leader, or because the sink does not fetch for IDLE_MS."""
+    """R-OWED compares the cursor with the offset of the key's row: a merge of ours has no new dot of ours, but a row
+    above the cursor. The window in memory is lost by a change of leader, or because the sink does not fetch for
+    IDLE_MS."""
     simulation, a, b, c = clusters()
     to_c = Fetcher(simulation, a, c)
     dot = write(simulation, a, KEY, b"ours")
@@ -72,7 +73,7 @@ def test_a_local_merge_is_unreplicated_although_its_local_dot_is_below_the_curso
 
 def test_a_local_write_stays_unreplicated_over_two_pushes_and_changes_of_leader() -> None:
     """R-OWED: the entry of the first push counts as ours, without a new dot of ours; the second push replaces it when
-    the cursor has passed the offset of our write, at which no row stands any more."""
+    the cursor has passed the offset of our write, at which there is no row any more."""
     simulation, a, b, c = clusters()
     to_c = Fetcher(simulation, a, c)
     dot = write(simulation, a, KEY, b"ours")
@@ -94,8 +95,8 @@ def test_a_local_write_stays_unreplicated_over_two_pushes_and_changes_of_leader(
 
 
 def test_a_local_write_in_a_gap_is_unreplicated() -> None:
-    """R-OWED: c's queue is cleared, and b replaces a write of ours that is in the gap. A full-sync of the gap looks for
-    changes of the gap's time and would not find the push, so that goes out as ours."""
+    """R-OWED: c's queue is cleared, and b replaces a write of ours that is in the gap. A full-sync of the gap compares
+    changes in the gap's time range and would not find the push, so the push is sent as a write of ours."""
     simulation, a, b, c = clusters()
     dot = write(simulation, a, KEY, b"ours")
     window = a.queues["c"].windows[P]
@@ -115,7 +116,7 @@ def test_a_local_write_in_a_gap_is_unreplicated() -> None:
 
 
 def test_a_leaving_tombstone_is_unreplicated_where_it_replaces_a_local_write() -> None:
-    """R-OWED, R-REAP: b has deleted what a wrote and is about to reap it; c, which lags, has to hear of it from a."""
+    """R-OWED, R-REAP: b has deleted a value of a and is about to reap it; c, which lags, must get the delete from a."""
     simulation = MeshSimulation(1, ROADS, faults=False, reaps=True, repl_reap=True)
     a, b, c = simulation.clusters["a"], simulation.clusters["b"], simulation.clusters["c"]
     to_c = Fetcher(simulation, a, c)

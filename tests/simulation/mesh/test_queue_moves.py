@@ -12,7 +12,8 @@ from tests.support.samples import seeds
 SEEDS = len(seeds(range(10)))
 
 KEPT = {"two-way": (23, 587), "mesh": (27,), "chain": (34,)}
-"""Failed while what a gap holds was not owed to its queue, and while the owner before settled rows for the next one."""
+"""Failed while changes in a gap did not count as unreplicated for its queue, and while the previous owner settled rows
+for the next one."""
 
 RUNS = [(name, seed) for name in MOVES for seed in sorted({*range(SEEDS), *KEPT.get(name, ())})]
 
@@ -21,7 +22,7 @@ RUNS = [(name, seed) for name in MOVES for seed in sorted({*range(SEEDS), *KEPT.
 def test_no_write_of_a_source_is_missing_after_queue_moves(name: str, seed: int) -> None:
     """R-OWED, R-GAP, R-DECREE: queues are released to other clusters, placed, registered from 0 and from a time,
     suspended and cleared, under faults: each write of a source is at each cluster that fetches from it, whatever origin
-    its row has, or in a gap by offset and by time, or older than where the queue was told to begin."""
+    its row has, or in a gap by offset and by time, or older than the position at which the queue was made to begin."""
     moves(name, seed)
 
 

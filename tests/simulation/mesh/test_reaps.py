@@ -26,8 +26,9 @@ def test_every_tombstone_goes_in_the_end_and_nothing_comes_back(
     name: str, faults: bool, repl_reap: bool, seed: int
 ) -> None:
     """I-NO-RESURRECT, I-NO-LOST, I-SIB with random deletes, reaps, cuts, late pushes and restarts: no cluster ever
-    stores again what it knew to be replaced; once all is calm every tombstone can be reaped everywhere, without any
-    going round, and what is left is exactly the writes that no later write has seen."""
+    stores a value again that it knew to be replaced; after the last fault every tombstone can be reaped everywhere,
+    without any circulating, and the remaining siblings are exactly the writes that no later write includes in its
+    clock."""
     simulation = MeshSimulation(seed, TOPOLOGIES[name], faults=faults, reaps=True, repl_reap=repl_reap)
     simulation.run(STEPS)
     simulation.drain()
@@ -63,8 +64,8 @@ def test_a_reap_at_one_cluster_reaches_all_clusters(name: str) -> None:
 
 
 def a_late_push() -> MeshSimulation:
-    """A value is fetched and lies with a slow worker; its lease ends, it is deleted at its home, the tombstone is
-    acknowledged and reaped at both ends. Then the worker goes on."""
+    """A value is fetched and held by a slow worker; its lease ends, it is deleted at its source, the tombstone is
+    acknowledged and reaped at both ends. Then the worker continues."""
     simulation = MeshSimulation(1, both_ways(("a", "b")), reaps=True)
     simulation.faults = False
     a, b = simulation.clusters["a"], simulation.clusters["b"]
@@ -100,8 +101,8 @@ def a_late_push() -> MeshSimulation:
 
 
 def test_a_push_that_is_late_brings_nothing_back_where_the_tombstone_came_as_one_that_leaves() -> None:
-    """I-NO-RESURRECT: in a chain, what c has not fetched from b yet is deleted at a, and reaped there, so that c hears
-    of the delete only as one that is about to go, and never had the key. Then a worker of c that was slow goes on."""
+    """I-NO-RESURRECT: in a chain, a key that c has not fetched from b yet is deleted at a, and reaped there, so that c
+    gets the delete only as a tombstone about to be reaped, and never had the key. Then a slow worker of c continues."""
     simulation = MeshSimulation(1, TOPOLOGIES["chain"], faults=False, reaps=True, repl_reap=True)
     a, b, c = simulation.clusters.values()
 
@@ -147,13 +148,13 @@ def test_a_push_that_is_late_brings_nothing_back_where_the_tombstone_came_as_one
 
 
 def test_a_push_that_is_late_by_a_lease_brings_nothing_back() -> None:
-    """I-NO-RESURRECT: the sink remembers the clocks of what it reaped, so the value is nothing new."""
+    """I-NO-RESURRECT: the sink keeps the clocks of reaped keys, so the value is not new to it."""
     simulation = a_late_push()
     assert simulation.outcomes[PushOutcome.SUPERSEDED]
 
 
 def test_without_the_clocks_of_reaped_keys_a_key_is_resurrected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the late push brings the deleted value back."""
+    """Without the clocks of reaped keys the late push brings the deleted value back."""
     monkeypatch.setattr(MemoryStore, "reaped_clocks", lambda *_: {})
     with pytest.raises(AssertionError, match="I-NO-RESURRECT"):
         a_late_push()

@@ -59,7 +59,7 @@ class Counting:
 
 
 def further(counting: Counting, updates: int) -> Callable[[], bool]:
-    """Whether so many more updates were acknowledged."""
+    """Whether this many more updates were acknowledged."""
     target = counting.count() + updates
     return lambda: counting.count() >= target or bool(counting.failures)
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(180)]
 OpenPage = Callable[..., BrowserPage]
 
 NAME = "<b onclick=alert(1)>Ada & Bob</b>"
-"""Who acts: a text that must never become HTML."""
+"""The acting user's name: a text that must never become HTML."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def tab(pair: Clusters, open_page: OpenPage) -> BrowserPage:
 
 @pytest.fixture
 def held_moves(pair: Clusters) -> Iterator[None]:
-    """No change of replicas begins meanwhile, so that orders stay as they are."""
+    """Prevent changes of replicas meanwhile, so that orders stay pending."""
     path = "/admin/options/placement.moves.at.once/"
     pair.admin("east-1", path + "set", {"value": 0})
     yield
@@ -43,7 +43,7 @@ def node_row(tab: BrowserPage, node: str) -> Locator:
 
 
 def button(within: Locator, name: str) -> Locator:
-    """A button by its whole name."""
+    """A button by its full name."""
     return within.get_by_role("button", name=name, exact=True)
 
 
@@ -59,13 +59,13 @@ def still(pair: Clusters) -> None:
 
 
 def acts_of(pair: Clusters, node: str) -> list[dict[str, Any]]:
-    """What the audit log of a node has, the newest first."""
+    """The acts in a node's audit log, the newest first."""
     return list(pair.admin(node, "/admin/audit?limit=20")["acts"])
 
 
 def test_a_node_is_drained_and_taken_back(pair: Clusters, tab: BrowserPage) -> None:
-    """The dialog says what moves where, and asks; afterwards the replicas are elsewhere, the order has ended, who did
-    it and why is in the audit log, and the drain can be undone."""
+    """The dialog shows the planned moves and asks for confirmation. Afterwards the replicas are elsewhere, the order
+    has ended, the audit log has the operator and the reason, and the drain can be undone."""
     assert node_of(pair, "east-4")["replicas"] > 0
     row = node_row(tab, "east-4")
     text = tab.ask(button(row, "Drain"))
@@ -95,7 +95,8 @@ def test_a_node_is_drained_and_taken_back(pair: Clusters, tab: BrowserPage) -> N
 
 
 def test_replicas_are_spread(pair: Clusters, tab: BrowserPage) -> None:
-    """After the drain the nodes are uneven: the act gives the empty one its share, and then has nothing more to do."""
+    """After the drain the nodes are uneven: the act moves replicas to the empty one, and then there is nothing more to
+    move."""
     moves = tab.region("Moves")
     text = tab.ask(button(moves, "Spread evenly"))
     assert "Spread replicas evenly over the nodes?" in text
@@ -110,7 +111,8 @@ def test_replicas_are_spread(pair: Clusters, tab: BrowserPage) -> None:
 
 
 def test_an_order_shows_its_progress_and_is_cancelled(pair: Clusters, tab: BrowserPage, held_moves: None) -> None:
-    """An order that cannot begin says why, who ordered it, and how far it is; cancelled it ends, and nothing moved."""
+    """An order that cannot begin shows why, who submitted it, and its progress; after its cancellation it has ended,
+    and no replica has moved."""
     before = node_of(pair, "east-2")
     tab.act(button(node_row(tab, "east-2"), "Drain"), "Drain", by=NAME)
     moves = tab.region("Moves")
@@ -128,8 +130,8 @@ def test_an_order_shows_its_progress_and_is_cancelled(pair: Clusters, tab: Brows
 
 
 def test_a_plan_that_is_old_by_now_is_refused(pair: Clusters, tab: BrowserPage, held_moves: None) -> None:
-    """When somebody else orders moves while the dialog is open, the shown plan is not carried out: the refusal says so,
-    and the dialog has no more than its close."""
+    """When another operator orders moves while the dialog is open, the shown plan is refused with that reason, and the
+    dialog's only button is its close button."""
     tab.allow("status of 409")
     tab.ask(button(node_row(tab, "east-2"), "Drain"))
     pair.admin("east-2", "/admin/nodes/drain", {"nodes": ["east-2"]})
@@ -142,7 +144,7 @@ def test_a_plan_that_is_old_by_now_is_refused(pair: Clusters, tab: BrowserPage, 
 
 
 def test_a_change_whose_answer_is_lost_is_not_called_done(pair: Clusters, tab: BrowserPage) -> None:
-    """When the connection breaks amid a change, the page says that it does not know whether it was made."""
+    """When the connection breaks during a change, the page shows that it is unknown whether the change was made."""
     tab.allow("ERR_FAILED|ERR_CONNECTION")
     tab.ask(button(tab.region("Moves"), "Spread evenly"))
     tab.close_dialog()
@@ -176,7 +178,7 @@ def test_partitions_show_what_is_in_sync_and_where(pair: Clusters, tab: BrowserP
 
 
 def test_acts_that_may_lose_data_are_commands_to_type(tab: BrowserPage) -> None:
-    """Force-leader and reseed are shown as commands with their dry run, and are no buttons."""
+    """The page shows force-leader and reseed as commands with `--dry-run`, without buttons."""
     tab.page.get_by_text("Acts that may lose data").click()
     commands = tab.page.locator(".command code").all_inner_texts()
     assert commands == [
@@ -188,12 +190,13 @@ def test_acts_that_may_lose_data_are_commands_to_type(tab: BrowserPage) -> None:
 
 
 def test_leaders_are_balanced(pair: Clusters, tab: BrowserPage) -> None:
-    """After a node was away, others lead its partitions: the act shows the moves, asks, and gives them back."""
+    """After a node was away, others lead its partitions: the act shows the moves, asks for confirmation, and moves them
+    back."""
     local_directory.restart_node(pair.directory, "east-2", 90)
     leads = lambda: node_of(pair, "east-2")["leaders"]  # noqa: E731
     assert leads() == 0
     leaders = tab.region("Leaders")
-    expect(leaders).to_contain_text("no")  # it does not balance by itself here
+    expect(leaders).to_contain_text("no")  # the cluster does not balance by itself here
     eventually(lambda: pair.admin("east-1", "/admin/leaders")["plan"], "there is something to move")
     text = tab.ask(button(leaders, "Balance now"))
     assert "Each partition answers no write for some tenths of a second" in text

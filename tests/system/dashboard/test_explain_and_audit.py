@@ -18,11 +18,11 @@ HTML = "<img src=x onerror=alert(1)>&amp;"
 """A name that must never become HTML."""
 
 ACTS = 60
-"""More than a page of the audit log shows."""
+"""More acts than a page of the audit log shows."""
 
 
 def explain(tab: BrowserPage, bucket: str, key: str, typed_as: str = "text") -> None:
-    """Ask for a key."""
+    """Enter a key and explain it."""
     tab.page.get_by_label("Bucket", exact=True).fill(bucket)
     tab.page.get_by_label("Key", exact=True).fill(key)
     tab.choose("Typed as", typed_as)
@@ -31,8 +31,8 @@ def explain(tab: BrowserPage, bucket: str, key: str, typed_as: str = "text") -> 
 
 
 def test_a_key_is_explained(pair: Clusters, open_page: OpenPage) -> None:
-    """Where it was accepted, what the queue did with it, and what the other side has; its name is a text, and the
-    address asks again."""
+    """Explain shows where a write was accepted, its state in the queue, and the other side's object; the key's name is
+    shown as text, and a reload of the address repeats the query."""
     pair.put("east", HTML, HTML, "v")
     eventually(lambda: pair.read("west", HTML, HTML), "it has crossed")
     tab = open_page(pair.nodes["east-2"]["admin"], "explain")
@@ -49,8 +49,8 @@ def test_a_key_is_explained(pair: Clusters, open_page: OpenPage) -> None:
 
 
 def test_names_that_are_no_text_and_keys_that_are_not_there(pair: Clusters, open_page: OpenPage) -> None:
-    """A key may be typed in hexadecimal; one that was never written is said to be so; digits that are none are refused
-    with what would be right, and a bucket type that does not exist by the node."""
+    """A key may be typed in hexadecimal; a key that was never written is reported as such; invalid digits are refused
+    with the right format, and an unknown bucket type is refused by the node."""
     tab = open_page(pair.nodes["east-1"]["admin"], "explain")
     explain(tab, "ff00", "c0 af", "hex")
     expect(tab.region("This side")).to_contain_text("never written, or deleted and reaped")
@@ -64,8 +64,8 @@ def test_names_that_are_no_text_and_keys_that_are_not_there(pair: Clusters, open
 
 
 def test_acts_are_found_and_paged(pair: Clusters, open_page: OpenPage) -> None:
-    """Acts of all nodes, the newest first; found by person, object and outcome, with what was before and after; older
-    ones are on further pages, and the address keeps the filters."""
+    """Acts of all nodes, the newest first; filtered by person, object and outcome, with the state before and after;
+    older ones are on further pages, and the address keeps the filters."""
     option = "placement.moves.at.once"
     for number in range(ACTS):
         node = f"east-{1 + number % 4}"
@@ -104,7 +104,7 @@ def test_acts_are_found_and_paged(pair: Clusters, open_page: OpenPage) -> None:
 
 
 def test_a_refused_act_is_there_with_its_reason(pair: Clusters, open_page: OpenPage) -> None:
-    """What the node refused is an act, too: refused, with the sentence."""
+    """An act that the node refused is in the audit log, too: refused, with the reason."""
     tab = open_page(pair.nodes["east-1"]["admin"], "cluster")
     tab.allow("status of 409")
     row = tab.region("Nodes of this cluster").get_by_role("row").filter(has_text="east-4")

@@ -1,4 +1,4 @@
-"""What pages show of nodes that die, links that are cut and disks that are full, in a browser, on real clusters."""
+"""The dashboard during faults: dead nodes, cut links and full disks, in a browser, on real clusters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(300)]
 OpenPage = Callable[..., BrowserPage]
 
 GONE = re.compile("ERR_CONNECTION|ERR_INCOMPLETE|ERR_EMPTY|status of 50[03]")
-"""What the console says of requests to a node that is gone, or has just come."""
+"""Console errors of requests to a node that has stopped or just started."""
 
 THREE = """\
 [clusters.east.replication]
@@ -43,7 +43,7 @@ name = "east-3"
 
 
 def whole(pair: Clusters, replicas: int = 18) -> None:
-    """Wait until all replicas of east are in sync, as the nodes say."""
+    """Wait until all nodes report all replicas of east in sync."""
     eventually(
         lambda: pair.admin("east-1", "/admin/cluster")["replicas"]["in_sync"] == replicas, "all replicas in sync", 150
     )
@@ -79,9 +79,9 @@ def frozen(pair: Clusters, name: str) -> Iterator[None]:
 
 
 def test_a_killed_node_is_seen_at_a_glance(pair: Clusters, open_page: OpenPage) -> None:
-    """Cluster shows the node as gone and each partition that lacks it; Overview has the alarm with the next step;
-    Telemetry says whose numbers are missing, and shows later how many nodes each sum has. All is well after its
-    return."""
+    """Cluster shows the node as gone and the partitions that it is missing from; Overview has the alarm with the next
+    step; Telemetry names the node whose numbers are missing, and shows later how many nodes each sum includes. After
+    the node's return no alarm is left."""
     admin = pair.nodes["east-1"]["admin"]
     cluster, overview, telemetry = (open_page(admin, where) for where in ("cluster", "overview", "telemetry"))
     telemetry.choose("Over", "minutes")
@@ -118,8 +118,8 @@ def test_a_killed_node_is_seen_at_a_glance(pair: Clusters, open_page: OpenPage) 
 
 
 def test_the_node_behind_the_page_dies_and_returns(pair: Clusters, open_page: OpenPage) -> None:
-    """The page says that there is no answer and of when its numbers are, keeps them, and goes on by itself when the
-    node is back."""
+    """The page shows that its node does not answer and the time of the displayed numbers, keeps them, and continues by
+    itself when the node is back."""
     tab = open_page(pair.nodes["east-2"]["admin"], "overview")
     tab.allow(GONE.pattern)
     expect(tab.page.locator("#top")).to_contain_text("live")
@@ -134,8 +134,8 @@ def test_the_node_behind_the_page_dies_and_returns(pair: Clusters, open_page: Op
 
 
 def test_a_cut_link_is_shown_with_its_backlog(pair: Clusters, open_page: OpenPage) -> None:
-    """While the other cluster does not answer, what waits for it and since when is shown and grows, the links from it
-    are no longer called running, and both are alarms; then everything arrives."""
+    """While the other cluster does not answer, the page shows its growing backlog and the backlog's age, no longer
+    shows the links from it as running, and raises alarms for both; after the cut everything arrives."""
     pair.put("east", "b", "before", "v")
     eventually(lambda: pair.read("west", "b", "before"), "a write has crossed")
     tab = open_page(pair.nodes["east-1"]["admin"], "overview")
@@ -154,8 +154,8 @@ def test_a_cut_link_is_shown_with_its_backlog(pair: Clusters, open_page: OpenPag
 
 
 def test_an_offline_partition_shows_what_it_waits_for(pair: Clusters, open_page: OpenPage) -> None:
-    """With all other nodes killed the partitions are not served: the tiles and the alarm say so, and the way out that
-    may lose data is a command to type."""
+    """With all other nodes killed the partitions are offline: the tiles and the alarm show it, and the remedy, which
+    may lose data, is shown as a command to type."""
     tab = open_page(pair.nodes["east-1"]["admin"], "cluster")
     overview = open_page(pair.nodes["east-1"]["admin"], "overview")
     with killed(pair, "east-2", "east-3", "east-4"):
@@ -187,8 +187,8 @@ def test_an_offline_partition_shows_what_it_waits_for(pair: Clusters, open_page:
 @pytest.mark.root
 @pytest.mark.disks
 def test_a_full_disk_is_an_alarm_with_the_node(tmp_path: Path, open_page: OpenPage) -> None:
-    """A node whose disk is full is named with that reason and the runbook; Cluster shows how little is free; with room
-    again the alarm goes."""
+    """A node whose disk is full is named with that reason and the runbook; Cluster shows how little is free; after
+    space is freed the alarm ends."""
     directory = tmp_path / "clusters"
     with SmallDisk(tmp_path / "disk", DISK_MB) as disk:
         (disk.path / "data").mkdir()
@@ -210,6 +210,6 @@ def test_a_full_disk_is_an_alarm_with_the_node(tmp_path: Path, open_page: OpenPa
             disk.free()
             expect(alarms).to_contain_text("nothing is amiss", timeout=120_000)
             for tab in (overview, cluster):
-                tab.page.goto("about:blank")  # they would ask nodes that are stopped
+                tab.page.goto("about:blank")  # they would send requests to stopped nodes
         finally:
             supervisor_client.stop(directory)

@@ -35,18 +35,18 @@ def peer_of(pair: Clusters, node: str = "east-1") -> dict[str, Any]:
 
 
 def section(tab: BrowserPage) -> Locator:
-    """What the page has of west."""
+    """The page's region for west."""
     return tab.region("Full-sync west")
 
 
 def button(tab: BrowserPage, name: str) -> Locator:
-    """One of its buttons."""
+    """A button in the region of west."""
     return section(tab).get_by_role("button", name=name, exact=True)
 
 
 def test_a_check_is_run_and_names_the_keys_that_differ(pair: Clusters, tab: BrowserPage) -> None:
-    """The dialog says what is compared on which node and what happens to differences; the result is listed with who
-    asked, and the names of the keys are texts."""
+    """The dialog shows the compared data, the node, and the handling of differences; the result is listed with the
+    operator, and key names are shown as text."""
     pair.admin("west-1", "/admin/sink/suspend", {})
     eventually(lambda: not pair.fetching("west-1"), "running fetches end")
     pair.put("east", HTML, HTML, "v")
@@ -71,7 +71,8 @@ def test_a_check_is_run_and_names_the_keys_that_differ(pair: Clusters, tab: Brow
 
 
 def test_full_sync_is_suspended_and_resumed(pair: Clusters, tab: BrowserPage) -> None:
-    """On all nodes, with the reason; the table of suspensions has it, and the act that ends it."""
+    """Full-sync is suspended on all nodes, with the reason; the table of suspensions shows it with the button that ends
+    it."""
     text = tab.fill_in(button(tab, "Suspend"), {"On": ""})
     assert "Suspend west on all nodes?" in text
     assert "Meanwhile nothing is proven, and nothing is repaired." in text
@@ -92,8 +93,8 @@ def test_full_sync_is_suspended_and_resumed(pair: Clusters, tab: BrowserPage) ->
 
 
 def test_the_schedule_is_changed_and_is_that_of_the_files_again(pair: Clusters, tab: BrowserPage) -> None:
-    """New numbers hold on all nodes and are shown with who set them; nothing filled in, and what the node refuses, is
-    said; then the files count again."""
+    """New numbers are in force on all nodes and are shown with the operator; an empty form and a refusal by the node
+    are reported; after a reset the files' numbers are in force again."""
     text = tab.fill_in(button(tab, "Schedule"), {})
     assert "Nothing is changed: fill in what is to be different." in text
     tab.close_dialog()
@@ -117,7 +118,7 @@ def test_the_schedule_is_changed_and_is_that_of_the_files_again(pair: Clusters, 
 
 
 def test_a_range_is_set_and_cleared(pair: Clusters, tab: BrowserPage) -> None:
-    """On one node, in the zone that the page shows; one that ends before it begins is refused by the page."""
+    """A range is set on one node, in the page's time zone; the page refuses one that ends before it begins."""
     when = {"On node": "east-2", "Since": "2026-01-02T03:04:05", "Before": "2026-01-02T03:00:00"}
     text = tab.fill_in(button(tab, "Set range"), when)
     assert "The range ends before it begins" in text

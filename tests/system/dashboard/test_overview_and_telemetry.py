@@ -50,7 +50,7 @@ def test_links_are_a_picture_with_lag_and_proof(pair: Clusters, open_page: OpenP
 
 
 def test_an_alarm_has_its_reason_and_the_next_step(pair: Clusters, open_page: OpenPage) -> None:
-    """A sink that operators suspended is an alarm with its cause and the command to look further; it goes by itself."""
+    """A sink that operators suspended causes an alarm with its cause and the next command; the alarm ends by itself."""
     tab = open_page(pair.nodes["east-1"]["admin"], "overview")
     alarms = tab.region("Alarms")
     expect(alarms).to_contain_text("nothing is amiss")
@@ -69,7 +69,7 @@ def test_an_alarm_has_its_reason_and_the_next_step(pair: Clusters, open_page: Op
 
 
 def test_a_write_is_seen_crossing(pair: Clusters, open_page: OpenPage) -> None:
-    """While clients write, the arrows of both clusters' pages say how many changes a second pass."""
+    """While clients write, the arrows of both clusters' pages show the changes per second."""
     sent = open_page(pair.nodes["east-1"]["admin"], "overview", width=360)
     come = open_page(pair.nodes["west-1"]["admin"], "overview")
     for tab, words in (
@@ -160,7 +160,7 @@ def histories(tab: BrowserPage) -> list[str]:
 
 
 def test_a_page_has_one_stream(pair: Clusters, open_page: OpenPage) -> None:
-    """Whatever pages a tab goes through, it has one open stream at its node; a closed tab has none."""
+    """A tab has one open stream at its node, whichever pages it visits; a closed tab has none."""
     tab = open_page(pair.nodes["east-2"]["admin"], "overview")
     for page_id in ("cluster", "telemetry", "overview"):
         tab.page.goto(f"{tab.admin}/#/{page_id}")

@@ -1,4 +1,4 @@
-"""What holds for every page of the dashboard, in a browser, on a pair of real clusters."""
+"""Claims about every page of the dashboard, in a browser, on a pair of real clusters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_every_page_has_a_test_by_its_id(admin: str, open_page: OpenPage) -> Non
 
 @pytest.mark.parametrize("page_id", PAGES)
 def test_a_page_shows_all_it_has_without_an_error(admin: str, open_page: OpenPage, page_id: str) -> None:
-    """Loaded by its address it shows no alert, says no error on the console, and asks this node alone."""
+    """Loaded by its address the page shows no alert, logs no error on the console, and sends requests to its node
+    alone."""
     tab = open_page(admin, page_id)
     expect(tab.page.locator("#top")).to_contain_text("live")
     assert tab.page.locator("#main [role=alert]").all_inner_texts() == []
@@ -57,7 +58,8 @@ def test_a_page_shows_all_it_has_without_an_error(admin: str, open_page: OpenPag
 
 @pytest.mark.parametrize("page_id", PAGES)
 def test_a_page_is_for_readers_of_all_kinds(admin: str, open_page: OpenPage, page_id: str) -> None:
-    """In both themes and at three widths it needs no scrolling sideways, and axe-core finds nothing grave."""
+    """In both themes and at three widths the page needs no horizontal scrolling, and axe-core finds no serious
+    violation."""
     tab = open_page(admin, page_id)
     problems: dict[str, list[str]] = {}
     for theme in ("light", "dark"):
@@ -78,7 +80,7 @@ def test_an_unknown_page_says_so(admin: str, open_page: OpenPage) -> None:
 
 
 def test_a_theme_and_utc_are_remembered(admin: str, open_page: OpenPage) -> None:
-    """What a reader chooses holds after a reload, and times change at once."""
+    """Theme and UTC survive a reload, and displayed times change at once."""
     tab = open_page(admin, "overview", locale="en-GB")
     background = "getComputedStyle(document.body).backgroundColor"
     light = tab.page.evaluate(background)
@@ -94,8 +96,8 @@ def test_a_theme_and_utc_are_remembered(admin: str, open_page: OpenPage) -> None
 
 
 def test_the_keyboard_alone_reaches_and_performs_an_act(pair: Clusters, admin: str, open_page: OpenPage) -> None:
-    """From the start of a page: the skip link, the partitions by arrows, an act's dialog, its confirmation, and back to
-    the button; Escape leaves a dialog and changes nothing."""
+    """The keyboard reaches, from the start of a page, the skip link, the partitions by arrow keys, an act's dialog, its
+    confirmation, and the button again; Escape leaves a dialog and changes nothing."""
     tab = open_page(admin, "cluster")
     page, keys = tab.page, tab.page.keyboard
     keys.press("Tab")
@@ -138,7 +140,7 @@ def test_the_keyboard_alone_reaches_and_performs_an_act(pair: Clusters, admin: s
 
 
 def test_what_a_reader_does_outlasts_new_numbers(admin: str, open_page: OpenPage) -> None:
-    """A table that is loaded again keeps its place sideways and the focus, and what was opened stays open."""
+    """A table that is reloaded keeps its scroll position and the focus, and open details stay open."""
     tab = open_page(admin, "cluster", width=360)
     rows = tab.region("Nodes of this cluster")
     rows.focus()
@@ -153,7 +155,7 @@ def settled(pair: Clusters) -> None:
 
 
 def answer(admin: str, method: str, path: str, headers: dict[str, str]) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """One request with headers that a browser would set by itself."""
+    """Send one request with headers that a browser would set by itself."""
     connection = http.client.HTTPConnection(urlsplit(admin).netloc, timeout=30)
     try:
         body = "{}" if method == "POST" else None

@@ -1,4 +1,5 @@
-"""The pages Queues and Sinks, in a browser, on a pair of real clusters: what they show, and each act to its effect."""
+"""The pages Queues and Sinks, in a browser, on a pair of real clusters: their contents, and each act with its
+effect."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ SLOW = re.compile(r"/filter\?type=slow&")
 """Questions about a bucket type of this name."""
 
 BYTES = "%FE%80"
-"""A name, percent-encoded, that is no text."""
+"""A percent-encoded name that is not text."""
 
 
 @pytest.fixture
@@ -89,8 +90,8 @@ def row_of(table: Locator, text: str) -> Locator:
 
 @pytest.mark.usefixtures("idle_west")
 def test_any_node_shows_what_waits_in_the_whole_cluster(pair: Clusters, open_page: OpenPage) -> None:
-    """The sum of all nodes' parts, and since when the oldest waits; the nodes that fetched; keys with HTML in their
-    names as text. When all has arrived, nothing waits, and that is said, too."""
+    """The page shows the sum of all nodes' backlogs with the oldest change's age, the nodes that fetched, and keys with
+    HTML in their names as text. After everything has arrived it shows that nothing waits."""
     for number in range(12):
         pair.put("east", HTML, f"{HTML}{number}", "v")
     tabs = [open_page(pair.nodes[node]["admin"], "queues") for node in ("east-1", "east-4")]
@@ -112,8 +113,8 @@ def test_any_node_shows_what_waits_in_the_whole_cluster(pair: Clusters, open_pag
 
 
 def test_publishing_and_serving_are_suspended_and_resumed(pair: Clusters, queues: BrowserPage) -> None:
-    """The dialog says in numbers what will happen; the page has who, when and why, a button that ends each, and the
-    gap that the suspension makes, which is closed by hand at the end."""
+    """The dialog states the effect in numbers; the page shows who suspended, when and why, has a button that ends each
+    suspension, and lists the gap that it makes, which is closed by hand at the end."""
     eventually(lambda: waiting(pair) == 0, "nothing waits")
     text = queues.fill_in(button(queues, "Suspend …"), {"What": "both"})
     assert "Queue to-west publishes no changes on all nodes, and serves none" in text
@@ -147,7 +148,8 @@ def test_publishing_and_serving_are_suspended_and_resumed(pair: Clusters, queues
 
 
 def test_one_node_alone_is_suspended(pair: Clusters, queues: BrowserPage) -> None:
-    """Then serving is mixed, and the node's own row says which; the suspension of all nodes is another one."""
+    """Suspended on one node, serving is mixed, and that node's row shows it; a suspension of all nodes is a separate
+    one."""
     text = queues.fill_in(button(queues, "Suspend …"), {"What": "serving", "Where": "east-2"})
     assert "serves no changes on node east-2" in text
     queues.confirm("Suspend")
@@ -167,7 +169,7 @@ def test_one_node_alone_is_suspended(pair: Clusters, queues: BrowserPage) -> Non
 
 @pytest.mark.usefixtures("idle_west")
 def test_a_queue_is_cleared_after_its_loss_is_said_in_numbers(pair: Clusters, queues: BrowserPage) -> None:
-    """What waits becomes gaps, which the page lists then. Escape changes nothing."""
+    """Clearing turns the backlog into gaps, which the page then lists. Escape cancels."""
     for number in range(3):
         pair.put("east", "b", f"cleared {number}", "v")
     expect(row_of(queues.region("What waits in queue to-west"), "real time")).to_contain_text("3")
@@ -186,7 +188,7 @@ def test_a_queue_is_cleared_after_its_loss_is_said_in_numbers(pair: Clusters, qu
 
 
 def test_a_release_shows_its_effect_before(pair: Clusters, queues: BrowserPage) -> None:
-    """From where the next cluster begins is asked first; a time that is none is refused by the page; without the
+    """The dialog first asks from where the next cluster begins; the page refuses an invalid time; without the
     confirmation the owner stays, and with it there is none until a cluster fetches again."""
     eventually(lambda: queue_of(pair)["owner"], "west has fetched")
     values = {"The next cluster begins with": "time", "The time, if so": "yesterday"}
@@ -209,8 +211,8 @@ def test_a_release_shows_its_effect_before(pair: Clusters, queues: BrowserPage) 
 
 
 def test_rates_are_set_and_are_those_of_the_files_again(pair: Clusters, queues: BrowserPage) -> None:
-    """A limit that is left empty stays, and nothing at all is no change; the page has the limit in the file and in
-    force, who set it, and what all nodes may give out together."""
+    """A limit left empty stays, and an empty form changes nothing; the page shows the limit of the file and the one in
+    force, the operator, and the total rate of all nodes."""
     text = queues.fill_in(button(queues, "Set rates …"), {})
     assert "Bytes, changes, or both are needed." in text
     queues.close_dialog()
@@ -242,8 +244,8 @@ def test_rates_are_set_and_are_those_of_the_files_again(pair: Clusters, queues: 
 
 
 def test_keys_are_pushed_and_a_filter_is_asked(pair: Clusters, queues: BrowserPage) -> None:
-    """Objects of the keys are sent once more, also of names that are no text; what the filter would offer is said with
-    the rule, and with a note about a bucket type that does not exist."""
+    """Pushed keys are sent again, also those whose names are not text; the filter test shows its verdict with the rule,
+    and a note about a bucket type that does not exist."""
     pair.put("east", HTML, HTML, "v")
     before = queue_of(pair)["nodes"]["east-1"]["priorities"]["full_sync"]["queued"]
     keys = f"{quote(HTML, safe='')}\n{BYTES}\n"
@@ -261,7 +263,7 @@ def test_keys_are_pushed_and_a_filter_is_asked(pair: Clusters, queues: BrowserPa
 
 @pytest.mark.usefixtures("idle_west")
 def test_names_that_look_alike_are_told_apart(pair: Clusters, queues: BrowserPage) -> None:
-    """The byte FF and the text \\xff are two names: what is next shows both, and the forms take both."""
+    """The byte FF and the text \xff are two names: the list of next changes shows both, and the forms accept both."""
     text = queues.fill_in(
         button(queues, "Push keys …"),
         {"Name of the bucket": "FF", "Keys": "5c 78 66 66\nff\n", "Names are": "hex"},
@@ -286,7 +288,7 @@ def test_names_that_look_alike_are_told_apart(pair: Clusters, queues: BrowserPag
 
 
 def test_an_answer_to_an_older_question_is_not_shown(queues: BrowserPage) -> None:
-    """What is asked last is answered, though the answer to what was asked before comes later."""
+    """The page shows the answer to the latest query, although the answer to an older one arrives later."""
     held: list[Route] = []
 
     def hold(route: Route) -> None:
@@ -307,7 +309,7 @@ def test_an_answer_to_an_older_question_is_not_shown(queues: BrowserPage) -> Non
 
 
 def test_a_queue_that_is_not_there_is_said(queues: BrowserPage) -> None:
-    """An address of a queue that was removed says so; the rarer acts are commands to type."""
+    """The address of a removed queue shows that the queue does not exist; rarer acts are commands to type."""
     queues.goto("queues?name=<b>gone")
     expect(queues.region("Queues")).to_contain_text("There is no queue named <b>gone here.")
     queues.page.get_by_text("Register, change, move and delist queues").click()
@@ -316,8 +318,8 @@ def test_a_queue_that_is_not_there_is_said(queues: BrowserPage) -> None:
 
 
 def test_a_number_that_is_not_known_is_said_with_the_reason(pair: Clusters, queues: BrowserPage) -> None:
-    """With the least that there is, never as 0, in the table and below; the node that did not answer is named with
-    why. A request that fails concerns its own part of the page alone."""
+    """An unknown number is shown as at least the known part, never as 0, in the table and below; the node that did not
+    answer is named with the reason. A failed request affects its own part of the page only."""
     queues.allow("status of 503")
 
     def without_east_3(route: Route) -> None:
@@ -357,7 +359,7 @@ def test_a_number_that_is_not_known_is_said_with_the_reason(pair: Clusters, queu
 
 @pytest.mark.slow
 def test_a_silent_node_is_named_on_both_pages(pair: Clusters, open_page: OpenPage) -> None:
-    """While a node does nothing no sum of the sinks pretends to have its part; afterwards all is known again."""
+    """While a node is stopped, sums of the sinks are marked as lacking it; afterwards they are complete again."""
     admin = pair.nodes["east-1"]["admin"]
     with frozen(pair, "east-3"):
         queues, sinks = open_page(admin, "queues?name=to-west"), open_page(admin, "sinks")
@@ -382,8 +384,8 @@ def link_states(pair: Clusters) -> dict[str, str]:
 
 
 def test_links_are_suspended_by_queue_by_peer_and_on_one_node(pair: Clusters, sinks: BrowserPage) -> None:
-    """The dialog says how many links stop; states and reasons follow on all nodes, and each suspension has its own
-    end."""
+    """The dialog shows how many links stop; states and reasons change on all nodes, and each suspension is ended by its
+    own button."""
     eventually(lambda: set(link_states(pair).values()) == {"running"}, "all links run")
     peer = pair.nodes["west-1"]["http"]
     row = row_of(sinks.region("What is fetched, by queue and cluster"), "to-east")
@@ -423,7 +425,8 @@ def test_links_are_suspended_by_queue_by_peer_and_on_one_node(pair: Clusters, si
 
 
 def test_workers_and_rates_are_set_and_are_those_of_the_files_again(pair: Clusters, sinks: BrowserPage) -> None:
-    """Of all nodes, of one, and of a queue; what does not fit together is refused before anything is sent."""
+    """Workers and rates are set for all nodes, for one node, and for a queue; contradictory values are refused before
+    any request."""
 
     def named(name: str) -> Locator:
         return sinks.region("Workers and limits").get_by_role("button", name=name)
@@ -472,8 +475,8 @@ def test_workers_and_rates_are_set_and_are_those_of_the_files_again(pair: Cluste
 
 
 def forge(pair: Clusters, keys: list[str], ahead: int) -> None:
-    """Write keys in west whose clocks name writes of east that it has not made yet: so many entries ahead in the log of
-    each partition. East refuses them for good."""
+    """Write keys in west whose clocks name writes of east that it has not made yet: that many entries ahead in the log
+    of each partition. East refuses them for good."""
     east = bytes.fromhex(pair.admin("east-1", "/admin/cluster")["cluster_uuid"])
     ours = [
         (actor_of(east, each["partition"]), pack_counter(each["epoch"], each["hw"] + ahead), 1)
@@ -497,8 +500,8 @@ def kept(pair: Clusters) -> int:
 
 
 def test_dead_letters_of_all_nodes_are_retried_and_dropped(pair: Clusters, sinks: BrowserPage) -> None:
-    """Each by its own buttons, and all of all nodes: what is refused again stays with the reason, what is dropped is
-    gone, and the numbers of the dialog are those of the page. Names are texts."""
+    """Dead letters are retried and dropped one by one, and all of all nodes: a letter refused again stays with the
+    reason, a dropped one is gone, and the dialog's numbers equal the page's. Names are shown as text."""
     forge(pair, [f"{HTML}{number}" for number in range(12)], 1_000_000)
     eventually(lambda: kept(pair) == 12, "all are refused")
     having = {node: rows for node, rows in letters(pair).items() if rows}
@@ -549,7 +552,8 @@ def test_a_letter_is_accepted_once_its_reason_is_gone(pair: Clusters, sinks: Bro
 
 
 def test_a_retry_of_all_can_be_stopped(pair: Clusters, sinks: BrowserPage) -> None:
-    """Stop ends it after the letter under way, and the dialog says how many were not tried; they stay as they are."""
+    """Stop ends the retry after the current letter, and the dialog shows how many were not tried; they stay
+    unchanged."""
     forge(pair, [f"stop {number}" for number in range(4)], 1_000_000)
     eventually(lambda: kept(pair) == 4, "all are refused")
     card = sinks.region("Dead letters")
@@ -608,8 +612,8 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureNode]:
 def test_a_viewer_sees_and_an_operator_acts(
     secure: SecureNode, open_page: OpenPage, role: TokenRole, enabled: list[str], disabled: list[str]
 ) -> None:
-    """Buttons that a role may not use are there and say what they need. A queue that nobody has fetched from, and a
-    cluster that fetches nothing, are said in words."""
+    """Buttons that a role may not use are shown disabled with the role that they need. The page says so when nobody has
+    fetched from a queue, and when a cluster fetches nothing."""
     tab = open_page(secure.admin, None, ignore_https_errors=True)
     tab.allow("status of 401")
     tab.page.goto(secure.admin)

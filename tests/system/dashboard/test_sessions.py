@@ -34,7 +34,7 @@ admin = "{0}/admin.token"
 """
 
 REFUSED: Final = "status of 401"
-"""What Chromium says on the console of each answer that is an error, as 401 is before a login."""
+"""Chromium's console message for an error response, such as 401 before a login."""
 
 
 class SecureNode(NamedTuple):
@@ -85,8 +85,8 @@ def log_in(tab: BrowserPage, token: str) -> None:
 
 
 def test_a_token_logs_in_and_a_wrong_one_does_not(node: SecureNode, visitor: BrowserPage) -> None:
-    """A refused token says why and leaves nothing in the field; the right one shows the page, and leaves a cookie that
-    no script can read; a logout ends the session at the node."""
+    """A wrong token is refused with a reason, and the field is cleared; the right one shows the page, and sets a cookie
+    that scripts cannot read; a logout ends the session at the node."""
     visitor.allow(REFUSED)
     page = visitor.page
     assert visitor.violations() == []
@@ -108,7 +108,7 @@ def test_a_token_logs_in_and_a_wrong_one_does_not(node: SecureNode, visitor: Bro
 
 
 def test_a_viewer_sees_everything_and_can_do_nothing(node: SecureNode, visitor: BrowserPage) -> None:
-    """With the role read the acts are there, disabled, and say which role they need; the node refuses them, too."""
+    """With the role read the acts are shown disabled with the role that they need; the node refuses them, too."""
     visitor.allow("status of 403")
     log_in(visitor, node.token(TokenRole.READ))
     visitor.page.goto(f"{node.admin}/#/cluster")
@@ -124,8 +124,8 @@ def test_a_viewer_sees_everything_and_can_do_nothing(node: SecureNode, visitor: 
 
 @pytest.mark.parametrize("role", [TokenRole.READ, TokenRole.OPERATE])
 def test_every_page_works_with_every_role(node: SecureNode, visitor: BrowserPage, role: TokenRole) -> None:
-    """No page asks for what its viewer may not see: none shows an alert, and the node refuses no request (which would
-    be an error on the console). Acts beyond the role are disabled and say which role they need."""
+    """No page requests data that its viewer may not see: none shows an alert, and the node refuses no request (which
+    would be an error on the console). Acts beyond the role are disabled and name the role that they need."""
     log_in(visitor, node.token(role))
     locked: set[str] = set()
     for page_id in PAGES:
@@ -168,8 +168,8 @@ def test_a_link_logs_in_once(node: SecureNode, visitor: BrowserPage, open_page: 
 
 
 def test_a_session_that_ended_asks_for_a_login(node: SecureNode, visitor: BrowserPage) -> None:
-    """A page whose session ends meanwhile shows the login with the reason, and none of what it showed; after the login
-    it is where it was."""
+    """A page whose session ends shows the login with the reason, and none of its former contents; after the login it
+    shows the same page again."""
     visitor.allow(REFUSED)
     log_in(visitor, node.token(TokenRole.READ))
     visitor.rendered()

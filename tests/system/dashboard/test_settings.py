@@ -38,7 +38,7 @@ def row_of(tab: BrowserPage, name: str, scope: str) -> Locator:
 
 
 def button(within: Locator, name: str) -> Locator:
-    """A button by its whole name."""
+    """A button by its full name."""
     return within.get_by_role("button", name=name, exact=True)
 
 
@@ -55,8 +55,8 @@ def types(pair: Clusters, open_page: OpenPage) -> BrowserPage:
 
 
 def test_an_option_is_set_and_unset(pair: Clusters, options: BrowserPage) -> None:
-    """The dialog shows what will be in force; afterwards it is, at every node, with who set it and why; unset, the
-    default is back."""
+    """The dialog shows the future value; afterwards every node shows it in force, with who set it and why; after
+    unsetting it the default is in force again."""
     row = row_of(options, LAG, "the cluster")
     text = options.fill_in(button(row, "Set …"), {"Value": "4s", "For": ""})
     assert f"Set {LAG} for the cluster?" in text
@@ -77,7 +77,7 @@ def test_an_option_is_set_and_unset(pair: Clusters, options: BrowserPage) -> Non
 
 
 def test_an_option_of_a_bucket_type_is_a_row_of_its_own(pair: Clusters, options: BrowserPage) -> None:
-    """Set for one bucket type it is found under what somebody has set, beside the min-ISR of the nodes' files; the
+    """An option set for one bucket type is listed among the set options, beside the min-ISR of the nodes' files; the
     address keeps the choice."""
     options.fill_in(button(row_of(options, LAG, "the cluster"), "Set …"), {"Value": "5000", "For": "default"})
     options.confirm("Set it")
@@ -96,7 +96,7 @@ def test_an_option_of_a_bucket_type_is_a_row_of_its_own(pair: Clusters, options:
 
 
 def test_a_wrong_value_is_refused_with_what_would_be_right(options: BrowserPage) -> None:
-    """Before anything is asked the node says what values are right."""
+    """The node names the valid values before the dialog asks for confirmation."""
     options.allow("status of 400")
     row = row_of(options, LAG, "the cluster")
     for value, sentence in (("soon", 'write a number and a unit, such as "1s"'), ("50", "100 to 3600000")):
@@ -107,8 +107,8 @@ def test_a_wrong_value_is_refused_with_what_would_be_right(options: BrowserPage)
 
 
 def test_what_another_operator_changed_meanwhile_is_not_overwritten(pair: Clusters, options: BrowserPage) -> None:
-    """When somebody sets the option while the dialog is open, the change is refused, and says to what and by whom; the
-    page shows that value."""
+    """When another operator sets the option while the dialog is open, the change is refused with the new value and the
+    operator's name; the page shows that value."""
     options.allow("status of 409")
     row = row_of(options, LAG, "the cluster")
     options.fill_in(button(row, "Set …"), {"Value": "4s", "For": ""})
@@ -150,8 +150,8 @@ def test_a_bucket_type_is_created_and_gets_fewer_replicas(pair: Clusters, types:
 
 
 def test_properties_of_a_bucket_are_set_and_unset(pair: Clusters, types: BrowserPage) -> None:
-    """Of a bucket whose name is HTML: found by its name, changed, listed among those with properties of their own, and
-    reset."""
+    """The properties of a bucket whose name is HTML are shown, changed and reset, and the bucket is listed among those
+    with properties of their own."""
     look = types.page.get_by_role("form", name="Look at a bucket")
     look.get_by_label("Bucket", exact=True).fill(HTML)
     look.get_by_role("button", name="Show").click()
@@ -176,7 +176,7 @@ def test_properties_of_a_bucket_are_set_and_unset(pair: Clusters, types: Browser
 
 
 def test_properties_of_a_bucket_type_are_unset_together(pair: Clusters, types: BrowserPage) -> None:
-    """Two that are set go by one act; the dialog names both."""
+    """Two set properties are unset by one act; the dialog names both."""
     path = "/admin/bucket-types/default/properties"
     names = [
         each["property"]

@@ -1,4 +1,4 @@
-"""The stream behind the pages: when it breaks, is refused, or has no state to tell, in a browser."""
+"""The stream behind the pages: when it breaks, is refused, or cannot show the state, in a browser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OpenPage = Callable[..., BrowserPage]
 
 HIDDEN = """Object.defineProperty(document, "hidden", {{ configurable: true, get: () => {} }});
 document.dispatchEvent(new Event("visibilitychange"));"""
-"""What a browser does when its tab is hidden, or seen again."""
+"""A script that makes a page see its tab as hidden, or as visible again."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadedNode]:
 
 
 def admin_of(running: ThreadedNode) -> str:
-    """Its admin URL."""
+    """The admin URL of the node."""
     return f"http://127.0.0.1:{running.admin}"
 
 
@@ -40,8 +40,7 @@ def opened(tab: BrowserPage) -> int:
 
 
 def test_a_stream_that_breaks_is_opened_again(running: ThreadedNode, open_page: OpenPage) -> None:
-    """When the connection of the stream is cut the page opens another one by itself, is live again, and shows no
-    error."""
+    """When the connection of the stream is cut the page reconnects by itself, is live again, and shows no error."""
     tab = open_page(admin_of(running), "overview")
     expect(tab.page.locator("#top")).to_contain_text("live")
     assert opened(tab) >= 1
@@ -66,9 +65,9 @@ def test_a_stream_that_breaks_is_opened_again(running: ThreadedNode, open_page: 
 def test_a_refused_stream_is_replaced_by_requests(
     running: ThreadedNode, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With as many streams as a node may have, one more page says that it asks every 5 s, and shows the same; while its
-    tab is hidden it asks nothing, and when it is seen again, at once. A minute later, when there is room, it has a
-    stream."""
+    """At the node's limit of streams, one more page polls every 5 s, says so, and shows the same; while its tab is
+    hidden it does not poll, and when it is visible again, it polls at once. A minute later, when a stream is free, it
+    has a stream."""
     assert running.node is not None
     services, live = running.node.services, running.node.admin_api.live
     eventually(lambda: not live._viewers, "streams of tabs before have ended")
@@ -98,8 +97,8 @@ def test_a_refused_stream_is_replaced_by_requests(
 def test_a_state_that_is_not_known_is_shown_as_unknown(
     running: ThreadedNode, open_page: OpenPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the node cannot tell the cluster's state, its old one is not shown as if it were true: the page says
-    unknown, and why; then it shows the state again."""
+    """While the node cannot report the cluster's state, the page shows it as unknown with the reason, not the old one;
+    then it shows the state again."""
     tab = open_page(admin_of(running), "overview")
     cluster = tab.region("This cluster")
     expect(cluster).to_contain_text("Partitions online")

@@ -30,8 +30,8 @@ class RecordingView:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_killed_leader_returns_and_both_clusters_match_the_history(tmp_path: Path) -> None:
-    """Leaders are seen to move and replicas to fall out of sync and return; at the end every replica is in sync and no
-    key differs on either cluster."""
+    """The output shows leaders that move and replicas that fall out of sync and return; at the end every replica is in
+    sync and no key differs on either cluster."""
     git = tmp_path / "repo"
     subprocess.run(["git", "init", "-q", "-b", "main", str(git)], check=True)
     script = b"commit refs/heads/main\ncommitter a <a@b.example> 0 +0000\ndata 1\nx\nM 100644 inline f\ndata 1\nx\n"

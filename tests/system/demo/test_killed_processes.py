@@ -20,7 +20,7 @@ PROCESSES = ("east-1", "west-1", "zookeeper-east", "zookeeper-west")
 
 
 class ProcessKiller:
-    """A view that shows nothing and kills: at each of the given moments (a share of the replay) one process."""
+    """A view without output that kills one process at each of the given moments (a share of the replay)."""
 
     def __init__(self, moments: list[tuple[float, str]]) -> None:
         self._moments = sorted(moments)
@@ -62,7 +62,7 @@ def repository_of_single_writes(path: Path, count: int) -> Path:
 
 
 def killed_demo(tmp_path: Path, moments: list[tuple[float, str]], once: int, options: dict[str, object]) -> Demo:
-    """A demo in which each process dies at a set moment; everything it must hold is asserted."""
+    """A demo in which each process is killed at a set moment; asserts all its guarantees."""
     git = repository_of_single_writes(tmp_path / "repo", once)
     view = ProcessKiller(moments)
     own: dict[str, object] = {"git": git, "directory": tmp_path / "clusters", "breaks": False}  # the view kills instead

@@ -2,9 +2,9 @@
 
 `python -m tests.system.faults --kills 200 [--nemesis kill,cut]`
 
-Prints a line an act and what all of them came to. Ends with 0 only when every history is linearizable, nothing
-acknowledged is lost, and nothing happened that no fault explains; otherwise prints the timeline, a command that
-repeats the run, and the directory with the nodes' logs and data.
+Prints one line per act, then the totals. Ends with 0 only when every history is linearizable, nothing acknowledged is
+lost, and every event is explained by a fault; otherwise prints the timeline, a command that repeats the run, and the
+directory with the nodes' logs and data.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> int:
         return 2
     words = f"--kills {options.kills} --nemesis {','.join(names)} --seed {options.seed} --nodes {options.nodes}"
     replay = f"python -m tests.system.faults {words} --clients {options.clients}"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces and mounts go on every way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces and mounts are removed on every way out
     directory = options.dir or Path(tempfile.mkdtemp(prefix="isthmus-faults-"))
     print(f"{replay}\nin {directory}", flush=True)
     try:
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def run(options: argparse.Namespace, names: list[str], directory: Path) -> None:
-    """All acts. Raises AssertionError at the first thing that is not as it must be."""
+    """Run all acts. Raises AssertionError at the first failed check."""
     began_s = time.monotonic()
     with fault_context(directory, names, nodes=options.nodes, seed=options.seed, show=options.timeline) as context:
         campaign = Campaign(context, clients=options.clients)

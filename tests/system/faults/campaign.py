@@ -1,8 +1,8 @@
-"""Acts: a load, something done to the cluster meanwhile, and then everything that must hold.
+"""Acts: a load, a fault in the cluster meanwhile, and then checks of all invariants.
 
-After each act: the cluster is well by itself within a bound, each key reads the same at every node, the history of
-each key is linearizable with those reads in it, nobody was answered what no fault explains, and no process ended that
-nothing was done to. After the last act every key of every act is read again, and the copies of all nodes are compared.
+After each act: the cluster recovers by itself within a bound, each key reads the same at every node, the history of
+each key is linearizable with those reads in it, a fault explains every error that a client got, and only processes with
+a fault have ended. After the last act every key of every act is read again, and the replicas of all nodes are compared.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from tests.system.faults.nemesis import FaultContext, Nemesis
 from tests.system.faults.network import Network
 
 KEYS: Final = 12
-"""Of each act: three a partition on average, few enough to be written many times each."""
+"""Keys of one act: three a partition on average, few enough to be written many times each."""
 
 CALM_S: Final = 0.7
-"""Load before the harm and after the cure."""
+"""Seconds of load before the fault and after its end."""
 
 WELL_TIMEOUT_S: Final = 100.0
-"""How long a cluster may take to be whole again. An election, a restart and a catch-up take some 10 s; but a member
-that was too slow again and again is let back in only after a minute (`repl.isr.lag_detector.REJOIN_MAX_MS`)."""
+"""How long a cluster may take until all replicas are in sync again. An election, a restart and a catch-up take some 10
+s; but a member that was too slow again and again is let back in only after a minute
+(`repl.isr.lag_detector.REJOIN_MAX_MS`)."""
 
 READ_TIMEOUT_S: Final = 20.0
 
@@ -43,7 +44,7 @@ COPIED: Final = (OBJECT_TAG, KEY_TAG, CHANGE_TAG)
 """Rows that are the same on every replica, byte by byte."""
 
 DISK_MB: Final = 1_500
-"""Of a small disk: room for the log (below), its reserve, and the store. The file below it is sparse."""
+"""The size of a small disk: room for the log (below), its reserve, and the store. The file below it is sparse."""
 
 LONG_LOG: Final = 'log_size = "800MB"'
 """Longer than any run makes it: a node with an emptied disk is caught up from the log, from its beginning on. (The
@@ -69,14 +70,14 @@ class FaultResult:
     reads: int = 0
     seconds: float = 0.0
     well_s: float = 0.0
-    """From the cure until everything was in sync."""
+    """Seconds from the end of the fault until everything was in sync."""
     gap_s: float = 0.0
     """The longest time in which no write at all was acknowledged."""
     key_gap_s: float = 0.0
-    """The same of the worst key."""
+    """The longest such time of a key."""
 
     def line(self) -> str:
-        """For people."""
+        """The result in one line."""
         return (
             f"act {self.number:>4}  {self.nemesis:<22} {self.seconds:5.1f} s  {self.acknowledged:>6} written "
             f"{self.unknown:>4} unknown {self.reads:>6} read  no write for {self.gap_s:4.1f} s, "
@@ -96,7 +97,7 @@ class Campaign:
         self._pause_s = pause_s
 
     def run_fault(self, name: str) -> FaultResult:
-        """One act. Raises AssertionError (NotLinearizable is one) with what went wrong."""
+        """Run one act. Raises AssertionError (NotLinearizable is one) with the failed check."""
         cluster, chance = self.cluster, self.context.chance
         nemesis = NEMESES[name]
         result = FaultResult(len(self.results) + 1, name)
@@ -126,7 +127,7 @@ class Campaign:
         return result
 
     def finish(self) -> None:
-        """Every key of every act once more; then the copies. Raises AssertionError."""
+        """Read every key of every act again; then compare the replicas. Raises AssertionError."""
         self.cluster.wait_until_healthy(WELL_TIMEOUT_S)
         for history in self.histories:
             read_all(self.cluster.places, list(history.keys), history, self.context.chance, READ_TIMEOUT_S)

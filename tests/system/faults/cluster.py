@@ -1,7 +1,7 @@
 """A cluster of real processes with a real ZooKeeper, each in a network namespace of its own if there is a network.
 
-A process that ends without being told is started again, as a supervisor would, and its end is written down. Everything
-dies with this process, however that ends. What is done to the processes is `tests.system.faults.nemeses`.
+A process that ends by itself is restarted, as a supervisor would, and its end is recorded. All processes end with this
+one, however it ends. The faults are in `tests.system.faults.nemeses`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ REPOSITORY: Final = Path(__file__).resolve().parents[3]
 
 CLUSTER: Final = "lab"
 SESSION_MS: Final = 4_000
-"""A session as short as a busy machine bears: what waits for its end should not wait long."""
+"""The shortest session that a busy machine can keep: tests that wait for its end should not take long."""
 
 PARTITIONS: Final = 4
 RESTART_PAUSE_S: Final = 0.3
 LOOK_S: Final = 0.05
 STOP_TIMEOUT_S: Final = 30.0
 TOLD_AFTER_S: Final = 3.0
-"""After this time the timeline names what a cluster still lacks."""
+"""After this time the timeline names the problems that a cluster still has."""
 
 UP_TIMEOUT_S: Final = 60.0
 
@@ -65,7 +65,7 @@ class Timeline:
     lines: list[str] = field(default_factory=list)
 
     def note(self, line: str) -> None:
-        """One more line."""
+        """Add one line."""
         self.lines.append(f"{self.now_s():8.2f} {line}")
         if self.show:
             print(self.lines[-1], flush=True)
@@ -88,23 +88,23 @@ class ClusterProcess:
         self._environ = environ
         self.popen: subprocess.Popen[bytes] | None = None
         self.wanted = False
-        """Whether it is started again when it ends."""
+        """Whether the process is restarted when it ends."""
         self.started_s = 0.0
 
     @property
     def log(self) -> Path:
-        """What it says."""
+        """The file of the process's output."""
         return self.directory / "out.log"
 
     @property
     def pid(self) -> int:
-        """Of the last start."""
+        """The process id of the last start."""
         assert self.popen is not None
         return self.popen.pid
 
     @property
     def running(self) -> bool:
-        """Whether it is there, paused or not."""
+        """Whether the process exists, paused or not."""
         return self.popen is not None and self.popen.poll() is None
 
     def start(self) -> None:
@@ -162,12 +162,12 @@ class ClusterNode(ClusterProcess):
 
     @property
     def config(self) -> Path:
-        """Its file."""
+        """The node's config file."""
         return self.directory / "node.toml"
 
     @property
     def environ(self) -> dict[str, str]:
-        """What its process finds in its environment."""
+        """The environment of the node's process."""
         return {**os.environ, **self._environ}
 
     def metric(self, name: str) -> float | None:
@@ -231,7 +231,7 @@ class FaultCluster:
         self._settings = dict(settings or {})
         self._taken: set[int] = set()
         self._loopback = self._new_loopback()
-        """Without a network: an address of our own, so that nobody takes the port of a node that is down."""
+        """Without a network: an address of its own, so that no other process takes the port of a node that is down."""
         self.partition_count = PARTITIONS
         """Partitions of all bucket types that a healthy cluster has; more once bucket types are made."""
         self._lock = threading.Lock()
@@ -255,7 +255,7 @@ class FaultCluster:
 
     @property
     def places(self) -> list[NodeAddress]:
-        """Where clients connect."""
+        """The addresses for clients."""
         return [node.place for node in self.nodes.values()]
 
     def __enter__(self) -> Self:
@@ -286,7 +286,7 @@ class FaultCluster:
             process.kill()
 
     def add(self, name: str) -> ClusterNode:
-        """One more node of the cluster, started; it holds nothing until it is given something."""
+        """Start one more node of the cluster; it holds nothing until partitions are assigned to it."""
         directory = self._directory / name
         made = self._node(name, len(self.nodes), directory, directory / "data", self._count)
         made.start()
@@ -295,7 +295,7 @@ class FaultCluster:
         return made
 
     def remove(self, name: str) -> None:
-        """Kill a node, and know it no more."""
+        """Kill a node, and remove it from the cluster."""
         with self._lock:
             gone = self.nodes[name]
             self.nodes = {other: node for other, node in self.nodes.items() if other != name}
@@ -309,7 +309,7 @@ class FaultCluster:
 
     def wait_until_healthy(self, timeout_s: float) -> float:
         """Seconds until every node serves and every partition has a leader and all replicas in sync. Raises
-        AssertionError with what is missing."""
+        AssertionError with the first problem."""
         began_s = time.monotonic()
         told = ""
         while True:
@@ -324,7 +324,7 @@ class FaultCluster:
             time.sleep(0.1)
 
     def health_problem(self) -> str:
-        """What is missing; empty when nothing is."""
+        """The first problem that is found; empty when the cluster is healthy."""
         for node in self.nodes.values():
             if not node.running:
                 return f"{node.name} is down"
@@ -361,7 +361,7 @@ class FaultCluster:
             time.sleep(0.1)
 
     def leaders(self) -> dict[int, str]:
-        """Partition -> who leads it, as the first node says that answers."""
+        """Partition -> its leader, from the first node that answers."""
         for node in self.nodes.values():
             answer = node.ask("/admin/partitions")
             if answer is not None:
@@ -462,7 +462,7 @@ class FaultCluster:
         return ClusterNode(name, directory, argv, address, environ, ports, data_dir)
 
     def _watch(self) -> None:
-        """Start again what ended. (In this thread: a child is killed when the thread that started it ends.)"""
+        """Restart processes that ended. (In this thread: a child is killed when the thread that started it ends.)"""
         due_s: dict[str, float] = {}
         while not self._closing.wait(LOOK_S):
             with self._lock:
@@ -483,7 +483,7 @@ class FaultCluster:
 
 
 def cluster_address(node: ClusterNode) -> str:
-    """Where a node listens for the others of its cluster."""
+    """The address at which a node listens for other nodes of its cluster."""
     (found,) = re.findall(r'^cluster = "(.*:\d+)"$', node.config.read_text(), re.MULTILINE)
     return str(found)
 
@@ -495,7 +495,7 @@ def last_words(process: ClusterProcess) -> str:
 
 
 def serves(address: str, port: int) -> bool:
-    """Whether a ZooKeeper answers there."""
+    """Whether a ZooKeeper answers at this port."""
     try:
         with socket.create_connection((address, port), 1.0) as sock:
             sock.sendall(b"srvr")

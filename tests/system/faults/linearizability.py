@@ -1,12 +1,12 @@
 """Whether the history of one key is linearizable: each operation took effect at one moment between call and answer.
 
-The object is what a node stores: siblings under a clock. A write carries the clock of an earlier answer (or none) and
-replaces what that answer had seen; what it had not seen stays beside it. A read returns all values that nothing has
-replaced. Every value is written once, so a read says exactly which writes it saw.
+The model of an object is a node's: siblings under a clock. A write carries the clock of an earlier answer (or none) and
+replaces the siblings in that answer; others stay beside it. A read returns all values that have not been replaced.
+Every value is written once, so a read shows exactly which writes it saw.
 
 An unknown write may take effect at any time after its call, or never; a refused one never. The search is Wing and
-Gong's with Lowe's memory of configurations ("Testing for linearizability", 2017), one key at a time
-(P-compositionality). It runs no load and knows no HTTP: `tests.system.faults.load` records histories.
+Gong's with Lowe's cache of configurations ("Testing for linearizability", 2017), one key at a time
+(P-compositionality). It neither runs a load nor speaks HTTP: `tests.system.faults.load` records histories.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from enum import StrEnum
 from typing import Final
 
 CONFIGURATIONS_MAX: Final = 500_000
-"""Configurations that the search of one key remembers before it gives up: about 200 MB. Histories of some hundred
-operations by a handful of clients need a few hundred."""
+"""Maximum number of configurations that the search of one key keeps: about 200 MB. Histories of some hundred operations
+by a handful of clients need a few hundred."""
 
 NEVER: Final = sys.maxsize
 
 
 class Kind(StrEnum):
-    """What an operation does."""
+    """The type of an operation."""
 
     READ = "read"
     WRITE = "write"
 
 
 class Outcome(StrEnum):
-    """What its client knows of it. A read without an answer is not recorded at all."""
+    """The outcome as its client knows it. A read without an answer is not recorded at all."""
 
     OK = "ok"
     REFUSED = "refused"
@@ -50,11 +50,11 @@ class Operation:
     answered_ns: int
     outcome: Outcome = Outcome.OK
     value: str = ""
-    """What a write wrote."""
+    """The value that a write wrote."""
     context: Operation | None = None
     """The operation whose answer held the clock that a write carried."""
     values: tuple[str, ...] = ()
-    """What a read returned, siblings one by one; nothing when the key was not there."""
+    """The siblings that a read returned; empty when the key did not exist."""
     where: str = ""
     """The nodes that it contacted, for the timeline."""
 
@@ -66,26 +66,27 @@ class Operation:
         return f"{times} {self.client} wrote {self.value} ({self.outcome}) at {self.where}, having seen {seen}"
 
     def short(self) -> str:
-        """Which operation it is, in two or three words."""
+        """A description of the operation in two or three words."""
         return self.value or f"what {self.client} read at {self.answered_ns / 1e9:.3f} s"
 
 
 class NotLinearizable(AssertionError):
-    """No order of the operations explains what was read."""
+    """No order of the operations explains the reads."""
 
 
 class SearchExhausted(Exception):
-    """The search needed more than CONFIGURATIONS_MAX configurations: nothing is known."""
+    """The search needed more than CONFIGURATIONS_MAX configurations: the result is unknown."""
 
 
 def check(history: Iterable[Operation]) -> int:
     """Look for an order that explains the history of one key; returns the configurations searched. Raises
-    NotLinearizable with what went wrong and the operations around it, GaveUp."""
+    NotLinearizable with the contradiction and the operations around it, or SearchExhausted."""
     return _Search(_explainable(list(history))).run()
 
 
 def _explainable(history: list[Operation]) -> list[Operation]:
-    """The operations that must have taken effect, by time of call. What shows without a search is raised here."""
+    """The operations that must have taken effect, by time of call. Raises NotLinearizable for contradictions that need
+    no search."""
     writes: dict[str, Operation] = {}
     for op in history:
         if op.kind is Kind.WRITE:
@@ -107,7 +108,8 @@ def _explainable(history: list[Operation]) -> list[Operation]:
     taken = []
     for op in history:
         if op.outcome is Outcome.UNKNOWN:
-            # One that no read shows explains nothing: whoever replaced it had seen all that it had replaced.
+            # An unknown write that no read returned explains nothing: the write that replaced it had seen everything
+            # that it replaced.
             if op.value not in first_seen_ns:
                 continue
             seen_ns = first_seen_ns[op.value]
@@ -120,12 +122,12 @@ def _explainable(history: list[Operation]) -> list[Operation]:
 
 
 State = tuple[int, ...]
-"""Values that nothing has replaced and clocks that some write still carries, in the order in which they came to be: `i`
-is the value of write `i`, `~i` the clock of operation `i`, which has seen all that stands before it."""
+"""Values not replaced yet and clocks that some write still carries, in order of creation: `i` is the value of write
+`i`, `~i` the clock of operation `i`, which includes everything before it in the tuple."""
 
 
 class _Search:
-    """Depth first over configurations (which operations have taken effect, what the key holds then)."""
+    """Depth-first search over configurations (the operations that have taken effect, and the key's contents then)."""
 
     def __init__(self, ops: Sequence[Operation]) -> None:
         self._ops = ops
@@ -177,7 +179,7 @@ class _Search:
         return [number for number in found if self._ops[number].called_ns <= answered_ns]
 
     def _with_reads(self, done: int, low: int, state: State) -> tuple[int, int, State]:
-        """After all reads that fit: they change nothing, so at once is never worse than later."""
+        """Apply all reads that fit: they change nothing, so doing it at once is never worse than later."""
         holds = frozenset(number for number in state if number >= 0)
         while True:
             while done >> low & 1:
@@ -191,7 +193,7 @@ class _Search:
                     state = (*state, ~number)
 
     def _written(self, done: int, state: State, number: int) -> State:
-        """What the key holds after write `number`."""
+        """The contents of the key after write `number`."""
         context = self._context[number]
         seen = -1 if context is None else state.index(~context)
         kept = [mark for place, mark in enumerate(state) if mark < 0 or place > seen]

@@ -1,9 +1,9 @@
-"""Clients that read and write a few keys at any number of nodes, and write down what they saw and when.
+"""Clients that read and write a few keys at any number of nodes, and record the answers and their times.
 
-Each client is a thread with a connection to each node. It writes values that nobody else writes, mostly with the clock
-of its last answer for the key. A write whose outcome is unknown is tried again with the same request id, context and
-value, at any node, until it is known or the client's patience ends. What the history means is
-`tests.system.faults.linearizability`.
+Each client is a thread with a connection to each node. It writes values that no other client writes, mostly with the
+clock of its last answer for the key. A write whose outcome is unknown is tried again with the same request id, context
+and value, at any node, until it is known or the client's patience ends. `tests.system.faults.linearizability` checks
+the history.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ PATIENCE: Final = 12
 """Tries of one write; then its outcome stays unknown for ever, and the next value is written."""
 
 PAUSE_S: Final = 0.1
-"""Between two tries that failed."""
+"""Pause between two failed attempts."""
 
 BLIND: Final = 0.03
 """Share of writes without a clock: each makes a sibling."""
 
 BUCKET: Final = "history"
 PADDING: Final = " " * 200
-"""Behind each value, so that objects are not all header."""
+"""Padding behind each value, so that objects are not all header."""
 
 
 class NodeAddress(NamedTuple):
-    """Where one node's clients connect."""
+    """Addresses of one node for its clients."""
 
     name: str
     host: str
@@ -51,7 +51,7 @@ class NodeAddress(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """The response of a node."""
 
     status: int
     headers: http.client.HTTPMessage
@@ -104,7 +104,7 @@ class Connection:
         return reply
 
     def close(self) -> None:
-        """Close it; the next request connects anew."""
+        """Close the connection; the next request connects again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -125,13 +125,13 @@ def values_of(reply: Reply) -> tuple[str, ...]:
 
 @dataclass
 class History:
-    """What all clients recorded. Lists only grow, and appending is atomic."""
+    """The operations recorded by all clients. Lists only grow, and appending is atomic."""
 
     keys: dict[str, list[Operation]] = field(default_factory=dict)
     acknowledged: list[tuple[int, str]] = field(default_factory=list)
     """(when, key) of each acknowledged write."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Answers by what they were, tries one by one."""
+    """Answers by outcome; each attempt counts."""
     surprises: list[str] = field(default_factory=list)
     """Answers that no fault explains: a 400, a 500."""
 
@@ -143,7 +143,7 @@ class History:
 
 
 class Client(threading.Thread):
-    """One client; runs until told to stop. `history` must have a list for each of `keys`."""
+    """One client; runs until stopped. `history` must have a list for each of `keys`."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class Client(threading.Thread):
             connection.close()
 
     def read(self, key: str) -> bool:
-        """One GET; False when nobody answered it."""
+        """One GET; False when no node answered it."""
         operation = Operation(Kind.READ, self.name, time.monotonic_ns(), 0)
         try:
             reply = self._places[self._at].request("GET", path_of(key), {"Accept": "multipart/mixed"})
@@ -229,7 +229,7 @@ class Client(threading.Thread):
             if sure:
                 self._clocks[key] = reply.headers["X-Riak-Vclock"], operation
             else:
-                # A later try may be answered with a clock that has seen more than its effect had: read before writing.
+                # A later attempt may be answered with a newer clock than its effect had: read before writing.
                 self._clocks.pop(key, None)
         elif sure:
             operation.outcome = Outcome.REFUSED
@@ -283,7 +283,7 @@ class Client(threading.Thread):
 
 
 def path_of(key: str) -> str:
-    """Where a key is."""
+    """The HTTP path of a key."""
     return f"/types/default/buckets/{BUCKET}/keys/{key}"
 
 
@@ -319,7 +319,7 @@ class Load:
             client.start()
 
     def stop(self) -> None:
-        """Returns when each client has ended what it had begun: within one request's time-out."""
+        """Stop the clients; returns when each has finished its current operation: within one request's time-out."""
         for client in self._clients:
             client.stop()
         for client in self._clients:

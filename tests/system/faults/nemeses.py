@@ -1,8 +1,8 @@
-"""What is done to a cluster: each nemesis does one kind of harm for a while and takes it back.
+"""Faults of a cluster: each nemesis injects one kind of fault for a while and undoes it.
 
-A nemesis only does; whether the cluster bore it is for `tests.system.faults.campaign` to find out. All of them are
-listed in NEMESES with what they need and what a node may do because of them; those that are about whole copies, lost,
-old and moved, are in `tests.system.faults.replica_faults`.
+A nemesis only injects; `tests.system.faults.campaign` checks whether the cluster withstood it. NEMESES lists them with
+their requirements and with the exit codes and answers that they may cause; those about whole replicas, lost, old and
+moved, are in `tests.system.faults.replica_faults`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SYNCS: Final = "fdatasync,pwritev2"
 
 
 def kill(context: FaultContext) -> None:
-    """kill -9 of one node, back after a moment."""
+    """kill -9 of one node, which restarts after a moment."""
     _kill(context, [context.victim()])
 
 
@@ -85,7 +85,7 @@ def _kill(context: FaultContext, nodes: list[ClusterNode]) -> None:
 
 
 def stop(context: FaultContext) -> None:
-    """Every node in turn is told to stop, and started again."""
+    """Stop every node in turn gracefully, and start it again."""
     nodes = list(context.cluster.nodes.values())
     context.chance.shuffle(nodes)
     for node in nodes:
@@ -99,17 +99,17 @@ def stop(context: FaultContext) -> None:
 
 
 def pause(context: FaultContext) -> None:
-    """One node stands still until its session is over, and goes on as if nothing had been."""
+    """Pause one node until its session has expired, and continue it."""
     _pause(context, context.victim(), SESSION_S * 1.2, SESSION_S * 2)
 
 
 def pause_briefly(context: FaultContext) -> None:
-    """One node stands still for less than a session."""
+    """Pause one node for less than a session."""
     _pause(context, context.victim(), 0.2, SESSION_S * 0.6)
 
 
 def pause_controller(context: FaultContext) -> None:
-    """The node whose controller decides stands still until another one does."""
+    """Pause the node with the active controller until another one takes over."""
     answers = (node.ask("/admin/cluster") for node in context.cluster.nodes.values())
     name = next((answer["controller"] for answer in answers if answer is not None), None)
     _pause(context, context.cluster.nodes.get(name) or context.victim(), SESSION_S * 1.2, SESSION_S * 2)
@@ -133,7 +133,7 @@ def metastore_kill(context: FaultContext) -> None:
 
 
 def metastore_pause(context: FaultContext) -> None:
-    """ZooKeeper stands still for less or more than a session."""
+    """Pause ZooKeeper for less or more than a session."""
     context.cluster.zookeeper.send(signal.SIGSTOP)
     context.timeline.note("paused zookeeper")
     context.wait(1.0, SESSION_S * 2)
@@ -145,19 +145,19 @@ def metastore_pause(context: FaultContext) -> None:
 
 
 def cut(context: FaultContext) -> None:
-    """One node and the others do not reach each other; ZooKeeper and clients reach all."""
+    """One node and the others cannot reach each other; ZooKeeper and clients reach all."""
     node = context.victim()
     _cut(context, [(node.name, other.name) for other in context.others(node)], both=True)
 
 
 def cut_pair(context: FaultContext) -> None:
-    """Two nodes do not reach each other; everybody else reaches both."""
+    """Two nodes cannot reach each other; all others reach both."""
     node = context.victim()
     _cut(context, [(node.name, context.chance.choice(context.others(node)).name)], both=True)
 
 
 def cut_one_way(context: FaultContext) -> None:
-    """What one node sends to another gets lost; the other way is fine."""
+    """One node's packets to another are lost; the other direction works."""
     pair = [context.victim()]
     pair.append(context.chance.choice(context.others(pair[0])))
     context.chance.shuffle(pair)
@@ -209,7 +209,7 @@ def swizzle(context: FaultContext) -> None:
 
 
 def lossy(context: FaultContext) -> None:
-    """Of what passes between one node and the others three packets in ten get lost."""
+    """Three in ten packets between one node and the others are lost."""
     assert context.network is not None
     node = context.victim()
     for other in context.others(node):
@@ -318,7 +318,7 @@ def injected(node: ClusterNode, calls: str, what: str) -> Iterator[None]:
             time.sleep(0.01)
         yield
     finally:
-        tracer.send_signal(signal.SIGINT)  # it lets go of the node first
+        tracer.send_signal(signal.SIGINT)  # it detaches from the node first
         try:
             tracer.wait(ATTACH_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -335,7 +335,7 @@ def _tracer_of(pid: int) -> int:
 
 
 def descriptors(context: FaultContext) -> None:
-    """One node may open no more files or connections than it has."""
+    """One node cannot open more files or connections than it has."""
     node = context.victim()
     used = len(list(Path(f"/proc/{node.pid}/fd").iterdir()))
     _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
@@ -364,7 +364,7 @@ def clocks(context: FaultContext) -> None:
 
 def corrupt(context: FaultContext) -> None:
     """kill -9 of one node, and a byte in the middle of its newest log file changes before it is back. It must not lead
-    with what it holds then; it is in sync again after its operator has emptied the disk."""
+    with the damaged log; it is in sync again after its operator has emptied the disk."""
     node = context.victim()
     node.kill()
     files = sorted((node.data_dir / "log").glob("*.log"), key=lambda path: path.stat().st_mtime)
@@ -424,7 +424,7 @@ NEMESES: Final[Mapping[str, Nemesis]] = {
     **COPIES,
     **PLACEMENTS,
 }
-"""By the names that the command line knows."""
+"""Nemeses by their names on the command line."""
 
 
 def lacking(name: str, node_count: int) -> str:

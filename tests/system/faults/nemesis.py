@@ -1,4 +1,4 @@
-"""What a nemesis may lay hands on, and what a nemesis is."""
+"""The interface of a nemesis, and the context that it works on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class FaultContext:
         time.sleep(self.chance.uniform(low_s, high_s))
 
     def empty(self, node: ClusterNode, what: str = "") -> None:
-        """Take everything, or what is called so, out of the data directory of a node that is down."""
+        """Remove everything, or the named directory's contents, from the data directory of a node that is down."""
         assert not node.running
         for path in (node.data_dir / what).iterdir():
             with contextlib.suppress(OSError):
@@ -66,8 +66,8 @@ class FaultContext:
         self.timeline.note(f"emptied {what or 'the disk'} of {node.name}")
 
     def fill(self, megabytes: int, without: ClusterNode | None = None) -> None:
-        """Write as much at the nodes that run, `without` one that stands still, over the same keys each time. Raises
-        AssertionError when they do not take it."""
+        """Write this amount of data through the running nodes, except the paused node `without`, over the same keys
+        each time. Raises AssertionError when they do not accept it."""
         data = self.chance.randbytes(FILLER_BYTES)
         deadline = time.monotonic() + FILL_TIMEOUT_S
         connections = [Connection(n.place) for n in self.cluster.nodes.values() if n.running and n is not without]
@@ -84,7 +84,7 @@ class FaultContext:
         self.timeline.note(f"wrote {megabytes} MB")
 
     def request_admin(self, path: str, wish: Mapping[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
-        """An operator's act, at whichever node takes it, and what that says. Raises AssertionError."""
+        """Send an operator's request to the nodes until one accepts it; returns the answer. Raises AssertionError."""
         deadline = time.monotonic() + timeout_s
         said = ""
         while time.monotonic() < deadline:
@@ -107,12 +107,12 @@ class FaultContext:
 
 @dataclass(frozen=True)
 class Nemesis:
-    """One kind of harm. `exits`: codes with which a node may end by itself; `excuses`: answers to clients that are no
-    surprise under it."""
+    """One kind of fault. `exits`: codes with which a node may end by itself; `excuses`: answers to clients that are
+    expected under it."""
 
     act: Callable[[FaultContext], None]
     nodes: int = 1
-    """How many there must be."""
+    """How many nodes the nemesis needs."""
     network: bool = False
     disks: bool = False
     strace: bool = False
@@ -120,13 +120,13 @@ class Nemesis:
     far: bool = False
     """Whether logs must be so small that a node which was away is beyond them."""
     spare: str = ""
-    """A node that comes and goes, whose host must be there."""
+    """A node that joins and leaves; its host must exist."""
     exits: tuple[int, ...] = ()
     excuses: tuple[str, ...] = ()
 
 
 def _written(connection: Connection, path: str, data: bytes) -> bool:
-    """In the place of what is there: without its clock each round would add a sibling, and write all of them."""
+    """Write over the stored object: without its clock each round would add a sibling, and write all of them."""
     try:
         clock = connection.request("HEAD", path, {}).headers.get("X-Riak-Vclock", "")
         headers = {"Content-Type": "text/plain"} | ({"X-Riak-Vclock": clock} if clock else {})

@@ -1,8 +1,8 @@
 """A network of hosts on this machine: a namespace each, joined by a bridge, that can be cut and slowed.
 
-Needs root, and the system packages iproute2 and iptables. Names and addresses are this process's own; whatever was
-made goes with `close`. A cut drops packets silently, as a broken cable does. Which process lives where is
-`tests.system.faults.cluster`.
+Needs root, and the system packages iproute2 and iptables. Names and addresses are this process's own; `close` removes
+everything. A cut drops packets silently, as a broken cable does. `tests.system.faults.cluster` assigns processes to
+hosts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Host(NamedTuple):
     address: str
 
     def command(self) -> list[str]:
-        """Put before a command line, this makes it run there."""
+        """Prefix of a command line that is to run on this host."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}", "--"]
 
 
@@ -40,12 +40,12 @@ class Network:
         self._bridge = f"{self._prefix}b"
         net = _free_network()
         self.address = f"{net}.1"
-        """Ours, seen from the hosts."""
+        """The address of this process, as seen from the hosts."""
         self.hosts = {
             name: Host(name, f"{self._prefix}n{number}", f"{net}.{10 + number}") for number, name in enumerate(names)
         }
         self._made: list[list[str]] = []
-        """Commands that undo what was made, in the order of making."""
+        """Commands that undo the set-up, in the order of set-up."""
 
     def __enter__(self) -> Self:
         try:
@@ -79,10 +79,10 @@ class Network:
 
     @staticmethod
     def _without_ipv6(device: str) -> None:
-        """Give a device that is not yet up no address of its own.
+        """Disable automatic addresses on a device that is not yet up.
 
-        The kernel announces such an address more than a second after the device is up, since it asks first whether
-        somebody has it (RFC 4862, 5.4): when `addresses_change` is long over.
+        The kernel announces such an address more than a second after the device is up, since it first checks that no
+        other host has it (RFC 4862, 5.4), long after `addresses_change` has ended.
         """
         _run("ip", "link", "set", device, "addrgenmode", "none")
 
@@ -104,26 +104,27 @@ class Network:
         self.hosts[name] = fresh
 
     def drop(self, source: str, target: str) -> None:
-        """Nothing that `source` sends reaches `target` any more; the other way is not touched."""
+        """Drop everything that `source` sends to `target`; the other direction works."""
         self._iptables(self.hosts[target], "-A", "INPUT", "-s", self.hosts[source].address, "-j", "DROP")
 
     def lose(self, source: str, target: str, share: float) -> None:
-        """This share of what `source` sends to `target` is lost."""
+        """This share of the packets from `source` to `target` is lost."""
         match = ["-m", "statistic", "--mode", "random", "--probability", f"{share:g}"]
         self._iptables(self.hosts[target], "-A", "INPUT", "-s", self.hosts[source].address, *match, "-j", "DROP")
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing passes between the two."""
+        """Cut the two hosts from each other."""
         self.drop(one, other)
         self.drop(other, one)
 
     def slow(self, name: str, rate: str, latency: str = "500ms") -> None:
-        """What this host sends passes at `rate` ("64kbit") at most; what waits longer than `latency` is dropped."""
+        """Limit this host's outgoing traffic to `rate` ("64kbit"); packets that would wait longer than `latency` are
+        dropped."""
         device = ["-n", self.hosts[name].namespace, "qdisc", "replace", "dev", "eth0", "root"]
         _run("tc", *device, "tbf", "rate", rate, "burst", "16kb", "latency", latency)
 
     def heal(self) -> None:
-        """Everything passes again, at full speed."""
+        """End all cuts, losses and limits."""
         for host in self.hosts.values():
             self._iptables(host, "-F", "INPUT")
             slowed = ["tc", "-n", host.namespace, "qdisc", "del", "dev", "eth0", "root"]
@@ -134,7 +135,7 @@ class Network:
 
 
 def _free_network() -> str:
-    """The first three numbers of a network that this machine does not know."""
+    """The first three numbers of a network that this machine has no address in."""
     known = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True).stdout
     taken = set(re.findall(r"inet (\d+\.\d+\.\d+)\.", known))
     return random.choice([f"10.{a}.{b}" for a in range(200, 250) for b in range(250) if f"10.{a}.{b}" not in taken])

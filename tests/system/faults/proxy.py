@@ -1,7 +1,6 @@
-"""A TCP proxy of our own, for what the network of this machine cannot do: bytes that come late, and bytes that come
-changed. It stands at another loopback address in front of a node's ports; which connections it hurts is told by what
-their first bytes name.
-"""
+"""A TCP proxy of our own for faults that this machine's network cannot inject: late bytes, and changed bytes. It
+listens at another loopback address in front of a node's ports, and recognizes the connections to disturb by their first
+bytes."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ from typing import Final, Self
 
 READ_BYTES: Final = 65_536
 FLIP_AFTER_BYTES: Final = 200_000
-"""More than what is said before the first rows come."""
+"""More bytes than are sent before the first rows."""
 
 POLL_S: Final = 0.2
 """How soon a thread sees that the proxy is closed."""
 
 
 class Proxy:
-    """From `host` to `target`, the same ports. Use as a context manager. Of connections whose first bytes contain
-    `named`, each byte comes `delay_s` late, both ways; and of what the target answers on them one bit is changed,
-    beyond the first FLIP_AFTER_BYTES of a connection, `flips_left` times in all."""
+    """A proxy from `host` to `target`, with the same ports. Use as a context manager. On connections whose first bytes
+    contain `named`, each byte is delayed by `delay_s` in both directions, and one bit of the target's bytes beyond the
+    first FLIP_AFTER_BYTES of a connection is flipped, `flips_left` times in all."""
 
     def __init__(self, host: str, target: str, ports: Sequence[int], named: bytes) -> None:
         self.delay_s = 0.0

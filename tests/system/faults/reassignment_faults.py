@@ -1,5 +1,5 @@
-"""Harm while replicas move: the replication factor changes, nodes come and are drained, and meanwhile nodes are killed,
-stopped and paused, the one whose controller decides among them.
+"""Faults while replicas move: the replication factor changes, nodes come and are drained, and meanwhile nodes are
+killed, stopped and paused, including the one with the active controller.
 
 Each act ends with the replicas that it began with. Collected by `tests.system.faults.nemeses`.
 """
@@ -28,15 +28,16 @@ UP_TIMEOUT_S: Final = 60.0
 
 
 def replication_factor(context: FaultContext) -> None:
-    """One replica of each partition less, and one more again; each time somebody is hurt before it is done."""
+    """Reduce every partition's replicas by one, then restore them; each time a node is hurt before the order is
+    done."""
     count = len(context.cluster.nodes)
     for factor in (count - 1, count):
         _hurt_until_done(context, _ordered(context, FACTOR, {"replication_factor": factor}), context.victim)
 
 
 def drained(context: FaultContext) -> None:
-    """A node comes, takes the place of another one, is drained in its turn, and goes; each time somebody is hurt before
-    that is done, the nodes that give and take among them."""
+    """A node joins, replaces another one, is drained in its turn, and leaves; each time a node is hurt before the order
+    is done, sources and targets of the moves included."""
     cluster, node = context.cluster, context.victim()
     spare = _come(context)
     replaced = {"kind": "replace", "nodes": [node.name, spare.name]}
@@ -49,7 +50,7 @@ def drained(context: FaultContext) -> None:
 
 
 def _come(context: FaultContext) -> ClusterNode:
-    """One more node, with nothing on its disk, that the others know of."""
+    """Start one more node with an empty disk, and wait until the others know it."""
     shutil.rmtree(context.cluster.zookeeper.directory.with_name(SPARE), ignore_errors=True)
     node = context.cluster.add(SPARE)
     deadline = time.monotonic() + UP_TIMEOUT_S
@@ -68,8 +69,8 @@ def _ordered(context: FaultContext, path: str, wish: Mapping[str, object]) -> in
 
 
 def _hurt_until_done(context: FaultContext, number: int, victim: Callable[[], ClusterNode]) -> None:
-    """Hurt somebody a moment after the order, and again while it is not done. Raises AssertionError when it never is,
-    or ends otherwise."""
+    """Hurt a node a moment after the order, and again until the order is done. Raises AssertionError when it is never
+    done, or ends otherwise."""
     deadline = time.monotonic() + DONE_TIMEOUT_S
     hurts = context.chance.randrange(1, 4)
     while (outcome := _outcome(context, number)) is None:
@@ -116,4 +117,4 @@ PLACEMENTS: Final[Mapping[str, Nemesis]] = {
     "replication-factor": Nemesis(replication_factor, nodes=3),
     "drained": Nemesis(drained, nodes=3, spare=SPARE),
 }
-"""By the names that the command line knows."""
+"""Nemeses by their names on the command line."""

@@ -1,7 +1,7 @@
-"""Harm to whole copies: a node away for too long, disks that are new, old or damaged, a node at another address.
+"""Faults of whole replicas: a node away for too long, disks that are new, old or damaged, a node at another address.
 
-Logs are short in most of these (`tests.system.faults.campaign`), so that who was away takes rows of its leaders' stores
-(R-FAR). Collected by `tests.system.faults.nemeses`.
+Logs are short in most of these (`tests.system.faults.campaign`), so that a node that was away takes rows from its
+leaders' stores (R-FAR). Collected by `tests.system.faults.nemeses`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.system.faults.nemesis import FAULT, SESSION_S, STORAGE_FAILED, FaultC
 RATE: Final = "replication.catch.up.rate"
 MIN_ISR: Final = "replication.min.isr"
 FILL_MB: Final = 4
-"""Four times what a log holds; a transfer at SLOW_RATE takes some seconds."""
+"""Four times the data that a log holds; a transfer at SLOW_RATE takes some seconds."""
 
 SLOW_RATE: Final = "1MB"
 AWAY_TIMEOUT_S: Final = 30.0
@@ -39,7 +39,7 @@ def beyond_the_log(context: FaultContext) -> None:
 
 
 def replaced_disk(context: FaultContext) -> None:
-    """kill -9 of one node, whose disk comes back empty, when nobody's log begins at the beginning any more."""
+    """kill -9 of one node, whose disk comes back empty when all logs have been trimmed."""
     node = context.victim()
     context.fill(FILL_MB)
     node.kill()
@@ -49,7 +49,7 @@ def replaced_disk(context: FaultContext) -> None:
 
 
 def cut_transfers(context: FaultContext) -> None:
-    """While a node with an empty disk takes rows, slowly, it or whoever leads is killed or paused, again and again."""
+    """While a node with an empty disk takes rows, slowly, it or its leader is killed or paused, again and again."""
     node = context.victim()
     context.fill(FILL_MB)
     context.request_admin(f"/admin/options/{RATE}/set", {"value": SLOW_RATE, "by": "tests"})
@@ -73,7 +73,7 @@ def cut_transfers(context: FaultContext) -> None:
 
 
 def old_disk(context: FaultContext) -> None:
-    """One node's disk is replaced by an empty one, on which it catches up; and then that one by the old one again."""
+    """One node's disk is replaced by an empty one, on which it catches up; then the old disk replaces that one."""
     node = context.victim()
     old = node.directory / "old-disk"
     node.kill()
@@ -91,11 +91,11 @@ def old_disk(context: FaultContext) -> None:
 
 
 def backup(context: FaultContext) -> None:
-    """One node's directory is restored from a backup, which its operator says (`isthmus node new-identity`)."""
+    """One node's directory is restored from a backup, which its operator declares (`isthmus node new-identity`)."""
     node = context.victim()
     kept = node.directory / "backup"
     node.kill()
-    shutil.copytree(node.data_dir, kept, dirs_exist_ok=True)  # what an earlier backup left there is empty
+    shutil.copytree(node.data_dir, kept, dirs_exist_ok=True)  # an earlier backup's directory there is empty
     _started(context, node)
     context.fill(context.chance.choice([0, FILL_MB]))
     context.cluster.wait_until_healthy(100)
@@ -110,7 +110,7 @@ def backup(context: FaultContext) -> None:
 
 def damaged_store(context: FaultContext) -> None:
     """kill -9 of one node, and a byte in the middle of its store's largest table changes before it is back. Its
-    operator moves the store away, as the node says."""
+    operator moves the store away, as the node's message asks."""
     node = context.victim()
     context.fill(FILL_MB)
     node.kill()
@@ -129,7 +129,7 @@ def damaged_store(context: FaultContext) -> None:
 
 
 def readdressed(context: FaultContext) -> None:
-    """One node comes back at another address, while a node of a stranger's cluster has taken the one that it had."""
+    """One node comes back at another address, while a node of another cluster has taken its former one."""
     node = context.victim()
     node.kill()
     stranger = context.cluster.foreign_node(node)
@@ -146,7 +146,7 @@ def readdressed(context: FaultContext) -> None:
 
 
 def stop_and_kill(context: FaultContext) -> None:
-    """One node is told to stop, and killed while it hands over what it leads; and another one right after."""
+    """Stop one node gracefully, and kill it while it hands over its leaderships; then kill another one."""
     for _ in range(2):
         node = context.victim()
         node.wanted = False
@@ -206,4 +206,4 @@ COPIES: Final[Mapping[str, Nemesis]] = {
     "stop-and-kill": Nemesis(stop_and_kill),
     "min-isr": Nemesis(min_isr, nodes=3),
 }
-"""By the names that the command line knows."""
+"""Nemeses by their names on the command line."""

@@ -3,8 +3,8 @@
 `python -m tests.system.faults.shifted_clock FILE ARGUMENTS...`
 
 FILE holds the clock's offset in nanoseconds, eight bytes, little-endian, signed; `move` writes it. Only the wall clock
-moves, as when somebody sets the machine's; monotonic clocks do not. (libfaketime would do it from outside, but breaks
-the absolute sleeps of Python 3.11.)
+moves, as when an administrator sets the machine's; monotonic clocks do not. (libfaketime would do it from outside, but
+breaks the absolute sleeps of Python 3.11.)
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ OFFSET: Final = struct.Struct("<q")
 
 
 def move(file: Path, seconds: int) -> None:
-    """Set the offset; a program that runs sees it at its next look at the clock."""
+    """Set the offset; a running program uses it at its next read of the clock."""
     with file.open("r+b" if file.exists() else "w+b") as opened:
         opened.write(OFFSET.pack(seconds * 1_000_000_000))
 
 
 def patch(file: Path) -> None:
-    """From now on `time.time` and `time.time_ns` are moved."""
+    """Replace `time.time` and `time.time_ns` by shifted ones."""
     with file.open("rb") as opened:
         memory = mmap.mmap(opened.fileno(), OFFSET.size, prot=mmap.PROT_READ)
     honest_ns = time.time_ns

@@ -1,7 +1,7 @@
-"""Three real nodes, a real ZooKeeper, clients that write and read, and something that is done to them.
+"""Three real nodes, a real ZooKeeper, clients that write and read, and injected faults.
 
-What must hold after each act is in `tests.system.faults.campaign`; what is done, in `tests.system.faults.nemeses`. The
-same with any number of acts at random: `python -m tests.system.faults --kills 200`.
+The checks after each act are in `tests.system.faults.campaign`; the faults, in `tests.system.faults.nemeses`. The same
+with any number of acts at random: `python -m tests.system.faults --kills 200`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRIM_TIMEOUT_S: Final = 120.0
 
 
 def play(context: FaultContext, names: Sequence[str]) -> None:
-    """These acts in this order, and everything that must hold after each and in the end."""
+    """Run these acts in this order, and all checks after each and at the end."""
     campaign = Campaign(context)
     for name in names:
         campaign.run_fault(name)
@@ -33,7 +33,7 @@ def play(context: FaultContext, names: Sequence[str]) -> None:
 
 
 def played(directory: Path, names: Sequence[str], seed: int) -> None:
-    """`play` on a cluster that has what these acts need."""
+    """Run `play` on a cluster that has everything that these acts need."""
     with fault_context(directory, names, seed=seed) as context:
         play(context, names)
 
@@ -55,8 +55,9 @@ def write_until_trimmed(cluster: FaultCluster) -> None:
 
 @pytest.mark.timeout(200)
 def test_killed_and_paused_nodes_lose_nothing(tmp_path: Path) -> None:
-    """kill -9 of a node; a node that stands still beyond its session; kill -9 of all at once: linearizable, nothing
-    acknowledged is lost, no operator is needed, and the copies end equal. A quick run does the last alone."""
+    """After kill -9 of a node, a pause of a node beyond its session, and kill -9 of all at once, histories are
+    linearizable, no acknowledged write is lost, no operator is needed, and the replicas end equal. A quick run does the
+    last alone."""
     played(tmp_path, ["kill", "pause", "kill-all"] if WHOLE else ["kill-all"], seed=1)
 
 
@@ -87,7 +88,7 @@ def test_a_sync_that_fails_and_syncs_that_are_slow(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_restarted_nodes_whose_logs_were_trimmed_find_where_they_agree(tmp_path: Path) -> None:
-    """Logs of a few seconds, each trimmed at another place: killed nodes follow again from what is left."""
+    """Logs hold a few seconds, each trimmed at another offset: killed nodes follow again from the remaining entries."""
     small = 'log_size = "1MB"\nlog_file_size = "128KB"\nlog_batch_size = "128KB"\ncheckpoint_interval = "2s"'
     names = ["kill-twice", "pause", "kill-all", "kill", "kill-all"]
     with fault_context(tmp_path, names, seed=6, settings={"replication": small}) as context:

@@ -36,9 +36,9 @@ def first_write_s(cluster: FaultCluster, name: str, timeout_s: float) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_killed_leader_is_replaced_before_its_session_ends_and_a_frozen_one_is_not(tmp_path: Path) -> None:
-    """All leaderships of a killed node are elsewhere within half a session, though its session lasts, and the log and
-    the counter of the node that suspected it show why. A frozen node keeps its leaderships until its session ends, and
-    nobody suspects it."""
+    """All leaderships of a killed node move within half a session, though its session lasts, and the log and the
+    counter of the node that suspected it show why. A frozen node keeps its leaderships until its session ends, and no
+    node suspects it."""
     with fault_context(tmp_path, []) as context:
         cluster = context.cluster
         time.sleep(HOLD_MIN_MS / 1000)

@@ -1,6 +1,6 @@
 """A cluster that changes while it serves: more nodes and fewer, more replicas and fewer, each process new, one by one.
 
-Real nodes, a real ZooKeeper, and clients that write and read and try again; what they saw must be linearizable.
+Real nodes, a real ZooKeeper, and clients that write, read and retry; their histories must be linearizable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOVES_S = 90.0
 
 
 def admin(node: ClusterNode, method: str, path: str, wish: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What an operator asks of a node, which must answer it."""
+    """Send an operator's request to a node, which must answer 200."""
     with session() as client:
         url = f"http://{node.admin.host}:{node.admin.port}{path}"
         reply = client.request(method, url, json=wish, timeout=20)
@@ -54,14 +54,14 @@ def ordered(cluster: FaultCluster, path: str, wish: dict[str, Any]) -> None:
 
 
 def held(cluster: FaultCluster) -> dict[str, int]:
-    """How many replicas each node holds."""
+    """How many replicas each node has."""
     node = next(iter(cluster.nodes.values()))
     return {row["name"]: row["replicas"] for row in admin(node, "GET", "/admin/nodes")["nodes"]}
 
 
 def under_load(cluster: FaultCluster, chance: random.Random, act: Callable[[], None]) -> History:
-    """Clients of the first three nodes write and read while `act` goes on. No write fails that a client tries again,
-    and the history of each key is linearizable, with a last read of it at each node."""
+    """Clients of the first three nodes write and read while `act` runs. Every write succeeds within its client's
+    retries, and the history of each key is linearizable, with a last read of it at each node."""
     history = History()
     places = cluster.places[:3]
     load = Load(places, KEYS, history, chance, pause_s=0.01)
@@ -88,8 +88,8 @@ def under_load(cluster: FaultCluster, chance: random.Random, act: Callable[[], N
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_growth_from_three_to_five_nodes_and_back_under_load(tmp_path: Path) -> None:
-    """Two nodes come, replicas are spread, five of each partition, then three, then both nodes are drained, stopped
-    and removed: all the while clients write and read, what they saw is linearizable, and the copies end equal."""
+    """Two nodes join, the replicas are spread, five of each partition, then three, then both nodes are drained, stopped
+    and removed. Clients write and read all the while; their histories are linearizable, and the replicas end equal."""
     with fault_context(tmp_path, [], seed=11) as context:
         cluster = context.cluster
 
@@ -127,7 +127,7 @@ def test_growth_from_three_to_five_nodes_and_back_under_load(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_rolling_restart_fails_no_write_of_a_client_that_retries(tmp_path: Path) -> None:
-    """Each node is stopped in order and started again once all is in sync; twice over."""
+    """Each node is stopped gracefully and started again once all is in sync; twice in turn."""
     with fault_context(tmp_path, [], seed=12) as context:
         cluster = context.cluster
 

@@ -32,14 +32,14 @@ def refusal(history: list[Operation]) -> str:
 
 
 def test_a_quiet_history_passes() -> None:
-    """One operation after the other, each reading what the one before wrote."""
+    """One operation after the other, each reading the value that the one before wrote."""
     a = write("a", 1, 2)
     b = write("b", 5, 6, a)
     assert check([read("", 0, 1), a, read("a", 3, 4), b, read("b", 7, 8)]) >= 0
 
 
 def test_a_stale_read_is_caught() -> None:
-    """A read that began after a write was acknowledged must not return what was there before."""
+    """A read that began after a write was acknowledged must not return the previous value."""
     a = write("a", 1, 2)
     b = write("b", 3, 4, a)
     assert "none of these can be next" in refusal([a, b, read("a", 5, 6)])
@@ -62,7 +62,7 @@ def test_a_lost_write_is_caught() -> None:
 
 
 def test_a_lost_sibling_is_caught() -> None:
-    """A write that had not seen another does not replace it."""
+    """A write does not replace another that its clock does not include."""
     a, b = write("a", 1, 2), write("b", 3, 4)
     check([a, b, read("ab", 5, 6)])
     refusal([a, b, read("b", 5, 6)])
@@ -75,7 +75,8 @@ def test_a_refused_write_never_appears() -> None:
 
 
 def test_an_unknown_write_takes_effect_late_once_or_never() -> None:
-    """It may appear long after, and then stays; it may never appear; it may not appear and vanish, or appear twice."""
+    """An unknown write may appear much later, and then stays, or never; it may not appear and vanish, or appear
+    twice."""
     a = write("a", 1, 2)
     u = write("u", 3, 4, a, Outcome.UNKNOWN)
     check([a, u, read("a", 5, 6), read("a", 7, 8), read("u", 9, 10)])
@@ -85,7 +86,7 @@ def test_an_unknown_write_takes_effect_late_once_or_never() -> None:
 
 
 def test_values_from_nowhere_and_from_the_future_are_caught() -> None:
-    """A value that nobody wrote, or that was written only later, is a fault."""
+    """A read of a value that was never written, or that was written only later, is a fault."""
     assert "nobody" in refusal([write("a", 1, 2), read("x", 3, 4)])
     refusal([read("a", 1, 2), write("a", 3, 4)])
     assert "before it was written" in refusal([read("a", 1, 2), write("a", 3, 4, outcome=Outcome.UNKNOWN)])
@@ -111,7 +112,7 @@ def test_a_long_history_of_many_clients_takes_moments() -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_read_moved_into_the_past_is_caught(seed: int) -> None:
-    """In a history of an atomic object, one read that returns what an earlier one returned is found."""
+    """In the history of an atomic object, one read that returns an earlier read's values is caught."""
     chance = random.Random(seed)
     history = atomic_history(chance, clients=4, steps=300)
     check(history)
@@ -122,13 +123,13 @@ def test_a_read_moved_into_the_past_is_caught(seed: int) -> None:
 
 
 def atomic_history(chance: random.Random, clients: int, steps: int) -> list[Operation]:
-    """What `clients` record at an object whose operations take effect at one moment each. Clients write with the clock
-    of their last answer, sometimes without; some answers get lost, and some writes are refused."""
+    """The history that `clients` record at an object whose operations take effect at one moment each. Clients write
+    with the clock of their last answer, sometimes without; some answers get lost, and some writes are refused."""
     now = 0
     count = 0
     holds: list[tuple[str, int]] = []  # values, and how many writes there were before each
     clocks: dict[int, tuple[Operation, int]] = {}
-    running: dict[int, tuple[Operation, int | None]] = {}  # with what the answer's clock has seen, once it took effect
+    running: dict[int, tuple[Operation, int | None]] = {}  # with the writes in the answer's clock, once it took effect
     carried: dict[str, int] = {}
     late: list[tuple[int, Operation]] = []
     history: list[Operation] = []
@@ -205,7 +206,7 @@ def small_histories(draw: st.DrawFn) -> list[Operation]:
 
 
 def explained(history: list[Operation]) -> bool:
-    """By trying every order of every choice of unknown writes."""
+    """Whether an order explains the history, by trying every order of every choice of unknown writes."""
     sure = [op for op in history if op.outcome is Outcome.OK]
     unknown = [op for op in history if op.outcome is Outcome.UNKNOWN]
     return any(

@@ -1,4 +1,4 @@
-"""The clients of the fault tests: what they record is what happened, at a server that misbehaves on purpose."""
+"""The clients of the fault tests record the true history, also at a server that misbehaves on purpose."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FakeRegister(http.server.ThreadingHTTPServer):
 
     @property
     def place(self) -> NodeAddress:
-        """For clients."""
+        """The address for clients."""
         return NodeAddress("register", "127.0.0.1", self.server_port)
 
 
@@ -44,7 +44,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: FakeRegister
 
     def do_GET(self) -> None:
-        """What nothing has replaced."""
+        """Return the siblings of a key."""
         with self.server.lock:
             values = [value for _, value in self.server.values.get(self.path, [])]
         if len(values) < 2:
@@ -54,7 +54,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(300, parts + b"--x--\r\n", "multipart/mixed; boundary=x")
 
     def do_PUT(self) -> None:
-        """One write, whatever becomes of it."""
+        """One write, which may end in a mishap."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         mishap = self.server.mishap()
         if mishap == "cut before":
@@ -107,7 +107,7 @@ WRITES = 20
 
 
 def recorded(register: FakeRegister, clients: int = 1, seconds: float = 0.6) -> History:
-    """What clients record in `seconds`, and until they have made `WRITES`, with a last read of every key."""
+    """The history that clients record in `seconds`, or until they have made `WRITES`, with a last read of every key."""
     history = History()
     keys = ["a", "b"]
     running = Load([register.place], keys, history, random.Random(5), clients=clients, pause_s=0.001)
@@ -124,7 +124,7 @@ def recorded(register: FakeRegister, clients: int = 1, seconds: float = 0.6) -> 
 
 
 def test_a_load_on_an_honest_register_is_linearizable(register: FakeRegister) -> None:
-    """Mishaps of every honest kind are recorded as what they are: the history passes."""
+    """Honest mishaps are recorded with their true outcome: the history passes."""
     chance = random.Random(7)
     kinds = ["", "", "", "", "refuse", "unknown before", "unknown after", "cut before", "cut after"]
     register.mishap = lambda: chance.choice(kinds)
@@ -161,7 +161,7 @@ def test_a_refused_write_is_refused_only_if_every_try_was(register: FakeRegister
 
 
 def test_only_what_was_never_sent_is_definite(register: FakeRegister) -> None:
-    """Without a listener a request is known not to have been sent; a cut connection leaves it open."""
+    """Without a listener a request is known not to have been sent; after a cut connection it is unknown."""
     nowhere = Connection(NodeAddress("nowhere", "127.0.0.1", free_port(set())))
     with pytest.raises(NotSent):
         nowhere.request("PUT", "/x", {}, b"1")

@@ -12,7 +12,8 @@ import pytest
 from tests.system.faults.network import Network
 
 ANNOUNCED_S: Final = 3.0
-"""By then the kernel has announced every address of a new device: one it makes itself follows in 1 to 2 seconds."""
+"""After this time the kernel has announced every address of a new device: an automatic one follows in 1 to 2
+seconds."""
 
 
 def addresses(pid: int) -> list[str]:
@@ -24,7 +25,7 @@ def addresses(pid: int) -> list[str]:
 @pytest.mark.root
 @pytest.mark.network
 def test_addresses_come_and_go_with_the_network_alone() -> None:
-    """No address follows once a network is made, when tests with pages may go on, and none is left of it."""
+    """No address appears after a network was made, when tests with pages may run, and none of its addresses is left."""
     with Network(["one", "two"]):
         made = addresses(os.getpid())
         time.sleep(ANNOUNCED_S)

@@ -1,6 +1,5 @@
-"""What a cluster of real processes shows while one fault lasts, and not only after it: who leads, who is in sync, what
-clients are told. That nothing is lost meanwhile is `test_campaign.py`'s, with the same faults.
-"""
+"""The state of a cluster of real processes during one fault, and not only after it: leaders, ISRs, and answers to
+clients. `test_campaign.py` checks that nothing is lost, with the same faults."""
 
 from __future__ import annotations
 
@@ -35,13 +34,13 @@ def eventually(claim: str, condition: Callable[[], object], timeout_s: float) ->
 
 
 def isr_by_partition(cluster: FaultCluster, name: str) -> dict[int, set[str]]:
-    """Who is in sync, as one node says."""
+    """ISR of each partition as one node reports it."""
     answer = cluster.nodes[name].ask("/admin/partitions")
     return {} if answer is None else {row["partition"]: set(row["isr"]) for row in answer["partitions"]}
 
 
 def put(cluster: FaultCluster, name: str, key: str, value: str) -> Reply:
-    """One write at one node."""
+    """Write one object at one node."""
     connection = Connection(cluster.nodes[name].place)
     try:
         return connection.request("PUT", path_of(key), {"Content-Type": "text/plain"}, value.encode())
@@ -54,8 +53,8 @@ def put(cluster: FaultCluster, name: str, key: str, value: str) -> Reply:
 @pytest.mark.network
 @pytest.mark.timeout(150)
 def test_a_one_way_cut_that_is_never_healed_costs_a_member_and_nothing_else(tmp_path: Path) -> None:
-    """What n1 sends to n2 is lost for good: who follows over the cut leaves the ISR, in both directions, writes of
-    every key go on, and nobody loses a leadership."""
+    """Packets from n1 to n2 are lost for good: a follower across the cut leaves the ISR, in either direction, writes of
+    every key continue, and no node loses a leadership."""
     with fault_context(tmp_path, ["cut-one-way"]) as context:
         cluster, network = context.cluster, context.network
         assert network is not None
@@ -88,9 +87,9 @@ def test_a_one_way_cut_that_is_never_healed_costs_a_member_and_nothing_else(tmp_
 def test_a_leader_cut_off_from_its_followers_gives_way_though_its_clients_are_cut_off_too(
     tmp_path: Path, decides: bool
 ) -> None:
-    """It reaches ZooKeeper alone. No write reaches it, so nobody lags; still all of its partitions have another leader
-    and take writes at the other nodes (after some 15 s on an idle machine), and when the cut ends all replicas are in
-    sync. So it is, too, when the node that is cut off is the one that decides."""
+    """A leader reaches ZooKeeper alone. No write reaches it, so no follower lags; still all of its partitions get
+    another leader and take writes at the other nodes (after some 15 s on an idle machine), and after the cut all
+    replicas are in sync. The same holds when the cut-off node has the active controller."""
     with fault_context(tmp_path, ["cut"]) as context:
         cluster, network = context.cluster, context.network
         assert network is not None
@@ -121,8 +120,8 @@ def test_a_leader_cut_off_from_its_followers_gives_way_though_its_clients_are_cu
 @pytest.mark.disks
 @pytest.mark.timeout(100)
 def test_a_node_with_a_full_disk_refuses_writes_and_answers_reads(tmp_path: Path) -> None:
-    """With less free than the log's reserve a lone node says `out-of-storage`, goes on reading, and takes writes again
-    once there is space, all without a new process."""
+    """With less free space than the log's reserve a single node answers writes with `out-of-storage`, serves reads, and
+    takes writes again once there is space, without a restart."""
     with fault_context(tmp_path, ["disk-full"], nodes=1) as context:
         cluster, disk = context.cluster, context.disks["n1"]
         assert put(cluster, "n1", "before", "x").status == 204
@@ -148,8 +147,8 @@ def test_a_node_with_a_full_disk_refuses_writes_and_answers_reads(tmp_path: Path
 @pytest.mark.strace
 @pytest.mark.timeout(150)
 def test_a_leader_with_a_slow_disk_hands_over_and_removes_no_member(tmp_path: Path) -> None:
-    """When each of its syncs takes 2 s, a leader under load gives up all that it leads, and both others are in sync in
-    all of it."""
+    """When each sync takes 2 s, a leader under load gives up all of its partitions, and both others stay in the ISRs of
+    all of them."""
     with fault_context(tmp_path, ["slow-disk"]) as context:
         cluster = context.cluster
         history = History()
@@ -170,9 +169,9 @@ def test_a_leader_with_a_slow_disk_hands_over_and_removes_no_member(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_metastore_restored_from_an_old_backup_is_refused(tmp_path: Path) -> None:
-    """With ZooKeeper restored from before an election, restarted nodes serve nothing of those partitions and say why;
-    with its newest state they serve all that was acknowledged in them. (The others went on from yesterday's record,
-    which was right for them.)"""
+    """With ZooKeeper restored from before an election, restarted nodes do not serve those partitions and report why;
+    with its newest state they serve all acknowledged writes. (The other partitions continued from the old record, which
+    was still valid for them.)"""
     with fault_context(tmp_path, ["kill"]) as context:
         cluster = context.cluster
         data = cluster.zookeeper.directory / "data"
@@ -214,7 +213,7 @@ def _rolled_back(cluster: FaultCluster) -> set[int]:
 
 
 def _with_data(cluster: FaultCluster, data: Path, fresh: Path, aside: Path) -> None:
-    """Everything is killed, and starts again with other data below ZooKeeper."""
+    """Kill everything, and start it again with other data of ZooKeeper."""
     for process in reversed(cluster.processes):
         process.wanted = False
         process.send(signal.SIGKILL)
@@ -231,8 +230,8 @@ def _with_data(cluster: FaultCluster, data: Path, fresh: Path, aside: Path) -> N
 @pytest.mark.network
 @pytest.mark.timeout(200)
 def test_rows_come_over_a_slow_link_while_clients_write(tmp_path: Path) -> None:
-    """A node with an empty disk behind links of 8 Mbit/s, under load, is in sync before anybody mends them: its rounds
-    end, at most three a partition, and nothing that was acknowledged is missing."""
+    """A node with an empty disk behind links of 8 Mbit/s, under load, is in sync before the links are restored: its
+    rounds end, at most three a partition, and no acknowledged write is missing."""
     with fault_context(tmp_path, ["replaced-disk", "slow-link"]) as context:
         cluster, network = context.cluster, context.network
         assert network is not None
@@ -262,8 +261,8 @@ def test_rows_come_over_a_slow_link_while_clients_write(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_a_foreign_node_at_a_known_address_is_refused(tmp_path: Path) -> None:
-    """A node whose address, as the cluster knows it, is that of another cluster's node: that one is dialled and refused
-    as `wrong-cluster`, writes go on, and with its right address the node is in sync again."""
+    """A node is registered with the address of another cluster's node: that node is dialled and refused as
+    `wrong-cluster`, writes continue, and with its right address the node is in sync again."""
     with fault_context(tmp_path, ["readdressed"]) as context:
         cluster, node = context.cluster, context.cluster.nodes["n2"]
         assert put(cluster, "n1", "ours", "x").status == 204
@@ -292,7 +291,7 @@ def test_a_foreign_node_at_a_known_address_is_refused(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_follower_paused_in_a_state_transfer_does_not_pin_the_log_for_ever(tmp_path: Path) -> None:
     """While a follower that takes rows is paused for longer than its pin lives, its leaders' logs stay bounded, with an
-    hour between two checkpoints, and are trimmed past it; when it goes on, it takes what is new and is in sync."""
+    hour between two checkpoints, and are trimmed past it; after the pause it takes the new entries and is in sync."""
     rarely = SHORT_LOG.replace('checkpoint_interval = "1s"', 'checkpoint_interval = "1h"')
     assert rarely != SHORT_LOG
     with fault_context(tmp_path, ["replaced-disk"], settings={"replication": rarely}) as context:

@@ -1,4 +1,4 @@
-"""Links that this machine's network cannot make: a follower far away in time, and bytes that are not what was sent."""
+"""Faults that this machine's network cannot inject: a follower with high latency, and corrupted bytes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LEADS_TIMEOUT_S: Final = 60.0
 
 @contextmanager
 def behind_a_proxy(context: FaultContext) -> Iterator[Proxy]:
-    """n1 is reached by the others through a proxy, which can hurt what n3 and n1 say to each other where n1 leads; and
-    n1 leads something."""
+    """The other nodes reach n1 through a proxy, which can disturb the traffic between n3 and n1 for partitions that n1
+    leads; n1 leads at least one."""
     cluster, node = context.cluster, context.cluster.nodes["n1"]
     node.kill()
     net, _, number = node.address.rpartition(".")
@@ -52,8 +52,8 @@ def behind_a_proxy(context: FaultContext) -> Iterator[Proxy]:
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_a_follower_half_a_second_away_stays_in_sync_or_leaves_once(tmp_path: Path) -> None:
-    """Whatever n1 and n3 say to each other comes 500 ms late: every key is written all the while, and the ISR of no
-    partition changes more than once in that time."""
+    """All traffic between n1 and n3 is delayed by 500 ms: every key is written all the while, and the ISR of no
+    partition changes more than once."""
     with fault_context(tmp_path, ["kill"], seed=5) as context, behind_a_proxy(context) as proxy:
         cluster = context.cluster
         history = History()
@@ -86,8 +86,8 @@ def test_a_follower_half_a_second_away_stays_in_sync_or_leaves_once(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(250)
 def test_rows_that_are_damaged_on_their_way_are_asked_for_again(tmp_path: Path) -> None:
-    """Of what n1 sends to a node with an empty disk a bit is changed here and there: none of that is believed, the node
-    is in sync in the end, and the copies are equal."""
+    """Some bits that n1 sends to a node with an empty disk are flipped: the damaged chunks are rejected, the node is in
+    sync in the end, and the replicas are equal."""
     with fault_context(tmp_path, ["replaced-disk"], seed=6) as context, behind_a_proxy(context) as proxy:
         cluster, node = context.cluster, context.cluster.nodes["n3"]
         context.fill(8)

@@ -48,7 +48,7 @@ StoredValue = tuple[tuple[str, ...], Clock] | None
 
 
 def topology(*, both: bool = False) -> str:
-    """Two clusters that differ in nodes, partitions and copies; east compares."""
+    """Two clusters with different numbers of nodes, partitions and replicas; east compares."""
     east = "".join(f'[[clusters.east.nodes]]\nname = "east-{n}"\n' for n in (1, 2, 3))
     west = "".join(f'[[clusters.west.nodes]]\nname = "west-{n}"\n' for n in (1, 2))
     return (
@@ -59,8 +59,8 @@ def topology(*, both: bool = False) -> str:
 
 
 def mesh_topology(names: Sequence[str], compared: Sequence[tuple[str, str]], **settings: str) -> str:
-    """Clusters of one node each, every one fed by every other; of `compared` the first compares with the second, with
-    these settings of [[fullsync]] as they stand in a file."""
+    """Clusters of one node each, each replicating to every other. In each pair of `compared` the first compares with
+    the second, with these settings of [[fullsync]], written as in a file."""
     text = ""
     for here in names:
         text += f"""
@@ -128,7 +128,7 @@ class Clusters:
         return json.loads(data)
 
     def url(self, cluster: str, bucket: str, key: str, node: int = 1) -> str:
-        """Of an object at some node of a cluster."""
+        """The URL of an object at a node of a cluster."""
         return f"{self.nodes[f'{cluster}-{node}']['http']}/buckets/{quote(bucket, safe='')}/keys/{quote(key, safe='')}"
 
     def put(self, cluster: str, bucket: str, key: str, value: str, clock: Clock = "", node: int = 1) -> Clock:
@@ -148,7 +148,7 @@ class Clusters:
         assert status in (204, 404)
 
     def read(self, cluster: str, bucket: str, key: str) -> StoredValue:
-        """What readers of a cluster see."""
+        """The siblings and the clock that readers of a cluster get; None when the key does not exist."""
         status, data, headers = http_request(self.url(cluster, bucket, key), Accept="multipart/mixed, */*")
         if status == 404:
             return None
@@ -160,7 +160,7 @@ class Clusters:
         return tuple(sorted(part.decode() for part in parts)), headers["X-Riak-Vclock"]
 
     def suspend_sinks(self, on: bool) -> None:
-        """Both sinks fetch, or do not."""
+        """Suspend or resume both sinks."""
         for node in self.nodes:
             self.admin(node, f"/admin/sink/{'suspend' if on else 'resume'}", {})
         if on:
@@ -187,7 +187,7 @@ class Clusters:
         return results[-1]
 
     def in_sync(self, node: str = "east-1", seconds: float = 120, name: str = "") -> None:
-        """Check until both are proven in sync; every result before says something else than that."""
+        """Run checks until one proves both in sync."""
         eventually(lambda: self.check("all", node, name)["verdict"] == "in-sync", "in sync", seconds)
 
 
@@ -200,8 +200,8 @@ def eventually(condition: Callable[[], object], what: str, seconds: float = 60) 
 
 
 def drop_queues(clusters: Clusters, cluster: str, queue: str) -> None:
-    """Forget what a queue would send in real time."""
-    time.sleep(1.1)  # what is cleared ends with the second of the act
+    """Discard the real-time changes that wait in a queue."""
+    time.sleep(1.1)  # `clear` covers changes up to the end of its second
     clusters.admin(f"{cluster}-1", f"/admin/queues/{queue}/clear", {"reason": "test"})
 
     def forgotten() -> bool:

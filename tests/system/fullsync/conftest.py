@@ -12,7 +12,7 @@ from isthmus.node.local import supervisor_client
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Whatever runs here at the end is stopped."""
+    """A directory; every process that runs in it at the end is stopped."""
     (tmp_path / "d").mkdir()
     yield tmp_path / "d"
     supervisor_client.stop(tmp_path / "d")

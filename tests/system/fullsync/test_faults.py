@@ -1,5 +1,5 @@
-"""Real clusters of one node each under what happens in operation: damaged rows, lost references, steady writes, several
-peers at once, a crowd of folds."""
+"""Real clusters of one node each under operational faults: damaged rows, lost references, steady writes, several peers
+at once, a crowd of folds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def put_many(clusters: Clusters, node: str, bucket: str, keys: list[str], value:
 
 
 def same(clusters: Clusters, bucket: str, keys: list[str], *names: str) -> bool:
-    """Whether readers of all clusters see the same of these keys."""
+    """Whether readers of all clusters get the same for these keys."""
     return all(len({repr(clusters.read(cluster, bucket, key)) for cluster in names}) == 1 for key in keys)
 
 
@@ -72,11 +72,11 @@ def damage_object(directory: Path, node: str, bucket: str, key: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_damaged_row_is_named_and_never_in_sync_once_it_was_read(directory: Path) -> None:
-    """Key rows that were changed on disk under a right tree: a fold names them; an exchange that reads their segments
-    finds more than is missing, an alarm has the segments, and both are mended by themselves, one from its object, the
-    other, whose object was changed, too, from the other cluster's. After a crash there is no such tree: a key row alone
-    is mended once a check has called it corrupt, since both clusters have its object; of one whose object was changed,
-    too, no check is in sync, and each names it, until it is written again."""
+    """Key rows are changed on disk under a correct tree: a fold names them; an exchange that reads their segments finds
+    more differences than keys are missing, an alarm names the segments, and both rows are repaired automatically, one
+    from its object, the other, whose object was changed, too, from the other cluster's. After a crash the tree is gone:
+    a damaged key row alone is repaired once a check has found it corrupt, since both clusters have its object; while a
+    key row and its object are damaged, no check is in sync, and each names the key, until it is written again."""
     clusters = Clusters(directory, mesh_topology(["east", "west"], [("east", "west")]))
     keys = [f"key {n}" for n in range(40)]
     put_many(clusters, "east-1", "b", keys)
@@ -144,8 +144,8 @@ def test_a_damaged_row_is_named_and_never_in_sync_once_it_was_read(directory: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_references_lost_with_their_node_are_queued_again_by_themselves(directory: Path) -> None:
-    """A node is killed with the references of a check in its memory. Nobody asks for anything: within two looks of its
-    return all is repaired, and soon after proven."""
+    """A node is killed with the references of a check in its memory. Without an operator all is repaired within two
+    checks after its return, and soon after proven in sync."""
     clusters = Clusters(directory, mesh_topology(["east", "west"], [("east", "west")], auto="24"))
     put_many(clusters, "east-1", "b", [f"key {n}" for n in range(40)])
     eventually(lambda: clusters.read("west", "b", "key 39") is not None, "replicated")
@@ -173,9 +173,9 @@ def test_references_lost_with_their_node_are_queued_again_by_themselves(director
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_gap_of_a_queue_with_a_filter_is_closed(directory: Path) -> None:
-    """Old keys that the queue's filter leaves out differ for ever. What was written while publishing was suspended is
-    repaired by a check of the gap's times, and a check of these times proves it: the gap is closed, and no check was
-    incomplete for what the filter leaves out."""
+    """Old keys that the queue's filter leaves out differ for ever. Changes written while publishing was suspended are
+    repaired by a check of the gap's time range, and a further check of the range proves it: the gap is closed, and no
+    check was incomplete because of the filtered keys."""
     text = mesh_topology(["east", "west"], [("east", "west")], auto="24")
     clusters = Clusters(directory, text.replace('name = "to-west"\n', 'name = "to-west"\nfilter = "bucketname:kept"\n'))
     put_many(clusters, "east-1", "private", [f"key {n}" for n in range(300)])
@@ -234,7 +234,7 @@ class Writers:
 
 
 def running_state(clusters: Clusters) -> str:
-    """At which state the check of east's node is; "" when none runs."""
+    """The state of the check of east's node; "" when none runs."""
     running = clusters.admin("east-1", "/admin/fullsync")["running"]
     return "" if running is None else str(running["state"])
 
@@ -242,9 +242,9 @@ def running_state(clusters: Clusters) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_steady_writes_make_no_repair_loop_and_hide_no_difference(directory: Path) -> None:
-    """A thousand writes a second while checks run one after the other: what was planted is found and repaired once, and
-    nothing else is queued, not even by a check in which the other side was held back until rows were looked at: what
-    arrives meanwhile is transient. When the writes pause both are in sync."""
+    """A thousand writes a second while checks run one after the other: the planted differences are found and repaired
+    once, and nothing else is queued, not even by a check in which the other side was held back until rows were
+    compared: differences that replication resolves meanwhile are transient. When the writes pause both are in sync."""
     rate = 1_000
     clusters = Clusters(directory, mesh_topology(["east", "west"], [("east", "west")], pause='"3s"'))
     for cluster in ("east", "west"):
@@ -290,7 +290,8 @@ def test_steady_writes_make_no_repair_loop_and_hide_no_difference(directory: Pat
 @pytest.mark.timeout(300)
 def test_many_folds_starve_no_other_request(directory: Path) -> None:
     """Eighty clients ask for pages of every kind as fast as they are answered, far more than are read: each page is
-    answered or told to come back, writes go on, the node leads on in its epoch, and a check ends in sync."""
+    answered or refused for now, writes continue, the node keeps its leaderships and epochs, and a check ends in
+    sync."""
     clusters = Clusters(directory, mesh_topology(["east", "west"], [("east", "west")]))
     put_many(clusters, "east-1", "b", [f"key {n}" for n in range(20_000)])
     before = clusters.admin("east-1", "/admin/partitions")["partitions"]

@@ -1,7 +1,8 @@
-"""Whoever is killed at whatever state of an exchange: no check is in sync while keys are missing, and one repairs them.
+"""A node killed at any state of an exchange: no check is in sync while keys are missing, and a later one repairs them.
 
-The managing node asks the other cluster through a gate of the test's own, which holds one question back: so the
-exchange stands at just the state that is meant when a process is killed with SIGKILL."""
+The managing node sends its requests to the other cluster through a proxy of the test, which holds one request back: so
+the exchange is in the intended state when a process is killed with SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ STATES = {
     "clock-compare": ("/trees/clocks", 1),
     "clock-confirm": ("/trees/clocks", 2),
 }
-"""State -> the question in which it stands: the path, and the how manieth of a run."""
+"""State -> the request that is under way in it: its path, and its number among such requests of a run."""
 
 MISSING = 60
 REPAIRS_A_SECOND = 15
-"""So slow that the state `repair` lasts some seconds."""
+"""Slow enough that the state `repair` lasts some seconds."""
 
 
 class QuestionHold:
-    """Which question is held back, by whichever gate it comes."""
+    """The request to hold back, shared by all proxies."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,14 +45,14 @@ class QuestionHold:
         self.released.set()
 
     def at(self, path: str, number: int) -> None:
-        """Hold the `number`-th question of this path from now on."""
+        """Hold the `number`-th request to this path from now on."""
         with self._lock:
             self._path, self._left = path, number
         self.reached.clear()
         self.released.clear()
 
     def passing(self, path: str) -> None:
-        """A question comes."""
+        """A request arrives at a proxy; wait if it is the one to hold."""
         with self._lock:
             if not path.startswith(self._path) or not self._left:
                 return
@@ -63,7 +64,7 @@ class QuestionHold:
 
 
 class HoldingProxy:
-    """Stands before a node's client listener and passes on what is asked about trees."""
+    """A proxy in front of a node's client listener that forwards requests about trees."""
 
     def __init__(self, hold: QuestionHold) -> None:
         self.target = ""
@@ -82,12 +83,12 @@ class HoldingProxy:
                     with error:
                         status, reply, kind = error.code, error.read(), error.headers["Content-Type"]
                 except OSError:
-                    self.close_connection = True  # as the node that is gone
+                    self.close_connection = True  # like the node that is gone
                     return
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(reply)))
-                with suppress(OSError):  # whoever asked may have been killed
+                with suppress(OSError):  # the client may have been killed
                     self.end_headers()
                     self.wfile.write(reply)
 
@@ -109,13 +110,13 @@ class HoldingProxy:
 
 @pytest.fixture
 def hold() -> QuestionHold:
-    """Nothing is held yet."""
+    """A hold on no request yet."""
     return QuestionHold()
 
 
 @pytest.fixture
 def proxies(hold: QuestionHold) -> Iterator[list[HoldingProxy]]:
-    """Two, for two nodes."""
+    """Two proxies, for two nodes."""
     found = [HoldingProxy(hold), HoldingProxy(hold)]
     yield found
     hold.released.set()
@@ -124,20 +125,20 @@ def proxies(hold: QuestionHold) -> Iterator[list[HoldingProxy]]:
 
 
 def result_times(clusters: Clusters) -> set[int]:
-    """When the checks began whose results the managing node remembers."""
+    """Start times of the checks whose results the managing node has."""
     (peer,) = clusters.admin("east-1", "/admin/fullsync?results=200")["peers"]
     return {result["began_ms"] for result in peer["results"]}
 
 
 def state(clusters: Clusters) -> str:
-    """At which state the check of the managing node is."""
+    """The state of the managing node's running check."""
     running = clusters.admin("east-1", "/admin/fullsync")["running"]
     return "" if running is None else str(running["state"])
 
 
 def begun(clusters: Clusters, hold: QuestionHold, wanted: str) -> None:
-    """Begin checks until one stands at the wanted state: a node that is just back may not answer its fellows yet, and
-    while a live node is silent a check is incomplete and ends."""
+    """Begin checks until one is at the wanted state: a node that has just restarted may not answer the others yet, and
+    a check in which a live node does not answer ends as incomplete."""
     deadline = time.monotonic() + 60
     while state(clusters) != wanted or not (wanted == "repair" or hold.reached.is_set()):
         assert time.monotonic() < deadline, (

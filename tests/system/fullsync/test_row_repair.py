@@ -1,4 +1,4 @@
-"""Real clusters: rows that were damaged on a node's disk are fetched again from another replica, amid writes."""
+"""Real clusters: rows that were damaged on a node's disk are fetched from another replica, during writes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stored(directory: Path, node: str) -> dict[bytes, bytes]:
 
 
 class Writer:
-    """A client that writes to one cluster until it is told to end."""
+    """A client that writes to one cluster until it is stopped."""
 
     def __init__(self, clusters: Clusters, cluster: str) -> None:
         self.processes, self.cluster = clusters, cluster
@@ -75,9 +75,10 @@ def in_sync(clusters: Clusters, node: str, count: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_damaged_row_is_fetched_again_from_another_replica(directory: Path) -> None:
-    """A follower whose key row was damaged under a right tree: the alarm comes, and the row is as it was. One whose row
-    cannot be read, after a crash: its tree can be built. A leader whose object was damaged: the fold names it, and
-    fetches it again. All under writes; in the end the nodes' rows are the same, byte for byte, and both are in sync."""
+    """A follower's key row is damaged under a correct tree: the alarm is raised, and the row is restored. A follower's
+    row is unreadable after a crash: its tree can be built. A leader's object is damaged: a fold names it, and fetches
+    it again. All happens under writes; in the end the nodes' rows are equal byte for byte, and both clusters are in
+    sync."""
     clusters = Clusters(directory, topology())
     keys = [f"key {n}" for n in range(60)]
     for key in keys:

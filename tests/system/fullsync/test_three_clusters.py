@@ -1,4 +1,4 @@
-"""Three real clusters, each compared with the next, both ways: what was made in one of them is in all at the end."""
+"""Three real clusters, each compared with the next, both ways: differences made in one of them are repaired in all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RING = [("east", "north"), ("north", "west"), ("west", "east")]
 
 
 def everywhere(clusters: Clusters, names: list[tuple[str, str]]) -> dict[tuple[str, str], list[StoredValue]]:
-    """What readers of each cluster see."""
+    """The siblings and clocks that readers of each cluster get."""
     return {name: [clusters.read(cluster, *name) for cluster in NAMES] for name in names}
 
 
@@ -23,7 +23,7 @@ def test_writes_of_one_of_three_clusters_reach_all(directory: Path) -> None:
     """With replication off: keys that only one cluster has, newer and concurrent versions, deletions, and a key that
     was deleted in one and written again from its old clock in another. Checks of each pair, both ways, until all three
     are proven in sync: every key is the same in all, concurrent ones with all of their values (a deletion among them),
-    nothing deleted is back, and no other key has another clock."""
+    no deleted key is back, and every other key's clock is unchanged."""
     clusters = Clusters(directory, mesh_topology(NAMES, RING, bidirectional="true"))
     clocks = {}
     for n in range(40):

@@ -1,5 +1,5 @@
 """Full-sync between real clusters: three nodes against two, with other partitions, differences planted with the sink
-suspended and by writes to both sides; afterwards every key is compared, and what was equal is as it was."""
+suspended and by writes to both sides; afterwards every key is compared, and equal keys are unchanged."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.system.fullsync.clusters import (
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("both", [False, True])
 def test_all_that_differs_is_repaired_and_nothing_else_is_touched(directory: Path, both: bool) -> None:
-    """Missing, older, concurrent and deleted keys of many buckets are equal after one run, what is ahead at the sink is
-    left alone (or comes back, when both ways are wanted), and no other key has another clock than before."""
+    """Missing, older, concurrent and deleted keys of many buckets are equal after one run, keys that are ahead at the
+    sink are left alone (or are sent back, in bidirectional checks), and every other key's clock is unchanged."""
     clusters = Clusters(directory, topology(both=both))
     clocks = fill(clusters, 100)
     names = list(clocks)
@@ -88,8 +88,8 @@ def test_all_that_differs_is_repaired_and_nothing_else_is_touched(directory: Pat
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_writes_that_go_on_are_no_differences(directory: Path) -> None:
-    """While a client goes on writing, checks queue nothing that was only on its way; what was missing is found all
-    the same, and when the writes pause both are in sync."""
+    """While a client keeps writing, checks queue nothing that was only on its way; missing keys are found nevertheless,
+    and when the writes pause both are in sync."""
     clusters = Clusters(directory, topology())
     clocks = fill(clusters, 60)
     clusters.suspend_sinks(True)
@@ -135,8 +135,9 @@ def test_writes_that_go_on_are_no_differences(directory: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_killed_nodes_and_damaged_files_never_make_a_false_proof(directory: Path) -> None:
-    """The managing node, a leader, a node of the other cluster killed while a check runs: none ends in sync while keys
-    are missing, and a later one repairs them. Damaged tree files are built anew; another managing node agrees."""
+    """The managing node, a leader, or a node of the other cluster is killed while a check runs: no check ends in sync
+    while keys are missing, and a later one repairs them. Damaged tree files are rebuilt; another managing node
+    agrees."""
     clusters = Clusters(directory, topology())
     fill(clusters, 60)
     clusters.suspend_sinks(True)
@@ -176,7 +177,7 @@ def test_killed_nodes_and_damaged_files_never_make_a_false_proof(directory: Path
 @pytest.mark.timeout(400)
 def test_a_lost_queue_heals_and_trees_are_rebuilt_while_they_serve(directory: Path) -> None:
     """References queued on a node that is killed are lost, and the next check queues them again; a check that runs
-    while every tree is built anew ends as well, and no build finds its tree wrong."""
+    while every tree is rebuilt ends, too, and no rebuild finds its tree wrong."""
     clusters = Clusters(directory, topology())
     fill(clusters, 40)
     clusters.suspend_sinks(True)

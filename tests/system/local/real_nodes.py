@@ -136,7 +136,7 @@ class Client:
         return bool(found["ready"] and found["partitions"]["total"] and found["state"] == "online")
 
     def command(self, node: RealNode, *arguments: str, tls: bool = False) -> tuple[int, str]:
-        """Exit code and output of `isthmus`, asked of this node."""
+        """Exit code and output of an `isthmus` command sent to this node."""
         ca = {} if self.authority is None else {"ISTHMUS_CA": str(self.authority)}
         done = subprocess.run(
             [sys.executable, "-m", "isthmus.node.cli.main", *arguments],
@@ -150,7 +150,7 @@ class Client:
 
 
 class Writer:
-    """Writes one key after the other in a thread, at nodes that answer; remembers what was acknowledged."""
+    """Writes keys one after the other in a thread, at nodes that answer; records the acknowledged ones."""
 
     def __init__(self, put: Callable[[int], bool]) -> None:
         self._put = put

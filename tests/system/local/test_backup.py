@@ -1,4 +1,4 @@
-"""Backups of real nodes under load: what was acknowledged before is in them, and comes back when they are restored."""
+"""Backups of real nodes under load: they contain all writes acknowledged before, which are back after a restore."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Load:
         return [f"w{n}-{number}" for n, writer in enumerate(self._writers) for number in list(writer.acknowledged)]
 
     def lacking(self, node: RealNode, keys: list[str]) -> list[str]:
-        """Those of the keys that a node does not answer with their values."""
+        """Keys whose value the node does not return."""
         return [key for key in keys if self.client.request("GET", self._url(node, key)) != (200, value(key))]
 
 
 def spoiled_copy(backup: Path, target: Path, name: str, *, cut: bool) -> Path:
-    """A copy of a backup in which one file has another byte, or lacks its last one; the path of that file."""
+    """A copy of a backup in which one file has a changed byte, or lacks its last one; returns the path of that file."""
     shutil.copytree(backup, target)
     file = target / name
     data = bytearray(file.read_bytes())
@@ -132,9 +132,9 @@ def test_a_cluster_that_lost_everything_is_restored_with_all_that_was_acknowledg
 
 
 def test_a_node_restored_beside_a_living_cluster_brings_back_nothing(tmp_path: Path) -> None:
-    """A node's directory is lost and restored from a backup; it gets new gens, catches up from the other node, and keys
-    that were deleted since the backup stay so. A backup with a changed byte or a missing one is refused
-    by verify and restore, which name the file; so is one that is not complete, or a directory that is not empty."""
+    """A node's directory is lost and restored from a backup; it gets new log ids, catches up from the other node, and
+    keys deleted since the backup stay deleted. A backup with a changed byte or a missing one is refused by verify and
+    restore, which name the file; so is an incomplete one, or a directory that is not empty."""
     with real_clusters(tmp_path, {"east": 2}) as (server, clusters):
         nodes, client = clusters["east"], Client()
         for node in nodes:

@@ -26,7 +26,7 @@ THREE = "[clusters.a]\nzookeepers = 3\n[clusters.a.replication]\npartitions = 6\
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Whatever runs here at the end is stopped."""
+    """A directory; every process that runs in it at the end is stopped."""
     yield tmp_path / "clusters"
     supervisor_client.stop(tmp_path / "clusters")
 

@@ -1,4 +1,4 @@
-"""From the wheel to two clusters with TLS, by the commands of the pages as they stand there, without the checkout.
+"""From the wheel to two clusters with TLS, by the unchanged commands of the pages, without the checkout.
 
 Everything runs in shells with a home, a folder and an environment of their own. Only packages that Isthmus needs come
 from the environment of the tests, by a file in the fresh one (`dependencies.pth`), since tests do without an index:
@@ -45,7 +45,7 @@ def commands(page: str, heading: str) -> str:
 
 
 class Shells:
-    """Shells of somebody who has the wheel and the pages."""
+    """Shells of a user who has the wheel and the pages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ class Shells:
 
 @pytest.fixture
 def shells(tmp_path: Path) -> Iterator[Shells]:
-    """With the wheel of this checkout in the home; what runs at the end is stopped."""
+    """Shells with the wheel of this checkout in their home; processes that run at the end are stopped."""
     made = Shells(tmp_path)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(made.home)]
     subprocess.run(build, cwd=REPOSITORY, capture_output=True, timeout=100, check=True)
@@ -88,8 +88,8 @@ def shells(tmp_path: Path) -> Iterator[Shells]:
 
 def test_the_pages_lead_from_the_wheel_to_two_clusters_with_tls(shells: Shells) -> None:
     """Install, look at the version, start the secure sample, write in east with its token, and read in west: each block
-    as its page has it. Then what the page promises: nothing without TLS, nothing without a token, and both clusters
-    are well."""
+    unchanged from its page. Then the page's claims hold: no access without TLS or without a token, and both clusters
+    are healthy."""
     install = commands("install", "From a wheel")
     activate, pip, look = install.splitlines()
     assert pip.startswith("pip install ")

@@ -1,4 +1,4 @@
-"""All data of ZooKeeper is lost under a running cluster: nodes serve on, and the metastore is adopted."""
+"""All data of ZooKeeper is lost under a running cluster: nodes keep serving, and the metastore is adopted."""
 
 from __future__ import annotations
 

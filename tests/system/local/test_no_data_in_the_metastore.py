@@ -37,14 +37,14 @@ name = "to-nowhere"
 """
 
 RECORD_BYTES_MAX: Final = 1000
-"""What a partition's record may have while nothing is wrong: no list in it grows with the data."""
+"""The fields that a partition's record may have while there is no fault: none of its lists grows with the data."""
 
 WRITES: Final = 300
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Whatever runs here at the end is stopped."""
+    """A directory; every process that runs in it at the end is stopped."""
     yield tmp_path / "clusters"
     supervisor_client.stop(tmp_path / "clusters")
 
@@ -65,7 +65,7 @@ def put(url: str, value: bytes, seconds: float = 20) -> None:
 
 
 def every_znode(hosts: str) -> dict[str, bytes]:
-    """All that the ensemble keeps but for what is ZooKeeper's own."""
+    """All znodes of the ensemble except ZooKeeper's own."""
     client = KazooClient(hosts=hosts)
     client.start(20)
     found: dict[str, bytes] = {}
@@ -88,8 +88,8 @@ def every_znode(hosts: str) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_no_znode_holds_a_key_or_a_value(directory: Path) -> None:
-    """After writes through every node no znode's path or bytes has a key, bucket or value of them, plain or in a form
-    that JSON gives it; the records of partitions stay small, and all of it is far from what ZooKeeper takes."""
+    """After writes through every node no znode's path or bytes contain a key, bucket or value of them, plain or as JSON
+    escapes; the records of partitions stay small, and all znodes are far below ZooKeeper's limit."""
     clusters = LocalClusters(parse_topology(TOPOLOGY, directory / "topology.toml"), directory)
     up = clusters.up(150)["clusters"]["east"]
     urls = [node["http"] for node in up["nodes"]]

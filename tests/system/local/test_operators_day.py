@@ -1,9 +1,9 @@
 """An operator's day on two clusters of real nodes: a lag alarm, its cause, the remedy and the proof, by commands alone.
 
-Each test breaks replication in a way that happens (a suspension that somebody forgot, a cut link), and goes by what
-`isthmus status` and `isthmus explain` print for people: the cause has to be there with its node or queue, and the
-command that ends it is run as printed. The topology is that of `tests.system.fullsync.clusters`, with a proxy on the
-way from west's sinks to east's nodes.
+Each test breaks replication in a realistic way (a forgotten suspension, a cut link), and follows the text output of
+`isthmus status` and `isthmus explain`: it must name the cause with its node or queue, and the remedy that it prints is
+run as printed. The topology is that of `tests.system.fullsync.clusters`, with a proxy on the way from west's sinks to
+east's nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.system.fullsync.clusters import FULLSYNC, Clusters, topology
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROXY_HOST: Final = "127.0.0.77"
-"""Where west finds east's nodes, at their own ports."""
+"""The address at which west finds east's nodes, with their own ports."""
 
 UNTOUCHED: Final = b"\0no connection begins with this\0"
 """The proxy passes everything on unchanged."""
@@ -45,7 +45,7 @@ FIRST_PEER: Final = '[[clusters.west.sink.peers]]\ncluster = "east"\nqueue = "to
 
 @dataclass
 class Printed:
-    """What a command printed, and its exit code."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str
@@ -110,7 +110,7 @@ class Operator:
         return screen.out
 
     def explains_one_that_waits(self, keys: list[str]) -> str:
-        """What `isthmus explain` prints of the first key that is not in west."""
+        """The output of `isthmus explain` for the first key that is missing in west."""
         late = next(key for key in keys if self.clusters.read("west", "towns", key) is None)
         return self.done(f"explain towns {late}")
 
@@ -122,7 +122,7 @@ class Operator:
         self.done(f"{command} --cluster {cluster}")
 
     def proves_equality(self, keys: list[str]) -> None:
-        """The lag ends, full-sync proves both sides equal, status is well and says when that was, and it is so."""
+        """The lag ends, full-sync proves both sides equal, and status is healthy and shows the time of that proof."""
         self.sees("check lag -w 1s", lambda ran: ran.code == 0, "what waited is sent", CALM_S)
         for cluster in ("east", "west"):
             assert "in-sync" in self.done(f"fullsync run all --wait --cluster {cluster}")
@@ -139,7 +139,7 @@ class Operator:
 
 
 class Line:
-    """The line between the clusters' machines, for west's sinks; can be cut and mended."""
+    """The line between the clusters' machines, for west's sinks; a test can cut and restore it."""
 
     def __init__(self, ports: list[int]) -> None:
         self._ports = ports
@@ -197,15 +197,15 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Day]:
 
 @pytest.fixture(autouse=True)
 def line(day: Day) -> Iterator[None]:
-    """The line is whole at the start of each test; its threads end with the test."""
+    """The line is intact at the start of each test; its threads end with the test."""
     day.line.mend()
     yield
     day.line.cut()
 
 
 def test_a_forgotten_suspension_of_the_sinks(day: Day) -> None:
-    """Somebody suspended west's sinks in the night: status at both clusters names the act with who and why, explain
-    sends to the sinks of west, and the command that status names makes all of it good."""
+    """An operator forgot a suspension of west's sinks: status at both clusters names the act with who and why, explain
+    points to west's sinks, and the command that status prints resolves it."""
     operator = day.operator
     operator.done("sink suspend --by night@shift --reason 'upgrade of the switch' --cluster west")
     keys = operator.writes("night", 60)
@@ -222,8 +222,8 @@ def test_a_forgotten_suspension_of_the_sinks(day: Day) -> None:
 
 
 def test_a_queue_that_was_suspended_on_one_node(day: Day) -> None:
-    """Somebody suspended the queue on east-2 alone: status names node, queue, who and why; explain of a key that waits
-    there names the command; what status prints ends it on that node."""
+    """The queue is suspended on east-2 alone: status names node, queue, who and why; explain of a key that waits there
+    names the command; the command that status prints ends it on that node."""
     operator = day.operator
     operator.done("queue suspend to-west --node east-2 --by moving@racks --reason 'rack 7 moves'")
     keys = operator.writes("rack", 60)
@@ -242,7 +242,8 @@ def test_a_queue_that_was_suspended_on_one_node(day: Day) -> None:
 
 def test_a_cut_line_between_the_clusters(day: Day) -> None:
     """West's sinks reach no node of east: status names the nodes that fail and the address that they do not reach. The
-    operator suspends the sinks while the line is mended, sees by `sink check` that it is, resumes, and proves."""
+    operator suspends the sinks while the line is repaired, verifies the repair with `sink check`, resumes, and proves
+    equality."""
     operator = day.operator
     day.line.cut()
     keys = operator.writes("cut", 60)

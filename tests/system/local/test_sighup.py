@@ -1,4 +1,4 @@
-"""SIGHUP to a real node: files of tokens and the level of the log are read again, and the node goes on."""
+"""SIGHUP to a real node: files of tokens and the level of the log are reloaded, and the node keeps running."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.system.local.real_nodes import Client, eventually, real_clusters
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_hang_up_ends_no_node_and_has_files_read_again(tmp_path: Path) -> None:
-    """At any time of a node's life; a config file with a fault changes nothing and is told. The first line of the log
-    says what runs, and one says when it is ready."""
+    """SIGHUP at any time of a node's life does not end it; a faulty config file changes nothing and is logged. The
+    log's first line names the program and version, and one line reports readiness."""
     token = tmp_path / "read.token"
     token.write_text("a" * 40 + "\n")
     token.chmod(0o600)

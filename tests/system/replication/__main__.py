@@ -1,7 +1,7 @@
-"""Two clusters under load and harm for as long as wanted: `python -m tests.system.replication --minutes 60`.
+"""Two clusters under load and faults for a chosen time: `python -m tests.system.replication --minutes 60`.
 
-Prints a line an act, then what all of it came to. Ends with 0 only when all that `tests.system.replication.endurance`
-names holds; else with the timeline of events, and the directory with the nodes' logs and data.
+Prints one line per act, then the totals. Ends with 0 only when all that `tests.system.replication.endurance` names
+holds; else with the timeline of events, and the directory with the nodes' logs and data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--timeline", action="store_true", help="print everything that is done, as it is done")
     parser.add_argument("--dir", type=Path, help="where nodes live; kept then")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces and mounts go on every way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # namespaces and mounts are removed on every way out
     directory = options.dir or Path(tempfile.mkdtemp(prefix="isthmus-endurance-"))
     again = (
         f"python -m tests.system.replication --minutes {options.minutes:g} --seed {options.seed}"

@@ -1,8 +1,8 @@
 """Clusters of real processes that replicate, each with a ZooKeeper of its own, and clients that write to all of them.
 
-What must hold in the end is `Clusters.check`: every queue empty, every ledger closed, nothing lost, full-sync proves
-both ends of every arrow equal, each key reads the same everywhere, and what was acknowledged is there. Which gaps are
-right is for each test to say. What is done to the processes stands in the tests.
+`Clusters.check` verifies at the end: every queue empty, every ledger closed, nothing lost, full-sync proves both ends
+of every arrow equal, each key reads the same everywhere, and every acknowledged write is present. Each test defines
+which gaps are expected, and which faults are injected.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ CALM_TIMEOUT_S: Final = 120.0
 CHECK_TIMEOUT_S: Final = 60.0
 
 LOOK_AGAIN_S: Final = 30.0
-"""How long after a difference was found clusters are compared once more: whether it was late, or is lost."""
+"""How long after a difference was found clusters are compared again, to tell whether the change was late or is lost."""
 
 KEYS_EXPLAINED: Final = 20
 """Most keys that are explained once clusters differ."""
 
 PATIENCE_S: Final = 30.0
-"""How long a client tries one write before its outcome stays unknown."""
+"""How long a client retries one write before its outcome stays unknown."""
 
 SHARED: Final = tuple(f"shared{number}" for number in range(12))
 """Keys that clients of all clusters write to."""
@@ -49,7 +49,7 @@ DEFAULT_TYPE: Final = ("default",)
 """The bucket type that every cluster has."""
 
 Arrow = tuple[str, str]
-"""From a source cluster to the cluster that fetches."""
+"""(source cluster, fetching cluster)."""
 
 
 def queue_to(receiver: str) -> str:
@@ -63,7 +63,7 @@ def repair_queue_to(receiver: str) -> str:
 
 
 def eventually(claim: str, condition: Callable[[], object], timeout_s: float = CALM_TIMEOUT_S) -> Any:
-    """What the condition answers, once that is true."""
+    """Wait until the condition is true; returns its value."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {claim}"
@@ -72,7 +72,7 @@ def eventually(claim: str, condition: Callable[[], object], timeout_s: float = C
 
 
 def key_path(key: str, bucket: str = BUCKET, bucket_type: str = "") -> str:
-    """Where a key is."""
+    """The HTTP path of a key."""
     below = f"/types/{bucket_type}" if bucket_type else ""
     return f"{below}/buckets/{bucket}/keys/{key}"
 
@@ -95,7 +95,7 @@ def ask(place: NodeAddress, method: str, path: str, wish: Mapping[str, Any] | No
 
 
 def put(place: NodeAddress, key: str, value: bytes, bucket: str = BUCKET) -> None:
-    """One write that must be acknowledged."""
+    """Write one object, which must be acknowledged."""
     connection = Connection(place)
     try:
         read = connection.request("GET", key_path(key, bucket), {})
@@ -126,9 +126,9 @@ class Clusters:
         replication: str = "",
         show: bool = False,
     ) -> None:
-        """`queues`: more lines of every queue of a cluster; `cascade`: clusters that offer what they got, too; `sinks`:
-        lines of every [sink]; `more_peers`: lines at the end of the files of a cluster; `repair_queues`: full-sync
-        has a queue of its own (`block_rtq`) beside that of real time; `data_dirs`: by node, where not below
+        """`queues`: more lines of every queue of a cluster; `cascade`: clusters that also forward received changes;
+        `sinks`: lines of every [sink]; `more_peers`: lines at the end of the files of a cluster; `repair_queues`:
+        full-sync has a queue of its own (`block_rtq`) beside that of real time; `data_dirs`: by node, where not below
         `directory`; `replication`: lines of every [replication]."""
         self.timeline = Timeline(show)
         self.repair_queues = repair_queues
@@ -197,7 +197,7 @@ class Clusters:
     # -- acts -------------------------------------------------------------------------------------------------
 
     def node(self, cluster: str, number: int = 0) -> ClusterNode:
-        """One of its nodes."""
+        """A node of a cluster."""
         return list(self.by_name[cluster].nodes.values())[number]
 
     def act(self, cluster: str, path: str, wish: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -205,11 +205,11 @@ class Clusters:
         return ask(self.node(cluster).admin, "POST", path, {"by": "test", **(wish or {})})
 
     def see(self, cluster: str, path: str) -> dict[str, Any]:
-        """What an operator sees at the first node."""
+        """The first node's answer to an operator."""
         return ask(self.node(cluster).admin, "GET", path)
 
     def suspend_sink(self, cluster: str) -> None:
-        """No node of it fetches any more, and what was under way has ended."""
+        """Suspend the sinks of a cluster: no node fetches, and running fetches have ended."""
         self.act(cluster, "/admin/sink/suspend")
 
         def still() -> bool:
@@ -223,7 +223,7 @@ class Clusters:
         eventually("the sink rests", still)
 
     def resume_sink(self, cluster: str) -> None:
-        """It fetches again."""
+        """Resume the sinks of a cluster."""
         self.act(cluster, "/admin/sink/resume")
 
     def crash(self, node: ClusterNode, cluster: str, away_s: float = 1.0) -> None:
@@ -234,12 +234,13 @@ class Clusters:
         self.by_name[cluster].start(node)
 
     def make_bucket_type(self, cluster: str, name: str) -> None:
-        """One more bucket type, placed as the default one; loads and checks use it once all clusters have it."""
+        """Create one more bucket type, placed like the default one; loads and checks use it once all clusters have
+        it."""
         wish = {"partition_count": PARTITIONS, "replication_factor": len(self.by_name[cluster].nodes), "min_isr": 2}
         self.act(cluster, f"/admin/bucket-types/{name}", wish)
         self.by_name[cluster].partition_count += PARTITIONS
 
-    # -- what there is ----------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------
 
     def queue_rows(self, cluster: str, receiver: str) -> list[dict[str, Any]]:
         """The queue to a receiver as each node of its cluster lists it."""
@@ -255,7 +256,7 @@ class Clusters:
         return sum(row[word] for row in self.queue_rows(cluster, receiver))
 
     def gaps(self, cluster: str, receiver: str) -> list[dict[str, Any]]:
-        """What was given up and is not closed."""
+        """Gaps that are not closed."""
         gaps = []
         for queue in self.queues_to(receiver):
             found = self.see(cluster, f"/admin/gaps?queue={queue}")
@@ -278,7 +279,7 @@ class Clusters:
         except (NotSent, Broken):
             return False
         each = [one for row in rows for one in row["priorities"].values()]
-        # While a leadership moves, nobody counts what waits in that partition.
+        # While a leadership moves, no node counts the backlog of that partition.
         partitions = self.by_name[cluster].partition_count * len(self.queues_to(receiver))
         counted = sum(row["partitions"] for row in rows) == partitions
         return counted and all(one["waiting"] == 0 and one["in_flight"] == 0 for one in each)
@@ -320,14 +321,14 @@ class Clusters:
         peers = self.see(cluster, "/admin/fullsync?results=100")["peers"]
         return list(next(peer for peer in peers if peer["name"] == receiver)["results"])
 
-    # -- what must hold ---------------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------
 
     def check(self, writers: Sequence[Writers] = (), gaps: bool = False) -> None:
         """See the top of the file. `gaps`: there may be some."""
         for fault_cluster in self.by_name.values():
             fault_cluster.wait_until_healthy(CALM_TIMEOUT_S)
         for source, receiver in self.arrows * 2:
-            # Twice: what the second queue gave may have gone into the first again.
+            # Twice: changes from the second queue may have entered the first again.
             eventually(f"the queue of {source} to {receiver} is empty", lambda s=source, r=receiver: self.drained(s, r))
         for source, receiver in self.arrows:
             self._check_ledger(source, receiver)
@@ -353,7 +354,7 @@ class Clusters:
         assert not ended, f"ended by themselves: {ended}"
 
     def _differing(self, first: str, other: str) -> dict[str, tuple[object, object]]:
-        """Key -> what each of two clusters has of it, where that is not the same."""
+        """Key -> its object at each of two clusters, where these differ."""
         ours, theirs = self.contents(first), self.contents(other)
         return {
             key: (ours.get(key), theirs.get(key))
@@ -362,7 +363,7 @@ class Clusters:
         }
 
     def _keep_evidence(self, keys: Sequence[str]) -> Path:
-        """Keep what every cluster says of these keys now, and the logs of its nodes; returns the directory, which
+        """Save every cluster's explanation of these keys now, and the logs of its nodes; returns the directory, which
         outlives that of the test."""
         kept = Path(tempfile.mkdtemp(prefix="isthmus-differs-"))
         for name, fault_cluster in self.by_name.items():
@@ -374,7 +375,7 @@ class Clusters:
                 asked = urlencode({"type": kind, "bucket": BUCKET, "key": key})
                 try:
                     said[f"{kind}/{key}"] = self.see(name, f"/admin/explain?{asked}")
-                except (AssertionError, OSError, ValueError) as error:  # of one cluster: the others speak all the same
+                except (AssertionError, OSError, ValueError) as error:  # of one cluster: the others still answer
                     said[f"{kind}/{key}"] = repr(error)
             (kept / f"{name}-explain.json").write_text(json.dumps(said, indent=1))
         return kept
@@ -417,10 +418,10 @@ class Writers:
         self._shared = shared
         self._places = list(places)
         self.present: dict[str, str] = {}
-        """Fresh keys whose last acknowledged state is this value."""
+        """New keys whose last acknowledged state is this value."""
         self.deleted: set[str] = set()
         self.unknown: set[str] = set()
-        """Keys whose last act was not answered."""
+        """Keys whose last operation was not answered."""
         self.counts: Counter[str] = Counter()
         self._threads = [
             threading.Thread(target=self._run, args=(f"{name}{number}", number, random.Random(seed + number)))
@@ -434,13 +435,13 @@ class Writers:
         return self
 
     def stop(self) -> None:
-        """End, when what was begun has ended."""
+        """Stop after the current operation."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(PATIENCE_S + 10)
 
     def check(self, contents: Mapping[str, tuple[int, str | None, list[str]]]) -> None:
-        """Whether what was acknowledged is what is there."""
+        """Compare the clusters' contents with the acknowledged writes."""
         assert self.present, f"nothing was written: {self.counts}"
         missing = {
             key for key, value in self.present.items() if key not in self.unknown and _values(contents, key) != [value]

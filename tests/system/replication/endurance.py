@@ -1,12 +1,12 @@
-"""Two clusters of three nodes under load for as long as wanted, harmed all the time: what must hold in the end.
+"""Two clusters of three nodes under load and permanent faults for a chosen time, and the checks at the end.
 
 Three bucket types, both directions, and on each side a real-time queue beside a repair queue (`block_rtq`) that
 full-sync uses. Acts kill nodes and ZooKeepers, cut links inside a cluster and between clusters, fill disks, and suspend
-and resume queues, sinks and full-sync. After each act both clusters must be whole again. In the end every acknowledged
-write is on both sides, queues are empty, ledgers close, no gap is left, full-sync proves both directions equal, and
-`isthmus reconcile run --full` says so of every bucket type.
+and resume queues, sinks and full-sync. After each act both clusters must be in sync again. In the end every
+acknowledged write is on both sides, queues are empty, ledgers close, no gap is left, full-sync proves both directions
+equal, and `isthmus reconcile run --full` confirms it for every bucket type.
 
-Needs root, and what `tests.system.faults.network` and `tests.system.faults.disks` need.
+Needs root, and the requirements of `tests.system.faults.network` and `tests.system.faults.disks`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NODE_ACTS: Final = (
     "kill", "kill-twice", "kill-most", "kill-all", "stop", "pause", "blink", "metastore-kill", "metastore-pause",
     "cut", "cut-one-way", "cut-metastore", "isolate", "lossy", "disk-full",
 )  # fmt: skip
-"""Acts of harm to one cluster, by their names in `tests.system.faults.nemeses`."""
+"""Faults of one cluster, by their names in `tests.system.faults.nemeses`."""
 
 QUIET_S: Final = (1.0, 6.0)
 """Load between two acts."""
@@ -55,7 +55,7 @@ RECONCILE_TIMEOUT_S: Final = 900.0
 
 @dataclass
 class Report:
-    """What a run came to."""
+    """The result of a run."""
 
     acts: Counter[str] = field(default_factory=Counter)
     acknowledged: int = 0
@@ -67,7 +67,7 @@ class Report:
     reconciled: dict[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The results as lines of text."""
         acts = ", ".join(f"{name} {count}" for name, count in sorted(self.acts.items()))
         keys = f"{self.acknowledged} acknowledged writes of fresh keys, {self.deleted} of them deleted again"
         well = f"whole again after an act within {self.well_max_s:.1f} s; {self.gaps_seen_max} gaps open at the most"
@@ -80,7 +80,7 @@ class Report:
 
 
 class Endurance:
-    """The acts, and what must hold after all of them."""
+    """The acts, and the checks after all of them."""
 
     def __init__(self, clusters: Clusters, stages: dict[str, FaultContext], chance: random.Random) -> None:
         self.clusters = clusters
@@ -99,7 +99,8 @@ class Endurance:
         }
 
     def act(self) -> str:
-        """One act, drawn by chance, until both clusters are whole again; what it was. Raises AssertionError."""
+        """Run one random act, and wait until both clusters are in sync again; returns the act. Raises
+        AssertionError."""
         name, side = self._chance.choice(list(self._acts)), self._chance.choice(SIDES)
         self.clusters.timeline.note(f"act {sum(self.report.acts.values()) + 1}: {name} at {side}")
         self._acts[name](side)
@@ -117,10 +118,10 @@ class Endurance:
         time.sleep(self._chance.uniform(*QUIET_S))
 
     def settle(self, writers: list[Writers], directory: Path) -> None:
-        """Everything that must hold once the load has ended. Raises AssertionError."""
+        """Check everything after the load has ended. Raises AssertionError."""
         clusters, began_s = self.clusters, time.monotonic()
         for source, receiver in BOTH_WAYS * 2:
-            # Twice: what the second queue gave may have gone into the first again.
+            # Twice: changes from the second queue may have entered the first again.
             eventually(
                 f"the queues of {source} to {receiver} are empty",
                 lambda s=source, r=receiver: clusters.drained(s, r),
@@ -203,11 +204,11 @@ class Endurance:
             return  # unknown for now
         self.report.gaps_seen_max = max(self.report.gaps_seen_max, found)
 
-    # -- what must hold -----------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------
 
     def _prove(self) -> None:
-        """Compare both directions until each is in sync: what one look queues for repair, or finds ahead on the other
-        side, the next ones must find equal. Raises AssertionError."""
+        """Compare both directions until each is in sync: differences that one check queues for repair, or finds ahead
+        on the other side, must be equal in the next ones. Raises AssertionError."""
         deadline = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
             verdicts = []

@@ -1,4 +1,4 @@
-"""A source that is no cluster: it says whatever a test wants said, in whatever way."""
+"""A source that is not a cluster: it sends the answers that a test sets."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LIAR = b"\xee" * 16
 QUEUE = "from-afar"
 
 Item = tuple[int, int, int, bytes, bytes, bytes, bytes, int, bytes]
-"""As in `queues.wire.FetchReply`."""
+"""An item as in `queues.wire.FetchReply`."""
 
 
 class FaultySource(ThreadingHTTPServer):
-    """A source that misbehaves in the way that its port's path says: `way` is set by the test."""
+    """A source that misbehaves in the way that the test sets as `way`."""
 
     daemon_threads = True
     block_on_close = False
@@ -95,7 +95,7 @@ def running_faulty_source() -> Iterator[FaultySource]:
 
 
 def peer_lines(source: FaultySource) -> str:
-    """What makes it a peer, in a node's file."""
+    """The lines in a node's file that make this source a peer."""
     return f'[[sink.peers]]\nurl = "http://127.0.0.1:{source.server_address[1]}"\nqueue = "{QUEUE}"\n'
 
 

@@ -1,4 +1,4 @@
-"""What an operator does about tombstones in clusters of real processes: heeds reaps, deletes, asks for a reap."""
+"""Operators' acts about tombstones in clusters of real processes: enable reap replication, delete, and reap."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def enable_reaps(clusters: Clusters) -> None:
 
 
 def delete(clusters: Clusters, cluster: str, key: str) -> None:
-    """One delete, of what is there; again while its partition has no leader."""
+    """Delete a key; retried while its partition has no leader."""
     connection = Connection(clusters.node(cluster).place)
     eventually("it is deleted", lambda: connection.request("DELETE", key_path(key), {}).status in (204, 404))
     connection.close()
 
 
 def reap(clusters: Clusters, cluster: str, key: str) -> tuple[str, str]:
-    """An operator asks for one key, again while its partition has no leader: (outcome, reason)."""
+    """Reap one key as an operator, retried while its partition has no leader: (outcome, reason)."""
     body = json.dumps({"bucket": BUCKET, "key": key}).encode()
     connection = Connection(clusters.node(cluster).admin, 20.0)
 
@@ -47,7 +47,7 @@ def reap(clusters: Clusters, cluster: str, key: str) -> tuple[str, str]:
 
 
 def reaped(clusters: Clusters, cluster: str, keys: tuple[str, ...]) -> bool:
-    """Whether nothing is left of any key; whoever asks does not let one go that is not on its way out."""
+    """Whether nothing is left of any key. It reads without marking any key for deletion."""
     connection = Connection(clusters.node(cluster).place)
     replies = [connection.request("GET", key_path(key), {}) for key in keys]
     connection.close()

@@ -1,4 +1,4 @@
-"""Peers that are slow, fail, or lie: what they cost is their own link's time, and never a key of this cluster."""
+"""Peers that are slow, fail, or lie cost their own link's time, and never a key of this cluster."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.system.replication.faulty_source import LIAR, Item, link_to, peer_lin
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_bad_peers_neither_delay_nor_damage_other_links(tmp_path: Path) -> None:
-    """While a second peer is slow, fails, answers garbage, more than is bounded or too slowly, what the good peer gives
-    arrives within seconds; the bad link says what is wrong, and recovers. What it lies about becomes dead letters."""
+    """While a second peer is slow, fails, or sends garbage, too much or too slowly, the good peer's changes arrive
+    within seconds; the bad link shows its error, and recovers. Objects that it forges become dead letters."""
     with running_faulty_source() as source:
         peer = peer_lines(source) + '[limits]\nobject_size = "1MB"\n'
         sinks = 'request_timeout = "2s"\nworkers = 4'
@@ -52,8 +52,8 @@ def test_bad_peers_neither_delay_nor_damage_other_links(tmp_path: Path) -> None:
 
 
 def lies(clusters: Clusters) -> list[Item]:
-    """Changes of the liar: a clock that has seen what west never wrote, bytes that are no object, one that is larger
-    than west takes (twice `limits.object_size` and 1 MB), and an honest one."""
+    """Changes of the faulty source: a clock with writes that west never made, bytes that are not an object, an object
+    larger than west accepts (twice `limits.object_size` and 1 MB), and an honest one."""
     west = clusters.node("west").place
     put(west, "mine", b"true")
     connection = Connection(west)

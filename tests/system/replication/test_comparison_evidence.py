@@ -1,4 +1,4 @@
-"""What a comparison of clusters keeps when it fails, shown on stand-ins."""
+"""The evidence that a comparison of clusters saves when it fails, shown on stand-ins."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.system.replication.clusters import Clusters
 def test_a_difference_is_explained_kept_and_looked_at_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    """Logs and what each cluster says of the keys stand in a directory that the message names, as well as whether the
-    difference was there still half a minute later."""
+    """The message names a directory that has the logs and each cluster's explanation of the keys, and states whether
+    the difference was still there half a minute later."""
     monkeypatch.setattr(module.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     (tmp_path / "out.log").write_text("what the node did")
     node = SimpleNamespace(log=tmp_path / "out.log")

@@ -1,4 +1,4 @@
-"""A link that is cut, sinks that are away, windows that overflow, and what is given up on purpose."""
+"""A cut link, absent sinks, overflowing windows, and changes given up on purpose."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def covered(gaps: list[dict[str, object]]) -> int:
 @pytest.mark.network
 @pytest.mark.timeout(420)
 def test_a_link_that_is_cut_for_a_minute_delivers_all_of_it(tmp_path: Path) -> None:
-    """No packet passes between two clusters for a minute while both are written to: writes go on, and once the link
+    """No packet passes between two clusters for a minute while both are written to: writes succeed, and once the link
     is back each side gets everything, without a gap."""
     hosts = [f"{name}-{host}" for name in ("east", "west") for host in ("zookeeper", "n1", "n2", "n3")]
     with Network(hosts) as network, Clusters(tmp_path, BOTH_WAYS, nodes=3, network=network) as clusters:
@@ -80,7 +80,7 @@ def test_a_window_that_overflows_many_times_costs_no_memory_and_no_change(tmp_pa
         put_many(clusters, WINDOW, "k")
         assert clusters.total("east", "west", "references_in_memory") <= WINDOW
         (row,) = clusters.queue_rows("east", "west")
-        # A reference that was in memory when its key was written over counts until its turn.
+        # A reference that was in memory when its key was overwritten counts until its turn.
         assert row["waiting"] is None or 101 * WINDOW < row["waiting"] <= 1 + 102 * WINDOW
         clusters.resume_sink("west")
         clusters.check()
@@ -91,8 +91,8 @@ def test_a_window_that_overflows_many_times_costs_no_memory_and_no_change(tmp_pa
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_discard_gives_up_exactly_the_range_of_its_gap(tmp_path: Path) -> None:
-    """A queue that discards at its limit keeps a gap of what it gave up: the changes in it, and no other, are missing
-    at the sink, the ledger counts them, and full-sync brings them and closes the gap."""
+    """A queue that discards at its limit records a gap: the changes in it, and no others, are missing at the sink, the
+    ledger counts them, and full-sync brings them and closes the gap."""
     lines = f'queue_limit = {WINDOW}\noverflow = "discard"'
     with Clusters(tmp_path, ONE_WAY, queues={"east": lines}) as clusters:
         eventually("the queue has an owner", lambda: clusters.queue_rows("east", "west")[0]["owner"])
@@ -106,14 +106,14 @@ def test_discard_gives_up_exactly_the_range_of_its_gap(tmp_path: Path) -> None:
         assert ledger["closes"]
         assert ledger["given_up"] == len(missing)
 
-        def on_record() -> list[dict[str, object]]:  # a second after the last change was given up
+        def on_record() -> list[dict[str, object]]:  # a second after the last discarded change
             gaps = ended_gaps(clusters)
             return gaps if sum(gap["count_at_least"] for gap in gaps) >= len(missing) else []
 
         gaps = eventually("the gaps have ended and say all", on_record)
         assert sum(gap["count_at_least"] for gap in gaps) == len(missing)
-        # Nothing but these writes went into these logs behind the queue's start: a range holds its changes, and the
-        # entries of other kinds that fell between them.
+        # Only these writes went into these logs after the queue's start: a range has its changes, and the entries of
+        # other kinds between them.
         assert len(missing) <= covered(gaps) <= len(missing) + 4 * len(gaps)
         healed(clusters)
 
@@ -121,8 +121,8 @@ def test_discard_gives_up_exactly_the_range_of_its_gap(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_publishing_suspended_is_a_gap_that_full_sync_heals(tmp_path: Path) -> None:
-    """What is written while publishing is suspended is not sent and stands in a gap; what is written after it is sent;
-    full-sync brings the rest and closes the gap."""
+    """Changes written while publishing is suspended are not sent and are recorded as a gap; later ones are sent;
+    full-sync brings the missing ones and closes the gap."""
     with Clusters(tmp_path, ONE_WAY) as clusters:
         put_many(clusters, 50, "before")
         eventually("the queue is empty", lambda: clusters.drained("east", "west"))
@@ -182,8 +182,8 @@ def test_real_time_resumes_by_cursor_and_bulk_references_are_healed(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_hot_key_is_neither_starved_nor_sent_for_each_rewrite(tmp_path: Path) -> None:
-    """A key that is rewritten far faster than the link drains arrives again and again while it is, goes far fewer
-    times than it is written, and holds nobody else up."""
+    """A key that is rewritten far faster than the link drains arrives repeatedly during that time, is sent far less
+    often than it is written, and does not delay other keys."""
     with Clusters(tmp_path, ONE_WAY, queues={"east": "object_rate_limit = 20"}) as clusters:
         eventually("the queue has an owner", lambda: clusters.queue_rows("east", "west")[0]["owner"])
         stopping, rewrites = threading.Event(), [0]
@@ -222,7 +222,7 @@ def ended_gaps(clusters: Clusters) -> list[dict[str, object]]:
 
 
 def healed(clusters: Clusters) -> None:
-    """Full-sync finds and brings what is missing, closes the gaps, and then everything that must hold does."""
+    """Full-sync finds and repairs the missing changes and closes the gaps; then all checks pass."""
     assert clusters.full_sync("east", "west")["verdict"] in ("in-sync", "repaired")
     eventually("the repairs have arrived", lambda: clusters.drained("east", "west"))
 

@@ -22,10 +22,10 @@ from tests.system.replication.clusters import Clusters, put, queue_to, url
 OVERLOAD_S = 8.0
 CONNECTIONS = 64
 OBJECTS = 100
-"""Of a batch; with all connections many times what a node takes in at once."""
+"""Bytes of a batch; with all connections many times the bytes that a node takes in at once."""
 
 WINDOW_ENTRIES = 1_000
-"""Writes of a partition that may be under way: a third of what the load would have there."""
+"""Writes of a partition that may be under way: a third of those that the load would have there."""
 
 STRAYS = 48
 """Fetchers beside the sink's own, which acknowledge nothing."""
@@ -33,11 +33,11 @@ STRAYS = 48
 NEVER_ENDING = 10_000_000
 MEMORY_MAX_BYTES = 900_000_000
 RIGHT_ANSWERS = {"503", "504"}
-"""What a write or read that was not done may be answered with: refused for now, or outcome unknown."""
+"""Answers to a write or read that was not carried out: refused for now, or outcome unknown."""
 
 
 def epochs(clusters: Clusters) -> dict[tuple[str, int], int]:
-    """(cluster, partition) -> epoch, as its first node says."""
+    """(cluster, partition) -> epoch, as the cluster's first node reports it."""
     return {
         (cluster, row["partition"]): row["epoch"]
         for cluster in clusters.by_name
@@ -71,8 +71,9 @@ def loaded(node: ClusterNode, phase: Phase, results: list[Result]) -> None:
 @pytest.mark.timeout(400)
 def test_more_than_can_be_served_is_refused_and_nothing_else_happens(tmp_path: Path) -> None:
     """Batches over 64 connections, reads over 64, and 48 fetchers that never acknowledge, all as fast as they can, at
-    both nodes of the source: what is not done is refused as such, memory stays bounded, no leadership changes and no
-    process ends; then all that was acknowledged arrives, the ledger closes, and a write goes through as usual."""
+    both nodes of the source: requests beyond capacity are refused with the right status, memory stays bounded, no
+    leadership changes and no process ends; then all acknowledged writes arrive, the ledger closes, and a write succeeds
+    as usual."""
     clusters = Clusters(tmp_path, (("east", "west"),), nodes=2)
     east = list(clusters.by_name["east"].nodes.values())
     for node in east:

@@ -1,4 +1,4 @@
-"""Two clusters of real processes: deletes, reaps that cross (`repl_reap`), nodes that are killed, and what is late."""
+"""Two clusters of real processes: deletes, replicated reaps (`repl_reap`), killed nodes, and late pushes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOTH_WAYS = (("east", "west"), ("west", "east"))
 
 
 def old_items(clusters: Clusters) -> list[Item]:
-    """What a worker of a sink would hold of the keys as they are now: each as east wrote it."""
+    """Items as a sink's worker would hold them for the keys' present state: each key as east wrote it."""
     connection = Connection(clusters.node("east").place)
     found = []
     for number, key in enumerate(KEYS):
@@ -33,14 +33,14 @@ def old_items(clusters: Clusters) -> list[Item]:
 
 
 def superseded(clusters: Clusters, cluster: str) -> int:
-    """How often the liar told a cluster what says nothing new."""
+    """How many stale pushes of the faulty source a cluster has counted."""
     nodes = clusters.by_name[cluster].nodes.values()
     rows = [row for node in nodes for row in ask(node.admin, "GET", "/admin/sink")["sinks"]]
     return sum(row["superseded"] for row in rows if row["queue"] == QUEUE)
 
 
 def push_late_batch(clusters: Clusters, cluster: str, source: FaultySource, items: list[Item]) -> None:
-    """A slow worker pushes at last what it fetched long ago, none of which is news."""
+    """A slow worker pushes a batch that it fetched long ago; every item is stale."""
     before = superseded(clusters, cluster)
     source.items, source.way = items, "items"
     eventually("the late batch is acknowledged", source.acknowledged.is_set, 60)
@@ -50,9 +50,10 @@ def push_late_batch(clusters: Clusters, cluster: str, source: FaultySource, item
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_keys_reaped_on_both_sides_stay_removed(tmp_path: Path) -> None:
-    """I-NO-RESURRECT: keys are deleted at east while west's sink rests, and no reap overtakes it; a node of east is
-    killed with the tombstones on their way, one of west while the reaps cross. Then all nodes are killed, so that no
-    memory is left, and old pushes come to both; one key is written anew first. Full-sync finds nothing to do."""
+    """I-NO-RESURRECT: keys are deleted at east while west's sink is suspended, and no reap overtakes a delete; a node
+    of east is killed with the tombstones on their way, one of west while the reaps are replicated. Then all nodes are
+    killed, so that memory is lost, and old pushes arrive at both; one key is written again first. Full-sync finds no
+    difference."""
     with running_faulty_source() as late_at_east, running_faulty_source() as late_at_west:
         peers = {"east": peer_lines(late_at_east), "west": peer_lines(late_at_west)}
         with Clusters(tmp_path, BOTH_WAYS, nodes=2, more_peers=peers) as clusters:
@@ -97,5 +98,5 @@ def test_keys_reaped_on_both_sides_stay_removed(tmp_path: Path) -> None:
 
 
 def reap_outcomes(clusters: Clusters) -> list[tuple[str, str]]:
-    """What comes of asking for each key at east."""
+    """The outcome of reaping each key at east."""
     return [reap(clusters, "east", key) for key in KEYS]

@@ -17,7 +17,7 @@ from tests.system.replication.reaps import delete, enable_reaps, reap, reaped
 from tests.system.replication.test_topologies import HUB, MESH, middle
 
 SHAPES = pytest.mark.parametrize(("arrows", "near"), [(MESH, "east"), (HUB, "west")], ids=["mesh", "hub"])
-"""With the cluster whose link to the north is cut."""
+"""Topologies, each with the cluster whose link to the north is cut."""
 
 
 def network_of(arrows: tuple[tuple[str, str], ...]) -> Network:
@@ -27,12 +27,12 @@ def network_of(arrows: tuple[tuple[str, str], ...]) -> Network:
 
 
 def explained(clusters: Clusters, cluster: str, key: str) -> dict[str, Any]:
-    """What an operator is told of a key."""
+    """An operator's explanation of a key."""
     return clusters.see(cluster, f"/admin/explain?type=default&bucket={BUCKET}&key={key}")
 
 
 def settle(clusters: Clusters, cluster_by_key: dict[str, str]) -> None:
-    """Ask for each key at one cluster only, until it is gone everywhere."""
+    """Reap each key at one cluster only, until it is gone everywhere."""
     keys = tuple(cluster_by_key)
 
     def gone() -> bool:
@@ -52,8 +52,9 @@ def test_reaps_wait_for_the_link_that_is_cut(tmp_path: Path, arrows: tuple[tuple
     """I-NO-RESURRECT: no deleted key comes back after every tombstone was reaped at one cluster.
 
     Keys are deleted at every cluster while one link is cut: at clusters that did not write them, and at two clusters at
-    once. Once the link is back, a reap at one cluster removes each key everywhere; what the far side wrote meanwhile
-    stays. All of this still holds after every node was killed."""
+    once. Once the link is back, a reap at one cluster removes each key everywhere; keys that the far side wrote
+    meanwhile stay. All of this still holds after every node was killed.
+    """
     with network_of(arrows) as network, Clusters(tmp_path, arrows, cascade=middle(arrows), network=network) as clusters:
         enable_reaps(clusters)
         names = list(clusters.by_name)
@@ -93,7 +94,7 @@ def test_reaps_wait_for_the_link_that_is_cut(tmp_path: Path, arrows: tuple[tuple
 
 
 class ReapOperator:
-    """An operator who asks for the reap of what clients deleted, anywhere, from `start` to `stop`."""
+    """An operator who reaps deleted keys, at any cluster, from `start` to `stop`."""
 
     def __init__(self, clusters: Clusters, writers: list[Writers]) -> None:
         self._clusters = clusters
@@ -107,7 +108,7 @@ class ReapOperator:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, when what was begun has ended."""
+        """Stop after the current operation."""
         self._stopping.set()
         self._thread.join()
 
@@ -156,6 +157,6 @@ def test_reaps_under_load_bring_nothing_back(tmp_path: Path, arrows: tuple[tuple
                 writer.stop()
         clusters.check(writers)
         assert reapers.outcomes["waits"], reapers.outcomes
-        assert reapers.outcomes["no-tombstone"], reapers.outcomes  # it went by itself
+        assert reapers.outcomes["no-tombstone"], reapers.outcomes  # it was reaped by replication
         settle(clusters, {key: near for writer in writers for key in writer.deleted - writer.unknown})
         clusters.check(writers)

@@ -20,7 +20,7 @@ SHAPES = pytest.mark.parametrize("arrows", [MESH, CHAIN, HUB], ids=["mesh", "cha
 
 
 def middle(arrows: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Who sends on what others sent."""
+    """The clusters that forward received changes."""
     return () if arrows == MESH else ("west",)
 
 
@@ -52,7 +52,8 @@ def test_clusters_end_the_same(tmp_path: Path, arrows: tuple[tuple[str, str], ..
 @pytest.mark.timeout(240)
 @SHAPES
 def test_each_change_crosses_each_link_once_at_most(tmp_path: Path, arrows: tuple[tuple[str, str], ...]) -> None:
-    """Fresh keys and deletes without any fault: no reference is served twice, and no sink is told what it knows."""
+    """Fresh keys and deletes without any fault: no reference is served twice, and no sink is sent a change that it
+    already has."""
     with Clusters(tmp_path, arrows, cascade=middle(arrows)) as clusters:
         writers = [
             Writers(cluster, clusters.by_name[cluster].places, pause_s=0.01, shared=False)

@@ -1,4 +1,4 @@
-"""Real clusters with TLS and tokens on every listener: they replicate, and let nobody else in."""
+"""Real clusters with TLS and tokens on every listener: they replicate, and refuse everyone else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Clusters:
         self.nodes = {node["name"]: node for each in up["clusters"].values() for node in each["nodes"]}
 
     def ask(self, role: TokenRole | None, method: str, url: str, **more: Any) -> Any:
-        """One request with the token of a role."""
+        """Send one request with the token of a role."""
         access = credentials_of(self.security, role or TokenRole.READ)
         with session(access=access if role is not None else access._replace(token=None)) as client:
             return client.request(method, url, timeout=20, **more)
@@ -81,12 +81,12 @@ class Clusters:
         return done.returncode, done.stdout, done.stderr
 
     def log(self, node: str) -> str:
-        """What a node has logged."""
+        """The log of a node."""
         return (self.directory / node / "node.log").read_text()
 
 
 def exchange_with(address: tuple[str, int], context: ssl.SSLContext | None) -> None:
-    """Say something over a connection and wait for an answer. Raises OSError when it was ended instead."""
+    """Send something over a connection and return the answer. Raises OSError when the connection was closed instead."""
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.create_connection(address, timeout=10))
         if context is not None:
@@ -114,7 +114,7 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
 
 
 def test_writes_of_one_cluster_arrive_in_the_other(clusters: Clusters) -> None:
-    """Small and large objects, over TLS and with tokens all the way; nothing is said in vain."""
+    """Small and large objects arrive over TLS and with tokens all the way; no node loses a link meanwhile."""
     for number, size in enumerate((10, 1000, 3_000_000)):
         path = f"/buckets/b/keys/k{number}"
         node = clusters.nodes[f"east-{1 + number % 2}"]
@@ -145,7 +145,8 @@ def test_a_missing_token_or_role_is_refused_with_a_reason(clusters: Clusters) ->
 
 
 def test_commands_are_admitted_or_report_why_not(clusters: Clusters) -> None:
-    """With the right token and authority; without each of them, and over http://, one plain line."""
+    """Commands succeed with the right token and authority; without each of them, and over http://, they print one plain
+    line."""
     code, out, _ = clusters.command("cluster", "status", "-o", "json")
     assert code == 0
     assert json.loads(out)["warnings"] == []
@@ -167,7 +168,7 @@ def test_commands_are_admitted_or_report_why_not(clusters: Clusters) -> None:
 
 
 def test_nodes_refuse_foreign_connections(clusters: Clusters, tmp_path: Path) -> None:
-    """At the port for nodes: plain text, another authority, no certificate are refused, logged and counted."""
+    """The port for nodes refuses, logs and counts plain text, another authority, and a missing certificate."""
     listing = json.loads(clusters.command("cluster", "status", "-o", "json")[1])
     host, port = next(node["cluster"] for node in listing["nodes"] if node["name"] == "east-1").rsplit(":", 1)
     other = certificates.make_authority()
@@ -190,7 +191,7 @@ def test_nodes_refuse_foreign_connections(clusters: Clusters, tmp_path: Path) ->
 
 
 def test_the_sample_comes_up_and_replicates(tmp_path: Path) -> None:
-    """Two clusters of three nodes, everything on, as the sample has it but for its ports."""
+    """The sample's two clusters of three nodes start with all its settings except its ports, and replicate."""
     with LocalClusters(load_topology(SAMPLE), tmp_path, owned=True) as local:
         sample = Clusters(tmp_path, local.up())
         headers = {"Content-Type": "text/plain"}

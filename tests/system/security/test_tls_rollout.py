@@ -22,8 +22,8 @@ STEPS = {
 
 
 def test_nodes_that_no_peer_lists_are_fetched_from_during_all_steps(tmp_path: Path) -> None:
-    """Two clusters of three, each of whose sinks lists one node of the other. All steps are walked, node by node, under
-    load: after each step everything acknowledged is on the other side, and no sink passes a node over."""
+    """Two clusters of three, each of whose sinks lists one node of the other. All steps are carried out, node by node,
+    under load: after each step every acknowledged write is on the other side, and no sink skips a node."""
     security = tmp_path / "security"
     with real_clusters(tmp_path, {"east": 3, "west": 3}) as (server, clusters):
         nodes = [node for each in clusters.values() for node in each]
