@@ -153,7 +153,7 @@ ROW_BYTES: Final = 32
 """Size of a key besides its names, with its difference."""
 
 
-class History:
+class FullSyncHistory:
     """The histories of all peers of this node, by name."""
 
     def __init__(self, directory: Path, started_ms: int) -> None:

@@ -28,7 +28,7 @@ from typing import Final
 from isthmus.repl.model.errors import Corruption, WrongIdentity
 from isthmus.repl.replog.epochs import epoch_at, extended, last_epoch
 from isthmus.repl.replog.files import FileIO
-from isthmus.repl.replog.frames import FILE_HEADER_BYTES, EntryRun, LogPosition, RunKind, decode_state
+from isthmus.repl.replog.frames import FILE_HEADER_BYTES, EntryRun, EntryRunKind, LogPosition, decode_state
 from isthmus.repl.replog.index import LogFile, LogIndex, PartitionIndex
 from isthmus.repl.replog.names import sequence_of
 from isthmus.repl.replog.port import RecoveredPartition
@@ -177,21 +177,21 @@ class _LogScan:
     def _run(self, file: LogFile, frame: LogFrame, run: EntryRun) -> None:
         index = self._found.index.partition(run.partition)
         match run.kind:
-            case RunKind.ENTRIES:
+            case EntryRunKind.ENTRIES:
                 if run.base != index.leo or run.previous_epoch != last_epoch(index.table) or self._in_doubt:
                     self._attach(run, index)
                 index.add(file.sequence, frame.position, run.epoch, run.base, run.item_count)
-            case RunKind.TRUNCATE:
+            case EntryRunKind.TRUNCATE:
                 self._attach(run, index)
-            case RunKind.COPIED:
+            case EntryRunKind.COPIED:
                 index.copy(file.sequence, frame.position, run.base, run.base + run.item_count)
-            case RunKind.STATE:
+            case EntryRunKind.STATE:
                 leo, table = decode_state(frame.body, run)
                 if leo > index.leo:
                     self._holes[run.partition] = self._trouble or f"the log begins behind them, with {file.path.name}"
                 index.assume(run.base, leo, table)
                 self._in_doubt.discard(run.partition)
-            case RunKind.START:
+            case EntryRunKind.START:
                 _, table = decode_state(frame.body, run)
                 index.restart(run.base, table)
                 self._in_doubt.discard(run.partition)
@@ -206,7 +206,7 @@ class _LogScan:
         self._in_doubt.discard(run.partition)
         below = run.base - 1
         if run.base <= index.leo and epoch_at(index.table, below) == run.previous_epoch:
-            if run.base < index.leo or run.kind is RunKind.TRUNCATE:
+            if run.base < index.leo or run.kind is EntryRunKind.TRUNCATE:
                 index.truncate(run.base)
             return
         self._holes[run.partition] = self._trouble
