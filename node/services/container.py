@@ -283,7 +283,7 @@ class NodeServices:
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
-        self.coordinator.unreplicated = self.queues.owed
+        self.coordinator.unreplicated = self.queues.is_unreplicated
         self.repairs = RepairQueue(self.queues, self.time)
         self.gaps = ClusterGaps(
             self.query,
