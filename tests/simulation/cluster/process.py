@@ -265,7 +265,7 @@ class Process:
                     if simulation.rng.random() >= simulation.plan.lost and simulation.network.open(
                         self.node.name, controller.name
                     ):
-                        simulation.after(simulation.rng.randint(1, 30), controller.heard, partition, effect)
+                        simulation.after(simulation.rng.randint(1, 30), controller.on_promoted, partition, effect)
             case fx.SteppedDown(_, unknown_from, _):
                 waiting = self.waiting[partition]
                 while waiting and waiting[-1][0] >= unknown_from:
