@@ -252,7 +252,7 @@ def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
         raw = {"named": (), "cluster": "", "queue": "", "added_ms": 0, **raw}  # which earlier programs did not remember
     told = isinstance(raw, dict) and raw.get("suspended") is not None
     return PeerHistory(
-        read("standing", _standing, PeerScheduleState(started_ms)),
+        read("standing", _schedule_state, PeerScheduleState(started_ms)),
         read("suspended", _decode_suspended, Suspended("?", 0, "who suspended it cannot be read") if told else None),
         read(
             "results",
@@ -277,7 +277,7 @@ def _suspension(one: Suspended) -> dict[str, Any]:
     return told if one.stored else {key: value for key, value in told.items() if key != "stored"}
 
 
-def _standing(raw: Mapping[str, Any]) -> PeerScheduleState:
+def _schedule_state(raw: Mapping[str, Any]) -> PeerScheduleState:
     learned = raw["learned"]
     return PeerScheduleState(
         int(raw["succeeded_ms"]),
