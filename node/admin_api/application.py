@@ -129,7 +129,7 @@ class AdminApi(HttpApplication):
         if controller.read_at_ms is None:
             doubts.append("this node has not read the metastore yet")
         elif services.session is not SessionState.CONNECTED:
-            why = controller.metastore.trouble
+            why = controller.metastore.rolled_back
             doubts.append(
                 f"this node's session with the metastore is {services.session.value}: "
                 + (f"{why}; what is shown is of before (docs/runbooks.md)" if why else "what is shown may be old")

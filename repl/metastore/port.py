@@ -116,7 +116,7 @@ class Metastore(Protocol):
         node whose registration cannot be read is not among `registrations()`."""
 
     @property
-    def trouble(self) -> str:
+    def rolled_back(self) -> str:
         """Why there is no connection, if the ensemble is known to have lost what this process has seen (H32); ""
         otherwise."""
 

@@ -193,7 +193,7 @@ class MemoryMetastore(TreeMetastore):
         on_session(SessionState.CONNECTED)
 
     @property
-    def trouble(self) -> str:
+    def rolled_back(self) -> str:
         """See the port: a memory tree that went back is told by its records alone."""
         return ""
 

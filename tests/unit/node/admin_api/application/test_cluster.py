@@ -193,7 +193,7 @@ async def test_possibly_stale_answers_are_marked() -> None:
     assert (await call(an_admin(controller), "GET", "/admin/cluster"))[1]["problems"] == []
     (doubt,) = (await call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster"))[1]["problems"]
     assert doubt == "this node's session with the metastore is suspended: what is shown may be old"
-    controller.metastore.trouble = "metastore-rollback: ZooKeeper at z:1 is at zxid 0x1, this process has seen 0x9"
+    controller.metastore.rolled_back = "metastore-rollback: ZooKeeper at z:1 is at zxid 0x1, this process has seen 0x9"
     (doubt,) = (await call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster"))[1]["problems"]
     assert "is suspended: metastore-rollback: ZooKeeper at z:1 is at zxid 0x1" in doubt, "the cause, where it is known"
     assert (await call(an_admin(controller), "GET", "/admin/cluster"))[1]["problems"] == []
