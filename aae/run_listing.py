@@ -229,7 +229,7 @@ class RepairProgress(msgspec.Struct):
     at_ms: int | None = None
 
 
-class HandOver(msgspec.Struct):
+class SeedQueue(msgspec.Struct):
     """The queue of a seed."""
 
     queue: str
@@ -295,7 +295,7 @@ def show_run(directory: Path, kind: RunKind, run_id: str, now_ms: int) -> dict[s
     urls = files.read("urls.json", Urls)
     files.read(PROGRESS, Progress)  # for its problem; the row has what it says
     summary = files.read("summary.json", RunSummary, SUMMARY_BYTES)
-    hand_over = files.read("handover.json", HandOver, SUMMARY_BYTES)
+    queue = files.read("handover.json", SeedQueue, SUMMARY_BYTES)
     repairs, more = _repairs(files)
     row = _row(directory, kind, run_id, now_ms)
     return {
@@ -303,7 +303,7 @@ def show_run(directory: Path, kind: RunKind, run_id: str, now_ms: int) -> dict[s
         "directory": str(directory),
         "options": None if options is None else msgspec.to_builtins(options),
         "summary": None if summary is None else _shown_summary(summary),
-        "hand_over": None if hand_over is None else msgspec.to_builtins(hand_over),
+        "hand_over": None if queue is None else msgspec.to_builtins(queue),
         "repairs": repairs,
         "repairs_left": more,
         "problems": files.problems,
