@@ -443,9 +443,9 @@ class NodeServices:
         self.coordinator.learn_records(records, self.controller.unread.partitions - records.keys())
         self.client_routes.records_changed()
 
-    def _registered(self, inc: int) -> None:
-        """The node is registered in session `inc` from now on."""
-        self.runtime.session_started(inc)
+    def _registered(self, session_id: int) -> None:
+        """The node is registered in session `session_id` from now on."""
+        self.runtime.session_started(session_id)
         self.controller.wake()
 
     def on_registrations(self, registrations: Mapping[str, Registration]) -> None:

@@ -158,16 +158,16 @@ class Liveness:
         """The checks of a commit that names these members, true only while each is registered, active, and has this log
         id for `partition`. Raises VersionConflict if one is not, Unavailable."""
         checks: list[VersionCheck] = []
-        for node, gen in needs:
+        for node, log_id in needs:
             identity = await self._read_log_identity(node)
             here = await self._tree.stat(f"{self._base}/nodes/{node}", armed=False)
             if identity is None or here is None:
                 raise VersionConflict(f"{node} is not registered")
             if not identity[0].active:
                 raise VersionConflict(f"{node} is leaving")
-            if identity[0].log_id_of(partition) != gen:
+            if identity[0].log_id_of(partition) != log_id:
                 raise VersionConflict(
-                    f"{node} has gen {identity[0].log_id_of(partition)} of partition {partition}, not {gen}"
+                    f"{node} has gen {identity[0].log_id_of(partition)} of partition {partition}, not {log_id}"
                 )
             # The version of the ephemeral does not suffice: it begins at 0 again in the node's next session.
             checks.append(VersionCheck(f"{self._base}/replicas/{node}", identity[1]))

@@ -259,7 +259,7 @@ class Process:
                 self.session.look()
             case fx.NewLogIdentity():
                 simulation.counts["gen_renewed"] += 1
-                simulation.after(self.log.disk_ms(2, 20), self._renew_gen, partition)
+                simulation.after(self.log.disk_ms(2, 20), self._renew_log_id, partition)
             case fx.Promoted():
                 for controller in simulation.controllers:
                     if simulation.rng.random() >= simulation.plan.lost and simulation.network.open(
@@ -310,7 +310,7 @@ class Process:
         """The disk failed; every core hears of it."""
         self.post_all(ev.PersistFailed(what))
 
-    def _renew_gen(self, partition: int) -> None:
+    def _renew_log_id(self, partition: int) -> None:
         if self.alive and self.holds_directory() and partition in self.replicas:
             log_id = self.simulation.metastore.new_log_id()
             self.node.disk.log_ids[partition] = log_id

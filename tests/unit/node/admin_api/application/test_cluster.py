@@ -45,7 +45,7 @@ class FakeController:
         self.waiting = ""
         self.controller = "n1"
         self.read_at_ms: int | None = 5
-        self.metastore = SimpleNamespace(trouble="")
+        self.metastore = SimpleNamespace(rolled_back="")
         self.outcome: str | Exception = "created"
         self.assigned: list[tuple[Any, ...]] = []
 
@@ -100,7 +100,7 @@ def an_admin(
         settings=SimpleNamespace(node=SimpleNamespace(name="n1", cluster="east")),
         cluster_uuid=b"u" * 16,
         session=session,
-        registrar=SimpleNamespace(inc=7, why=""),
+        registrar=SimpleNamespace(session_id=7, why=""),
         started_ms=1,
         queues=actor,
         sink=actor,
