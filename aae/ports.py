@@ -45,7 +45,7 @@ class ReplicaSnapshot(NamedTuple):
 
     partition: int
     bucket_type: bytes
-    gen: int
+    log_id: int
     """Generation of the replica's log; a replica that is opened again from nothing has another one."""
     applied: int
     whole: bool

@@ -215,8 +215,8 @@ def standing(waves: Iterable[Wave]) -> RunProgress:
         number = max(number, wave.number + 1)
         into = found.first if wave.look == FIRST else found.second
         for done in wave.done:
-            told = wave.look == SECOND and bool(done.candidates or done.filtered)  # its rows say `unreachable`
-            if not done.error or (told and done.chunk not in found.second):
+            recorded = wave.look == SECOND and bool(done.candidates or done.filtered)  # its rows say `unreachable`
+            if not done.error or (recorded and done.chunk not in found.second):
                 into[done.chunk] = (wave.number, done)
             if done.error:
                 found.failures[done.chunk] = done.error

@@ -171,7 +171,7 @@ class Verified(msgspec.Struct):
     outcome: str
 
 
-class Summary(msgspec.Struct):
+class RunSummary(msgspec.Struct):
     """summary.json of a comparison or a seed; what one of them lacks has its default."""
 
     outcome: str
@@ -229,7 +229,7 @@ class RepairProgress(msgspec.Struct):
     at_ms: int | None = None
 
 
-class HandOver(msgspec.Struct):
+class SeedQueue(msgspec.Struct):
     """The queue of a seed."""
 
     queue: str
@@ -249,12 +249,12 @@ class RunDocuments(NamedTuple):
     options: Options | None
     urls: Urls | None
     progress: Progress | None
-    summary: Summary | None
+    summary: RunSummary | None
     started_ms: int | None
     ended_ms: int | None
 
 
-class Listing(NamedTuple):
+class RunListing(NamedTuple):
     """The runs of a directory, the newest first. `left_out`: older ones; `cut`: the directory has more entries than are
     looked at."""
 
@@ -263,7 +263,7 @@ class Listing(NamedTuple):
     cut: bool
 
 
-def list_runs(directory: Path, now_ms: int) -> Listing:
+def list_runs(directory: Path, now_ms: int) -> RunListing:
     """The runs of a directory. Raises LocalFault if it cannot be read."""
     found: list[tuple[int, RunKind, str]] = []
     cut = False
@@ -280,7 +280,7 @@ def list_runs(directory: Path, now_ms: int) -> Listing:
     except OSError as error:
         raise LocalFault(f"{directory} cannot be read: {error.strerror or error}") from error
     found.sort(reverse=True)
-    return Listing([_row(directory, kind, run_id, now_ms) for _, kind, run_id in found[:RUNS_MAX]],
+    return RunListing([_row(directory, kind, run_id, now_ms) for _, kind, run_id in found[:RUNS_MAX]],
                    max(0, len(found) - RUNS_MAX), cut)  # fmt: skip
 
 
@@ -294,8 +294,8 @@ def show_run(directory: Path, kind: RunKind, run_id: str, now_ms: int) -> dict[s
     options = files.read("run.json", Options)
     urls = files.read("urls.json", Urls)
     files.read(PROGRESS, Progress)  # for its problem; the row has what it says
-    summary = files.read("summary.json", Summary, SUMMARY_BYTES)
-    hand_over = files.read("handover.json", HandOver, SUMMARY_BYTES)
+    summary = files.read("summary.json", RunSummary, SUMMARY_BYTES)
+    queue = files.read("handover.json", SeedQueue, SUMMARY_BYTES)
     repairs, more = _repairs(files)
     row = _row(directory, kind, run_id, now_ms)
     return {
@@ -303,7 +303,7 @@ def show_run(directory: Path, kind: RunKind, run_id: str, now_ms: int) -> dict[s
         "directory": str(directory),
         "options": None if options is None else msgspec.to_builtins(options),
         "summary": None if summary is None else _shown_summary(summary),
-        "hand_over": None if hand_over is None else msgspec.to_builtins(hand_over),
+        "hand_over": None if queue is None else msgspec.to_builtins(queue),
         "repairs": repairs,
         "repairs_left": more,
         "problems": files.problems,
@@ -311,7 +311,7 @@ def show_run(directory: Path, kind: RunKind, run_id: str, now_ms: int) -> dict[s
     }
 
 
-def _shown_summary(summary: Summary) -> dict[str, Any]:
+def _shown_summary(summary: RunSummary) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(summary)
     for name in ("segments_open", "reasons", "named"):
         shown[f"{name}_count"] = len(shown[name])
@@ -375,7 +375,7 @@ _EMPTY: Final[Mapping[str, Any]] = {
 """The values of a run that cannot be read."""
 
 
-def state_of(progress: Progress | None, summary: Summary | None, now_ms: int) -> tuple[RunState, str]:
+def state_of(progress: Progress | None, summary: RunSummary | None, now_ms: int) -> tuple[RunState, str]:
     """The state of a run, and its reason."""
     if progress is None:
         if summary is not None:
@@ -393,7 +393,7 @@ def state_of(progress: Progress | None, summary: Summary | None, now_ms: int) ->
     return RunState.RUNNING, ""
 
 
-def _clusters(progress: Progress | None, summary: Summary | None) -> list[str]:
+def _clusters(progress: Progress | None, summary: RunSummary | None) -> list[str]:
     """Names of the clusters, as far as they are known."""
     if summary is not None and summary.source:
         found = [summary.source, summary.target]
@@ -415,7 +415,7 @@ def _sides(options: Options | None, urls: Urls | None) -> list[str]:
     return [one[:TEXT_CHARS_MAX] for one in found]
 
 
-def _counts(progress: Progress | None, summary: Summary | None, *, over: bool) -> dict[str, int] | None:
+def _counts(progress: Progress | None, summary: RunSummary | None, *, over: bool) -> dict[str, int] | None:
     """Keys by verdict of a comparison; objects, and what became of them, of a seed or an import; None: unknown."""
     if over and summary is not None:
         if summary.objects is None:
@@ -431,13 +431,13 @@ def _documents(path: Path) -> RunDocuments:
         _document(path, "run.json", Options),
         _document(path, "urls.json", Urls),
         progress := _document(path, PROGRESS, Progress),
-        summary := _document(path, "summary.json", Summary, SUMMARY_BYTES),
+        summary := _document(path, "summary.json", RunSummary, SUMMARY_BYTES),
         _written_ms(path / "run.json"),
         _ended_ms(path, progress, summary),
     )
 
 
-def _ended_ms(path: Path, progress: Progress | None, summary: Summary | None) -> int | None:
+def _ended_ms(path: Path, progress: Progress | None, summary: RunSummary | None) -> int | None:
     if summary is not None and summary.at_ms is not None:
         return summary.at_ms
     if progress is not None and progress.stage == ENDED:
@@ -519,7 +519,7 @@ def _commands(
     directory: str,
     options: Options | None,
     urls: Urls | None,
-    summary: Summary | None,
+    summary: RunSummary | None,
     repairs: list[dict[str, Any]],
 ) -> Iterator[dict[str, str]]:
     """Commands that show, continue or repair a run, to be typed where the directory is. None continues one that runs,

@@ -23,7 +23,7 @@ from isthmus.aae.ports import LocalReplicas, Members, NodeRpc, PeerAccess, Queue
 from isthmus.aae.scheduling.alarm import SchedulerAlarm
 from isthmus.aae.scheduling.check import PeerChecker, Repairs
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps
-from isthmus.aae.scheduling.history import History
+from isthmus.aae.scheduling.history import FullSyncHistory
 from isthmus.aae.scheduling.operator_documents import OperatorDocuments
 from isthmus.aae.scheduling.scheduler import Checkers, CheckScheduler
 from isthmus.aae.scrub.replica_agreement import ReplicaTreeCheck
@@ -99,7 +99,7 @@ class FullSync(Checkers, ForeignObjects):
             config.peers,
             node=config.node,
             checkers=self,
-            history=History(config.directory, time.wall_ms()),
+            history=FullSyncHistory(config.directory, time.wall_ms()),
             alarm=SchedulerAlarm(),
             members=members,
             queue_types=queue_types,

@@ -441,7 +441,7 @@ class Node:
         # A suspended session is no reason: leaders serve and followers follow without the metastore, and probes that
         # removed every node from the load balancer would stop the cluster.
         services = self.services
-        if not services.registrar.inc:
+        if not services.registrar.session_id:
             return False, f"not registered in the metastore, this node takes no part: {services.registrar.why}"
         controller = services.controller
         name = self.settings.node.name

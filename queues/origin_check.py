@@ -12,7 +12,7 @@ from isthmus.queues.source_queue import SourceQueue
 from isthmus.repl.model.keys import Key
 
 
-def owed(queues: Iterable[SourceQueue], partition: int, offset: int, pusher: bytes, key: Key) -> bool:
+def is_unreplicated(queues: Iterable[SourceQueue], partition: int, offset: int, pusher: bytes, key: Key) -> bool:
     """Whether a queue of another cluster than `pusher` still has to serve the row of `key` at `offset`.
 
     True for a queue without an owner, whose next owner begins at its cursor; for one whose cursor is not known here

@@ -26,7 +26,7 @@ from isthmus.queues.cursors import decode_state
 from isthmus.queues.gaps import QueueGap
 from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.long_poll import Until, wait_forever
-from isthmus.queues.origin_check import owed
+from isthmus.queues.origin_check import is_unreplicated
 from isthmus.queues.queue_documents import DEFINITIONS_PATH, QueueOwner, QueueState
 from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.queue_store import QueueStore
@@ -276,9 +276,9 @@ class QueueService:
                 queue.machine.add(partition, entries[start:], now_ms)
             self._go_on(queue)
 
-    def owed(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
+    def is_unreplicated(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
         """See `queues.origin_check`; called on the write path."""
-        return bool(self.queue_store.unread) or owed(
+        return bool(self.queue_store.unread) or is_unreplicated(
             (queue.machine for queue in self._queues.values()), partition, offset, pusher, key
         )
 

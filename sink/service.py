@@ -95,7 +95,7 @@ class SinkNodes(SinkCluster, Protocol):
         """Names of the nodes of this cluster, live or not."""
 
 
-class PeerAccess(Protocol):
+class SourceAccess(Protocol):
     """Credentials for nodes of other clusters."""
 
     def access_to(self, peer: PeerSettings) -> PeerCredentials:
@@ -117,7 +117,7 @@ class Sink:
         time: TimeSource,
         letters: DeadLetters,
         conflicts: Conflicts,
-        credentials: PeerAccess,
+        credentials: SourceAccess,
         cluster: SinkNodes,
         traces: SinkTraces | None = None,
     ) -> None:

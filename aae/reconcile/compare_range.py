@@ -224,12 +224,12 @@ def _by_clocks(side: SideSpec, segments: Sequence[int]) -> RangeRows:
             side.bucket_type.encode(), tuple(left[:SCATTERED_MAX]), SEGMENT_BITS, 0, 0, CLOCK_ROWS
         )  # fmt: skip
         decode = partial(wire.decode_rows, request=asked)
-        told, length = _post(side, wire.PATHS[2], wire.encode_clocks_request(asked), decode)
+        page, length = _post(side, wire.PATHS[2], wire.encode_clocks_request(asked), decode)
         size += length
-        for row in told.rows:
+        for row in page.rows:
             taken.rows[row.bucket, row.key] = ObservedKey(row.clock, row.hash64, row.modified_ms, row.tombstone)
-        pace.wait_for(len(told.rows))
-        left = left[told.covered :]
+        pace.wait_for(len(page.rows))
+        left = left[page.covered :]
     return taken._replace(bytes=size)
 
 

@@ -169,11 +169,11 @@ def _second(job: Job, number: int, payload: bytes) -> dict[str, Any]:
             name = (one.bucket, one.key)
             now = one._replace(left=left.rows.get(name), right=right.rows.get(name))
             judged.append((one, second_look(one, now.left, now.right), now))
-        differing = [one for one, told, _ in judged if told.verdict is VerdictKind.DIVERGED]
+        differing = [one for one, second, _ in judged if second.verdict is VerdictKind.DIVERGED]
         arriving = len(differing) < len(left_over)
-        for one, told, now in judged:
-            if told.verdict is not VerdictKind.DIVERGED or not arriving:
-                say(one, told, now)
+        for one, second, now in judged:
+            if second.verdict is not VerdictKind.DIVERGED or not arriving:
+                say(one, second, now)
         left_over = differing if arriving else []
         if left_over and further < FURTHER_LOOKS_MAX:
             sleep(job.rest_s)

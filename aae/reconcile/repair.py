@@ -127,7 +127,7 @@ def apply(
     directory: RunDirectory,
     plan_id: str,
     queue: Queue,
-    told: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     *,
     again: bool = False,
 ) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def apply(
         _pushed(queue, batch[0].bucket_type.encode(), names)
         done += len(batch)
         note("running")
-        if told is not None:
-            told(done, made["objects"])
+        if progress is not None:
+            progress(done, made["objects"])
         ahead_s = began_s + (done - begin_at) / rate - monotonic()
         if ahead_s > 0 and done < made["objects"]:
             sleep(ahead_s)

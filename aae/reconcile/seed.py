@@ -187,7 +187,7 @@ class _Seed:
             if len(self._done) < len(self._chunks):
                 return self._summary(ReconcileOutcome.INCOMPLETE, next(iter(self._failures.values()), "time was over"))
             self._note("hand-over")
-            self._hand_over()
+            self._place_queue()
             return self._verified()
         except IsthmusError as error:
             if isinstance(error, BadInput):
@@ -239,13 +239,13 @@ class _Seed:
             why = f"spark: {spark_error_line(error)}"
             self._failures |= {chunk.number: why for chunk in chunks}
             return
-        told = [json.loads(row["told"]) for row in rows]
-        self._directory.write(f"work/{self._waves:05}.json", {"at_ms": _now_ms(), "done": told})
+        results = [json.loads(row["told"]) for row in rows]
+        self._directory.write(f"work/{self._waves:05}.json", {"at_ms": _now_ms(), "done": results})
         self._waves += 1
-        self._take(told)
+        self._take(results)
 
-    def _take(self, told: Sequence[dict[str, Any]]) -> None:
-        for one in told:
+    def _take(self, results: Sequence[dict[str, Any]]) -> None:
+        for one in results:
             number = one["chunk"]
             if one["error"]:
                 self._failures[number] = one["error"]
@@ -274,7 +274,7 @@ class _Seed:
         state = {"queue": self._options.queue, "state": "held", "resume": not was_held or self._plan["queue_is_new"]}
         self._directory.write("handover.json", state | {"positions": self._plan["begin"]})
 
-    def _hand_over(self) -> None:
+    def _place_queue(self) -> None:
         positions = positions_of(self._done.values())
         known = self._directory.read("handover.json") or {"queue": "", "state": "", "resume": False}
         if known["state"] == "handed over":
@@ -282,7 +282,7 @@ class _Seed:
         record = known | {"positions": {str(partition): at for partition, at in sorted(positions.items())}}
         self._directory.write("handover.json", record)
         if self._queue is not None:
-            self._queue.hand_over(positions, self._reason, resume=known["resume"])
+            self._queue.place(positions, self._reason, resume=known["resume"])
             self._progress(f"queue {self._queue.queue} goes on from the offsets of {len(positions)} partitions")
         self._directory.write("handover.json", record | {"state": "handed over", "at_ms": _now_ms()})
 
@@ -294,9 +294,9 @@ class _Seed:
             return True, ""
         target, settle_ms = self._plan["clusters"][1], self._options.settle_s * 1000
         deadline_s = monotonic() + CATCH_UP_S
-        told = False
+        printed = False
         while True:
-            now = self._queue.standing()
+            now = self._queue.status()
             queue = self._queue.queue
             if now.owner not in ("", target):
                 raise BadInput(f"queue {queue} was taken by another cluster than the target")
@@ -310,9 +310,9 @@ class _Seed:
                 why = f"{now.waiting:,} changes wait in queue {queue}"
             if monotonic() >= deadline_s or self._late():
                 return bool(now.owner), why
-            if not told:
+            if not printed:
                 self._progress(f"waiting: {why}")
-                told = True
+                printed = True
             sleep(POLL_S)
 
     # ---------------------------------------------------------------- the end

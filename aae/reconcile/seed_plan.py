@@ -82,9 +82,9 @@ class QueueHandOver:
     def check(self, source: bytes, target: bytes) -> dict[str, Any] | None:
         """The queue's listing, None if it does not exist. Raises BadInput if the listener is not of the source, or the
         queue belongs to another cluster than the target."""
-        told = self._admin.get("/admin/cluster")
-        if told.get("cluster_uuid") != source.hex():
-            raise BadInput(f"the admin listener belongs to cluster {told.get('cluster')}, which is not the source")
+        answer = self._admin.get("/admin/cluster")
+        if answer.get("cluster_uuid") != source.hex():
+            raise BadInput(f"the admin listener belongs to cluster {answer.get('cluster')}, which is not the source")
         queues = self._admin.get("/admin/queues").get("queues", [])
         found: dict[str, Any] | None = next((one for one in queues if one.get("name") == self.queue), None)
         owner = None if found is None else found.get("owner")
@@ -112,14 +112,14 @@ class QueueHandOver:
         self._admin.post(f"{self._path}/suspend", {"what": SERVING, "by": self._by, "reason": reason})
         return False
 
-    def hand_over(self, positions: Mapping[int, int], reason: str, *, resume: bool) -> None:
+    def place(self, positions: Mapping[int, int], reason: str, *, resume: bool) -> None:
         """Move the queue to `positions`; with `resume` resume serving."""
         wish = {"positions": _named(positions), "by": self._by, "reason": reason}
         self._admin.post(f"{self._path}/place", wish)
         if resume:
             self._admin.post(f"{self._path}/resume", {"what": SERVING, "by": self._by})
 
-    def standing(self) -> QueueStatus:
+    def status(self) -> QueueStatus:
         """The queue's status over all nodes."""
         owner, waiting, oldest, known = "", 0, 0, True
         for node in self._admin.get("/admin/queues/nodes").get("nodes", []):
@@ -241,13 +241,13 @@ def check_clusters(plan: Mapping[str, Any], sides: Sequence[SideSpec]) -> None:
     copied. A cluster that does not respond is skipped."""
     for what, uuid, side in zip(("source", "target"), plan["clusters"], sides, strict=True):
         try:
-            told = plan_of(side)
+            found = plan_of(side)
         except PeerFault:
             continue
-        if told.cluster.hex() != uuid:
+        if found.cluster.hex() != uuid:
             raise BadInput(
-                f"the {what} of this seed was {plan[what]}, uuid {uuid}; {side.urls[0]} is {told.cluster_name}, uuid"
-                f" {told.cluster.hex()}: take another run id"
+                f"the {what} of this seed was {plan[what]}, uuid {uuid}; {side.urls[0]} is {found.cluster_name}, uuid"
+                f" {found.cluster.hex()}: take another run id"
             )
 
 

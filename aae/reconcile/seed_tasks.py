@@ -76,7 +76,7 @@ def copied(job: SeedJob, chunk: SeedChunk) -> dict[str, Any]:
     error the rest describes what was copied nevertheless."""
     outcomes: Counter[str] = Counter()
     named: list[str] = []
-    told: dict[str, Any] = {"chunk": chunk.number, "error": "", "rows": 0, "bytes": 0, "damaged": 0, "pieces": []}
+    result: dict[str, Any] = {"chunk": chunk.number, "error": "", "rows": 0, "bytes": 0, "damaged": 0, "pieces": []}
     stream = None
     try:
         stream = _stream(job, chunk)
@@ -86,17 +86,17 @@ def copied(job: SeedJob, chunk: SeedChunk) -> dict[str, Any]:
         kind = job.source.bucket_type.encode()
         try:
             for _, rows in stream.frames():
-                for items in _batches(kind, rows, told, named):
+                for items in _batches(kind, rows, result, named):
                     send_all(items, push, job.give_up_after_s, outcomes, named)
-                told["rows"] += len(rows.names)
+                result["rows"] += len(rows.names)
                 pace.wait_for(len(rows.names))
         finally:
             pusher.close()
     except IsthmusError as error:
-        told["error"] = error_line(error)
+        result["error"] = error_line(error)
     if stream is not None:
-        told["pieces"] = [[one.partition, one.epoch, one.offset, one.rows] for one in stream.pieces]
-    return told | {"outcomes": dict(outcomes), "named": named[:NAMED_MAX]}
+        result["pieces"] = [[one.partition, one.epoch, one.offset, one.rows] for one in stream.pieces]
+    return result | {"outcomes": dict(outcomes), "named": named[:NAMED_MAX]}
 
 
 def _stream(job: SeedJob, chunk: SeedChunk) -> RangeStream:
@@ -114,15 +114,15 @@ def _stream(job: SeedJob, chunk: SeedChunk) -> RangeStream:
     return RangeStream(asked, ranges[0], side.credentials, give_up_after_s=job.give_up_after_s, ask=ask)
 
 
-def _batches(kind: bytes, rows: Rows, told: dict[str, Any], named: list[str]) -> Iterator[list[list[Any]]]:
+def _batches(kind: bytes, rows: Rows, result: dict[str, Any], named: list[str]) -> Iterator[list[list[Any]]]:
     """Batches to push of a frame: all objects that match their rows."""
     items: list[list[Any]] = []
     size = 0
     for name, data, fault in zip(rows.names, rows.objects, _faults(rows), strict=True):
         bucket, key = split_tail(name[SEGMENT_BYTES:])
-        told["bytes"] += len(data)
+        result["bytes"] += len(data)
         if fault:
-            told["damaged"] += 1
+            result["damaged"] += 1
             if len(named) < NAMED_MAX:
                 named.append(f"{bucket!r}/{key!r}: {fault}"[:300])
             continue

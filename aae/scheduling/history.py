@@ -131,11 +131,11 @@ class PeerHistory:
 
     def answered(self, cluster: bytes | None) -> None:
         """Record which cluster responded; proofs of another cluster are dropped."""
-        told = "" if cluster is None else cluster.hex()
-        if told and told != self.cluster:
+        uuid = "" if cluster is None else cluster.hex()
+        if uuid and uuid != self.cluster:
             if self.cluster:
                 self.proven_ms.clear()
-            self.cluster = told
+            self.cluster = uuid
 
 
 def _first(named: DifferingKeys, count: int, size: int) -> DifferingKeys:
@@ -153,7 +153,7 @@ ROW_BYTES: Final = 32
 """Size of a key besides its names, with its difference."""
 
 
-class History:
+class FullSyncHistory:
     """The histories of all peers of this node, by name."""
 
     def __init__(self, directory: Path, started_ms: int) -> None:
@@ -234,8 +234,8 @@ def _plain(one: PeerHistory, named_bytes: int, results_kept: int = RESULTS_KEPT)
     }
 
 
-def _short(told: dict[str, Any]) -> dict[str, Any]:
-    return {**told, "reason": told["reason"][:WORDS_KEPT], "by": told["by"][:WORDS_KEPT]}
+def _short(saved: dict[str, Any]) -> dict[str, Any]:
+    return {**saved, "reason": saved["reason"][:WORDS_KEPT], "by": saved["by"][:WORDS_KEPT]}
 
 
 def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
@@ -250,10 +250,12 @@ def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
 
     if isinstance(raw, dict):
         raw = {"named": (), "cluster": "", "queue": "", "added_ms": 0, **raw}  # which earlier programs did not remember
-    told = isinstance(raw, dict) and raw.get("suspended") is not None
+    suspended = isinstance(raw, dict) and raw.get("suspended") is not None
     return PeerHistory(
-        read("standing", _standing, PeerScheduleState(started_ms)),
-        read("suspended", _decode_suspended, Suspended("?", 0, "who suspended it cannot be read") if told else None),
+        read("standing", _schedule_state, PeerScheduleState(started_ms)),
+        read(
+            "suspended", _decode_suspended, Suspended("?", 0, "who suspended it cannot be read") if suspended else None
+        ),
         read(
             "results",
             lambda part: deque((msgspec.convert(one, CheckResult) for one in part), maxlen=RESULTS_KEPT),
@@ -273,11 +275,11 @@ def _decode_suspended(raw: Any) -> Suspended | None:
 
 def _suspension(one: Suspended) -> dict[str, Any]:
     """As saved; `stored` only if True, since earlier versions do not know it."""
-    told = _short(asdict(one))
-    return told if one.stored else {key: value for key, value in told.items() if key != "stored"}
+    saved = _short(asdict(one))
+    return saved if one.stored else {key: value for key, value in saved.items() if key != "stored"}
 
 
-def _standing(raw: Mapping[str, Any]) -> PeerScheduleState:
+def _schedule_state(raw: Mapping[str, Any]) -> PeerScheduleState:
     learned = raw["learned"]
     return PeerScheduleState(
         int(raw["succeeded_ms"]),

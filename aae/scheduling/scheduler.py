@@ -21,7 +21,7 @@ from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.ports import Members, PeerAccess, QueueTypes
 from isthmus.aae.scheduling.alarm import Alarm
 from isthmus.aae.scheduling.check import PeerCheck, PeerChecker
-from isthmus.aae.scheduling.history import CheckResult, History, PeerHistory, Suspended
+from isthmus.aae.scheduling.history import CheckResult, FullSyncHistory, PeerHistory, Suspended
 from isthmus.aae.scheduling.operator_documents import (
     EffectivePeer,
     FullSyncSuspension,
@@ -149,7 +149,7 @@ class CheckScheduler:
         *,
         node: str,
         checkers: Checkers,
-        history: History,
+        history: FullSyncHistory,
         alarm: Alarm,
         members: Members,
         queue_types: QueueTypes,

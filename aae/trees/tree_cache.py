@@ -67,7 +67,7 @@ class CachedTree:
     """A replica's tree. `tree` covers the rows below `offset`; None when there is no correct one."""
 
     bucket_type: bytes
-    gen: int
+    log_id: int
     tree: HashTree | None
     offset: int
     build: TreeBuild | None = None
@@ -169,8 +169,10 @@ class TreeCache:
         for one in self._replicas.snapshots():
             saved = None
             if one.whole:
-                saved = load_and_remove_tree(self._directory, one.partition, one.gen, one.applied, one.segments)
-            self.cached[one.partition] = CachedTree(one.bucket_type, one.gen, saved, one.applied, segments=one.segments)
+                saved = load_and_remove_tree(self._directory, one.partition, one.log_id, one.applied, one.segments)
+            self.cached[one.partition] = CachedTree(
+                one.bucket_type, one.log_id, saved, one.applied, segments=one.segments
+            )
         remove_trees(self._directory)
         self._pool.submit(int)  # start its thread now rather than at the first build
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -191,7 +193,7 @@ class TreeCache:
                 if cached.tree is not None and cached.offset:
                     try:
                         await asyncio.get_running_loop().run_in_executor(
-                            self._pool, save_tree, self._directory, partition, cached.gen, cached.offset, cached.tree
+                            self._pool, save_tree, self._directory, partition, cached.log_id, cached.offset, cached.tree
                         )
                     except LocalFault as error:
                         log.warning("trees.not_saved", partition=partition, error=str(error))
@@ -329,10 +331,10 @@ class TreeCache:
         due: list[tuple[bool, int]] = []
         for partition, one in replicas.items():
             cached = self.cached.get(partition)
-            if cached is None or cached.gen != one.gen:
+            if cached is None or cached.log_id != one.log_id:
                 empty = one.applied == 0 and one.whole
                 tree = HashTree(*one.segments) if empty else None
-                cached = CachedTree(one.bucket_type, one.gen, tree, one.applied, segments=one.segments)
+                cached = CachedTree(one.bucket_type, one.log_id, tree, one.applied, segments=one.segments)
                 self.cached[partition] = cached
             if cached.offset != one.applied:  # a gap that no entry has revealed to `applied` yet
                 self._gap(partition, cached)

@@ -28,9 +28,9 @@ FILE_BYTES_MAX: Final = 8 * LEAF_COUNT * BRANCH_COUNT + 64 * 1024
 """Size of a tree of all segments; a longer file is not a tree."""
 
 
-def save_tree(directory: Path, partition: int, gen: int, offset: int, tree: HashTree) -> None:
+def save_tree(directory: Path, partition: int, log_id: int, offset: int, tree: HashTree) -> None:
     """Write a partition's tree at `offset` durably. Raises LocalFault."""
-    body: bytes = msgpack.packb([partition, gen, offset, tree.dump()])
+    body: bytes = msgpack.packb([partition, log_id, offset, tree.dump()])
     path = _path(directory, partition)
     fresh = path.with_suffix(".new")
     try:
@@ -45,7 +45,7 @@ def save_tree(directory: Path, partition: int, gen: int, offset: int, tree: Hash
 
 
 def load_and_remove_tree(
-    directory: Path, partition: int, gen: int, offset: int, segments: tuple[int, int] = (0, SEGMENT_COUNT)
+    directory: Path, partition: int, log_id: int, offset: int, segments: tuple[int, int] = (0, SEGMENT_COUNT)
 ) -> HashTree | None:
     """The saved tree of `partition` if it has this generation, offset and range of segments; its file is removed in
     any case. Raises LocalFault when it cannot be removed."""
@@ -59,11 +59,11 @@ def load_and_remove_tree(
     except OSError as error:
         raise LocalFault(f"cannot take {path}: {error.strerror}") from error
     try:
-        found, found_gen, found_offset, tree = _decoded(data, segments)
+        found, found_log_id, found_offset, tree = _decoded(data, segments)
     except CodecError as error:
         log.warning("trees.file_damaged", partition=partition, error=str(error))
         return None
-    if (found, found_gen, found_offset) != (partition, gen, offset):
+    if (found, found_log_id, found_offset) != (partition, log_id, offset):
         log.info("trees.file_stale", partition=partition, saved_at=found_offset, applied=offset)
         return None
     return tree
@@ -89,8 +89,8 @@ def _decoded(data: bytes, segments: tuple[int, int]) -> tuple[int, int, int, Has
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:  # TypeError: a key that has no hash
         raise CodecError(f"not a tree file: {error}") from error
     match raw:
-        case [int(partition), int(gen), int(offset), dict(branches)]:
-            return partition, gen, offset, HashTree.load(branches, *segments)
+        case [int(partition), int(log_id), int(offset), dict(branches)]:
+            return partition, log_id, offset, HashTree.load(branches, *segments)
     raise CodecError("not a tree file: not partition, generation, offset and branches")
 
 

@@ -129,12 +129,12 @@ class AdminApi(HttpApplication):
         if controller.read_at_ms is None:
             doubts.append("this node has not read the metastore yet")
         elif services.session is not SessionState.CONNECTED:
-            why = controller.metastore.trouble
+            why = controller.metastore.rolled_back
             doubts.append(
                 f"this node's session with the metastore is {services.session.value}: "
                 + (f"{why}; what is shown is of before (docs/runbooks.md)" if why else "what is shown may be old")
             )
-        if controller.read_at_ms is not None and not services.registrar.inc:
+        if controller.read_at_ms is not None and not services.registrar.session_id:
             doubts.append(f"this node, {services.settings.node.name}, is not registered: {services.registrar.why}")
         live = [name for name, found in registrations.items() if found.active]
         balancing, answers = await asyncio.gather(
@@ -158,7 +158,7 @@ class AdminApi(HttpApplication):
             "version": program_version(),
             "controller": controller.controller,
             "metastore": services.session.value,
-            "registered": services.registrar.inc != 0,
+            "registered": services.registrar.session_id != 0,
             "read_at_ms": controller.read_at_ms,
             "started_ms": services.started_ms,
             "partitions": cluster_status.partition_counts(records),

@@ -18,7 +18,7 @@ from isthmus.node.http.application import Request, Stream, json_reply
 from isthmus.node.http.responses import JSON, Reply, RequestRefused
 from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
-from isthmus.node.services.history import SPANS, Key, Span
+from isthmus.node.services.history import SPANS, HistorySpan, Key
 from isthmus.node.services.history_query import PLACES, HistoryRequest
 from isthmus.node.services.history_series import (
     ALL_TYPES,
@@ -54,7 +54,7 @@ GONE: Final = "the node is not registered: it is down, or was removed"
 class HistoryQuestion(NamedTuple):
     """A request for history, checked. `node` is a node's name, ALL or CLUSTER; `first` is the number of a place."""
 
-    span: Span
+    span: HistorySpan
     first: int
     series: list[SeriesChoice]
     node: str

@@ -187,7 +187,7 @@ class _Backup:
     # -- log and store ------------------------------------------------------------------------------------
 
     def _consistent(self, cluster_uuid: bytes) -> tuple[_Cut, RecoveredRows]:
-        trouble: Exception | None = None
+        last_error: Exception | None = None
         for attempt in range(ATTEMPTS):
             if attempt:
                 self._log.copy_finished()
@@ -196,11 +196,11 @@ class _Backup:
                 cut = self._cut(cluster_uuid, last=attempt == ATTEMPTS - 1)
                 return cut, recover_copy(self._made / "store", cluster_uuid, cut.floors)
             except (Raced, Corruption) as error:
-                trouble = error
+                last_error = error
         raise LocalFault(
-            f"no attempt of {ATTEMPTS} to copy {self._source} was consistent, the last one since: {trouble}; "
+            f"no attempt of {ATTEMPTS} to copy {self._source} was consistent, the last one since: {last_error}; "
             "if the node writes much, repeat the command when it writes less"
-        ) from trouble
+        ) from last_error
 
     def _cut(self, cluster_uuid: bytes, *, last: bool) -> _Cut:
         floors = self._floors()
@@ -235,7 +235,7 @@ class _Backup:
             )
 
     def _floors(self) -> Floors:
-        found = _patiently(lambda: read_floors(SlotFile(self._source / "store", FLOORS_NAME)))
+        found = _read_with_retries(lambda: read_floors(SlotFile(self._source / "store", FLOORS_NAME)))
         if found is None:
             raise LocalFault(f"{self._source}/store has no floors: its node is starting for the first time")
         return Floors(NO_BOOT, clean=False, positions=found.positions)
@@ -243,7 +243,7 @@ class _Backup:
     # -- the rest -----------------------------------------------------------------------------------------
 
     def _identity(self) -> Mapping[str, Any]:
-        found: Any = _patiently(lambda: SlotFile(self._source, IDENTITY).read())
+        found: Any = _read_with_retries(lambda: SlotFile(self._source, IDENTITY).read())
         if found is None or not found.get("cluster_uuid"):
             raise LocalFault(f"{self._source} is not the data directory of a node that belongs to a cluster")
         if self._node is not None and found["node"] != self._node:
@@ -262,10 +262,12 @@ class _Backup:
         (self._made / "lock").unlink()
 
     def _copy_metastore_copy(self, cluster_uuid: bytes) -> int | None:
-        found = _patiently(lambda: load_copy(self._source))
+        found = _read_with_retries(lambda: load_copy(self._source))
         if found is None or found.cluster_uuid != cluster_uuid:
             return None
-        SlotFile(self._made, METASTORE_COPY).write(_patiently(lambda: SlotFile(self._source, METASTORE_COPY).read()))
+        SlotFile(self._made, METASTORE_COPY).write(
+            _read_with_retries(lambda: SlotFile(self._source, METASTORE_COPY).read())
+        )
         at_ms: int = found.at_ms
         return at_ms
 
@@ -342,7 +344,7 @@ def _write_manifest(made: Path, manifest: Manifest) -> None:
         sync_directory(Path(base))
 
 
-def _patiently(read: Callable[[], Any]) -> Any:
+def _read_with_retries(read: Callable[[], Any]) -> Any:
     for _ in range(SLOT_TRIES - 1):
         try:
             return read()

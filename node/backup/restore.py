@@ -21,14 +21,14 @@ IGNORED: Final = frozenset({"lost+found"})
 """Entries of a file system itself: a directory with these alone counts as empty."""
 
 
-class Fault(NamedTuple):
+class BackupFault(NamedTuple):
     """A file of a backup that is not as the manifest has it."""
 
     path: str
     problem: str
 
 
-def verify(directory: Path, progress: Progress) -> tuple[Manifest, list[Fault]]:
+def verify(directory: Path, progress: Progress) -> tuple[Manifest, list[BackupFault]]:
     """Read every file of a backup; returns the manifest and what is wrong. Raises BadInput where there is no backup,
     Corruption for a damaged manifest, LocalFault."""
     manifest = load(directory)
@@ -45,15 +45,17 @@ def verify(directory: Path, progress: Progress) -> tuple[Manifest, list[Fault]]:
         try:
             size_bytes = path.stat().st_size
             if size_bytes != file.size_bytes:
-                faults.append(Fault(file.path, f"it has {size_bytes} bytes, not {file.size_bytes}"))
+                faults.append(BackupFault(file.path, f"it has {size_bytes} bytes, not {file.size_bytes}"))
             elif hash_file(path, passed)[1] != file.xxh64:
-                faults.append(Fault(file.path, "its content does not have its hash"))
+                faults.append(BackupFault(file.path, "its content does not have its hash"))
         except FileNotFoundError:
-            faults.append(Fault(file.path, "it is missing"))
+            faults.append(BackupFault(file.path, "it is missing"))
         except OSError as error:
-            faults.append(Fault(file.path, f"it cannot be read: {error.strerror}"))
+            faults.append(BackupFault(file.path, f"it cannot be read: {error.strerror}"))
     known = {file.path for file in manifest.files} | {NAME}
-    faults += [Fault(path, "it does not belong to the backup") for path in files_below(directory) if path not in known]
+    faults += [
+        BackupFault(path, "it does not belong to the backup") for path in files_below(directory) if path not in known
+    ]
     return manifest, faults
 
 

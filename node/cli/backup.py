@@ -144,7 +144,7 @@ def _echo(
     outcome: str,
     sentence: str,
     *,
-    faults: list[restoring.Fault] | None = None,
+    faults: list[restoring.BackupFault] | None = None,
     data_dir: Path | None = None,
     steps: list[str] | None = None,
 ) -> None:

@@ -142,17 +142,17 @@ def new_identity(file: Path, dry_run: bool, by: str, output: str) -> None:
         identity.check_node(node)
         if identity.is_new:
             raise LocalFault(f"{directory} has no identity yet: node {node} gets one at its first start")
-        gens = identity.gens()
+        log_ids = identity.log_ids()
         if not dry_run:
             identity.renew(f"restored: a new identity was ordered by {by}")
     finally:
         identity.close(clean=False)
     outcome = "would be renewed" if dry_run else "renewed"
     if output == "json":
-        echo_json({"node": node, "data_dir": str(directory), "outcome": outcome, "partitions": sorted(gens)})
+        echo_json({"node": node, "data_dir": str(directory), "outcome": outcome, "partitions": sorted(log_ids)})
     else:
         click.echo(
             printable(
-                f"node {node}: {quantity(len(gens), 'copy')} in {directory} {outcome}: new gens at the next start"
+                f"node {node}: {quantity(len(log_ids), 'copy')} in {directory} {outcome}: new gens at the next start"
             )
         )

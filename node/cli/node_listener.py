@@ -17,7 +17,7 @@ from isthmus.config.validation import check_peer_url
 from isthmus.node.cli.credentials import ConnectionOption, Endpoint, endpoint_of, is_typed
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
-from isthmus.repl.security.tls import trouble_of
+from isthmus.repl.security.tls import tls_failure
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """A node on a reachable machine accepts in milliseconds; a guess with a margin for slow links."""
@@ -202,7 +202,7 @@ def cause(error: BaseException, timeout_s: float) -> str:
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLError):
-            failure = trouble_of(seen)
+            failure = tls_failure(seen)
             return f"{failure.words}{'; write http://' if failure.code == 'plaintext' else ''}"
         if isinstance(seen, WrongPeer):
             return str(seen)

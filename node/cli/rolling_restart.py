@@ -30,7 +30,7 @@ from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import Row, TableSpec, cell, echo_json, milliseconds, moment, object_in, objects_in
 from isthmus.node.cli.parameters import DRY_RUN, YES, confirm, time_of
-from isthmus.node.cli.waiting import Goal, Waiter, lacking, timeout_option, wait_for
+from isthmus.node.cli.waiting import Goal, Waiter, obstacle, timeout_option, wait_for
 from isthmus.repl.model.errors import BadInput
 
 HEALTH: Final = "/admin/nodes/health"
@@ -156,7 +156,7 @@ def _nodes(query: AdminCommand, wanted: Sequence[str], timeout_ms: int) -> _Node
     CommandFailed where one does not within STARTS_MS."""
     found: list[_Nodes] = []
 
-    def lacks() -> str:
+    def check() -> str:
         health, cluster = query.get(HEALTH), query.get("/admin/cluster")
         rows = {str(row.get("name")): row for row in objects_in(cluster, "nodes")}
         for name in wanted:
@@ -171,7 +171,7 @@ def _nodes(query: AdminCommand, wanted: Sequence[str], timeout_ms: int) -> _Node
         why = object_in(health, "unknown").get(silent[0])
         return f"node {silent[0]} is live, and does not report when it started: {cell(why)}"
 
-    Waiter(min(timeout_ms, STARTS_MS), quiet=query.json).until("nodes", lacks)
+    Waiter(min(timeout_ms, STARTS_MS), quiet=query.json).until("nodes", check)
     return found[0]
 
 
@@ -222,14 +222,14 @@ class _Restart:
         """Restart the node; how many seconds it took. Raises CommandFailed."""
         query, step = self._query, self._step
         cluster = query.get("/admin/cluster")
-        if lacking(Goal.IN_SYNC, cluster) and _state_in(cluster, step.node) == LIVE:
+        if obstacle(Goal.IN_SYNC, cluster) and _state_in(cluster, step.node) == LIVE:
             wait_for(query.admin, Goal.IN_SYNC, Waiter(self._timeout_ms, quiet=query.json), "before it")
         before_ms = _nodes(query, [step.node], self._timeout_ms).started[step.node]
         began_s = time.monotonic()
         query.note(f"{what}: {step.command}")
         _run(step.command, self._timeout_ms, quiet=query.json)
         waiter = Waiter(self._timeout_ms, quiet=query.json)
-        waiter.until(step.node, lambda: self._lacks(before_ms))
+        waiter.until(step.node, lambda: self._obstacle(before_ms))
         cluster = query.get("/admin/cluster")
         if all(
             _state_in(cluster, node) == LIVE for node in self._later
@@ -238,7 +238,7 @@ class _Restart:
             self.in_sync = True
         return time.monotonic() - began_s
 
-    def _lacks(self, before_ms: int | None) -> str:
+    def _obstacle(self, before_ms: int | None) -> str:
         """Why the node is not back yet; "": it is."""
         answer = self._query.get(HEALTH)
         started = object_in(object_in(answer, "nodes"), self._step.node).get("started_ms")

@@ -32,7 +32,7 @@ from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import PIPE_COLUMNS, CliContext, echo_json, output_option
 from isthmus.node.cli.parameters import FiniteFloat
 from isthmus.node.cli.status_lines import screen
-from isthmus.node.cli.status_report import PATHS, ClusterAnswers, report
+from isthmus.node.cli.status_report import PATHS, StatusAnswers, report
 from isthmus.repl.model.errors import BadInput
 
 ANSWER_S: Final = 6.0
@@ -56,10 +56,10 @@ class ClusterSource:
         """Name of an answer -> the request for it, each on connections of its own."""
         return {what: partial(client.get, PATHS[what]) for what, client in self._clients.items()}
 
-    def joined(self, answers: dict[str, Any], errors: dict[str, str]) -> ClusterAnswers:
+    def joined(self, answers: dict[str, Any], errors: dict[str, str]) -> StatusAnswers:
         """The answers to the questions, under the cluster's name."""
         own = answers.get("cluster", {}).get("cluster")
-        return ClusterAnswers(self.name or own or self._clients["cluster"].url, answers, errors)
+        return StatusAnswers(self.name or own or self._clients["cluster"].url, answers, errors)
 
     def close(self) -> None:
         """Close all connections."""
@@ -67,7 +67,7 @@ class ClusterSource:
             client.close()
 
 
-def gathered(sources: Sequence[ClusterSource], pool: ThreadPoolExecutor) -> list[ClusterAnswers]:
+def gathered(sources: Sequence[ClusterSource], pool: ThreadPoolExecutor) -> list[StatusAnswers]:
     """The answers of all clusters, asked at once."""
     asked = [(source, {what: pool.submit(ask) for what, ask in source.questions().items()}) for source in sources]
     found = []

@@ -57,7 +57,7 @@ CAUSES_MAX: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterAnswers:
+class StatusAnswers:
     """The answers about one cluster, or why there are none."""
 
     name: str
@@ -68,7 +68,7 @@ class ClusterAnswers:
     """Name -> why it was not answered."""
 
 
-def report(clusters: Sequence[ClusterAnswers]) -> dict[str, Any]:
+def report(clusters: Sequence[StatusAnswers]) -> dict[str, Any]:
     """The document that `isthmus status -o json` prints."""
     amiss = [{"cluster": each.name, **_finding(fact)} for each in clusters for fact in facts_of(each)]
     links = links_of(clusters)
@@ -94,7 +94,7 @@ def _finding(fact: Fact) -> dict[str, Any]:
 # --- clusters ---
 
 
-def _cluster(of: ClusterAnswers) -> dict[str, Any]:
+def _cluster(of: StatusAnswers) -> dict[str, Any]:
     """Nodes, partitions, disks and certificates of one cluster; None where they are not known."""
     answer = of.answers.get("cluster")
     if answer is None:
@@ -139,7 +139,7 @@ def _expiries(health: Mapping[str, Any]) -> list[int]:
     return [at_ms for each in found for at_ms in each.values() if isinstance(at_ms, int)]
 
 
-def _dead_letters(of: ClusterAnswers) -> int | None:
+def _dead_letters(of: StatusAnswers) -> int | None:
     """Dead letters of all nodes; None as soon as one node's are not known."""
     if "sinks" not in of.answers:
         return None
@@ -158,7 +158,7 @@ def free_share(disk: Row) -> float | None:
 # --- what is amiss ---
 
 
-def facts_of(of: ClusterAnswers) -> list[Fact]:
+def facts_of(of: StatusAnswers) -> list[Fact]:
     """Everything about one cluster that is not well or not known."""
     if "cluster" not in of.answers:
         return [Fact(ProbeState.UNKNOWN, of.errors.get("cluster", "no node answers"))]
@@ -181,7 +181,7 @@ def facts_of(of: ClusterAnswers) -> list[Fact]:
     return [fact for fact in dict.fromkeys(found) if fact.state is not ProbeState.OK]
 
 
-def _health_facts(of: ClusterAnswers, cluster: Row) -> Iterable[Fact]:
+def _health_facts(of: StatusAnswers, cluster: Row) -> Iterable[Fact]:
     """Disks that are nearly full, and certificates that need an operator."""
     health = of.answers.get("health", {})
     silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
@@ -202,7 +202,7 @@ def _health_facts(of: ClusterAnswers, cluster: Row) -> Iterable[Fact]:
 # --- links ---
 
 
-def links_of(clusters: Sequence[ClusterAnswers]) -> list[dict[str, Any]]:
+def links_of(clusters: Sequence[StatusAnswers]) -> list[dict[str, Any]]:
     """A row for each queue and the cluster that owns it: how far that one is behind, and why."""
     by_uuid = {each.answers["cluster"].get("cluster_uuid"): each for each in clusters if "cluster" in each.answers}
     found: list[dict[str, Any]] = []
@@ -218,7 +218,7 @@ def links_of(clusters: Sequence[ClusterAnswers]) -> list[dict[str, Any]]:
 
 
 def _link(
-    source: ClusterAnswers, queue: str, rows: Sequence[Row], by_uuid: Mapping[Any, ClusterAnswers]
+    source: StatusAnswers, queue: str, rows: Sequence[Row], by_uuid: Mapping[Any, StatusAnswers]
 ) -> dict[str, Any]:
     uuid, source_uuid = rows[0].get("uuid"), object_in(source.answers, "cluster").get("cluster_uuid")
     sink = by_uuid.get(uuid) if uuid else None
@@ -260,7 +260,7 @@ def _sum(rows: Sequence[Row], key: str) -> int | None:
     return sum(known) if len(known) == len(numbers) else None
 
 
-def _causes_at(sink: ClusterAnswers, queue: str, source_uuid: Any) -> list[str]:
+def _causes_at(sink: StatusAnswers, queue: str, source_uuid: Any) -> list[str]:
     """Why the nodes of a receiving cluster fetch less than there is: a sentence for each state and reason."""
     if "sinks" not in sink.answers:
         return [f"{sink.name}: what its sinks do is not known"]
@@ -284,7 +284,7 @@ def _nodes(names: Sequence[str]) -> str:
 
 
 def _links_from_elsewhere(
-    sink: ClusterAnswers, known: set[tuple[Any, str]], asked: set[Any]
+    sink: StatusAnswers, known: set[tuple[Any, str]], asked: set[Any]
 ) -> Iterable[dict[str, Any]]:
     """Links whose source is not asked: their lag is known there alone."""
     rows: dict[tuple[Any, str], list[Row]] = {}
@@ -314,7 +314,7 @@ def _links_from_elsewhere(
 # --- held by people ---
 
 
-def held_in(of: ClusterAnswers) -> list[dict[str, Any]]:
+def held_in(of: StatusAnswers) -> list[dict[str, Any]]:
     """Queues, sinks and others that operators hold back in one cluster: {"cluster", "what", "by", "at_ms", "reason",
     "next"}, the last one the command that ends it."""
     found = [*_held_queues(of), *_held_sinks(of), *_held_checks(of), *_drained(of), *_options(of)]
@@ -336,7 +336,7 @@ def _where(act: Row) -> str:
     return "" if act.get("node") is None else f" on {act['node']}"
 
 
-def _held_queues(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+def _held_queues(of: StatusAnswers) -> Iterable[dict[str, Any]]:
     for node in objects_in(of.answers.get("queues", {}), "nodes"):
         for queue in objects_in(node, "queues"):
             name = f"queue {queue.get('name')}"
@@ -356,7 +356,7 @@ def _rates(throttle: Row) -> str:
     return " and ".join(shown) or "no limit, whatever the file says"
 
 
-def _held_sinks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+def _held_sinks(of: StatusAnswers) -> Iterable[dict[str, Any]]:
     throttled: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for node in objects_in(of.answers.get("sinks", {}), "nodes"):
         sink = node.get("sink")
@@ -376,7 +376,7 @@ def _held_sinks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
         yield {**row, "what": f"sink of {_nodes(nodes)}: {row['what']}"}
 
 
-def _held_checks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+def _held_checks(of: StatusAnswers) -> Iterable[dict[str, Any]]:
     for one in object_in(of.answers.get("fullsync", {}), "nodes").values():
         for peer in objects_in(one, "peers") if isinstance(one, dict) else ():
             if isinstance(peer.get("suspended"), dict):
@@ -384,12 +384,12 @@ def _held_checks(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
                 yield _held(f"full-sync {peer.get('name')}: suspended", peer["suspended"], *resume)
 
 
-def _drained(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+def _drained(of: StatusAnswers) -> Iterable[dict[str, Any]]:
     for act in objects_in(of.answers.get("moves", {}), "drained"):
         yield _held(f"node {act.get('node')}: drained", act, "node", "drain", "--undo", act.get("node"))
 
 
-def _options(of: ClusterAnswers) -> Iterable[dict[str, Any]]:
+def _options(of: StatusAnswers) -> Iterable[dict[str, Any]]:
     for row in objects_in(of.answers.get("options", {}), "options"):
         by_file = str(row.get("by")).startswith(BY_FILE)
         if row.get("set") is not None and str(row["set"]) != str(row.get("default")) and not by_file:

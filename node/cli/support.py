@@ -21,7 +21,7 @@ from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import Row, object_in
 from isthmus.node.cli.parameters import checking
-from isthmus.node.cli.status_report import PATHS, ClusterAnswers, report
+from isthmus.node.cli.status_report import PATHS, StatusAnswers, report
 from isthmus.node.observability.redaction import Redactor
 from isthmus.node.observability.version import program_version
 from isthmus.repl.model.errors import BadInput
@@ -94,7 +94,7 @@ def _parts(admin: AdminClient, redactor: Redactor, missing: dict[str, str]) -> I
     errors = {name: missing[f"{name}.json"] for name in PATHS if f"{name}.json" in missing}
     cluster = str(object_in(answers, "cluster").get("cluster") or admin.url)
     seen = {name: answer for name, answer in answers.items() if name in PATHS}
-    yield "status.json", _text(redactor, report([ClusterAnswers(cluster, seen, errors)]))
+    yield "status.json", _text(redactor, report([StatusAnswers(cluster, seen, errors)]))
     for name, answer in answers.items():
         yield f"{name}.json", _text(redactor, answer)
     try:

@@ -43,7 +43,7 @@ class Goal(Enum):
     IN_SYNC = "in-sync"
 
 
-def lacking(goal: Goal, cluster: Row) -> str:
+def obstacle(goal: Goal, cluster: Row) -> str:
     """Why a cluster (the answer of /admin/cluster) has not reached a goal, in a sentence; "" if it has."""
     partitions = object_in(cluster, "partitions")
     total, online = partitions.get("total"), partitions.get("online")
@@ -70,15 +70,15 @@ class Waiter:
         self._timeout_ms = timeout_ms
         self._quiet = quiet
         self._ends_s = time.monotonic() + timeout_ms / 1000
-        self._told = ""
+        self._printed = ""
 
-    def until(self, what: str, lacks: Callable[[], str]) -> None:
-        """Wait until `lacks`, which may raise CommandFailed, returns "". Raises CommandFailed at the end: DIFFERS with
+    def until(self, what: str, check: Callable[[], str]) -> None:
+        """Wait until `check`, which may raise CommandFailed, returns "". Raises CommandFailed at the end: DIFFERS with
         what is lacking, or UNAVAILABLE where no node answers or the outcome is not known."""
         while True:
             answered = True
             try:
-                why = lacks()
+                why = check()
             except CommandFailed as error:
                 if error.exit_code is not Exit.UNAVAILABLE:
                     raise
@@ -89,9 +89,9 @@ class Waiter:
                 code = Exit.DIFFERS if answered else Exit.UNAVAILABLE
                 limit = format_duration(self._timeout_ms)
                 raise CommandFailed(code, "timed-out", f"{what}: not within {limit}: {why}")
-            if why != self._told and not self._quiet:
+            if why != self._printed and not self._quiet:
                 click.echo(printable(f"{what}: waits: {why}"), err=True)
-            self._told = why
+            self._printed = why
             time.sleep(min(POLL_S, max(0.0, self._ends_s - time.monotonic())))
 
 
@@ -99,11 +99,11 @@ def wait_for(admin: AdminClient, goal: Goal, waiter: Waiter, what: str = "cluste
     """Wait until the cluster has reached a goal; its last state. Raises CommandFailed."""
     seen: list[Row] = []
 
-    def lacks() -> str:
+    def check() -> str:
         seen[:] = [admin.get("/admin/cluster")]
-        return lacking(goal, seen[0])
+        return obstacle(goal, seen[0])
 
-    waiter.until(what, lacks)
+    waiter.until(what, check)
     return seen[0]
 
 
@@ -111,7 +111,7 @@ def wait_for_order(admin: AdminClient, number: Any, waiter: Waiter) -> Row:
     """Wait until an order of moves is over; how it ended. Raises CommandFailed, also where it was cancelled."""
     ended: list[Row] = []
 
-    def lacks() -> str:
+    def check() -> str:
         answer = admin.get("/admin/moves")
         for order in objects_in(answer, "orders"):
             if order.get("order") == number:
@@ -120,7 +120,7 @@ def wait_for_order(admin: AdminClient, number: Any, waiter: Waiter) -> Row:
         ended[:] = [each for each in objects_in(answer, "ended") if each.get("order") == number]
         return "" if ended else "it is not listed"
 
-    waiter.until(f"order {number}", lacks)
+    waiter.until(f"order {number}", check)
     if ended[0].get("outcome") != "done":
         sentence = f"order {number} ended as {cell(ended[0].get('outcome'))}"
         raise CommandFailed(Exit.DIFFERS, "not-done", sentence)
@@ -130,7 +130,7 @@ def wait_for_order(admin: AdminClient, number: Any, waiter: Waiter) -> Row:
 def wait_for_empty(admin: AdminClient, nodes: Sequence[str], waiter: Waiter) -> None:
     """Wait until nodes hold no replica and lead nothing. Raises CommandFailed."""
 
-    def lacks() -> str:
+    def check() -> str:
         rows = objects_in(admin.get("/admin/nodes"), "nodes")
         left = {str(row.get("name")): row for row in rows if row.get("name") in nodes}
         full = [
@@ -140,4 +140,4 @@ def wait_for_empty(admin: AdminClient, nodes: Sequence[str], waiter: Waiter) -> 
         ]
         return "; ".join(full)
 
-    waiter.until(f"drain of {', '.join(nodes)}", lacks)
+    waiter.until(f"drain of {', '.join(nodes)}", check)

@@ -33,7 +33,7 @@ class Stopped(Exception):
     """The demo ends; the request was not repeated."""
 
 
-class ClusterClient:
+class FailoverClient:
     """The nodes of one cluster at `urls`, any of which serves all keys. Uses one until it fails, beginning with number
     `first` modulo their count. For one thread; `stopping` ends the retries."""
 

@@ -17,7 +17,7 @@ from concurrent import futures
 from contextlib import closing
 from typing import Final
 
-from isthmus.node.demo.client import ClusterClient, ObjectWrite, Stopped
+from isthmus.node.demo.client import FailoverClient, ObjectWrite, Stopped
 from isthmus.node.demo.history import DemoHistory, HistoryOperation
 from isthmus.repl.model.errors import IsthmusError
 
@@ -37,7 +37,7 @@ class HistoryReplay:
         self._interval_s = 1 / rate if rate > 0 else 0.0
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._clients = [ClusterClient(urls, self._stopping, number) for number in range(CONNECTIONS)]
+        self._clients = [FailoverClient(urls, self._stopping, number) for number in range(CONNECTIONS)]
         self._shares: list[futures.Future[None]] = []
         self._started_s = self._done_s = 0.0
         self.total_count = sum(len(history.operations) for history in histories)
@@ -98,7 +98,7 @@ class HistoryReplay:
                         key = operation.key.decode(errors="backslashreplace")
                         raise type(error)(f"{history.title}, {key!r}: {error}") from error
 
-    def _perform(self, client: ClusterClient, history: DemoHistory, operation: HistoryOperation) -> None:
+    def _perform(self, client: FailoverClient, history: DemoHistory, operation: HistoryOperation) -> None:
         value = None if operation.token is None else history.value(operation.token)
         client.retrying(ObjectWrite(history.bucket, operation.key, value).attempt)
         with self._lock:

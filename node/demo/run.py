@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from isthmus import config, node
 from isthmus.node.demo.chaos import FailureInjector, ProcessControl
-from isthmus.node.demo.client import ClusterClient, key_path
+from isthmus.node.demo.client import FailoverClient, key_path
 from isthmus.node.demo.history import DemoHistory, Expectation, GitHistory, HistoryFault, MadeHistory
 from isthmus.node.demo.live_view import DemoProgress, DemoView
 from isthmus.node.demo.outcome import DemoOutcome
@@ -243,7 +243,7 @@ class _DemoRun:
 
         with ExitStack() as stack:
             readers = {
-                name: stack.enter_context(closing(ClusterClient(urls, self._stopping)))
+                name: stack.enter_context(closing(FailoverClient(urls, self._stopping)))
                 for name, urls in self._https.items()
             }
             for history, end in expected:

@@ -33,7 +33,7 @@ from isthmus.repl.telemetry import Family, Sample
 
 log = structlog.get_logger(__name__)
 
-TELL_EVERY_S: Final = 3600.0
+REPORT_EVERY_S: Final = 3600.0
 """How often the log repeats problems of certificates."""
 
 HELP: Final[Mapping[str, Family]] = {
@@ -86,7 +86,7 @@ class NodeCredentials:
         logins = LoginSessions(f"isthmus-{settings.node.cluster}-{settings.node.name}")
         self.guards = {"http": guard_of("http", settings.tokens), "admin": guard_of("admin", settings.tokens, logins)}
         self._peers_expire_s: Callable[[], Mapping[str, float]] = dict
-        self._telling: asyncio.Task[None] | None = None
+        self._reporting: asyncio.Task[None] | None = None
 
     @property
     def certified_sinks(self) -> bool:
@@ -117,13 +117,13 @@ class NodeCredentials:
         self._peers_expire_s = peers_expire_s
         for path, message in warnings_of(self._settings):
             log.warning("security.doubt", key=path, sentence=message)
-        self._telling = asyncio.get_running_loop().create_task(self._tell())
+        self._reporting = asyncio.get_running_loop().create_task(self._report_problems())
 
     async def stop(self) -> None:
         """Stop the reports."""
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.gather(self._telling, return_exceptions=True)
+        if self._reporting is not None:
+            self._reporting.cancel()
+            await asyncio.gather(self._reporting, return_exceptions=True)
 
     def reload(self) -> list[str]:
         """Read all files of certificates and tokens again; returns a sentence for each that could not be read, whose
@@ -131,11 +131,11 @@ class NodeCredentials:
         tokens = [each for guard in self.guards.values() if guard is not None for each in guard.watched()]
         return sorted({why for each in (*self._watched, *tokens) if (why := each.reload())})
 
-    async def _tell(self) -> None:
+    async def _report_problems(self) -> None:
         while True:
             for sentence in self.problems():
                 log.warning("security.problem", sentence=sentence)
-            await asyncio.sleep(TELL_EVERY_S)
+            await asyncio.sleep(REPORT_EVERY_S)
 
     def problems(self) -> list[str]:
         """Problems that an operator should fix soon, a sentence each."""

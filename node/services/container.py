@@ -283,7 +283,7 @@ class NodeServices:
             request_timeout_ms=settings.listen.request_timeout_ms,
         )
         self.property_cache.on_change.append(self.reaper.properties_changed)
-        self.coordinator.unreplicated = self.queues.owed
+        self.coordinator.unreplicated = self.queues.is_unreplicated
         self.repairs = RepairQueue(self.queues, self.time)
         self.gaps = ClusterGaps(
             self.query,
@@ -443,9 +443,9 @@ class NodeServices:
         self.coordinator.learn_records(records, self.controller.unread.partitions - records.keys())
         self.client_routes.records_changed()
 
-    def _registered(self, inc: int) -> None:
-        """The node is registered in session `inc` from now on."""
-        self.runtime.session_started(inc)
+    def _registered(self, session_id: int) -> None:
+        """The node is registered in session `session_id` from now on."""
+        self.runtime.session_started(session_id)
         self.controller.wake()
 
     def on_registrations(self, registrations: Mapping[str, Registration]) -> None:

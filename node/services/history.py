@@ -26,7 +26,7 @@ from isthmus.node.services.history_series import (
     ALL_TYPES,
     COLUMNS,
     SAMPLED,
-    Column,
+    HistoryColumn,
     Merge,
     Scope,
     Values,
@@ -34,7 +34,7 @@ from isthmus.node.services.history_series import (
 )
 
 
-class Span(NamedTuple):
+class HistorySpan(NamedTuple):
     """A resolution of the history: a number of places of `step_ms` each."""
 
     name: str
@@ -42,9 +42,9 @@ class Span(NamedTuple):
     places: int
 
 
-HOUR: Final = Span("hour", 2_000, 1_800)
-DAY: Final = Span("day", 60_000, 1_440)
-SPANS: Final[Mapping[str, Span]] = {span.name: span for span in (HOUR, DAY)}
+HOUR: Final = HistorySpan("hour", 2_000, 1_800)
+DAY: Final = HistorySpan("day", 60_000, 1_440)
+SPANS: Final[Mapping[str, HistorySpan]] = {span.name: span for span in (HOUR, DAY)}
 
 MEMORY_LIMIT_BYTES: Final = 16 * MB
 """Memory of a node's history. 14 bucket types, 10 queues and 10 links with every kind of entry need 15.5 MB."""
@@ -60,14 +60,14 @@ _PER_MINUTE: Final = DAY.step_ms // HOUR.step_ms
 Key = tuple[str, str]
 """Name of a column, and its label."""
 
-Reading = tuple[Column, str, float]
+Reading = tuple[HistoryColumn, str, float]
 """Column, label, value; the value of a counter is its total."""
 
 
 class Ring:
     """The places of one span. Rows are columns; `newest` is the number of the newest place."""
 
-    def __init__(self, span: Span, rows: int) -> None:
+    def __init__(self, span: HistorySpan, rows: int) -> None:
         self.span = span
         self.newest: int | None = None
         # Memory that is never written is not taken: rows become resident as columns are added.
@@ -132,7 +132,7 @@ class History:
         """The labels that columns of a scope have."""
         return sorted({label for name, label in self._rows if COLUMNS[name].scope is scope and label != ALL_TYPES})
 
-    def read(self, span: Span, first: int, key: Key) -> Values | None:
+    def read(self, span: HistorySpan, first: int, key: Key) -> Values | None:
         """`span.places` places of a column from place `first` on; None for a column that is not kept."""
         ring, row = self._rings[span.name], self._rows.get(key)
         if row is not None:

@@ -19,7 +19,7 @@ from zlib import crc32
 import structlog
 
 from isthmus.node.services.history import HOUR, History, Reading
-from isthmus.node.services.history_series import ALL_TYPES, COLUMNS, Column, Scope, worst_value
+from isthmus.node.services.history_series import ALL_TYPES, COLUMNS, HistoryColumn, Scope, worst_value
 from isthmus.queues.service import QueueService
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.replog.port import Replog
@@ -247,7 +247,7 @@ def _picked(samples: Iterable[Sample]) -> Iterator[Reading]:
                 yield COLUMNS[column], _label_of(COLUMNS[column], labels), value * factor
 
 
-def _label_of(column: Column, labels: Mapping[str, str]) -> str:
+def _label_of(column: HistoryColumn, labels: Mapping[str, str]) -> str:
     match column.scope:
         case Scope.LINK:
             return f"{labels['queue']}@{labels['peer']}"

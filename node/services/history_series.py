@@ -58,7 +58,7 @@ class Merge(Enum):
     MIN = "min"
 
 
-class Column(NamedTuple):
+class HistoryColumn(NamedTuple):
     """A number of a sample. `over_time` merges the samples of a minute, `over_nodes` those of several nodes or bucket
     types. A `counter` is given as its total and kept as a rate. `from_zero`: as long as it was never reported, nothing
     had happened."""
@@ -91,21 +91,21 @@ class Series(NamedTuple):
     formula: Formula = Formula.VALUE
 
 
-def _gauge(name: str, scope: Scope, over_time: Merge = Merge.MEAN, over_nodes: Merge = Merge.SUM) -> Column:
-    return Column(name, scope, over_time, over_nodes)
+def _gauge(name: str, scope: Scope, over_time: Merge = Merge.MEAN, over_nodes: Merge = Merge.SUM) -> HistoryColumn:
+    return HistoryColumn(name, scope, over_time, over_nodes)
 
 
-def _peak(name: str, scope: Scope) -> Column:
-    return Column(name, scope, Merge.MAX, Merge.MAX)
+def _peak(name: str, scope: Scope) -> HistoryColumn:
+    return HistoryColumn(name, scope, Merge.MAX, Merge.MAX)
 
 
-def _counter(name: str, scope: Scope, *, from_zero: bool = False) -> Column:
-    return Column(name, scope, counter=True, from_zero=from_zero)
+def _counter(name: str, scope: Scope, *, from_zero: bool = False) -> HistoryColumn:
+    return HistoryColumn(name, scope, counter=True, from_zero=from_zero)
 
 
-def _columns() -> list[Column]:
+def _columns() -> list[HistoryColumn]:
     of_type, node, queue, link = Scope.BUCKET_TYPE, Scope.NODE, Scope.QUEUE, Scope.LINK
-    found = [Column(SAMPLED, node, Merge.MAX)]
+    found = [HistoryColumn(SAMPLED, node, Merge.MAX)]
     for part in PARTS:
         prefix = f"replog.{part}"
         found += [_gauge(f"{prefix}.{name}", of_type) for name in ("replicas", "entries", "unapplied")]
@@ -147,7 +147,7 @@ def _columns() -> list[Column]:
         _counter("queue.given_up_per_s", queue),
         _gauge("queue.gaps", queue, Merge.MAX),
         _gauge("queue.suspended", queue, Merge.MAX, Merge.MAX),
-        Column("queue.throttled_percent", queue, over_nodes=Merge.MAX, counter=True),
+        HistoryColumn("queue.throttled_percent", queue, over_nodes=Merge.MAX, counter=True),
         _peak("sink.lag_p50_ms", link),
         _peak("sink.lag_p99_ms", link),
         _counter("sink.changes_per_s", link),
@@ -159,7 +159,7 @@ def _columns() -> list[Column]:
     return found
 
 
-COLUMNS: Final[Mapping[str, Column]] = {column.name: column for column in _columns()}
+COLUMNS: Final[Mapping[str, HistoryColumn]] = {column.name: column for column in _columns()}
 """Name -> column."""
 
 

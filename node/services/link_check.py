@@ -34,11 +34,11 @@ UNKNOWN: Final = "unknown"
 
 
 class LinkCheckResult(NamedTuple):
-    """The peer's answers about its cluster (`told`) and the queue, or the errors of the requests.
+    """The peer's answers about its cluster (`nodes`) and the queue, or the errors of the requests.
 
     `offset_ms`: the source's clock minus this node's, accurate to `exact_ms`."""
 
-    told: discovery.PeerNodes | IsthmusError
+    nodes: discovery.PeerNodes | IsthmusError
     queue: Mapping[str, Any] | IsthmusError
     took_ms: int
     offset_ms: int | None = None
@@ -62,21 +62,21 @@ def look(url: str, queue: str, access: PeerCredentials, wall_ms: Callable[[], in
     peer = HttpPeer(url, 1, access)
     began_s = time.monotonic()
     try:
-        told: discovery.PeerNodes | IsthmusError = discovery.ask(peer)
+        nodes: discovery.PeerNodes | IsthmusError = discovery.ask(peer)
     except IsthmusError as error:
-        told = error
+        nodes = error
     took_ms = int((time.monotonic() - began_s) * 1000)
     try:
-        if isinstance(told, IsthmusError) and not isinstance(told, HttpRefused):
-            return LinkCheckResult(told, told, took_ms)
+        if isinstance(nodes, IsthmusError) and not isinstance(nodes, HttpRefused):
+            return LinkCheckResult(nodes, nodes, took_ms)
         asked_ms = wall_ms()
         body = peer.get(f"/queues/{quote(queue, safe='')}/link", timeout_ms=TIMEOUT_MS, limit_bytes=ANSWER_BYTES_MAX)
         answered_ms = wall_ms()
         about = _parsed(body)
         offset_ms = about["wall_ms"] - (asked_ms + answered_ms) // 2
-        return LinkCheckResult(told, about, took_ms, offset_ms, (answered_ms - asked_ms + 1) // 2)
+        return LinkCheckResult(nodes, about, took_ms, offset_ms, (answered_ms - asked_ms + 1) // 2)
     except IsthmusError as error:
-        return LinkCheckResult(told, error, took_ms)
+        return LinkCheckResult(nodes, error, took_ms)
     finally:
         peer.abort()
 
@@ -107,12 +107,12 @@ def _places(about: Mapping[str, Any]) -> ScopeDigests | None:
     """The source's digests of properties by bucket type and bucket.
 
     None: too many to send, or the source runs a version that does not send them."""
-    told = about.get("places")
-    if told is None:
+    places = about.get("places")
+    if places is None:
         return None
     return {
         kind.encode(): {bytes.fromhex(name): bytes.fromhex(digest) for name, digest in found.items()}
-        for kind, found in told.items()
+        for kind, found in places.items()
     }
 
 
@@ -123,21 +123,21 @@ def judged(url: str, queue: str, expected: str, found: LinkCheckResult, here: He
     def row(what: str, state: str, said: str, right: str = "") -> None:
         rows.append({"what": what, "state": state, "found": said, "right": right})
 
-    told, about = found.told, found.queue
-    if isinstance(told, IsthmusError) and not isinstance(told, HttpRefused):
+    nodes, about = found.nodes, found.queue
+    if isinstance(nodes, IsthmusError) and not isinstance(nodes, HttpRefused):
         row(
             "reach",
             FAIL,
-            str(told),
+            str(nodes),
             "URL of a node's HTTP listener, reachable from this node; for TLS, [tls] that fits",
         )
     else:
         row("reach", OK, f"answers in {found.took_ms} ms")
-    _judge_tls(row, url, expected, told)
-    _judge_token(row, told, about)
-    _judge_cluster(row, expected, told, about, here)
+    _judge_tls(row, url, expected, nodes)
+    _judge_token(row, nodes, about)
+    _judge_cluster(row, expected, nodes, about, here)
     if isinstance(about, IsthmusError):
-        _judge_no_queue(row, about, told)
+        _judge_no_queue(row, about, nodes)
     else:
         _judge_queue(row, queue, about, here, found)
     if here.linked:
@@ -148,31 +148,31 @@ def judged(url: str, queue: str, expected: str, found: LinkCheckResult, here: He
 Row = Callable[..., None]
 
 
-def _judge_tls(row: Row, url: str, expected: str, told: discovery.PeerNodes | IsthmusError) -> None:
+def _judge_tls(row: Row, url: str, expected: str, nodes: discovery.PeerNodes | IsthmusError) -> None:
     if not url.startswith("https://"):
         right = "https://, where the network is not trusted" + (
             "; without it --peer-cluster cannot be verified" if expected else ""
         )
         row("tls", WARN, "not protected", right)
-    elif isinstance(told, IsthmusError) and not isinstance(told, HttpRefused):
+    elif isinstance(nodes, IsthmusError) and not isinstance(nodes, HttpRefused):
         row("tls", UNKNOWN, "not reached")
     else:
         row("tls", OK, f"the certificate is valid{f' and names cluster {expected}' if expected else ''}")
 
 
-def _judge_token(row: Row, told: object, about: object) -> None:
-    refused = next((e for e in (told, about) if isinstance(e, HttpRefused) and e.status in (401, 403)), None)
+def _judge_token(row: Row, nodes: object, about: object) -> None:
+    refused = next((e for e in (nodes, about) if isinstance(e, HttpRefused) and e.status in (401, 403)), None)
     if refused is not None:
         row("token", FAIL, str(refused), "--peer-token-file with a token that has the role replicate there")
-    elif isinstance(told, IsthmusError):
+    elif isinstance(nodes, IsthmusError):
         row("token", UNKNOWN, "not reached")
     else:
         row("token", OK, "accepted")
 
 
-def _judge_cluster(row: Row, expected: str, told: object, about: object, here: Here) -> None:
-    if isinstance(told, discovery.PeerNodes):
-        uuid, name = told.cluster.hex(), told.cluster_name
+def _judge_cluster(row: Row, expected: str, nodes: object, about: object, here: Here) -> None:
+    if isinstance(nodes, discovery.PeerNodes):
+        uuid, name = nodes.cluster.hex(), nodes.cluster_name
     elif isinstance(about, Mapping):
         uuid, name = about["cluster_uuid"], about["cluster"]
     else:
@@ -186,7 +186,7 @@ def _judge_cluster(row: Row, expected: str, told: object, about: object, here: H
         row("cluster", OK, f"{name} ({uuid})")
 
 
-def _judge_no_queue(row: Row, error: IsthmusError, told: object) -> None:
+def _judge_no_queue(row: Row, error: IsthmusError, nodes: object) -> None:
     if isinstance(error, HttpRefused) and error.reason == "unknown-queue":
         row("queue", FAIL, str(error), "isthmus queue register NAME there, or the name of an existing queue")
     elif isinstance(error, HttpRefused) and error.status in (404, 405, 501):
@@ -197,7 +197,7 @@ def _judge_no_queue(row: Row, error: IsthmusError, told: object) -> None:
             "upgrade the source, or add the peer unchecked",
         )
     else:
-        row("queue", UNKNOWN, str(error) if error is not told else "not reached")
+        row("queue", UNKNOWN, str(error) if error is not nodes else "not reached")
 
 
 def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, found: LinkCheckResult) -> None:
@@ -231,8 +231,8 @@ def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, fou
     else:
         row("bucket types", OK, "this cluster has all bucket types that the queue offers")
     ours, theirs = (
-        {name.encode(): str(told[name]).encode() for name in here.bucket_types if told.get(name)}
-        for told in (here.digests, {name: one.get("digest") for name, one in types.items()})
+        {name.encode(): str(digests[name]).encode() for name in here.bucket_types if digests.get(name)}
+        for digests in (here.digests, {name: one.get("digest") for name, one in types.items()})
     )
     both = {name.encode() for name in types}
     differ = [one for one in differences(ours, theirs, here.scopes, _places(about)) if one.bucket_type in both]

@@ -14,8 +14,8 @@ from isthmus.config.text import quantity
 from isthmus.node.services.replication_lag import joined_reasons, why_uncovered
 from isthmus.repl.model.record import PartitionRecord
 
-Listing = Mapping[str, Any]
-Listings = Mapping[str, Sequence[Listing] | None]
+QueueListing = Mapping[str, Any]
+QueueListings = Mapping[str, Sequence[QueueListing] | None]
 """Node -> its listing of queues; None: no answer."""
 
 PRIORITIES: Final = ("real_time", "full_sync", "fold")
@@ -29,13 +29,13 @@ MIXED: Final = "mixed"
 """Publishing or serving is in different states on different nodes."""
 
 
-def queue_rows(answers: Listings, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
+def queue_rows(answers: QueueListings, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
     """A row for each queue that some node lists, by name."""
     names = sorted({row["name"] for listed in answers.values() for row in listed or ()})
     return [_row(name, answers, records) for name in names]
 
 
-def _row(name: str, answers: Listings, records: Mapping[int, PartitionRecord]) -> dict[str, Any]:
+def _row(name: str, answers: QueueListings, records: Mapping[int, PartitionRecord]) -> dict[str, Any]:
     rows = {node: row for node, listed in answers.items() for row in listed or () if row["name"] == name}
     every = list(rows.values())
     silent = sorted(node for node, listed in answers.items() if listed is None)
@@ -63,7 +63,7 @@ def _row(name: str, answers: Listings, records: Mapping[int, PartitionRecord]) -
 
 
 def _uncounted(
-    name: str, rows: Mapping[str, Listing], answers: Listings, records: Mapping[int, PartitionRecord]
+    name: str, rows: Mapping[str, QueueListing], answers: QueueListings, records: Mapping[int, PartitionRecord]
 ) -> str:
     """Why changes that wait in real time are not all counted, though every node answers; "" when they are."""
     why = why_uncovered(name, {node: [{"name": name}] if node in rows else [] for node in answers}, records)
@@ -81,7 +81,7 @@ def _uncounted(
     return ""
 
 
-def _depth(parts: Sequence[Listing], why: str) -> dict[str, int | None]:
+def _depth(parts: Sequence[QueueListing], why: str) -> dict[str, int | None]:
     """The numbers of waiting and leased changes at one priority; None with a reason `why` they are not known."""
     known = sum(part["waiting"] or 0 for part in parts)
     return {
@@ -91,7 +91,7 @@ def _depth(parts: Sequence[Listing], why: str) -> dict[str, int | None]:
     }
 
 
-def _oldest_age_ms(row: Listing) -> int | None:
+def _oldest_age_ms(row: QueueListing) -> int | None:
     """Age of the oldest change of a node that is not acknowledged, 0 where there is none; None: unknown."""
     if row["waiting"] == 0 and row["in_flight"] == 0:
         return 0
@@ -99,7 +99,7 @@ def _oldest_age_ms(row: Listing) -> int | None:
     return age_ms
 
 
-def _consumers(rows: Mapping[str, Listing]) -> list[dict[str, Any]]:
+def _consumers(rows: Mapping[str, QueueListing]) -> list[dict[str, Any]]:
     """Nodes of the sink's cluster, the newest fetch first; `waits_at`: nodes at which a fetch of theirs waits now."""
     found: dict[str, dict[str, Any]] = {}
     for node, row in sorted(rows.items()):
@@ -119,7 +119,7 @@ def _consumers(rows: Mapping[str, Listing]) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda one: -int(one["last_fetch_ms"]))
 
 
-def _rates(every: Sequence[Listing], why: str) -> dict[str, Any]:
+def _rates(every: Sequence[QueueListing], why: str) -> dict[str, Any]:
     """The rates of all nodes together, the limits that bind on some of them, and the author of the limits."""
     throttles = [row["throttle"] for row in every]
     return {
@@ -133,7 +133,7 @@ def _rates(every: Sequence[Listing], why: str) -> dict[str, Any]:
     }
 
 
-def _by_reason(rows: Mapping[str, Listing]) -> dict[str, list[str]]:
+def _by_reason(rows: Mapping[str, QueueListing]) -> dict[str, list[str]]:
     """Reason -> the nodes that give it."""
     found: dict[str, list[str]] = {}
     for node, row in rows.items():

@@ -54,7 +54,7 @@ HELP: Final[Mapping[str, Family]] = {
 """Name -> metric definition (see repl.telemetry)."""
 
 
-class Routes(Protocol):
+class KeyLeaders(Protocol):
     """The leader of each key: `repl.coordinator.routing.RoutingTable`."""
 
     def partition_of(self, bucket_type: bytes, hash64: int) -> int:
@@ -64,7 +64,7 @@ class Routes(Protocol):
         """The node that leads it; None for none."""
 
 
-class RequestLinks(Protocol):
+class RequestSender(Protocol):
     """The connections with the other nodes (`repl.transport.links.ClusterLinks`)."""
 
     def send_request(
@@ -90,7 +90,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class LeaderWatch:
     """Has a write followed by the node that leads its key. Implements `repl.traces.WriteWatch`."""
 
-    def __init__(self, node: str, changes: ChangeTraces, routes: Routes, links: RequestLinks) -> None:
+    def __init__(self, node: str, changes: ChangeTraces, routes: KeyLeaders, links: RequestSender) -> None:
         self._node = node
         self._changes = changes
         self._routes = routes

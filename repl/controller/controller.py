@@ -133,7 +133,7 @@ class Controller:
         self._unavailable = LogLimit()
         self._timers: dict[int, ElectionTimer] = {}
         self._positions = LogPositions(node=node, links=links, own=positions, on_answer=self._wake.set)
-        self._promotions = Promotions(node=node, links=links, on_heard=self._wake.set)
+        self._promotions = Promotions(node=node, links=links, on_received=self._wake.set)
         self._default_creation = DefaultTypeCreation(default_type, node)
         self._writing = asyncio.Semaphore(WRITES_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
@@ -447,7 +447,7 @@ class Controller:
             self.registrations,
             now_ms,
             watch.since_ms,
-            self._promotions.heard(partition),
+            self._promotions.newest(partition),
             attempt=watch.attempt,
             reported=self._positions.of(partition),
             leaderships=leaderships,

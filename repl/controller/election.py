@@ -138,9 +138,10 @@ def elect(
 
     `registrations` (by node) must have been read after the record: a session that has ended never comes back, so
     conclusions from its absence stay true (H29). `waiting_since_ms` and `attempt` come from `watched`, None means since
-    now. `promoted`: the (epoch, node, inc, gen) of received promotions. `reported`: node -> (last epoch, LEO); a node
-    without a report ranks last. `leaderships`: node -> number of partitions it leads; among equal candidates the fewest
-    first, then by node id. `suspected`: node -> the session of it that was suspected last (R-SUSPECT), for the reason.
+    now. `promoted`: the (epoch, node, session id, log id) of received promotions. `reported`: node -> (last epoch,
+    LEO); a node without a report ranks last. `leaderships`: node -> number of partitions it leads; among equal
+    candidates the fewest first, then by node id. `suspected`: node -> the session of it that was suspected last
+    (R-SUSPECT), for the reason.
     """
     look = _Look(record, registrations)
     since_ms = now_ms if waiting_since_ms is None else waiting_since_ms
@@ -199,7 +200,7 @@ class _Look:
         """The number of a registered node."""
         return self._registrations[node].id
 
-    def inc(self, node: str) -> Incarnation:
+    def incarnation(self, node: str) -> Incarnation:
         """The session of a registered node."""
         return Incarnation(node, self._registrations[node].session_id)
 
@@ -225,9 +226,9 @@ class _Look:
         found = self._registrations.get(member.node)
         if found is None:
             return "not registered"
-        gen = found.log_id_of(self.record.partition)
-        if gen != member.log_id:
-            return f"came back with another log: gen {gen}, not {member.log_id}"
+        log_id = found.log_id_of(self.record.partition)
+        if log_id != member.log_id:
+            return f"came back with another log: gen {log_id}, not {member.log_id}"
         return "leaving"
 
 
@@ -300,9 +301,9 @@ def _candidate_found(
     record, candidate = look.record, look.record.candidate
     registration = look.registered(candidate)
     if candidate is not None and registration is not None:
-        gen = registration.log_id_of(record.partition)
-        if (record.epoch, candidate.node, candidate.session_id, gen) in promoted:
-            member = Member(candidate.node, gen)
+        log_id = registration.log_id_of(record.partition)
+        if (record.epoch, candidate.node, candidate.session_id, log_id) in promoted:
+            member = Member(candidate.node, log_id)
             if member in guard(record):
                 return ProposeRecord(_brought_online(look, candidate, member))
         until_ms = since_ms + response_timeout_ms(attempt, timers)
@@ -357,7 +358,7 @@ def _nominated(
         epoch=record.epoch + 1,
         status=PartitionStatus.CANDIDATE_FOUND,
         leader=None,
-        candidate=look.inc(chosen.node),
+        candidate=look.incarnation(chosen.node),
         tried=tried | {chosen.node},
         preferred=None,
         reason=f"waits for {chosen.node} to promote itself",

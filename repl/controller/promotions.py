@@ -35,17 +35,17 @@ Promotion = tuple[int, str, int, int]
 class Promotions:
     """The newest promotion of each partition, and those not yet sent."""
 
-    def __init__(self, *, node: str, links: RequestLinks, on_heard: Callable[[], None]) -> None:
+    def __init__(self, *, node: str, links: RequestLinks, on_received: Callable[[], None]) -> None:
         self._node = node
         self._links = links
-        self._on_received = on_heard
+        self._on_received = on_received
         self._known: Collection[int] = ()
         self._received: dict[int, Promotion] = {}
         self._unsent: dict[int, Promotion] = {}
         self._controller: str | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def heard(self, partition: int) -> tuple[Promotion, ...]:
+    def newest(self, partition: int) -> tuple[Promotion, ...]:
         """The newest promotion of a partition, or none."""
         found = self._received.get(partition)
         return () if found is None else (found,)

@@ -153,11 +153,11 @@ def disqualification(registration: Registration | None, partition: int, copy: Re
 # -- counters ---------------------------------------------------------------------------------------
 
 
-async def raise_counters(metastore: Metastore, gen: int, next_partition: int) -> None:
+async def raise_counters(metastore: Metastore, log_id: int, next_partition: int) -> None:
     """Raise the counters of log ids and partition ids above all that were given: a metastore that went back has
     forgotten some (R-GEN, R-DOT). Raises NotReady, Corruption."""
     next_id = StoredCounter(next_partition)
-    await _raise(metastore, GEN_PATH, lambda found: int(found.value) >= gen, str(gen).encode())
+    await _raise(metastore, GEN_PATH, lambda found: int(found.value) >= log_id, str(log_id).encode())
     await _raise(
         metastore,
         PARTITIONS_COUNTER.path,

@@ -25,7 +25,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from isthmus.repl.model.errors import PeerFault
-from isthmus.repl.security.tls import SCHEME, TlsFiles, client_contexts, names_of, shown_names, trouble_of
+from isthmus.repl.security.tls import SCHEME, TlsFiles, client_contexts, names_of, shown_names, tls_failure
 
 CONNECT_TIMEOUT_MS_MAX: Final = 5_000
 """Longest wait for a connection, whatever the timeout of an answer: a live machine accepts within milliseconds, and
@@ -391,7 +391,7 @@ def cause_of(error: BaseException) -> str:
     inner = error
     while True:
         if isinstance(inner, ssl.SSLError):
-            return f"TLS: {trouble_of(inner).words}"
+            return f"TLS: {tls_failure(inner).words}"
         deeper = getattr(inner, "reason", None) or (inner.args[0] if inner.args else None)
         if not isinstance(deeper, BaseException):
             break

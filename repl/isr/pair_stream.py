@@ -304,7 +304,7 @@ class ReceivedRun(NamedTuple):
     end: int
 
 
-class Received(NamedTuple):
+class ReceivedGroup(NamedTuple):
     """Result of a group: the runs to append, and the runs that are known to be committed now."""
 
     accepted: list[StreamRun]
@@ -335,7 +335,7 @@ class StreamReceiver:
         """The connection broke: nothing of the stream is acknowledged any more."""
         self._begin(0)
 
-    def receive(self, group: StreamGroup, replicas: StreamFollowers, now_ms: int) -> Received | None:
+    def receive(self, group: StreamGroup, replicas: StreamFollowers, now_ms: int) -> ReceivedGroup | None:
         """Take a group; None when the stream is over, which `over` tells its sender."""
         if group.stream != self._stream and group.number == 1:
             self._begin(group.stream)
@@ -345,7 +345,7 @@ class StreamReceiver:
                 self._begin(0)
             return None
         if group.number <= self._number or group.committed >= group.number:
-            return Received([], [])
+            return ReceivedGroup([], [])
         self._number = group.number
         accepted: list[StreamRun] = []
         runs: list[ReceivedRun] = []
@@ -365,7 +365,7 @@ class StreamReceiver:
         while waiting and waiting[0][0] <= group.committed:
             announced = waiting.popleft()[1]
             committed += [each for each in announced if each.nonce and each.partition not in group.held]
-        return Received(accepted, committed)
+        return ReceivedGroup(accepted, committed)
 
     def acknowledge(self, replicas: StreamFollowers) -> StreamAck | None:
         """The acknowledgement of what has become durable; None without news."""

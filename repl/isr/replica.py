@@ -531,14 +531,14 @@ class Replica:
                 # in this epoch: then it is its own nomination.)
                 self._rolled_back(record, used_before(record.epoch, self._epoch_floor), effects)
             else:
-                self._stand(record.epoch, effects)
+                self._become_candidate(record.epoch, effects)
         elif leader is not None and leader.node != member.node and member.node in record.replicas:
             self._epoch_floor = max(self._epoch_floor, record.epoch)
             follower = Follower(record.epoch, leader.node, being_added=member.node in record.adding)
             self._become(follower, f"led: by {leader.node} in epoch {record.epoch}", effects)
             follower.send_request(state, effects, now_ms)
 
-    def _stand(self, epoch: int, effects: Effects) -> None:
+    def _become_candidate(self, epoch: int, effects: Effects) -> None:
         """Idle -> Candidate, unless there is an objection; then nothing is sent.
 
         Offsets of entries that the log lost and the store applied are not reused: they get barriers, too (H36)."""

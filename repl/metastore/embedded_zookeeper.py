@@ -192,12 +192,12 @@ def serves(port: int) -> bool:
         return False
 
 
-def wait_until_serving(directory: Path, port: int, timeout_s: float, trouble: Callable[[], str | None]) -> None:
+def wait_until_serving(directory: Path, port: int, timeout_s: float, failure: Callable[[], str | None]) -> None:
     """Return once the server of `directory` serves. Raises LocalFault, which names its log, after `timeout_s`, or if
-    `trouble()` returns why it never will."""
+    `failure()` returns why it never will."""
     deadline = time.monotonic() + timeout_s
     while not serves(port):
-        why = trouble()
+        why = failure()
         if why is None and time.monotonic() >= deadline:
             why = f"no answer on {HOST}:{port} within {timeout_s:g} s"
         if why is not None:

@@ -74,7 +74,7 @@ class Liveness:
                 f"node {node} has the id {registration.id}, which the live node {other.decode(errors='replace')} has "
                 f"already: give each node of the cluster its own node.id"
             )
-        await self._stand(registration, session)
+        await self._write_log_identity(registration, session)
         made = await self._hold(path, encode_registration(registration), session, lambda _left, stat: replaceable(stat))
         if isinstance(made, bytes):
             raise NameTaken(self._taken(node, made))
@@ -158,28 +158,28 @@ class Liveness:
         """The checks of a commit that names these members, true only while each is registered, active, and has this log
         id for `partition`. Raises VersionConflict if one is not, Unavailable."""
         checks: list[VersionCheck] = []
-        for node, gen in needs:
-            standing = await self._standing(node)
+        for node, log_id in needs:
+            identity = await self._read_log_identity(node)
             here = await self._tree.stat(f"{self._base}/nodes/{node}", armed=False)
-            if standing is None or here is None:
+            if identity is None or here is None:
                 raise VersionConflict(f"{node} is not registered")
-            if not standing[0].active:
+            if not identity[0].active:
                 raise VersionConflict(f"{node} is leaving")
-            if standing[0].log_id_of(partition) != gen:
+            if identity[0].log_id_of(partition) != log_id:
                 raise VersionConflict(
-                    f"{node} has gen {standing[0].log_id_of(partition)} of partition {partition}, not {gen}"
+                    f"{node} has gen {identity[0].log_id_of(partition)} of partition {partition}, not {log_id}"
                 )
             # The version of the ephemeral does not suffice: it begins at 0 again in the node's next session.
-            checks.append(VersionCheck(f"{self._base}/replicas/{node}", standing[1]))
+            checks.append(VersionCheck(f"{self._base}/replicas/{node}", identity[1]))
             checks.append(VersionCheck(f"{self._base}/nodes/{node}", here.version))
         return checks
 
-    async def _standing(self, node: str) -> tuple[LogIdentityRecord, int] | None:
+    async def _read_log_identity(self, node: str) -> tuple[LogIdentityRecord, int] | None:
         path = f"{self._base}/replicas/{node}"
         found = await self._tree.read(path, armed=False)
         return None if found is None else (decode_at(path, found[0], decode_log_identity), found[1].version)
 
-    async def _stand(self, registration: Registration, session: int) -> None:
+    async def _write_log_identity(self, registration: Registration, session: int) -> None:
         """Write down what others may go by; nothing is written that is there already."""
         path, data = f"{self._base}/replicas/{registration.node}", encode_log_identity(registration)
         for _ in range(ATTEMPTS_LIMIT):

@@ -116,7 +116,7 @@ class TreeMetastore:
                 log.debug("metastore.uuid_retried", error=repr(error))
         raise Unavailable(f"{path} could not be agreed on")
 
-    async def allocate_gen(self) -> int:
+    async def allocate_log_id(self) -> int:
         """See the port. An id that an undecided write may have taken is skipped, and never given twice."""
         path = f"{self._base}/gen"
         for _ in range(ATTEMPTS_LIMIT):
@@ -125,12 +125,12 @@ class TreeMetastore:
                 if found is None:
                     await self._tree.create(path, b"1")
                     return 1
-                gen = decode_at(path, found[0], _gen) + 1
-                await self._tree.set(path, str(gen).encode(), found[1].version)
+                log_id = decode_at(path, found[0], _parse_log_id) + 1
+                await self._tree.set(path, str(log_id).encode(), found[1].version)
             except (VersionConflict, Ambiguous) as error:
                 log.debug("metastore.gen_retried", error=repr(error))
             else:
-                return gen
+                return log_id
         raise Unavailable(f"{path} could not be raised")
 
     async def register(self, registration: Registration, takes: Collection[int] | None = None) -> int:
@@ -288,7 +288,7 @@ def _uuid(text: bytes) -> bytes:
     return found
 
 
-def _gen(text: bytes) -> int:
+def _parse_log_id(text: bytes) -> int:
     if not text.strip().isdigit():
         raise ValueError(f"{text!r:.80} is not a whole number: write one above every gen that was ever allocated")
     return int(text)

@@ -103,7 +103,7 @@ class Metastore(Protocol):
         """The live registrations, by node. With `sync` not older than the call; without, not older than what any call
         before has returned, which is enough after `records()` and saves a round trip."""
 
-    async def allocate_gen(self) -> int:
+    async def allocate_log_id(self) -> int:
         """A gen that was never given before in this cluster."""
 
     async def records(self) -> Mapping[int, PartitionRecord]:
@@ -116,7 +116,7 @@ class Metastore(Protocol):
         node whose registration cannot be read is not among `registrations()`."""
 
     @property
-    def trouble(self) -> str:
+    def rolled_back(self) -> str:
         """Why there is no connection, if the ensemble is known to have lost what this process has seen (H32); ""
         otherwise."""
 

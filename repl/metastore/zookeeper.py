@@ -82,7 +82,7 @@ class ZooKeeperMetastore(TreeMetastore):
                 return
 
     @property
-    def trouble(self) -> str:
+    def rolled_back(self) -> str:
         """See the port."""
         return "" if self._link is None else self._link.rolled_back
 

@@ -80,7 +80,7 @@ class FrameHeader(NamedTuple):
     body_hash: int
 
 
-class RunKind(IntEnum):
+class EntryRunKind(IntEnum):
     """The kinds of runs."""
 
     ENTRIES = 1
@@ -95,15 +95,15 @@ class RunKind(IntEnum):
     """All entries are dropped: the log begins and ends at base; payload as for STATE."""
 
 
-_KINDS: Final = {kind.value: kind for kind in RunKind}
-_ENTRIES: Final = int(RunKind.ENTRIES)
+_KINDS: Final = {kind.value: kind for kind in EntryRunKind}
+_ENTRIES: Final = int(EntryRunKind.ENTRIES)
 
 
 class EntryRun(NamedTuple):
     """One run of a frame's body; its payload is body[payload_from:payload_to]."""
 
     partition: int
-    kind: RunKind
+    kind: EntryRunKind
     epoch: int
     previous_epoch: int
     base: int
@@ -172,7 +172,7 @@ def decode_frame_header(data: bytes, seed: int) -> FrameHeader:
 
 
 def encode_entries(
-    kind: RunKind,
+    kind: EntryRunKind,
     partition: int,
     epoch: int,
     previous_epoch: int,
@@ -192,10 +192,12 @@ def encode_entries(
 
 def encode_truncate(partition: int, epoch: int, previous_epoch: int, to_offset: int) -> bytes:
     """Return a run that drops the partition's entries from `to_offset` on."""
-    return _RUN_HEADER.pack(partition, RunKind.TRUNCATE, 0, 0, epoch, previous_epoch, to_offset, 0, 0)
+    return _RUN_HEADER.pack(partition, EntryRunKind.TRUNCATE, 0, 0, epoch, previous_epoch, to_offset, 0, 0)
 
 
-def encode_state(partition: int, start: int, leo: int, table: EpochTable, kind: RunKind = RunKind.STATE) -> bytes:
+def encode_state(
+    partition: int, start: int, leo: int, table: EpochTable, kind: EntryRunKind = EntryRunKind.STATE
+) -> bytes:
     """Return a run with the state of the partition's log; of kind START, with its new start."""
     rows = b"".join(_STATE_ROW.pack(*row) for row in table)
     head = _RUN_HEADER.pack(partition, kind, 0, 0, 0, 0, start, len(table), _U64.size + len(rows))
@@ -219,11 +221,11 @@ def decode_runs(body: bytes, run_count: int) -> list[EntryRun]:
         if kind is None or spare or reserved or at > len(body):
             raise Corruption("a run contradicts its frame")
         match kind:
-            case RunKind.ENTRIES | RunKind.COPIED:
+            case EntryRunKind.ENTRIES | EntryRunKind.COPIED:
                 fine = count > 0 and length >= count * _LENGTH_BYTES and epoch >= previous_epoch
-            case RunKind.TRUNCATE:
+            case EntryRunKind.TRUNCATE:
                 fine = count == 0 and length == 0
-            case RunKind.STATE | RunKind.START:
+            case EntryRunKind.STATE | EntryRunKind.START:
                 fine = length == _U64.size + count * _STATE_ROW.size
         if not fine:
             raise Corruption(f"a run of kind {kind.name} contradicts itself")
@@ -287,6 +289,6 @@ def decode_state(body: bytes, run: EntryRun) -> tuple[int, EpochTable]:
     rows = _STATE_ROW.iter_unpack(body[run.payload_from + _U64.size : run.payload_to])
     table: EpochTable = tuple((epoch, first) for epoch, first in rows)
     ascending = all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(table))
-    if leo < run.base or not ascending or (run.kind is RunKind.START and leo != run.base):
+    if leo < run.base or not ascending or (run.kind is EntryRunKind.START and leo != run.base):
         raise Corruption(f"a {run.kind.name} run contradicts itself")
     return leo, table

@@ -20,7 +20,7 @@ from isthmus.repl.model.entry import Entry, EntryKind
 from isthmus.repl.model.errors import Corruption, IsthmusError, LocalFault, OutOfStorage, TooLarge
 from isthmus.repl.replog.epochs import clipped, extended, last_epoch, truncated
 from isthmus.repl.replog.files import FileIO, SystemFiles
-from isthmus.repl.replog.frames import MAX_BODY_BYTES, RunKind, encode_entries, encode_state, encode_truncate
+from isthmus.repl.replog.frames import MAX_BODY_BYTES, EntryRunKind, encode_entries, encode_state, encode_truncate
 from isthmus.repl.replog.index import LogIndex
 from isthmus.repl.replog.names import is_unfinished
 from isthmus.repl.replog.port import (
@@ -253,10 +253,10 @@ class FileLog:
             if epoch != previous_epoch:
                 end.table = extended(end.table, epoch, first)
             buffers = encode_entries(
-                RunKind.ENTRIES, partition, epoch, previous_epoch, first, wires[at:until], lengths[at:until]
+                EntryRunKind.ENTRIES, partition, epoch, previous_epoch, first, wires[at:until], lengths[at:until]
             )
             self._queue(
-                Queued(partition, RunKind.ENTRIES, epoch, first, until - at, sum(map(len, buffers)), buffers, ())
+                Queued(partition, EntryRunKind.ENTRIES, epoch, first, until - at, sum(map(len, buffers)), buffers, ())
             )
             runs.append(EncodedRun(partition, epoch, first, until - at, buffers))
             at = until
@@ -275,7 +275,7 @@ class FileLog:
             if epoch != last_epoch(end.table):
                 end.table = extended(end.table, epoch, base)
             end.leo = base + count
-            self._queue(Queued(partition, RunKind.ENTRIES, epoch, base, count, size_bytes, buffers, ()))
+            self._queue(Queued(partition, EntryRunKind.ENTRIES, epoch, base, count, size_bytes, buffers, ()))
 
     def _run_ends(self, entries: Sequence[Entry], lengths: list[int], size_bytes: int) -> Sequence[int]:
         """Return where to cut entries into runs: one epoch each, within a batch's size unless one entry is larger."""
@@ -299,14 +299,14 @@ class FileLog:
         end.table = truncated(end.table, to_offset)
         end.leo = to_offset
         run = encode_truncate(partition, epoch, last_epoch(end.table), to_offset)
-        self._queue(Queued(partition, RunKind.TRUNCATE, epoch, to_offset, 0, len(run), [run]))
+        self._queue(Queued(partition, EntryRunKind.TRUNCATE, epoch, to_offset, 0, len(run), [run]))
 
     def restart(self, partition: int, at_offset: int, table: EpochTable) -> None:
         self._check_usable()
         end = self._end(partition)
         end.leo, end.table = at_offset, clipped(table, at_offset)
-        run = encode_state(partition, at_offset, at_offset, end.table, RunKind.START)
-        self._queue(Queued(partition, RunKind.START, 0, at_offset, 0, len(run), [run], end.table))
+        run = encode_state(partition, at_offset, at_offset, end.table, EntryRunKind.START)
+        self._queue(Queued(partition, EntryRunKind.START, 0, at_offset, 0, len(run), [run], end.table))
 
     def abandon(self, partition: int) -> None:
         self._put(Abandon(partition))

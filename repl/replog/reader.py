@@ -20,9 +20,9 @@ from isthmus.repl.replog.frames import (
     FRAME_HEADER_BYTES,
     FRAME_MAGIC,
     EntryRun,
+    EntryRunKind,
     FileHeader,
     FrameHeader,
-    RunKind,
     decode_file_header,
     decode_frame_header,
     decode_runs,
@@ -154,7 +154,7 @@ class LogFileReader:
         The search begins with the frame at `position`, among the copied or the other runs. Raises Corruption when
         entries are missing.
         """
-        wanted = RunKind.COPIED if copied else RunKind.ENTRIES
+        wanted = EntryRunKind.COPIED if copied else EntryRunKind.ENTRIES
         offset = from_offset
         for frame in self.frames(position):
             for run in frame.runs:

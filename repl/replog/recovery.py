@@ -28,7 +28,7 @@ from typing import Final
 from isthmus.repl.model.errors import Corruption, WrongIdentity
 from isthmus.repl.replog.epochs import epoch_at, extended, last_epoch
 from isthmus.repl.replog.files import FileIO
-from isthmus.repl.replog.frames import FILE_HEADER_BYTES, EntryRun, LogPosition, RunKind, decode_state
+from isthmus.repl.replog.frames import FILE_HEADER_BYTES, EntryRun, EntryRunKind, LogPosition, decode_state
 from isthmus.repl.replog.index import LogFile, LogIndex, PartitionIndex
 from isthmus.repl.replog.names import sequence_of
 from isthmus.repl.replog.port import RecoveredPartition
@@ -80,7 +80,7 @@ class _LogScan:
         self._cluster_uuid = cluster_uuid
         self._known_durable = known_durable
         self._found = Recovery()
-        self._trouble = ""
+        self._problem = ""
         """The last damage, in words; the cause of gaps found after it."""
         self._in_doubt: set[int] = set()
         self._all_in_doubt = False
@@ -145,7 +145,7 @@ class _LogScan:
         if is_last:
             partitions = self._found.index.partitions
             return all(p in self._in_doubt or (self._all_in_doubt and p not in partitions) for p in missing)
-        self._trouble = f"{reader.name} at byte {position}: nothing stands from here on"
+        self._problem = f"{reader.name} at byte {position}: nothing stands from here on"
         return True
 
     def _known_to_be_missing(self) -> list[int]:
@@ -157,8 +157,8 @@ class _LogScan:
             if offset and (partition not in partitions or offset > partitions[partition].leo)
         ]
 
-    def _bad_place(self, trouble: str) -> None:
-        self._trouble = trouble
+    def _bad_place(self, problem: str) -> None:
+        self._problem = problem
         self._all_in_doubt = True
         self._in_doubt.update(self._found.index.partitions)
         for index in self._found.index.partitions.values():
@@ -177,21 +177,21 @@ class _LogScan:
     def _run(self, file: LogFile, frame: LogFrame, run: EntryRun) -> None:
         index = self._found.index.partition(run.partition)
         match run.kind:
-            case RunKind.ENTRIES:
+            case EntryRunKind.ENTRIES:
                 if run.base != index.leo or run.previous_epoch != last_epoch(index.table) or self._in_doubt:
                     self._attach(run, index)
                 index.add(file.sequence, frame.position, run.epoch, run.base, run.item_count)
-            case RunKind.TRUNCATE:
+            case EntryRunKind.TRUNCATE:
                 self._attach(run, index)
-            case RunKind.COPIED:
+            case EntryRunKind.COPIED:
                 index.copy(file.sequence, frame.position, run.base, run.base + run.item_count)
-            case RunKind.STATE:
+            case EntryRunKind.STATE:
                 leo, table = decode_state(frame.body, run)
                 if leo > index.leo:
-                    self._holes[run.partition] = self._trouble or f"the log begins behind them, with {file.path.name}"
+                    self._holes[run.partition] = self._problem or f"the log begins behind them, with {file.path.name}"
                 index.assume(run.base, leo, table)
                 self._in_doubt.discard(run.partition)
-            case RunKind.START:
+            case EntryRunKind.START:
                 _, table = decode_state(frame.body, run)
                 index.restart(run.base, table)
                 self._in_doubt.discard(run.partition)
@@ -206,10 +206,10 @@ class _LogScan:
         self._in_doubt.discard(run.partition)
         below = run.base - 1
         if run.base <= index.leo and epoch_at(index.table, below) == run.previous_epoch:
-            if run.base < index.leo or run.kind is RunKind.TRUNCATE:
+            if run.base < index.leo or run.kind is EntryRunKind.TRUNCATE:
                 index.truncate(run.base)
             return
-        self._holes[run.partition] = self._trouble
+        self._holes[run.partition] = self._problem
         if run.base <= index.leo:  # a truncation is lost, and these are the entries that it dropped
             epoch = epoch_at(index.table, below)
             index.truncate(next((first for e, first in index.table if e == epoch), index.start))
@@ -226,14 +226,14 @@ class _LogScan:
                 self._in_doubt.add(partition)
         for partition, index in found.index.partitions.items():
             if (gap := index.first_gap()) < index.leo:
-                trouble = self._holes.get(partition) or "no file of the log holds them"
-                found.damage[partition] = f"entries {gap} to {index.leo - 1} are lost ({trouble})"
+                problem = self._holes.get(partition) or "no file of the log holds them"
+                found.damage[partition] = f"entries {gap} to {index.leo - 1} are lost ({problem})"
                 index.truncate(gap)
             elif partition in self._in_doubt:
-                found.damage[partition] = f"entries from {index.leo} on may be lost ({self._trouble})"
+                found.damage[partition] = f"entries from {index.leo} on may be lost ({self._problem})"
             elif self._known_durable.get(partition, 0) > index.leo:
                 found.damage[partition] = (
                     f"the log ends at offset {index.leo}, but its entries below {self._known_durable[partition]} were "
-                    f"applied ({self._trouble or 'no bad place was found in the log'})"
+                    f"applied ({self._problem or 'no bad place was found in the log'})"
                 )
         return found

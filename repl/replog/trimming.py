@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from isthmus.repl.replog.epochs import clipped
 from isthmus.repl.replog.files import FileIO
-from isthmus.repl.replog.frames import RunKind, encode_entries, encode_state
+from isthmus.repl.replog.frames import EntryRunKind, encode_entries, encode_state
 from isthmus.repl.replog.index import LogFile, LogIndex
 from isthmus.repl.replog.reader import LogFileReader
 from isthmus.repl.replog.tail import LogTail
@@ -130,7 +130,9 @@ def _write(plan: _Plan, index: LogIndex, tail: LogTail, batch_bytes: int) -> Non
 def _write_frame(tail: LogTail, copies: list[_Copy], states: list[bytes]) -> list[tuple[_Copy, int, int]]:
     buffers: list[bytes] = []
     for copy in copies:
-        buffers += encode_entries(RunKind.COPIED, copy.partition, copy.epoch, 0, copy.base, copy.wires, copy.lengths)
+        buffers += encode_entries(
+            EntryRunKind.COPIED, copy.partition, copy.epoch, 0, copy.base, copy.wires, copy.lengths
+        )
     # each frame is synced before the next: of two unsynced ones, only the later may reach the disk
     at = tail.write([*buffers, *states], len(copies) + len(states), synced=True)
     return [(copy, at.sequence, at.position) for copy in copies]

@@ -19,7 +19,7 @@ from threading import Event
 from typing import Final, NamedTuple
 
 from isthmus.repl.replog.files import FileIO
-from isthmus.repl.replog.frames import RunKind
+from isthmus.repl.replog.frames import EntryRunKind
 from isthmus.repl.replog.index import LogIndex
 from isthmus.repl.replog.port import PINNED_SHARE, EpochTable, OnAboveLimit, OnDurable, pinned_floors
 from isthmus.repl.replog.tail import LogTail
@@ -39,7 +39,7 @@ SPACE_CHECK_BYTES: Final = 16 * 1024 * 1024
 """Written bytes after which the free space is checked again, however soon; a quarter of the reserve."""
 
 
-CUTS: Final = frozenset((RunKind.TRUNCATE, RunKind.START))
+CUTS: Final = frozenset((EntryRunKind.TRUNCATE, EntryRunKind.START))
 """Runs that drop entries."""
 
 
@@ -47,7 +47,7 @@ class Queued(NamedTuple):
     """A run of one partition to be written; `buffers` are its bytes, `size_bytes` long; `table` belongs to START."""
 
     partition: int
-    kind: RunKind
+    kind: EntryRunKind
     epoch: int
     base: int
     entry_count: int
@@ -202,7 +202,7 @@ class LogWriter:
             buffers += item.buffers
             size_bytes += item.size_bytes
         # after a START the store drops what only these entries held
-        synced = self._synchronous or any(item.kind is RunKind.START for item in batch)
+        synced = self._synchronous or any(item.kind is EntryRunKind.START for item in batch)
         at = self._tail.write(buffers, len(batch), synced=synced)
         durable: dict[int, int] = {}
         truncated: dict[int, int] = {}
@@ -210,10 +210,10 @@ class LogWriter:
         with self._index.lock:
             for item in batch:
                 partition = self._index.partition(item.partition)
-                if item.kind is RunKind.ENTRIES:
+                if item.kind is EntryRunKind.ENTRIES:
                     partition.add(at.sequence, at.position, item.epoch, item.base, item.entry_count)
                     entries += item.entry_count
-                elif item.kind is RunKind.START:
+                elif item.kind is EntryRunKind.START:
                     partition.restart(item.base, item.table)
                     truncated[item.partition] = item.base
                 else:

@@ -143,7 +143,7 @@ class Applier:
         """Write waiting soft cursors alone, unless a batch is being written or waits."""
         if self._soft and not self._busy and not self._jobs:
             soft, self._soft = self._soft, {}
-            self._hand_over([PartitionStep(partition, (), cursors) for partition, cursors in soft.items()], 0, 0)
+            self._write_steps([PartitionStep(partition, (), cursors) for partition, cursors in soft.items()], 0, 0)
 
     def written(self, steps: Sequence[PartitionStep]) -> None:
         """`steps` were written: begin the next batch, if anything waits."""
@@ -206,7 +206,7 @@ class Applier:
             steps.append(
                 PartitionStep(partition, joined) if cursors is None else PartitionStep(partition, joined, cursors)
             )
-        self._hand_over(steps, STEP_ENTRIES_MAX - entries_left, committed_ms)
+        self._write_steps(steps, STEP_ENTRIES_MAX - entries_left, committed_ms)
 
     def _take(self, partition: int) -> ApplyJob:
         """The partition's next job; its other jobs wait for its next turn."""
@@ -216,7 +216,7 @@ class Applier:
             self._jobs[partition] = waiting
         return job
 
-    def _hand_over(self, steps: list[PartitionStep], entry_count: int, committed_ms: int) -> None:
+    def _write_steps(self, steps: list[PartitionStep], entry_count: int, committed_ms: int) -> None:
         if self._stopped:
             return  # the thread's last result came after the stop, and the store may be closed
         try:

@@ -109,7 +109,7 @@ class CopyKeeper:
         self._slots = SlotFile(directory, NAME)
         self._kept: MetastoreCopy | None = None
         self._task: asyncio.Task[None] | None = None
-        self._trouble = ""
+        self._problem = ""
 
     def start(self) -> None:
         """Start the copy task; a damaged copy is replaced."""
@@ -166,13 +166,13 @@ class CopyKeeper:
         copied = MetastoreCopy(self._cluster_uuid, self._time.wall_ms(), documents)
         value = {"version": VERSION, **copied._asdict()}
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, self._slots.write, value))
-        self._kept, self._trouble = copied, ""
+        self._kept, self._problem = copied, ""
 
-    def _warn(self, trouble: str) -> None:
+    def _warn(self, problem: str) -> None:
         """Log a problem once, until another one or none is found."""
-        if trouble != self._trouble:
-            self._trouble = trouble
-            log.warning("metastore_copy.not_written", error=trouble)
+        if problem != self._problem:
+            self._problem = problem
+            log.warning("metastore_copy.not_written", error=problem)
 
 
 # -- adopting ---------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class MetastoreEffects:
         """Partition -> the epoch to make durable, and its leader."""
         self._epochs_task: asyncio.Task[None] | None = None
         self._write_tasks: dict[int, asyncio.Task[None]] = {}
-        self._gen_tasks: dict[int, asyncio.Task[None]] = {}
+        self._log_id_tasks: dict[int, asyncio.Task[None]] = {}
         self._sync_tasks: dict[int, asyncio.Task[None]] = {}
         self._nonces: dict[int, int] = {}
         """Partition -> nonce of its newest ReadRecordSync."""
@@ -93,7 +93,7 @@ class MetastoreEffects:
             case fx.ReadRecordSync(nonce):
                 self._sync_record(partition, nonce)
             case fx.NewLogIdentity(reason):
-                self._renew_gen(partition, reason)
+                self._renew_log_id(partition, reason)
             case _:
                 assert_never(effect)
 
@@ -118,18 +118,18 @@ class MetastoreEffects:
             for partition, epoch, _ in pending.values():
                 self._events.dispatch(partition, ev.EpochPersisted(epoch))
 
-    def _renew_gen(self, partition: Partition, reason: str) -> None:
+    def _renew_log_id(self, partition: Partition, reason: str) -> None:
         """Give this copy another gen: allocate it, make it durable, register it, and only then dispatch it (R-GEN)."""
-        if partition.id not in self._gen_tasks:
+        if partition.id not in self._log_id_tasks:
             task = asyncio.get_running_loop().create_task(self._renew(partition, reason))
-            self._gen_tasks[partition.id] = task
+            self._log_id_tasks[partition.id] = task
 
     async def _renew(self, partition: Partition, reason: str) -> None:
-        gen = 0
+        log_id = 0
         while True:
             try:
-                gen = gen or await self._new_gen(partition, reason)
-                if not gen:
+                log_id = log_id or await self._new_log_id(partition, reason)
+                if not log_id:
                     return
                 await self._registrar.register()
             except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:  # never this disk's fault
@@ -137,19 +137,21 @@ class MetastoreEffects:
                 await asyncio.sleep(RETRY_MS / 1000)
             else:
                 break
-        del self._gen_tasks[partition.id]
-        self._events.dispatch(partition, ev.LogIdentityRenewed(gen))
+        del self._log_id_tasks[partition.id]
+        self._events.dispatch(partition, ev.LogIdentityRenewed(log_id))
 
-    async def _new_gen(self, partition: Partition, reason: str) -> int:
+    async def _new_log_id(self, partition: Partition, reason: str) -> int:
         """Allocate a gen and make it durable here; 0 when the disk fails. Raises the metastore's errors."""
-        gen = await self._metastore.allocate_gen()
-        log.warning("identity.new_gen", partition=partition.id, gen=gen, reason=reason)
+        log_id = await self._metastore.allocate_log_id()
+        log.warning("identity.new_gen", partition=partition.id, gen=log_id, reason=reason)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._disk, self._identity.note_gens, {partition.id: gen})
+            await asyncio.get_running_loop().run_in_executor(
+                self._disk, self._identity.note_log_ids, {partition.id: log_id}
+            )
         except LocalFault as error:
             self._events.fail(error)
             return 0
-        return gen
+        return log_id
 
     def withhold(self, partition: int) -> None:
         """Register this copy as one that the cluster cannot count on, though the process and its session live."""
@@ -224,11 +226,13 @@ class MetastoreEffects:
 
     def busy(self, partition: int) -> bool:
         """See InFlightWork."""
-        return any(partition in kind for kind in (self._write_tasks, self._gen_tasks, self._sync_tasks, self._epochs))
+        return any(
+            partition in kind for kind in (self._write_tasks, self._log_id_tasks, self._sync_tasks, self._epochs)
+        )
 
     def cancel(self) -> None:
         """Cancel all round trips: the process is stopping."""
-        for tasks in (self._write_tasks, self._gen_tasks, self._sync_tasks):
+        for tasks in (self._write_tasks, self._log_id_tasks, self._sync_tasks):
             for task in list(tasks.values()):
                 task.cancel()
         for single in (self._epochs_task, self._withhold_task):

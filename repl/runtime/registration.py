@@ -6,12 +6,12 @@ the directory's spare gen. `repl.runtime.replica_lifecycle` opens the copies.
 
 The registration shows the cluster that the node is live, and its copies' gens. One attempt runs at a time, always with
 the data directory's current gens: a gen is durable there before it is registered. After a new or renewed gen
-`register` is called again; in the same session that keeps the session id (`inc`).
+`register` is called again; in the same session that keeps `session_id`.
 
-    registered     `inc` is not 0
+    registered     `session_id` is not 0
     unregistered   -> registered      `register` succeeded: at the start, after an expired session, after a loss
     registered     -> unregistered    the session expired, or another process has the name (`why` says which)
-    registered     -> registered      the znode was removed (R-SUSPECT, or by hand): made again, with another inc
+    registered     -> registered      the znode was removed (R-SUSPECT, or by hand): made again, with another session id
 
 A starting process takes its node's name from any other process: usually its own predecessor, whose session is not over
 yet. Later it replaces only registrations of its own. So of two processes with one name the one that started later keeps
@@ -46,7 +46,7 @@ RETRY_MS: Final = 500
 """Pause before the next attempt of an unregistered node: one or two reads for the metastore, and a node whose name has
 become free is back within a second."""
 
-OWN_INCS_MAX: Final = 4
+OWN_SESSIONS_MAX: Final = 4
 """Sessions of this process whose registrations it may replace: the last one that could still exist, and some more."""
 
 HELP: Final[Mapping[str, Family]] = {
@@ -71,25 +71,25 @@ class Registrar:
         self._identity = identity
         self._template = template
         self._one_at_a_time = asyncio.Lock()
-        self.inc = 0
+        self.session_id = 0
         """This process's session; 0 while it is not registered."""
         self.why = "it has not registered yet"
         """Why it is not registered; "" while it is."""
-        self._own: deque[int] = deque(maxlen=OWN_INCS_MAX)
+        self._own: deque[int] = deque(maxlen=OWN_SESSIONS_MAX)
         self._withheld: dict[int, int] = {}
         """Partition -> 0, of copies that this process holds but does not use any more."""
         self._lost = {"removed": 0, "taken": 0}
         self._look = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.on_registered: Callable[[int], None] = lambda _inc: None
-        """Called with each new inc."""
+        self.on_registered: Callable[[int], None] = lambda _session_id: None
+        """Called with each new session id."""
         self.on_lost: Callable[[], None] = lambda: None
         """Called when another process has the name."""
 
     @property
     def registered(self) -> bool:
         """Whether this process is registered under its node's name."""
-        return self.inc != 0
+        return self.session_id != 0
 
     # -- keep registered ----------------------------------------------------------------------------------
 
@@ -106,14 +106,14 @@ class Registrar:
 
     def expired(self) -> None:
         """The session is over: register in the next one."""
-        self.inc, self.why = 0, "its session with the metastore is over"
+        self.session_id, self.why = 0, "its session with the metastore is over"
         self._look.set()
 
     def seen(self, registrations: Mapping[str, Registration]) -> None:
         """Compare registrations that were read with this process's own. Where that differs, register again: the read
         may be older."""
         here = registrations.get(self._template.node)
-        if here is None or here.session_id != self.inc:
+        if here is None or here.session_id != self.session_id:
             self._look.set()
 
     async def _keep(self) -> None:
@@ -126,7 +126,7 @@ class Registrar:
                 self._look.set()
                 await asyncio.sleep(RETRY_MS / 1000)
             except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:
-                if not self.inc:
+                if not self.session_id:
                     self.why = str(error) or self.why
                 log.warning("metastore.register_failed", error=str(error))
                 self._look.set()
@@ -138,13 +138,13 @@ class Registrar:
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
         """Samples: whether this process is registered, and how often it lost its registration."""
-        yield "isthmus_registered", {}, 1 if self.inc else 0
+        yield "isthmus_registered", {}, 1 if self.session_id else 0
         for cause, count in self._lost.items():
             yield "isthmus_registrations_lost_total", {"cause": cause}, count
 
     def _lose(self, cause: str, reason: str) -> None:
         self._lost[cause] += 1
-        log.error("metastore.registration_lost", cause=cause, inc=self.inc, reason=reason)
+        log.error("metastore.registration_lost", cause=cause, inc=self.session_id, reason=reason)
 
     # -- registering --------------------------------------------------------------------------------------
 
@@ -153,31 +153,31 @@ class Registrar:
         self._withheld[partition] = 0
 
     async def register(self) -> int:
-        """Register, or renew the registration; returns the inc. Raises Unavailable, Ambiguous, VersionConflict,
+        """Register, or renew the registration; returns the session id. Raises Unavailable, Ambiguous, VersionConflict,
         NameTaken, and WrongIdentity when another node has this one's id."""
         async with self._one_at_a_time:
-            gens = self._identity.gens() | self._withheld
-            registration = replace(self._template, log_ids=gens, spare_log_id=self._identity.spare)
-            before = self.inc
+            log_ids = self._identity.log_ids() | self._withheld
+            registration = replace(self._template, log_ids=log_ids, spare_log_id=self._identity.spare)
+            before = self.session_id
             try:
-                inc = await self._metastore.register(registration, tuple(self._own) if self._own else None)
+                session_id = await self._metastore.register(registration, tuple(self._own) if self._own else None)
             except NameTaken as error:
-                if before and self.inc == before:
+                if before and self.session_id == before:
                     self._lose("taken", str(error))
-                    self.inc = 0
+                    self.session_id = 0
                     self.on_lost()
                 self.why = str(error)
                 raise
-            if inc == self.inc:
-                return inc
-            if before and self.inc == before:
+            if session_id == self.session_id:
+                return session_id
+            if before and self.session_id == before:
                 why = "another node's dial was refused, or it was removed by hand"
                 self._lose("removed", f"the znode was gone though the session lives: {why}")
-            log.info("metastore.registered", inc=inc)
-            self._own.append(inc)
-            self.inc, self.why = inc, ""
-            self.on_registered(inc)
-            return inc
+            log.info("metastore.registered", inc=session_id)
+            self._own.append(session_id)
+            self.session_id, self.why = session_id, ""
+            self.on_registered(session_id)
+            return session_id
 
     async def withdraw(self, timeout_s: float) -> None:
         """Register as stopping: this node is no longer elected or added to an ISR. Where the metastore does not answer
@@ -208,18 +208,18 @@ async def verify_local_replicas(
     about other copies concerns it."""
     records = await metastore.records()
     doubted = _doubted(identity, recovered, store, _wholly_doubted(identity, boot_id, durability))
-    spare = 0 if identity.spare else await metastore.allocate_gen()
-    gens: dict[int, int] = {}
+    spare = 0 if identity.spare else await metastore.allocate_log_id()
+    log_ids: dict[int, int] = {}
     if doubted:
-        gen = await metastore.allocate_gen()
-        gens = dict.fromkeys(doubted, gen)
+        log_id = await metastore.allocate_log_id()
+        log_ids = dict.fromkeys(doubted, log_id)
         for partition, reason in doubted.items():
-            log.warning("identity.new_gen", partition=partition, gen=gen, reason=reason)
-    known, again, deleting = {*identity.partitions()}, identity.gens(), {*identity.condemned()}
+            log.warning("identity.new_gen", partition=partition, gen=log_id, reason=reason)
+    known, again, deleting = {*identity.partitions()}, identity.log_ids(), {*identity.condemned()}
     for partition, record in records.items():
         if node in record.replicas and partition not in known and partition not in deleting:
-            gens[partition] = again.get(partition) or spare or identity.spare
-    identity.adopt(cluster_uuid, node, boot_id, gens, spare)
+            log_ids[partition] = again.get(partition) or spare or identity.spare
+    identity.adopt(cluster_uuid, node, boot_id, log_ids, spare)
     return records
 
 

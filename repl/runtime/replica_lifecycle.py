@@ -84,7 +84,7 @@ class ReplicaOpener:
         self._window = storage.window
         self._events = events
         self.session: int | None = None
-        """This process's session with the metastore (`inc`); None without one."""
+        """This process's session with the metastore; None without one."""
         self.records: Mapping[int, PartitionRecord] = {}
         """The newest records that were read."""
         self._nonce_base = random.SystemRandom().getrandbits(NONCE_BITS)
@@ -106,7 +106,7 @@ class ReplicaOpener:
         replica = Replica(
             partition=partition,
             node=self._node,
-            log_id=known.gen,
+            log_id=known.log_id,
             leo=leo,
             epoch_table=self._replog.epoch_table(partition),
             applied=applied,
@@ -176,14 +176,14 @@ class ReplicaOpener:
             fresh = dict(self._opening)
             unknown = [partition for partition in fresh if self._identity.partition(partition) is None]
             if unknown:
-                again, spare = self._identity.gens(), self._identity.spare
-                gens = {partition: again.get(partition, spare) for partition in unknown}
+                again, spare = self._identity.log_ids(), self._identity.spare
+                log_ids = {partition: again.get(partition, spare) for partition in unknown}
                 try:
-                    await loop.run_in_executor(None, self._identity.note_gens, gens)
+                    await loop.run_in_executor(None, self._identity.note_log_ids, log_ids)
                 except LocalFault as error:
                     self._events.fail(error)
                     return
-                log.info("attaching.new_copies", gens=gens)
+                log.info("attaching.new_copies", gens=log_ids)
             try:
                 await self._registrar.register()
             except (Unavailable, Ambiguous, VersionConflict, IsthmusError) as error:  # never this disk's fault
@@ -287,22 +287,22 @@ class ReplicaRemover:
         """Condemn a copy if the metastore's record still does not name it; keep it when the record cannot be read."""
         try:
             record = await self._metastore.synced_record(partition.id)
-            gen = await self._metastore.allocate_gen()
+            log_id = await self._metastore.allocate_log_id()
         except (Unavailable, Ambiguous, VersionConflict, LookupError, IsthmusError) as error:
             log.warning("clearing.waits", partition=partition.id, error=str(error))
             return
-        await self._condemn(partition, record, gen)
+        await self._condemn(partition, record, log_id)
 
-    async def _condemn(self, partition: Partition, record: PartitionRecord, gen: int) -> None:
+    async def _condemn(self, partition: Partition, record: PartitionRecord, log_id: int) -> None:
         """Note the copy as condemned, for good, unless `record` or work under way forbids it."""
         if self._named(record, partition) or self._busy(partition) or not partition.removed:
             return
         del self._partitions[partition.id]
         del self._removed_ms[partition.id]
         self._storage.release_memory(partition)
-        log.warning("clearing.condemned", partition=partition.id, gen=partition.replica.member.log_id, next_gen=gen)
+        log.warning("clearing.condemned", partition=partition.id, gen=partition.replica.member.log_id, next_gen=log_id)
         self.condemning.add(partition.id)
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._identity.condemn, partition.id, gen)
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._identity.condemn, partition.id, log_id)
         self.condemning.discard(partition.id)  # not after a failure: the process ends then
         try:
             await self._registrar.register()

@@ -189,7 +189,7 @@ class Storage:
     def apply(self, partition: Partition, end: int, now_ms: int) -> None:
         """Apply all entries below `end`, which are committed; the applier gets them at the next `flush`."""
         keep = not self.window.exceeded or partition.leads
-        for start, stop, entries in partition.unapplied.hand_over(end, keep=keep):
+        for start, stop, entries in partition.unapplied.take_committed(end, keep=keep):
             self._jobs.append(ApplyJob(partition.id, start, stop, entries, now_ms))
 
     def flush(self) -> None:

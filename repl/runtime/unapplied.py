@@ -104,7 +104,7 @@ class UnappliedBuffer:
             return None
         return _decoded(self._entries[start - first : end - first])
 
-    def hand_over(self, end: int, *, keep: bool = True) -> list[EntryRange]:
+    def take_committed(self, end: int, *, keep: bool = True) -> list[EntryRange]:
         """Return the ranges to be applied next, up to `end`. Without `keep` their entries leave memory and are read
         back from the log."""
         start = self.submitted

@@ -190,7 +190,7 @@ class TlsFailure(NamedTuple):
     words: str
 
 
-_TROUBLES: Final[Mapping[str, TlsFailure]] = {
+_FAILURES: Final[Mapping[str, TlsFailure]] = {
     "WRONG_VERSION_NUMBER": TlsFailure("plaintext", "the other end does not speak TLS"),
     "HTTP_REQUEST": TlsFailure("plaintext", "the other end does not speak TLS"),
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": TlsFailure("no-certificate", "the other end shows no certificate"),
@@ -211,7 +211,7 @@ _TROUBLES: Final[Mapping[str, TlsFailure]] = {
 """OpenSSL's name of an error -> the failure."""
 
 
-def trouble_of(error: BaseException) -> TlsFailure:
+def tls_failure(error: BaseException) -> TlsFailure:
     """The failure behind an error in a handshake, or of a connection that was closed just after it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         words = error.verify_message.rstrip(".")
@@ -227,7 +227,7 @@ def trouble_of(error: BaseException) -> TlsFailure:
     if isinstance(error, ssl.SSLEOFError | ConnectionError):
         return TlsFailure("closed", "the other end closed the connection during the handshake; does it speak TLS?")
     if isinstance(error, ssl.SSLError):
-        known = _TROUBLES.get(error.reason or "")
+        known = _FAILURES.get(error.reason or "")
         if known is not None:
             return known
         return TlsFailure(

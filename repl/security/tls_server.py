@@ -23,7 +23,7 @@ from isthmus.repl.security.tls import (
     SHUTDOWN_TIMEOUT_S,
     TlsFailure,
     shown_address,
-    trouble_of,
+    tls_failure,
 )
 from isthmus.repl.telemetry import Family, Sample
 
@@ -164,20 +164,20 @@ class TlsServer:
             else:
                 raise
         except OSError as error:  # those of ssl are such, and TimeoutError
-            self._refuse(trouble_of(error), address)
+            self._refuse(tls_failure(error), address)
         finally:
             if not taken:
                 sock.close()
 
-    def _refuse(self, trouble: TlsFailure, address: str) -> None:
-        self.refused[trouble.code] = self.refused.get(trouble.code, 0) + 1
-        if (suppressed := self._log_limit.due(trouble.code)) is not None:
+    def _refuse(self, failure: TlsFailure, address: str) -> None:
+        self.refused[failure.code] = self.refused.get(failure.code, 0) + 1
+        if (suppressed := self._log_limit.due(failure.code)) is not None:
             log.warning(
                 "tls.refused",
                 listener=self.name,
                 address=address,
-                reason=trouble.code,
-                sentence=trouble.words,
+                reason=failure.code,
+                sentence=failure.words,
                 suppressed=suppressed,
             )
 

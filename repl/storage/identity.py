@@ -1,7 +1,7 @@
 """Identity of a data directory: its cluster, its node, one lock, and each partition's gen and highest epoch.
 
 A directory serves exactly one (cluster uuid, node); any other is refused before files are changed (docs/protocol.md
-H33). `gen` identifies one honest log: it changes when a log lost data (R-GEN). `spare` is the gen of every copy that
+H33). `log_id` identifies one honest log: it changes when a log lost data (R-GEN). `spare` is the gen of every copy that
 does not exist yet: an empty log is an honest one. `epoch_seen` is durable before a replica acts in that epoch. All of
 it is in two slot files (`repl.storage.slot_file`); every value that can be read here is durable.
 `repl.runtime.registration` decides when copies get new gens.
@@ -36,7 +36,7 @@ class PartitionIdentity:
     """One replica: its gen, the highest epoch that it may have acted in, and the leader or candidate of that epoch
     (None: unknown)."""
 
-    gen: int
+    log_id: int
     epoch_seen: int
     epoch_owner: Incarnation | None = None
 
@@ -157,7 +157,7 @@ class NodeIdentity:
         """The gen of copies that do not exist yet; 0 before one was allocated."""
         return int(self._value.get("spare", 0))
 
-    def gens(self) -> dict[int, int]:
+    def log_ids(self) -> dict[int, int]:
         """Partition -> gen, of every copy in this directory, and of deleted copies that may be opened again; all other
         new copies get the spare one."""
         gone = {**self._value.get("left", {}), **self._value.get("condemned", {})}
@@ -178,8 +178,8 @@ class NodeIdentity:
         found = self._value["partitions"].get(partition)
         if found is None:
             return None
-        epoch, node, inc = self._value.get("owners", {}).get(partition, (-1, "", 0))
-        return PartitionIdentity(found[0], found[1], Incarnation(node, inc) if epoch == found[1] else None)
+        epoch, node, session_id = self._value.get("owners", {}).get(partition, (-1, "", 0))
+        return PartitionIdentity(found[0], found[1], Incarnation(node, session_id) if epoch == found[1] else None)
 
     def partitions(self) -> list[int]:
         """The partitions that this directory holds a replica of."""
@@ -208,21 +208,21 @@ class NodeIdentity:
             forgotten = {name: {p: [0, found[1]] for p, found in self._value.get(name, {}).items()} for name in GONE}
             self._write(self._value | forgotten | {"doubt": doubt, "spare": 0})
 
-    def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, gens: Mapping[int, int], spare: int = 0) -> None:
+    def adopt(self, cluster_uuid: bytes, node: str, boot_id: str, log_ids: Mapping[int, int], spare: int = 0) -> None:
         """Record the running node, the (new) gens, and the spare gen unless it is 0; durable on return, not clean from
         now on, and trusted again. Raises LocalFault."""
         with self._writing:
-            value = self._with_gens(gens)
+            value = self._with_log_ids(log_ids)
             value |= {"cluster_uuid": cluster_uuid, "node": node, "boot_id": boot_id, "clean": False, "doubt": ""}
             if spare:
                 value["spare"] = spare
             self._write(value)
             self.is_new = False
 
-    def note_gens(self, gens: Mapping[int, int]) -> None:
+    def note_log_ids(self, log_ids: Mapping[int, int]) -> None:
         """Record these copies' gens; durable on return. Raises LocalFault."""
         with self._writing:
-            self._write(self._with_gens(gens))
+            self._write(self._with_log_ids(log_ids))
 
     def note_epochs(self, epochs: Mapping[int, tuple[int, Incarnation | None]]) -> None:
         """Raise the highest epochs seen of existing copies, with their leaders; durable on return. Raises LocalFault.
@@ -232,19 +232,19 @@ class NodeIdentity:
             for partition, (epoch, owner) in epochs.items():
                 if partition not in partitions:
                     continue  # condemned meanwhile
-                gen, seen = partitions[partition]
-                partitions[partition] = [gen, max(seen, epoch)]
+                log_id, seen = partitions[partition]
+                partitions[partition] = [log_id, max(seen, epoch)]
                 if owner is not None and epoch >= seen:
                     owners[partition] = [epoch, *owner]
             self._write(self._value | {"partitions": partitions, "owners": owners})
 
-    def condemn(self, partition: int, gen: int) -> None:
-        """Record that the copy of `partition` no longer counts and will be deleted, and that a later copy gets `gen`,
-        so that it is never taken for the deleted one. Durable on return. Raises LocalFault."""
+    def condemn(self, partition: int, log_id: int) -> None:
+        """Record that the copy of `partition` no longer counts and will be deleted, and that a later copy gets
+        `log_id`, so that it is never taken for the deleted one. Durable on return. Raises LocalFault."""
         with self._writing:
             partitions = dict(self._value["partitions"])
             epoch = partitions.pop(partition)[1]
-            condemned = {**self._value.get("condemned", {}), partition: [gen, epoch]}
+            condemned = {**self._value.get("condemned", {}), partition: [log_id, epoch]}
             self._write(self._value | {"partitions": partitions, "condemned": condemned})
 
     def deleted(self, partition: int) -> None:
@@ -255,11 +255,11 @@ class NodeIdentity:
             left = {**self._value.get("left", {}), partition: condemned.pop(partition)}
             self._write(self._value | {"condemned": condemned, "left": left})
 
-    def _with_gens(self, gens: Mapping[int, int]) -> dict[str, Any]:
+    def _with_log_ids(self, log_ids: Mapping[int, int]) -> dict[str, Any]:
         partitions, left = dict(self._value["partitions"]), dict(self._value.get("left", {}))
-        for partition, gen in gens.items():
+        for partition, log_id in log_ids.items():
             found = partitions.get(partition) or left.pop(partition, None)
-            partitions[partition] = [gen, found[1] if found else 0]
+            partitions[partition] = [log_id, found[1] if found else 0]
         return self._value | {"partitions": partitions, "left": left}
 
     def _write(self, value: dict[str, Any]) -> None:

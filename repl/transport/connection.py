@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, Final, Protocol, cast
 
 from isthmus.repl.model.errors import CodecError
-from isthmus.repl.security.tls import FIRST_BYTE, shown_address, shown_certificate, trouble_of, wrong_certificate
+from isthmus.repl.security.tls import FIRST_BYTE, shown_address, shown_certificate, tls_failure, wrong_certificate
 from isthmus.repl.transport.frames import (
     FIRST_BYTES_MAX,
     PIECE_BYTES_MAX,
@@ -214,7 +214,7 @@ class PeerConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The socket is closed."""
         self._closing = True
-        lost = f"TLS: {trouble_of(error).words}" if isinstance(error, ssl.SSLError) else f"lost: {error}"
+        lost = f"TLS: {tls_failure(error).words}" if isinstance(error, ssl.SSLError) else f"lost: {error}"
         self.why = self.why or (lost if error else "closed by the other end")
         if self._wake is not None:
             self._wake.cancel()
@@ -229,7 +229,7 @@ class PeerConnection(asyncio.Protocol):
 
     # Handshake
 
-    def _shake_hands(self, frame: WireFrame) -> None:
+    def _on_handshake(self, frame: WireFrame) -> None:
         try:
             if self.dialled:
                 if frame.kind is FrameKind.REFUSAL:
@@ -290,7 +290,7 @@ class PeerConnection(asyncio.Protocol):
         if self.up:
             self._take(frame)
         else:
-            self._shake_hands(frame)
+            self._on_handshake(frame)
         return not self._closing
 
     def _take(self, frame: WireFrame) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from isthmus.repl.security.tls import SHUTDOWN_TIMEOUT_S, trouble_of
+from isthmus.repl.security.tls import SHUTDOWN_TIMEOUT_S, tls_failure
 from isthmus.repl.transport.connection import ConnectionOwner, PeerConnection
 
 log = structlog.get_logger(__name__)
@@ -126,7 +126,7 @@ class Dialler:
             if error.errno is None and await self._refused_everywhere():
                 self._owner.refused(self.node)
             in_handshake = self._context is not None and isinstance(error, ssl.SSLError | ConnectionError)
-            return False, f"TLS: {trouble_of(error).words}" if in_handshake else str(error)
+            return False, f"TLS: {tls_failure(error).words}" if in_handshake else str(error)
         except ValueError as error:
             return False, str(error)
         finally:

@@ -152,8 +152,8 @@ class PriorityLanes:
             return None
         if not catch_up or self._cap.wait_s(now_s):
             self._credit = 0.0
-        elif self._credit >= (owed := min(catch_up, CATCH_UP_PIECE_BYTES)):
-            self._credit -= owed
+        elif self._credit >= (piece_bytes := min(catch_up, CATCH_UP_PIECE_BYTES)):
+            self._credit -= piece_bytes
             return self._catch_up
         if not live or not calls:
             self._live_ahead = 0

@@ -107,7 +107,7 @@ async def test_a_registration_outlives_writes_without_an_answer() -> None:
         client = MemoryMetastore()
         await client.start(lambda _: None)
         client.spoil(fault, fault, fault)
-        inc = await client.register(Registration("n1", 0, True, log_ids={0: 4}, id=2))
+        session_id = await client.register(Registration("n1", 0, True, log_ids={0: 4}, id=2))
         client.deliver_late()
-        assert (await client.registrations())["n1"].session_id == inc
-        assert await client.register(Registration("n1", 0, True, log_ids={0: 4}, id=2)) == inc
+        assert (await client.registrations())["n1"].session_id == session_id
+        assert await client.register(Registration("n1", 0, True, log_ids={0: 4}, id=2)) == session_id

@@ -27,9 +27,9 @@ async def test_no_log_id_is_allocated_twice(clients: MetastoreClients) -> None:
     """Two clients that allocate log ids at once get different ones."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
-        gens = await asyncio.gather(*(client.allocate_gen() for client in (one, two, one, two)))
-        assert len(set(gens)) == 4
-        assert await one.allocate_gen() > max(gens)
+        log_ids = await asyncio.gather(*(client.allocate_log_id() for client in (one, two, one, two)))
+        assert len(set(log_ids)) == 4
+        assert await one.allocate_log_id() > max(log_ids)
 
 
 async def test_records_come_back_as_written_with_their_version(clients: MetastoreClients) -> None:
@@ -132,8 +132,8 @@ async def test_a_registration_lives_as_long_as_its_session(clients: MetastoreCli
 
     async with started(clients) as (watcher, _):
         async with started(clients) as (client, _):
-            inc = await client.register(a_registration())
-            assert await watcher.registrations() == {"n1": a_registration(session_id=inc)}
+            session_id = await client.register(a_registration())
+            assert await watcher.registrations() == {"n1": a_registration(session_id=session_id)}
         assert await watcher.registrations() == {}
 
 
@@ -141,9 +141,9 @@ async def test_registering_again_in_one_session_keeps_the_session_id(clients: Me
     """A node that registers as `leaving` keeps its session id; only the data of the registration changes."""
 
     async with started(clients) as (client, _):
-        inc = await client.register(a_registration())
-        assert await client.register(a_registration(active=False)) == inc
-        assert (await client.registrations())["n1"] == a_registration(active=False, session_id=inc)
+        session_id = await client.register(a_registration())
+        assert await client.register(a_registration(active=False)) == session_id
+        assert (await client.registrations())["n1"] == a_registration(active=False, session_id=session_id)
 
 
 async def test_a_stale_registration_of_an_older_session_is_replaced(clients: MetastoreClients) -> None:
@@ -195,11 +195,11 @@ async def test_an_expired_session_is_reported_and_followed_by_a_new_one(clients:
     session id."""
 
     async with started(clients) as (client, events), started(clients) as (watcher, _):
-        inc = await client.register(a_registration())
+        session_id = await client.register(a_registration())
         await clients.expire(client)
         await eventually(lambda: events.states[-2:] == [SessionState.EXPIRED, SessionState.CONNECTED], "a new session")
         assert await watcher.registrations() == {}
-        assert await client.register(a_registration()) > inc
+        assert await client.register(a_registration()) > session_id
 
 
 async def test_documents_read_before_a_disconnection_are_hinted_after_it(clients: MetastoreClients) -> None:

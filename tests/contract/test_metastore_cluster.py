@@ -158,7 +158,7 @@ async def test_a_registration_that_is_renewed_meanwhile_is_not_ended(clients: Me
     """A registration that its process renews during the deletion stays."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
-        inc = await one.register(a_registration("n1", log_ids={3: 5}))
+        session_id = await one.register(a_registration("n1", log_ids={3: 5}))
         tree, delete = two._tree, two._tree.delete  # type: ignore[attr-defined]
 
         async def late(path: str, version: int) -> None:
@@ -166,18 +166,18 @@ async def test_a_registration_that_is_renewed_meanwhile_is_not_ended(clients: Me
             await delete(path, version)
 
         tree.delete = late
-        assert not await two.end_registration("n1", inc)
-        assert (await one.registrations())["n1"].session_id == inc
+        assert not await two.end_registration("n1", session_id)
+        assert (await one.registrations())["n1"].session_id == session_id
 
 
 async def test_a_write_that_needs_a_member_fails_once_its_session_was_ended(clients: MetastoreClients) -> None:
     """A suspected node is not taken into an ISR before it has registered again (H10)."""
 
     async with started(clients) as (one, _), started(clients) as (two, _):
-        inc = await one.register(a_registration("n1", log_ids={3: 5}))
+        session_id = await one.register(a_registration("n1", log_ids={3: 5}))
         assert await two.create_records([a_record(3, Member("n1", 5))])
         record = (await two.records())[3]
-        await two.end_registration("n1", inc)
+        await two.end_registration("n1", session_id)
         await refused(two.write_record(record, (Member("n1", 5),)))
         await one.register(a_registration("n1", log_ids={3: 5}))
         await two.write_record(record, (Member("n1", 5),))
@@ -222,8 +222,8 @@ async def test_a_registration_comes_back_with_all_its_fields(clients: MetastoreC
 
     async with started(clients) as (one, _), started(clients) as (two, _):
         wanted = a_registration("n1", spare_log_id=12, cluster_address="h:7001", id=3, rack="r1")
-        inc = await one.register(wanted)
-        assert await two.registrations() == {"n1": replace(wanted, session_id=inc)}
+        session_id = await one.register(wanted)
+        assert await two.registrations() == {"n1": replace(wanted, session_id=session_id)}
 
 
 # --- writes that name members ---
@@ -292,10 +292,10 @@ async def test_log_ids_are_noted_before_the_registration_and_outlive_it(clients:
 
     async with started(clients) as (watcher, _):
         versions = []
-        for gens, active in (({3: 9}, True), ({3: 9}, True), ({3: 10}, True), ({3: 10}, False)):
+        for log_ids, active in (({3: 9}, True), ({3: 9}, True), ({3: 10}, True), ({3: 10}, False)):
             async with started(clients) as (client, _):
                 asked = counted(client)
-                await client.register(a_registration("n1", log_ids=gens, active=active))
+                await client.register(a_registration("n1", log_ids=log_ids, active=active))
                 assert asked.index("/replicas/n1") < asked.index("/nodes/n1")
             found = await watcher.get("/replicas/n1")
             assert found is not None

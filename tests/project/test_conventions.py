@@ -45,6 +45,16 @@ def test_every_module_has_a_docstring() -> None:
     assert not missing
 
 
+def test_a_class_name_has_one_meaning() -> None:
+    """A public class name is defined in one module of the product; the client, a distribution of its own, is apart."""
+    defined: dict[str, list[str]] = {}
+    for path, text in modules(*(package for package in PACKAGES if package != "client")):
+        for found in re.finditer(r"^class ([^_\W]\w*)", text, re.MULTILINE):
+            defined.setdefault(found[1], []).append(f"{path}:{text.count(chr(10), 0, found.start()) + 1}")
+    twice = [f"class {name} is defined in {' and in '.join(places)}" for name, places in defined.items() if places[1:]]
+    assert not twice, "\n".join(twice)
+
+
 def test_every_test_states_its_claim() -> None:
     """Every test function has a docstring, which states what holds while the test passes."""
     missing = []

@@ -56,7 +56,7 @@ class FakeClusterFacts:
 
 
 class OpenPeers:
-    """`sink.service.PeerAccess` without certificates and tokens."""
+    """`sink.service.SourceAccess` without certificates and tokens."""
 
     def access_to(self, _peer: PeerSettings) -> PeerCredentials:
         return OPEN

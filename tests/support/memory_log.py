@@ -14,7 +14,7 @@ from operator import attrgetter
 from isthmus.repl.model.entry import Entry, decode_entry
 from isthmus.repl.model.errors import LocalFault, OutOfStorage
 from isthmus.repl.replog.epochs import clipped, extended, last_epoch, truncated
-from isthmus.repl.replog.frames import RunKind, decode_runs, decode_wires, encode_entries
+from isthmus.repl.replog.frames import EntryRunKind, decode_runs, decode_wires, encode_entries
 from isthmus.repl.replog.port import (
     NO_PINS,
     PINNED_SHARE,
@@ -141,7 +141,7 @@ class MemoryLog:
             wires = [entry.wire for entry in of_epoch]
             base = of_epoch[0].offset
             buffers = encode_entries(
-                RunKind.ENTRIES, partition, epoch, previous_epoch, base, wires, [len(wire) for wire in wires]
+                EntryRunKind.ENTRIES, partition, epoch, previous_epoch, base, wires, [len(wire) for wire in wires]
             )
             runs.append(EncodedRun(partition, epoch, base, len(of_epoch), buffers))
             previous_epoch = epoch

@@ -194,7 +194,7 @@ class MemoryMetastore(TreeMetastore):
         on_session(SessionState.CONNECTED)
 
     @property
-    def trouble(self) -> str:
+    def rolled_back(self) -> str:
         """See the port: only its records show that a memory tree went back."""
         return ""
 

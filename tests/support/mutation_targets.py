@@ -84,7 +84,7 @@ from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, Part
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
 from isthmus.repl.replog import frames as log_frames
-from isthmus.repl.replog.frames import RunKind, encode_entries, encode_truncate
+from isthmus.repl.replog.frames import EntryRunKind, encode_entries, encode_truncate
 from isthmus.repl.replog.frames import encode_state as encode_log_state
 from isthmus.repl.runtime import handover
 from isthmus.repl.store import reaped_keys, row_codec, rows
@@ -161,7 +161,7 @@ def _messages(body: bytes) -> object:
 def _node_targets() -> Iterator[MutationTarget]:
     encoder = Encoder()
     wires = (b"one", b"", b"two")
-    run = b"".join(encode_entries(RunKind.ENTRIES, 3, 2, 2, 5, wires, list(map(len, wires))))
+    run = b"".join(encode_entries(EntryRunKind.ENTRIES, 3, 2, 2, 5, wires, list(map(len, wires))))
     table = ((1, 0), (3, 40))
     messages = [
         forward(7, entries_of(3, 20)),
@@ -270,16 +270,16 @@ def _log_body(data: bytes) -> object:
     body = data[1:]
     found: list[object] = []
     for run in log_frames.decode_runs(body, data[0] if data else 0):
-        if run.kind in (RunKind.ENTRIES, RunKind.COPIED):
+        if run.kind in (EntryRunKind.ENTRIES, EntryRunKind.COPIED):
             found += log_frames.decode_wires(body, run, run.base, run.base + run.item_count)
-        elif run.kind in (RunKind.STATE, RunKind.START):
+        elif run.kind in (EntryRunKind.STATE, EntryRunKind.START):
             found.append(log_frames.decode_state(body, run))
     return found
 
 
 def _stored_targets() -> Iterator[MutationTarget]:
     entries = [entry.wire for entry in entries_of(3, 20)]
-    run = b"".join(encode_entries(RunKind.ENTRIES, 3, 2, 2, 5, entries, list(map(len, entries))))
+    run = b"".join(encode_entries(EntryRunKind.ENTRIES, 3, 2, 2, 5, entries, list(map(len, entries))))
     more = encode_truncate(3, 2, 1, 6) + encode_log_state(3, 1, 9, ((1, 0), (2, 4)))
     yield MutationTarget("log runs", (b"\x01" + run, b"\x03" + run + more), _log_body)
     yield MutationTarget(

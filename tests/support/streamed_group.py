@@ -8,7 +8,7 @@ from isthmus.repl.isr.follower_tracker import ANNOUNCE_MS
 from isthmus.repl.isr.messages import AppendEntries
 from isthmus.repl.isr.pair_stream import (
     Acknowledged,
-    Received,
+    ReceivedGroup,
     SentRun,
     StreamAck,
     StreamGroup,
@@ -115,7 +115,7 @@ class StreamedGroup(ReplicaGroup):
         runs, self.runs[node] = self.runs[node], []
         return self.senders[node].seal(tuple(runs), self.by_partition(self.nodes[0]), self.now_ms)
 
-    def receive(self, node: str, group: StreamGroup) -> Received | None:
+    def receive(self, node: str, group: StreamGroup) -> ReceivedGroup | None:
         """Receive `group`; its entries are durable at once unless the disk is slow."""
         found = self.receivers[node].receive(group, self.by_partition(node), self.now_ms)
         if found is None:

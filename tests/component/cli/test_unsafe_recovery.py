@@ -90,7 +90,7 @@ def test_a_restored_directory_takes_a_new_identity_while_its_node_is_stopped(
     assert json.loads(capsys.readouterr().out)["partitions"] == [0, 5]
     identity = NodeIdentity.open(tmp_path / "data")
     assert (identity.doubt, identity.spare) == ("restored: a new identity was ordered by ann", 0)
-    assert identity.gens() == {0: 7, 5: 7}
+    assert identity.log_ids() == {0: 7, 5: 7}
     identity.close(clean=True)
     (tmp_path / "data").rename(tmp_path / "other")
     file.write_text('[node]\nname = "n2"\ncluster = "east"\ndata_dir = "other"\n')

@@ -14,7 +14,7 @@ from isthmus.node.cli import rolling_restart, waiting
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
 from isthmus.node.cli.output import moment
-from isthmus.node.cli.waiting import Goal, lacking
+from isthmus.node.cli.waiting import Goal, obstacle
 from tests.component.cli.test_reassignment import ENDED, ORDER, ORDERED
 from tests.support.cluster_answers import NOW_MS, cluster_answer, health_answer, respond_as
 from tests.support.fake_admin_listener import FakeAdminListener
@@ -70,7 +70,7 @@ def test_what_a_goal_lacks(changed: dict[str, Any], online: str, in_sync: str) -
     """Online means that every partition takes reads and writes; in sync means that there is no other problem either."""
     cluster = {**cluster_answer("east"), **changed}
     for goal, words in ((Goal.ONLINE, online), (Goal.IN_SYNC, in_sync)):
-        found = lacking(goal, cluster)
+        found = obstacle(goal, cluster)
         assert words in found
         assert bool(found) == bool(words)
 

@@ -311,8 +311,8 @@ def test_a_bucket_type_that_does_not_exist(make_client: MakeClient, url: str, bu
 
 
 def test_the_admin_listener_is_named_as_a_mistake(make_client: MakeClient, node: ThreadedNode) -> None:
-    """Answers of the admin listener are not taken for results; the error says which URL is needed, also for a call whose
-    answer has no body."""
+    """Answers of the admin listener are not taken for results; the error says which URL is needed, also for a call
+    whose answer has no body."""
     client = make_client(f"http://127.0.0.1:{node.admin}")
     calls: list[Callable[[], object]] = [
         lambda: client.get("b", "k"),

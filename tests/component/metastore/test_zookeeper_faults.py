@@ -34,7 +34,7 @@ async def test_a_killed_zookeeper_that_comes_back_keeps_session_and_values(own_s
     client, states, hints = metastore(own_server.hosts), list[SessionState](), list[str]()
     client.watch(hints.append)
     await client.start(states.append)
-    inc = await client.register(Registration("n1", 0, True))
+    session_id = await client.register(Registration("n1", 0, True))
     await client.put("/x", b"kept", None)
     await client.get("/x")
     own_server.kill()
@@ -47,7 +47,7 @@ async def test_a_killed_zookeeper_that_comes_back_keeps_session_and_values(own_s
     assert SessionState.EXPIRED not in states
     assert "/x" in hints
     assert await client.get("/x") == Versioned(b"kept", 0)
-    assert (await client.registrations())["n1"].session_id == inc
+    assert (await client.registrations())["n1"].session_id == session_id
     await client.stop()
 
 
@@ -147,7 +147,7 @@ async def test_a_driver_that_dies_of_its_own_error_is_started_again(zookeeper_cl
     with pytest.raises((Unavailable, Ambiguous)):
         await client.put("/x", b"", None)
     await eventually(lambda: states[-2:] == [SessionState.EXPIRED, SessionState.CONNECTED], f"a new session: {states}")
-    assert await client.allocate_gen() == 1
+    assert await client.allocate_log_id() == 1
     await client.stop()
 
 
@@ -173,7 +173,7 @@ async def test_foreign_bytes_in_the_tree_are_named(
     reads = {
         "p": client.records,
         "nodes": client.registrations,
-        "gen": client.allocate_gen,
+        "gen": client.allocate_log_id,
         "uuid": lambda: client.cluster_uuid(bytes(16)),
     }
     if "/" in path:

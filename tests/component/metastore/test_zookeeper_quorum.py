@@ -65,7 +65,7 @@ async def test_with_its_leader_killed_an_ensemble_goes_on(ensemble: Any) -> None
     await client.start(states.append)
     other = metastore(ensemble.hosts, "/killed")
     await other.start(lambda _: None)
-    inc = await client.register(a_registration("n1", id=1, spare_log_id=9, log_ids={}))
+    session_id = await client.register(a_registration("n1", id=1, spare_log_id=9, log_ids={}))
     assert await client.claim("/controller", b"n1")
     await client.create_records([a_record(partition, Member("n1", 9)) for partition in range(WRITERS)])
     writers = [Writer(client, record) for record in (await client.records()).values()]
@@ -80,8 +80,8 @@ async def test_with_its_leader_killed_an_ensemble_goes_on(ensemble: Any) -> None
         found = await look.records()
         assert [found[w.record.partition].version for w in writers] == [writer.decided for writer in writers]
         assert [found[w.record.partition].reason for w in writers] == [f"write {w.decided}" for w in writers]
-        assert (await look.registrations())["n1"].session_id == inc
-    assert await client.register(a_registration("n1", id=1, spare_log_id=9, log_ids={})) == inc
+        assert (await look.registrations())["n1"].session_id == session_id
+    assert await client.register(a_registration("n1", id=1, spare_log_id=9, log_ids={})) == session_id
     assert await client.claim("/controller", b"n1")
     assert not await other.claim("/controller", b"n2")
     await client.stop()
@@ -94,7 +94,7 @@ async def test_without_a_majority_nothing_is_decided_and_nothing_is_lost(ensembl
 
     client, states = metastore(ensemble.hosts, "/majority"), list[SessionState]()
     await client.start(states.append)
-    inc = await client.register(a_registration("n1"))
+    session_id = await client.register(a_registration("n1"))
     await client.create_records([a_record(3)])
     record = (await client.records())[3]
     for server in ensemble.servers[:2]:
@@ -114,7 +114,7 @@ async def test_without_a_majority_nothing_is_decided_and_nothing_is_lost(ensembl
     await asyncio.to_thread(ensemble.start)
     await eventually(lambda: states[-1] is SessionState.CONNECTED, "connected again")
     assert SessionState.EXPIRED not in states
-    assert (await client.registrations())["n1"].session_id == inc
+    assert (await client.registrations())["n1"].session_id == session_id
     assert (await client.synced_record(3)).version == record.version
     await client.stop()
 

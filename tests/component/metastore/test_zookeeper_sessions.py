@@ -104,10 +104,10 @@ def test_a_client_paused_beyond_its_session_gets_one_expiry_event(client_process
 @pytest.mark.parametrize("client_process", [(4000, 8)], indirect=True)
 def test_a_saturated_loop_and_a_busy_thread_cost_no_session(client_process: ClientProcess) -> None:
     """The driver's own thread keeps pinging while loop and workers are busy for two session time-outs."""
-    inc = client_process.next("inc")
+    session_id = client_process.next("inc")
     client_process.tell()
     client_process.next("busy")
-    assert client_process.states() == ["connected"], inc
+    assert client_process.states() == ["connected"], session_id
 
 
 async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_session(shared_server: Any) -> None:
@@ -118,14 +118,14 @@ async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_sessio
     client = ZooKeeperMetastore(proxy.address, "/silent", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
     states: list[SessionState] = []
     await client.start(states.append)
-    inc = await client.register(Registration("n1", 0, True, id=3))
+    session_id = await client.register(Registration("n1", 0, True, id=3))
     proxy.swallows = True
     proxy.cut()
     await eventually(lambda: proxy.swallowed, "swallowed")
     proxy.swallows = False
     await eventually(lambda: len(states) == 3, "connected again")
     assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
-    assert (await client.registrations())["n1"].session_id == inc
+    assert (await client.registrations())["n1"].session_id == session_id
     await client.stop()
     await proxy.stop()
 
@@ -144,12 +144,12 @@ async def test_a_server_whose_machine_is_gone_ends_no_session(
         hosts = f"127.0.0.1:{gone_port},{proxy.address}"
         client = ZooKeeperMetastore(hosts, "/gone", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
         await client.start(states.append)
-        inc = await client.register(Registration("n1", 0, True, id=3))
+        session_id = await client.register(Registration("n1", 0, True, id=3))
         await asyncio.sleep(1.5)  # it sends no more than an idle client does
         proxy.cut()
         await eventually(lambda: len(states) == 3, "connected again")
         assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
-        assert (await client.registrations())["n1"].session_id == inc
+        assert (await client.registrations())["n1"].session_id == session_id
         await client.stop()
         await proxy.stop()
 
@@ -170,7 +170,7 @@ async def test_a_metastore_away_for_longer_than_a_session_ends_none(own_server: 
     client = ZooKeeperMetastore(own_server.hosts, "/x", "east", session_timeout_ms=3000, connect_timeout_ms=9000)
     states: list[SessionState] = []
     await client.start(states.append)
-    inc = await client.register(Registration("n1", 0, True, id=3))
+    session_id = await client.register(Registration("n1", 0, True, id=3))
     assert await client.claim("/controller", b"n1")
     await client.create_records([a_record(3)])
     record = (await client.records())[3]
@@ -185,8 +185,8 @@ async def test_a_metastore_away_for_longer_than_a_session_ends_none(own_server: 
     await asyncio.to_thread(own_server.start)
     await eventually(lambda: states[-1] is SessionState.CONNECTED, "connected again")
     assert states == [SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.CONNECTED]
-    assert (await client.registrations())["n1"].session_id == inc
-    assert await client.register(Registration("n1", 0, True, id=3)) == inc
+    assert (await client.registrations())["n1"].session_id == session_id
+    assert await client.register(Registration("n1", 0, True, id=3)) == session_id
     assert await client.claim("/controller", b"n1")
     assert (await client.write_record(record)).version == record.version + 1
     await client.stop()

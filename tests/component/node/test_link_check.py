@@ -29,7 +29,7 @@ ABOUT: dict[str, Any] = {
     "serving": "running", "publishing": "running", "wall_ms": 1_000,
     "bucket_types": {"default": {"digest": None, "offered": True}},
 }  # fmt: skip
-TOLD = PeerNodes(bytes.fromhex(THEIRS), "east", (URL,))
+NODES = PeerNodes(bytes.fromhex(THEIRS), "east", (URL,))
 HERE = Here(OURS, "west", {"default"}, {}, {}, linked=False)
 
 
@@ -38,7 +38,7 @@ def states(found: LinkCheckResult, here: Here = HERE, expected: str = "east", ur
 
 
 def of(about: Mapping[str, Any] = ABOUT, **more: Any) -> LinkCheckResult:
-    return LinkCheckResult(TOLD, about, 3, **{"offset_ms": 10, "exact_ms": 2, **more})
+    return LinkCheckResult(NODES, about, 3, **{"offset_ms": 10, "exact_ms": 2, **more})
 
 
 def test_a_link_that_would_work_is_ok_in_every_line() -> None:
@@ -104,14 +104,14 @@ def test_each_kind_of_unreachable_peer_has_its_own_reason() -> None:
         "reach": "fail", "tls": "unknown", "token": "unknown", "cluster": "unknown", "queue": "unknown",
     }  # fmt: skip
     shut = HttpRefused("wrong role", 403, "forbidden")
-    assert states(LinkCheckResult(TOLD, shut, 3))["token"] == "fail"
+    assert states(LinkCheckResult(NODES, shut, 3))["token"] == "fail"
     assert states(of(), HERE._replace(uuid=THEIRS))["cluster"] == "fail"
     assert states(of(), expected="north")["cluster"] == "fail"
     assert states(of(), url="http://10.0.0.7:8098")["tls"] == "warn"
     assert states(of(), HERE._replace(linked=True))["link"] == "warn"
     missing = HttpRefused("there is no queue named 'q' here", 404, "unknown-queue")
-    assert states(LinkCheckResult(TOLD, missing, 3))["queue"] == "fail"
-    assert states(LinkCheckResult(TOLD, HttpRefused("no such path", 404, "not-found"), 3))["queue"] == "unknown"
+    assert states(LinkCheckResult(NODES, missing, 3))["queue"] == "fail"
+    assert states(LinkCheckResult(NODES, HttpRefused("no such path", 404, "not-found"), 3))["queue"] == "unknown"
 
 
 def test_clock_skew_is_reported_as_far_as_the_round_trip_allows() -> None:

@@ -104,7 +104,7 @@ async def test_a_node_comes_up_beside_a_record_that_cannot_be_read(
         await write(t, 10)
         await t.level()
         gone = t.followers()[0].node
-        gen = t.members[gone].identity.gens()[0]
+        log_id = t.members[gone].identity.log_ids()[0]
         await t.kill(gone)
         was = overwrite(t.ensemble, "/p/0", b'{"v":99}')
         back = await t.open(gone)
@@ -114,7 +114,7 @@ async def test_a_node_comes_up_beside_a_record_that_cannot_be_read(
         assert not back.failures
         overwrite(t.ensemble, "/p/0", was)
         await eventually(lambda: back.ready)
-        assert back.identity.gens()[0] == gen
+        assert back.identity.log_ids()[0] == log_id
         await write(t, 10, b"more")
         await t.level()
 

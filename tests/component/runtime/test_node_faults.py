@@ -269,7 +269,7 @@ async def test_a_regressed_replica_takes_a_new_log_id(tmp_path: Path, start_clus
         doubted.runtime._perform(doubted.partition(), [fx.NewLogIdentity("a test doubts it")], 0)
         await eventually(lambda: doubted.partition().replica.member != before)
         after = doubted.partition().replica.member
-        assert doubted.identity.gens()[0] == after.log_id
+        assert doubted.identity.log_ids()[0] == after.log_id
         assert (await doubted.metastore.registrations())[doubted.node].log_ids[0] == after.log_id
         await put(leader, b"k2", b"v")
 
@@ -373,7 +373,7 @@ async def test_a_leader_stopped_by_an_internal_error_is_replaced(
         hurt = await t.led(0)
         await put(hurt, b"before", b"v")
         replica = hurt.partition(0).replica
-        gen, step, inc = replica.member.log_id, replica.step, hurt.registrar.inc
+        log_id, step, session_id = replica.member.log_id, replica.step, hurt.registrar.session_id
 
         def bad(event: ev.Event, now_ms: int) -> list[fx.Effect]:
             assert not isinstance(event, ev.Received), "made up by a test"
@@ -386,14 +386,14 @@ async def test_a_leader_stopped_by_an_internal_error_is_replaced(
         other = await t.led_by_another(hurt)
         for n in range(9):
             await put(other, b"after-%d" % n, b"v")
-        assert hurt.registrar.inc == inc
+        assert hurt.registrar.session_id == session_id
         assert not hurt.failures
         assert hurt.partition(1).serves
         hurt.runtime.partitions[0].replica._role_state = Failed("known to the test")
         await t.kill(hurt.node)
         again = await t.open(hurt.node)
         await t.level()
-        assert again.partition(0).replica.member.log_id == gen
+        assert again.partition(0).replica.member.log_id == log_id
         assert all(
             stored_values(again, b"after-%d" % n, 0) + stored_values(again, b"after-%d" % n, 1) == [b"v"]
             for n in range(9)

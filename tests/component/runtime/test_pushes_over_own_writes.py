@@ -9,7 +9,7 @@ from pathlib import Path
 
 from isthmus.queues.cursors import CursorPosition, CursorState
 from isthmus.queues.filters import parse_filter
-from isthmus.queues.origin_check import owed
+from isthmus.queues.origin_check import is_unreplicated
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.window_rules import Budget
 from isthmus.repl.model.keys import Key
@@ -51,12 +51,12 @@ async def test_a_push_over_an_unreplicated_local_write_counts_as_local(tmp_path:
         asked: list[tuple[int, bytes]] = []
         owes = True
 
-        def owing(partition: int, offset: int, pusher: bytes, key: Key) -> bool:
+        def unreplicated(partition: int, offset: int, pusher: bytes, key: Key) -> bool:
             assert key.bucket == b"b"
             asked.append((offset, pusher))
             return owes
 
-        h.coordinator.unreplicated = owing
+        h.coordinator.unreplicated = unreplicated
         for name in (b"k", b"later"):
             await h.coordinator.write(WriteRequest(Key(b"default", b"b", name), Content(b"mine")))
 
@@ -124,16 +124,20 @@ def test_unreplicated_writes_follow_owners_and_cursors() -> None:
             made.lead(3, b"default", CursorPosition(0, CursorState(cursor, 1, owner), cursor), cursor)
         return made
 
-    assert not owed([], 3, 5, WEST, KEY)
-    assert not owed([queue(WEST, 0)], 3, 5, WEST, KEY)
-    assert owed([queue(WEST, 0), queue(NORTH, 5)], 3, 5, WEST, KEY)
-    assert not owed([queue(NORTH, 6)], 3, 5, WEST, KEY)
-    assert owed([queue(NORTH, 6, led=False)], 3, 5, WEST, KEY), "a cursor that is not known yet may be anywhere"
-    assert not owed([queue(NORTH, 0, cascade=True)], 3, 5, WEST, KEY)
-    assert owed([queue(b"", 0)], 3, 5, WEST, KEY), "whoever takes it begins at its cursor"
-    assert not owed([queue(NORTH, 0, rules="bucketname:other")], 3, 5, WEST, KEY), "it would never offer the key"
-    assert owed([queue(NORTH, 0, rules="bucketname:b")], 3, 5, WEST, KEY)
-    assert not owed([queue(NORTH, 0, led=False, rules="!bucketname:b")], 3, 5, WEST, KEY)
+    assert not is_unreplicated([], 3, 5, WEST, KEY)
+    assert not is_unreplicated([queue(WEST, 0)], 3, 5, WEST, KEY)
+    assert is_unreplicated([queue(WEST, 0), queue(NORTH, 5)], 3, 5, WEST, KEY)
+    assert not is_unreplicated([queue(NORTH, 6)], 3, 5, WEST, KEY)
+    assert is_unreplicated([queue(NORTH, 6, led=False)], 3, 5, WEST, KEY), (
+        "a cursor that is not known yet may be anywhere"
+    )
+    assert not is_unreplicated([queue(NORTH, 0, cascade=True)], 3, 5, WEST, KEY)
+    assert is_unreplicated([queue(b"", 0)], 3, 5, WEST, KEY), "whoever takes it begins at its cursor"
+    assert not is_unreplicated([queue(NORTH, 0, rules="bucketname:other")], 3, 5, WEST, KEY), (
+        "it would never offer the key"
+    )
+    assert is_unreplicated([queue(NORTH, 0, rules="bucketname:b")], 3, 5, WEST, KEY)
+    assert not is_unreplicated([queue(NORTH, 0, led=False, rules="!bucketname:b")], 3, 5, WEST, KEY)
 
 
 async def test_a_pushed_clock_with_future_local_writes_is_refused(tmp_path: Path, start_node: NodeFactory) -> None:

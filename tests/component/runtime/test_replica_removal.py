@@ -81,7 +81,7 @@ async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
         await write(t, 30)
         newcomer, leaver = other_nodes(t)
         left = t.members[leaver]
-        gen = left.partition().replica.member.log_id
+        log_id = left.partition().replica.member.log_id
         await change(t, (newcomer,), (leaver,))
         await changed(t, *({*t.members} - {leaver}))
         await eventually(lambda: left.partition().removed)
@@ -92,11 +92,11 @@ async def test_a_moved_replica_leaves_nothing_behind_and_comes_back_as_another(
         store = left.runtime.store
         assert list(store.list_keys(0, None, None)) == []
         assert (store.applied(0).offset, store.transfers.marks()) == (0, {})
-        assert left.identity.gens()[0] != gen
+        assert left.identity.log_ids()[0] != log_id
         await change(t, (leaver,), ())
         await changed(t, *t.members)
         await t.level()
-        assert left.partition().replica.member.log_id == left.identity.gens()[0] != gen
+        assert left.partition().replica.member.log_id == left.identity.log_ids()[0] != log_id
         assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
 
@@ -111,7 +111,7 @@ async def test_a_replica_is_recreated_although_its_deletion_was_not_registered(
         await write(t, 30)
         newcomer, leaver = other_nodes(t)
         left = t.members[leaver]
-        gen = left.partition().replica.member.log_id
+        log_id = left.partition().replica.member.log_id
         register, failures = left.metastore.register, []
 
         async def failing(registration: Registration, takes: Collection[int] | None = None) -> int:
@@ -124,12 +124,12 @@ async def test_a_replica_is_recreated_although_its_deletion_was_not_registered(
         await change(t, (newcomer,), (leaver,))
         await changed(t, *({*t.members} - {leaver}))
         await eventually(lambda: bool(failures))
-        assert (await left.metastore.registrations())[leaver].log_id_of(0) == gen
+        assert (await left.metastore.registrations())[leaver].log_id_of(0) == log_id
         await change(t, (leaver,), ())
         await changed(t, *t.members)
         await t.level()
         copy = left.partition().replica.member
-        assert copy.log_id == left.identity.gens()[0] != gen
+        assert copy.log_id == left.identity.log_ids()[0] != log_id
         assert (await left.metastore.registrations())[leaver].log_id_of(0) == copy.log_id
         assert len(list(left.runtime.store.list_keys(0, None, None))) == 30
 
@@ -143,14 +143,14 @@ async def test_a_replica_reassigned_within_the_grace_time_is_kept(
         await write(t, 20)
         newcomer, leaver = other_nodes(t)
         left = t.members[leaver]
-        gen, leo = left.partition().replica.member.log_id, left.partition().replica.leo
+        log_id, leo = left.partition().replica.member.log_id, left.partition().replica.leo
         await change(t, (newcomer,), (leaver,))
         await changed(t, *({*t.members} - {leaver}))
         await eventually(lambda: left.partition().removed)
         await change(t, (leaver,), (newcomer,))
         await changed(t, *({*t.members} - {newcomer}))
         replica = left.partition().replica
-        assert replica.member.log_id == gen
+        assert replica.member.log_id == log_id
         assert replica.leo >= leo
         assert left.runtime.replog.start_of(0) == 0
         await eventually(lambda: "removed" not in left.partition().reason)
@@ -166,13 +166,13 @@ async def test_a_replica_reassigned_during_its_deletion_is_recreated_afterwards(
         await write(t, 20)
         newcomer, leaver = other_nodes(t)
         left = t.members[leaver]
-        old_gen = left.partition().replica.member.log_id
+        old_log_id = left.partition().replica.member.log_id
         condemn = left.identity.condemn
 
-        def slowly(partition: int, gen: int) -> None:
+        def slowly(partition: int, log_id: int) -> None:
             noting.set()
             assert slow.wait(10)
-            condemn(partition, gen)
+            condemn(partition, log_id)
 
         left.identity.condemn = slowly  # type: ignore[method-assign]
         await change(t, (newcomer,), (leaver,))
@@ -185,7 +185,7 @@ async def test_a_replica_reassigned_during_its_deletion_is_recreated_afterwards(
         slow.set()
         await changed(t, *t.members)
         await t.level()
-        assert left.partition().replica.member.log_id == left.identity.gens()[0] != old_gen
+        assert left.partition().replica.member.log_id == left.identity.log_ids()[0] != old_log_id
         assert len(list(left.runtime.store.list_keys(0, None, None))) == 20
 
 
@@ -225,8 +225,8 @@ async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(
         await eventually(lambda: t.members[leaver].partition().removed)
         await t.kill(leaver)
         identity = NodeIdentity.open(tmp_path / leaver)
-        gen = identity.gens()[0]
-        identity.condemn(0, gen + 1_000)  # killed right after the note, before anything was deleted
+        log_id = identity.log_ids()[0]
+        identity.condemn(0, log_id + 1_000)  # killed right after the note, before anything was deleted
         identity.close(clean=False)
         left = await t.open(leaver)
         assert 0 not in left.runtime.partitions
@@ -235,7 +235,7 @@ async def test_a_deletion_that_was_cut_short_goes_on_at_the_next_start(
         await change(t, (leaver,), ())
         await changed(t, *t.members)
         await t.level()
-        assert left.identity.gens()[0] == gen + 1_000
+        assert left.identity.log_ids()[0] == log_id + 1_000
 
 
 async def test_a_removed_replica_is_still_there_after_a_restart(tmp_path: Path, start_cluster: ClusterFactory) -> None:
@@ -247,13 +247,13 @@ async def test_a_removed_replica_is_still_there_after_a_restart(tmp_path: Path, 
         await change(t, (newcomer,), (leaver,))
         await changed(t, *({*t.members} - {leaver}))
         await eventually(lambda: t.members[leaver].partition().removed)
-        gen = t.members[leaver].partition().replica.member.log_id
+        log_id = t.members[leaver].partition().replica.member.log_id
         await t.kill(leaver)
         left = await t.open(leaver)
         await eventually(lambda: left.partition().removed and "its copy here is deleted in" in left.partition().reason)
         await change(t, (leaver,), ())
         await changed(t, *t.members)
-        assert left.partition().replica.member.log_id == gen
+        assert left.partition().replica.member.log_id == log_id
 
 
 async def test_after_a_power_loss_a_removed_replica_drops_rows_that_need_replay(
@@ -287,18 +287,18 @@ def test_notes_of_deleted_replicas_keep_log_id_and_epochs(tmp_path: Path) -> Non
     identity.note_epochs({3: (5, None)})
     identity.condemn(3, 12)
     identity.note_epochs({3: (6, None)})  # requested before the replica was condemned: nothing to note any more
-    assert (identity.partitions(), identity.condemned(), identity.gens()) == ([4], [3], {3: 12, 4: 7})
+    assert (identity.partitions(), identity.condemned(), identity.log_ids()) == ([4], [3], {3: 12, 4: 7})
     identity.deleted(3)
     identity.close(clean=False)
     identity = NodeIdentity.open(tmp_path)
-    assert (identity.partitions(), identity.condemned(), identity.gens()) == ([4], [], {3: 12, 4: 7})
-    identity.note_gens({3: 12})
+    assert (identity.partitions(), identity.condemned(), identity.log_ids()) == ([4], [], {3: 12, 4: 7})
+    identity.note_log_ids({3: 12})
     found = identity.partition(3)
     assert found is not None
-    assert (found.gen, found.epoch_seen) == (12, 5)
+    assert (found.log_id, found.epoch_seen) == (12, 5)
     identity.condemn(3, 13)
     identity.deleted(3)
     identity.renew("restored")
-    assert identity.gens() == {4: 7}
+    assert identity.log_ids() == {4: 7}
     assert identity.spare == 0
     identity.close(clean=False)

@@ -248,7 +248,7 @@ async def test_replicas_are_created_where_records_assign_them_while_running(
                 assert members[member.node].partition(partition).replica.member == member
             assert all(partition not in members[n].runtime.partitions for n in members if n not in record.replicas)
         registrations = await members["n1"].metastore.registrations()
-        assert all(registrations[n].log_ids == members[n].identity.gens() for n in members)
+        assert all(registrations[n].log_ids == members[n].identity.log_ids() for n in members)
         for n in range(30):
             await put(members["n2"], b"%d" % n, b"v")
         for n in range(30):

@@ -80,10 +80,10 @@ async def test_a_registration_that_the_metastore_refuses_is_tried_again(
         return await register(registration, takes)
 
     async def serves_again() -> bool:
-        return node.services.registrar.inc != before and node.ready()[0]
+        return node.services.registrar.session_id != before and node.ready()[0]
 
     metastore.register = refused  # type: ignore[method-assign]
-    before = node.services.registrar.inc
+    before = node.services.registrar.session_id
     try:
         metastore.expire()
         await eventually(serves_again)
@@ -140,17 +140,17 @@ async def test_a_deleted_registration_is_created_again(tmp_path: Path, monkeypat
     monkeypatch.setattr(registering.log, "error", lambda _event, **fields: lost.append(fields["cause"]))
 
     async with serving(tmp_path) as node:
-        metastore, before = node._metastore, node.services.registrar.inc
+        metastore, before = node._metastore, node.services.registrar.session_id
         assert isinstance(metastore, MemoryMetastore)
         found = metastore._memory.ensemble.read("/nodes/n1")
         assert found is not None
         metastore._memory.ensemble.delete("/nodes/n1", found[1].version)
 
         async def serves_again() -> bool:
-            return node.services.registrar.inc not in (0, before) and node.ready()[0]
+            return node.services.registrar.session_id not in (0, before) and node.ready()[0]
 
         await eventually(serves_again)
-        assert (await metastore.registrations())["n1"].session_id == node.services.registrar.inc
+        assert (await metastore.registrations())["n1"].session_id == node.services.registrar.session_id
         status, _ = await answer(node.services.http_url, "/readyz")
         assert status == 200
         _, metrics = await answer(node.services.admin_url, "/metrics")
@@ -176,7 +176,7 @@ async def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_
         theirs = await second.register(Registration("n1", 0, True, admin_url="http://elsewhere:9", id=1))
 
         async def out() -> bool:
-            return node.services.registrar.inc == 0 and not node.services.controller.decides
+            return node.services.registrar.session_id == 0 and not node.services.controller.decides
 
         await eventually(out)
         status, body = await answer(node.services.http_url, "/readyz")
@@ -196,7 +196,7 @@ async def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_
         await second.stop()
 
         async def serves_again() -> bool:
-            return node.services.registrar.inc > theirs and node.ready()[0]
+            return node.services.registrar.session_id > theirs and node.ready()[0]
 
         await eventually(serves_again)
         assert node.services.registrar.why == ""

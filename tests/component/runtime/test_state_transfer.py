@@ -242,14 +242,14 @@ async def test_a_log_that_is_gone_costs_no_rows_where_the_others_reach_back(
         for n in range(50):
             await put(leader, b"k%d" % n, b"v")
         await t.level()
-        gen = hurt.partition().replica.member.log_id
+        log_id = hurt.partition().replica.member.log_id
         applied = hurt.partition().replica.applied
         await t.kill(hurt.node)
         for path in (tmp_path / hurt.node / "log").iterdir():
             path.unlink()
         back = await t.open(hurt.node)
         await same_everywhere(t)
-        assert back.partition().replica.member.log_id != gen
+        assert back.partition().replica.member.log_id != log_id
         assert back.runtime.replog.start_of(0) == applied
         assert (await t.led()).runtime._transfer_sender.rows_sent == 0
 
@@ -335,12 +335,12 @@ async def test_a_lost_store_is_refilled_from_the_leader(tmp_path: Path, start_cl
         await trimmed_beyond(leader, 50)
         await t.level()
         await eventually(lambda: hurt.runtime.replog.start_of(0) > 0)
-        gen = hurt.partition().replica.member.log_id
+        log_id = hurt.partition().replica.member.log_id
         await t.kill(hurt.node)
         shutil.rmtree(tmp_path / hurt.node / "store")
         back = await t.open(hurt.node)
         await same_everywhere(t)
-        assert back.partition().replica.member.log_id != gen
+        assert back.partition().replica.member.log_id != log_id
         assert back.runtime.store.object(0, b"b", b"fill-1") is not None
 
 

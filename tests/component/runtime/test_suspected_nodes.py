@@ -52,7 +52,7 @@ async def test_a_false_suspicion_of_a_leader_costs_no_write(tmp_path: Path, star
         for _ in range(3):
             leader = await t.led()
             await eventually(lambda leader=leader: len(leader.controller.records[0].isr) == 3)
-            epoch, session_id = leader.partition().replica.epoch, leader.registrar.inc
+            epoch, session_id = leader.partition().replica.epoch, leader.registrar.session_id
             count = len(acked)
             await eventually(lambda count=count: len(acked) > count + 5)
             other = next(member for member in t.members.values() if member is not leader)
@@ -60,7 +60,7 @@ async def test_a_false_suspicion_of_a_leader_costs_no_write(tmp_path: Path, star
             heir = await t.led_by_another(leader)
             assert heir.partition().replica.epoch > epoch
             await register_again(leader)
-            assert leader.registrar.inc != session_id
+            assert leader.registrar.session_id != session_id
             await eventually(lambda leader=leader: leader.partition().replica.following)
         stop.set()
         await writer

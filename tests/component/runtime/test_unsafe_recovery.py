@@ -153,14 +153,14 @@ async def test_a_quarantined_replica_is_removed_and_recreated_while_all_serve(
 
     async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300), removed_grace_ms=500) as t:
         back = await diverged(t, boot_id)
-        gen = back.partition().replica.member.log_id
+        log_id = back.partition().replica.member.log_id
         assert back.runtime.store.object(0, b"b", b"two") is not None
         await change(t, (), (back.node,))
         await eventually(lambda: fully_removed(back), 20.0)
         await change(t, (back.node,), ())
         await changed(t, *t.members)
         await t.level()
-        assert back.partition().replica.member.log_id != gen
+        assert back.partition().replica.member.log_id != log_id
         assert back.runtime.store.object(0, b"b", b"three") is not None
         assert back.runtime.store.object(0, b"b", b"two") is None
 
@@ -255,7 +255,7 @@ async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
         status, plan = await ask(t, member, "/admin/cluster/reseed", {"dry_run": True})
         assert status == 200
         assert [each["partition"] for each in plan["partitions"]] == moved
-        gens = [h.partition(0).replica.member.log_id for h in t.members.values()]
+        log_ids = [h.partition(0).replica.member.log_id for h in t.members.values()]
         counter = await member.metastore.get("/gen")
         assert counter is not None
         await member.metastore.put("/gen", b"1", counter.version)
@@ -265,7 +265,7 @@ async def test_a_metastore_that_went_back_is_refused_until_it_is_reseeded(
         for partition in (0, 1):
             await t.led(partition)
             await t.level(partition)
-        assert await member.metastore.allocate_gen() > max(gens)
+        assert await member.metastore.allocate_log_id() > max(log_ids)
         for name in (b"one", b"two"):
             assert await member.coordinator.get(Key(b"default", b"b", name)) is not None
         assert all(member.controller.records[p].lineage == 1 for p in moved)

@@ -40,7 +40,7 @@ class Controller:
         """Read the state from the metastore."""
         self.simulation.metastore.read(self.name, self._decide)
 
-    def heard(self, partition: int, promoted: fx.Promoted) -> None:
+    def on_promoted(self, partition: int, promoted: fx.Promoted) -> None:
         """A candidate reports that it promoted itself."""
         known = self._promoted.setdefault(partition, set())
         promotion = (promoted.epoch, promoted.node, promoted.session_id, promoted.log_id)

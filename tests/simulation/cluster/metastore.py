@@ -45,7 +45,7 @@ class SimMetastore:
         self._owners: dict[str, Process] = {}
         self._heard_ms: dict[int, int] = {}
         self._last_inc = 100
-        self._last_gen = 10
+        self._last_log_id = 10
         self.down = False
         self.life = 0
         """How many times its state was rolled back."""
@@ -62,8 +62,8 @@ class SimMetastore:
 
     def new_log_id(self) -> int:
         """A log id that was never used."""
-        self._last_gen += 1
-        return self._last_gen
+        self._last_log_id += 1
+        return self._last_log_id
 
     # -- the way --------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ def keeps_the_gen_of_a_lost_log(patch: Patch) -> None:
     patch.setattr(Node, "replace_disk", replace_disk)
 
 
-def counts_acknowledgements_of_any_gen(patch: Patch) -> None:
+def counts_acknowledgements_of_any_log(patch: Patch) -> None:
     """A leader counts a node's acknowledgements for the member in sync, whatever the log id (against R-GEN)."""
     sound = Leader.on_append_ack
 
@@ -544,7 +544,7 @@ DEFECTS = (
     Defect(takes_any_epoch, (*COMMIT, *LOGS, "I-READ-LIN"), pauses, seed=22),
     Defect(takes_any_nonce, (*COMMIT, *LOGS), storms(repeated=0.3, overtaken=0.4), seed=2),
     Defect(keeps_the_gen_of_a_lost_log, (*COMMIT, "I-EPOCH-MONO"), losses()),
-    Defect(counts_acknowledgements_of_any_gen, COMMIT, unattended, seed=4),
+    Defect(counts_acknowledgements_of_any_log, COMMIT, unattended, seed=4),
     Defect(acts_before_its_epoch_is_durable, ("I-EPOCH-MONO", "I-COMMIT-RULE"), None),
     Defect(believes_old_records, ("I-EPOCH-MONO", "I-EPOCH-ONE"), None),
     Defect(nominates_in_its_own_epoch, ("I-EPOCH-ONE", "I-CONVERGE"), storms()),

@@ -26,7 +26,7 @@ from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup, StreamRun
 from isthmus.repl.isr.replica import Replica, ReplicaRole
 from isthmus.repl.model.entry import decode_entry
 from isthmus.repl.model.record import PartitionRecord
-from isthmus.repl.replog.frames import RunKind, decode_runs, decode_wires, encode_entries
+from isthmus.repl.replog.frames import EntryRunKind, decode_runs, decode_wires, encode_entries
 from isthmus.repl.replog.port import EncodedRun
 from isthmus.repl.runtime.applier import SOFT_CURSOR_INTERVAL_MS
 from isthmus.repl.runtime.cursor_gossip import SEND_INTERVAL_MS, CursorGossip
@@ -410,7 +410,7 @@ class StreamProcess(Process):
             entries = self.read_log(partition, effect.start, effect.end)
             wires = [entry.wire for entry in entries]
             buffers = encode_entries(
-                RunKind.ENTRIES, partition, effect.epoch, effect.epoch, effect.start, wires, list(map(len, wires))
+                EntryRunKind.ENTRIES, partition, effect.epoch, effect.epoch, effect.start, wires, list(map(len, wires))
             )
             self.streams.add(effect, [EncodedRun(partition, effect.epoch, effect.start, len(entries), buffers)])
             return

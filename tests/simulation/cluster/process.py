@@ -259,13 +259,13 @@ class Process:
                 self.session.look()
             case fx.NewLogIdentity():
                 simulation.counts["gen_renewed"] += 1
-                simulation.after(self.log.disk_ms(2, 20), self._renew_gen, partition)
+                simulation.after(self.log.disk_ms(2, 20), self._renew_log_id, partition)
             case fx.Promoted():
                 for controller in simulation.controllers:
                     if simulation.rng.random() >= simulation.plan.lost and simulation.network.open(
                         self.node.name, controller.name
                     ):
-                        simulation.after(simulation.rng.randint(1, 30), controller.heard, partition, effect)
+                        simulation.after(simulation.rng.randint(1, 30), controller.on_promoted, partition, effect)
             case fx.SteppedDown(_, unknown_from, _):
                 waiting = self.waiting[partition]
                 while waiting and waiting[-1][0] >= unknown_from:
@@ -310,7 +310,7 @@ class Process:
         """The disk failed; every core is notified."""
         self.post_all(ev.PersistFailed(what))
 
-    def _renew_gen(self, partition: int) -> None:
+    def _renew_log_id(self, partition: int) -> None:
         if self.alive and self.holds_directory() and partition in self.replicas:
             log_id = self.simulation.metastore.new_log_id()
             self.node.disk.log_ids[partition] = log_id

@@ -218,7 +218,7 @@ class QueueProcess(Process):
             )
             self.queues.process = self
             self.listeners.add(self.queues)
-            self.coordinator.unreplicated = self.queues.owed
+            self.coordinator.unreplicated = self.queues.is_unreplicated
             self.acts = QueueActs(self.queues, self.rows, cast(Executor, None))
             self.barrier = TombstoneBarrier(self.queues, self.rows, self.coordinator)
 

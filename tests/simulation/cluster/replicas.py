@@ -131,13 +131,13 @@ class ReplicaManager:
         self.simulation.checkers.condemned(process.node, partition)
         self.simulation.counts["copy_condemned"] += 1
         self.simulation.log_event(process.name, f"condemns its copy of partition {partition}")
-        disk.condemn(partition, self.next_gen(partition))
+        disk.condemn(partition, self.next_log_id(partition))
         for kept in (process.replicas, process.undecided, process.tails, process.waiting):
             kept.pop(partition, None)  # type: ignore[attr-defined]
         process.session.register_again()
         self.simulation.after(process.store.disk_ms(1, 40), self._delete, partition)
 
-    def next_gen(self, _partition: int) -> int:
+    def next_log_id(self, _partition: int) -> int:
         """The log id of a replica that may be created here later."""
         return self.simulation.metastore.new_log_id()
 

@@ -21,7 +21,7 @@ POLL_MS = 2_000
 
 
 class Session:
-    """`inc` is None without a session; a lost connection is not an ended session."""
+    """`session_id` is None without a session; a lost connection is not an ended session."""
 
     def __init__(self, process: Process) -> None:
         self.process = process

@@ -262,13 +262,13 @@ def test_a_replaced_disk_of_the_only_replica_is_never_elected() -> None:
     acked = simulation.counts["acked"]
     assert acked > 0
     node = simulation.nodes["n1"]
-    lost_gen = node.disk.log_ids[0]
+    lost_log_id = node.disk.log_ids[0]
     simulation.checkers.beyond_promise = True
     node.replace_disk()
     simulation.run_until(15_000)
     record = simulation.metastore.records[0]
     assert record.status is PartitionStatus.OFFLINE
-    assert record.reason == f"waits for n1 (came back with another log: gen {node.disk.log_ids[0]}, not {lost_gen})"
+    assert record.reason == f"waits for n1 (came back with another log: gen {node.disk.log_ids[0]}, not {lost_log_id})"
     assert node.current is not None
     assert node.current.replicas[0].reason.startswith("offline: waits for n1")
     assert simulation.counts["acked"] == acked

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from isthmus.queues.cursors import CursorState, decode_state, encode_soft, encode_state, position_of
 from isthmus.queues.object_reader import read_changes
-from isthmus.queues.origin_check import owed
+from isthmus.queues.origin_check import is_unreplicated
 from isthmus.queues.source_queue import SourceQueue
 from isthmus.queues.tombstone_barrier import TombstoneBarrier
 from isthmus.queues.window import Window
@@ -218,7 +218,7 @@ class Cluster:
         return WriteBatch(self.place, self.store, self.uuid, LIMITS, self.properties, self.now_ms, {}, unreplicated)
 
     def _is_unreplicated(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
-        return owed(self.queues.values(), partition, offset, pusher, key)
+        return is_unreplicated(self.queues.values(), partition, offset, pusher, key)
 
     def append(self, batch: WriteBatch) -> None:
         """Append a batch's entries; they are committed."""

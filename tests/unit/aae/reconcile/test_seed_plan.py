@@ -60,7 +60,7 @@ def test_a_new_queue_is_registered_below_the_copy_and_suspended_before_reading()
     queue = QueueHandOver(admin, "to-west", "ann", "!buckettype:t")
     assert queue.check(EAST, WEST) is None
     assert queue.hold(None, {1: 5, 2: 0}, "seed s") is False
-    queue.hand_over({1: 9, 2: 3}, "seed s", resume=True)
+    queue.place({1: 9, 2: 3}, "seed s", resume=True)
     assert [act for act, _ in admin.acts] == ["register", "suspend", "place", "resume"]
     assert admin.acts[0][1]["positions"] == {"1": 5, "2": 0}
     assert admin.acts[0][1]["filter"] == "!buckettype:t"
@@ -75,7 +75,7 @@ def test_a_queue_that_an_operator_has_suspended_stays_so() -> None:
     admin = FakeAdmin([whole])
     queue = QueueHandOver(admin, "q", "ann")
     assert queue.hold(queue.check(EAST, WEST), {1: 5}, "seed s") is True
-    queue.hand_over({1: 9}, "seed s", resume=False)
+    queue.place({1: 9}, "seed s", resume=False)
     assert [act for act, _ in admin.acts] == ["place"]
     assert queue.hold({"suspensions": [{"what": "serving", "node": "n1"}]}, {1: 5}, "seed s") is False
 
@@ -110,18 +110,18 @@ def test_queue_status_covers_all_nodes_and_is_unknown_when_one_is_silent() -> No
     its partitions, or its partitions are reported as unknown."""
     row = {"name": "q", "owner": {"uuid": WEST.hex()}, "waiting": 3, "in_flight": 1, "oldest_age_ms": 70}
     admin = FakeAdmin([row])
-    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
+    assert QueueHandOver(admin, "q", "ann").status() == QueueStatus(WEST.hex(), 4, 70)
     admin.more = admin.gone = True
-    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), 4, 70)
+    assert QueueHandOver(admin, "q", "ann").status() == QueueStatus(WEST.hex(), 4, 70)
     admin.gone = False
-    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), None, None)
+    assert QueueHandOver(admin, "q", "ann").status() == QueueStatus(WEST.hex(), None, None)
     admin.more = False
     admin.unknown = [3]
-    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus(WEST.hex(), None, None), (
+    assert QueueHandOver(admin, "q", "ann").status() == QueueStatus(WEST.hex(), None, None), (
         "a partition without a leader"
     )
     admin.queues = [{**row, "waiting": None}]
-    assert QueueHandOver(admin, "q", "ann").standing() == QueueStatus("", None, None)
+    assert QueueHandOver(admin, "q", "ann").status() == QueueStatus("", None, None)
 
 
 def test_cursors_go_to_the_lowest_offset_at_which_anything_was_read() -> None:

@@ -26,7 +26,7 @@ from isthmus.aae.scheduling.gap_healing import (
     range_to_check,
     repairs_unproven,
 )
-from isthmus.aae.scheduling.history import CheckResult, History, PeerHistory
+from isthmus.aae.scheduling.history import CheckResult, FullSyncHistory, PeerHistory
 from isthmus.aae.scheduling.schedule import DAY_MS, CheckKind, PeerScheduleState, TimeRange
 from isthmus.aae.scheduling.scheduler import CheckScheduler
 from isthmus.config.settings import FullSyncSettings
@@ -157,7 +157,7 @@ def scheduler_of(
         [settings],
         node="n1",
         checkers=SimpleNamespace(open=lambda _: checker),  # type: ignore[arg-type]
-        history=History(directory, START),
+        history=FullSyncHistory(directory, START),
         alarm=FakeAlarm(),
         members=FakeMembers(),
         queue_types=FakeMembers(),

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
-from isthmus.aae.scheduling.history import RESULTS_KEPT, CheckResult, History, Suspended
+from isthmus.aae.scheduling.history import RESULTS_KEPT, CheckResult, FullSyncHistory, Suspended
 from isthmus.aae.scheduling.schedule import CheckKind, PeerScheduleState
 from isthmus.repl.storage.slot_file import SLOT_BYTES_MAX, SlotFile
 
 BY_ANN = Suspended("ann", 7, "move")
 
 
-def damaged(directory: Path, change: dict[str, Any]) -> History:
+def damaged(directory: Path, change: dict[str, Any]) -> FullSyncHistory:
     """Two peers that ann suspended, as they are read when parts of west are `change`."""
     directory.mkdir(exist_ok=True)
-    history = History(directory, 5)
+    history = FullSyncHistory(directory, 5)
     for name in ("west", "north"):
         history.peer(name).suspended = BY_ANN
         history.peer(name).proven_ms["default"] = 3
@@ -27,7 +27,7 @@ def damaged(directory: Path, change: dict[str, Any]) -> History:
     document = slots.read()
     document["peers"]["west"] |= change
     slots.write(document)
-    again = History(directory, 9)
+    again = FullSyncHistory(directory, 9)
     again.load()
     return again
 
@@ -63,7 +63,7 @@ def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
 def test_the_history_of_many_peers_is_bounded(tmp_path: Path) -> None:
     """A history larger than a slot could never be saved again, nor could a suspension: the newest results of each peer
     are kept, and long texts are cut."""
-    history = History(tmp_path, 5)
+    history = FullSyncHistory(tmp_path, 5)
     for number in range(100):
         one = history.peer(f"p{number}")
         one.suspended = Suspended("ann", 7, "w" * 500_000)
@@ -75,7 +75,7 @@ def test_the_history_of_many_peers_is_bounded(tmp_path: Path) -> None:
             one.results.append(result)
     history.prepare_save()()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < SLOT_BYTES_MAX // 2
-    again = History(tmp_path, 9)
+    again = FullSyncHistory(tmp_path, 9)
     again.load()
     assert len(again.peers) == 100
     for one in again.peers.values():

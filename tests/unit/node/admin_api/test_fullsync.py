@@ -12,7 +12,7 @@ import pytest
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.aae.scheduling.alarm import Alarm
 from isthmus.aae.scheduling.check import PeerChecker
-from isthmus.aae.scheduling.history import CheckResult, History, PeerHistory
+from isthmus.aae.scheduling.history import CheckResult, FullSyncHistory, PeerHistory
 from isthmus.aae.scheduling.schedule import CheckKind, TimeRange
 from isthmus.aae.scheduling.scheduler import CheckScheduler
 from isthmus.config.settings import FullSyncSettings
@@ -70,7 +70,7 @@ def manager_in(directory: Path) -> CheckScheduler:
         [WEST],
         node="n1",
         checkers=SimpleNamespace(open=lambda _: IdleChecker()),  # type: ignore[arg-type]
-        history=History(directory, 0),
+        history=FullSyncHistory(directory, 0),
         alarm=SilentAlarm(),
         members=FakeMembers(),
         queue_types=FakeMembers(),
@@ -152,7 +152,7 @@ async def test_a_mistyped_value_is_refused_and_nothing_is_stored(
         return answer
 
     assert (await whole()).status == 400
-    again = History(tmp_path, 0)
+    again = FullSyncHistory(tmp_path, 0)
     again.load()
     assert again.peer("west") == PeerHistory(manager.peers["west"].history.schedule_state, queue="to-west")
     assert again.peer("west").schedule_state.learned is None

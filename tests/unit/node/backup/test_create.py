@@ -86,7 +86,7 @@ def test_a_backup_is_restored_with_a_renewed_identity(data: Path, tmp_path: Path
     assert not (restored / NAME).exists()
     identity = NodeIdentity.open(restored)
     assert identity.doubt.startswith("restored from the backup of ")
-    assert (identity.spare, identity.gens(), identity.cluster_uuid) == (0, {0: 7}, CLUSTER)
+    assert (identity.spare, identity.log_ids(), identity.cluster_uuid) == (0, {0: 7}, CLUSTER)
     identity.close(clean=False)
     log = open_log(restored)
     listener = Listener(log)

@@ -15,7 +15,7 @@ import msgpack
 import pytest
 
 from isthmus.node.demo import client as demo_client
-from isthmus.node.demo.client import ClusterClient
+from isthmus.node.demo.client import FailoverClient
 from isthmus.node.demo.history import MadeHistory
 from isthmus.node.demo.replay import HistoryReplay
 from isthmus.node.demo.verify import VerifyResult, compare
@@ -139,7 +139,7 @@ def running(fault_share: float) -> Iterator[FakeNode]:
 
 def verdict_of(node: FakeNode, history: MadeHistory) -> VerifyResult:
     verdict = VerifyResult()
-    reader = ClusterClient([node.url], threading.Event())
+    reader = FailoverClient([node.url], threading.Event())
     compare({"east": reader}, history.bucket, history.expectation(), verdict)
     reader.close()
     return verdict
@@ -179,7 +179,7 @@ def test_a_node_that_is_gone_is_passed_over() -> None:
         replay.start()
         assert replay.wait(20)
         verdict = verdict_of(node, history)
-        reader = ClusterClient([url, node.url], threading.Event())
+        reader = FailoverClient([url, node.url], threading.Event())
         assert sorted(reader.list_keys(history.bucket)) == sorted(history.expectation().live)
         reader.close()
     assert verdict.equal

@@ -15,8 +15,8 @@ from isthmus.node.services.history import (
     HOUR,
     MEMORY_LIMIT_BYTES,
     History,
+    HistorySpan,
     Reading,
-    Span,
 )
 from isthmus.node.services.history_series import ALL_TYPES, COLUMNS, ISR_BASE, SAMPLED, Scope
 
@@ -35,7 +35,7 @@ def sample(history: History, at_ms: int, *readings: Reading) -> None:
     history.add(readings, at_ms, START_MS + at_ms)
 
 
-def places(history: History, name: str, count: int, span: Span = HOUR, label: str = "") -> list[float | None]:
+def places(history: History, name: str, count: int, span: HistorySpan = HOUR, label: str = "") -> list[float | None]:
     """The first places of a column since START_MS."""
     found = history.read(span, START_MS // span.step_ms, (name, label))
     assert found is not None

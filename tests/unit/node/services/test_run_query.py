@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.aae.run_directory import RunDirectory
-from isthmus.aae.run_listing import Listing, RunKind
+from isthmus.aae.run_listing import RunKind, RunListing
 from isthmus.node.services import run_query
 from isthmus.node.services.run_query import FRESH_MS, NodeRuns, RunReader, joined
 from isthmus.repl.model.errors import LocalFault, NotReady
@@ -59,10 +59,10 @@ async def test_viewers_that_wait_for_one_reading_share_it(tmp_path: Path, monkey
     reader, _ = reader_of(tmp_path)
     begun = []
 
-    def read(directory: Path, _now_ms: int) -> Listing:
+    def read(directory: Path, _now_ms: int) -> RunListing:
         begun.append(directory)
         threading.Event().wait(0.05)
-        return Listing([], 0, False)
+        return RunListing([], 0, False)
 
     monkeypatch.setattr(run_query, "list_runs", read)
     await asyncio.gather(*(reader.runs() for _ in range(4)))
@@ -85,10 +85,10 @@ async def test_a_disk_that_hangs_holds_one_thread_and_no_request(
     answered."""
     go_on, begun = threading.Event(), []
 
-    def hang(directory: Path, _now_ms: int) -> Listing:
+    def hang(directory: Path, _now_ms: int) -> RunListing:
         begun.append(directory)
         go_on.wait(30)
-        return Listing([], 0, cut=False)
+        return RunListing([], 0, cut=False)
 
     monkeypatch.setattr(run_query, "list_runs", hang)
     monkeypatch.setattr(run_query, "READ_S", 0.05)

@@ -121,10 +121,10 @@ async def test_an_answer_of_another_form_counts_as_none(answer: Any) -> None:
     assert found.of(1) == {}
 
 
-def promotions(links: FakeLinks, heard: list[int] | None = None) -> Promotions:
+def promotions(links: FakeLinks, received: list[int] | None = None) -> Promotions:
     """The promotions of node a."""
-    told = [] if heard is None else heard
-    return Promotions(node="a", links=links, on_heard=lambda: told.append(1))
+    calls = [] if received is None else received
+    return Promotions(node="a", links=links, on_received=lambda: calls.append(1))
 
 
 async def test_promotions_are_sent_together_and_until_the_controller_has_them() -> None:
@@ -167,13 +167,13 @@ async def test_the_controller_gets_promotions_of_its_own_node() -> None:
     """Nothing is sent over a link; a promotion meant for the previous controller is not sent any more."""
 
     links = FakeLinks()
-    heard: list[int] = []
-    found = promotions(links, heard)
+    received: list[int] = []
+    found = promotions(links, received)
     found.announce(1, Promoted(5, "a", 7, 51))
     found.learn("a", {1})
     found.announce(1, Promoted(6, "a", 7, 51))
-    assert found.heard(1) == ((6, "a", 7, 51),)
-    assert (heard, links.sent) == ([1], [])
+    assert found.newest(1) == ((6, "a", 7, 51),)
+    assert (received, links.sent) == ([1], [])
 
 
 async def test_only_the_newest_promotion_of_partitions_that_exist_is_kept() -> None:
@@ -183,10 +183,10 @@ async def test_only_the_newest_promotion_of_partitions_that_exist_is_kept() -> N
     found.learn("a", {1, 2})
     for epoch in (6, 5):
         await found.receive("b", msgpack.packb([[1, epoch, "b", 8, 52], [3, epoch, "b", 8, 52]]))
-    assert found.heard(1) == ((6, "b", 8, 52),)
-    assert found.heard(3) == ()
+    assert found.newest(1) == ((6, "b", 8, 52),)
+    assert found.newest(3) == ()
     found.learn("a", {2, 3})
-    assert found.heard(1) == found.heard(3) == ()
+    assert found.newest(1) == found.newest(3) == ()
 
 
 async def test_a_promotion_is_accepted_only_from_its_own_node() -> None:
@@ -196,4 +196,4 @@ async def test_a_promotion_is_accepted_only_from_its_own_node() -> None:
     found.learn("a", {1})
     with pytest.raises(BadInput, match=r"\[partition, epoch, 'b', inc, gen\]"):
         await found.receive("b", msgpack.packb([[1, 6, "c", 8, 52]]))
-    assert found.heard(1) == ()
+    assert found.newest(1) == ()

@@ -11,7 +11,7 @@ from isthmus.repl.isr.pair_stream import (
     UNACKNOWLEDGED_MS,
     Acknowledged,
     Commit,
-    Received,
+    ReceivedGroup,
     ReceivedRun,
     SentRun,
     StreamAck,
@@ -294,8 +294,8 @@ def test_runs_are_accepted_and_acknowledged_once_durable() -> None:
     replicas = {0: FakeFollower(), 1: FakeFollower()}
     receiver = StreamReceiver("n1")
     first, second = a_group(1, a_run(0, 4, 2), a_run(1, 0)), a_group(2, a_run(0, 6))
-    assert receiver.receive(first, replicas, 0) == Received(list(first.runs), [])
-    assert receiver.receive(second, replicas, 0) == Received(list(second.runs), [])
+    assert receiver.receive(first, replicas, 0) == ReceivedGroup(list(first.runs), [])
+    assert receiver.receive(second, replicas, 0) == ReceivedGroup(list(second.runs), [])
     replicas[0].durable = 7
     assert receiver.acknowledge(replicas) is None
     replicas[1].durable = 1
@@ -350,7 +350,7 @@ def test_a_repeated_group_is_ignored() -> None:
     receiver.receive(a_group(1, a_run(0, 0)), replicas, 0)
     receiver.receive(a_group(2, a_run(0, 1)), replicas, 0)
     assert receiver.acknowledge(replicas) == ack(1, 2)
-    assert receiver.receive(a_group(2, a_run(0, 1), committed=1), replicas, 0) == Received([], [])
+    assert receiver.receive(a_group(2, a_run(0, 1), committed=1), replicas, 0) == ReceivedGroup([], [])
     assert receiver.acknowledge(replicas) is None
 
 
@@ -360,11 +360,11 @@ def test_a_run_that_is_refused_is_left_and_never_committed() -> None:
     replicas = {0: FakeFollower(nonce=0, durable=9), 1: FakeFollower(durable=9)}
     receiver = StreamReceiver("n1")
     found = receiver.receive(a_group(1, a_run(0, 0), a_run(1, 0), a_run(2, 0)), replicas, 0)
-    assert found == Received([a_run(1, 0)], [])
+    assert found == ReceivedGroup([a_run(1, 0)], [])
     replicas[0].nonce = 6
     assert receiver.acknowledge(replicas) == ack(1, 1, 0, 2)
     found = receiver.receive(a_group(2, a_run(0, 1), committed=1), replicas, 0)
-    assert found == Received([a_run(0, 1)], [ReceivedRun(1, 5, 1)])
+    assert found == ReceivedGroup([a_run(0, 1)], [ReceivedRun(1, 5, 1)])
     assert receiver.acknowledge(replicas) == ack(2, 2)
 
 
@@ -399,17 +399,17 @@ def test_commits_are_announced_up_to_the_number_but_for_held_partitions() -> Non
     replicas[0].nonce = 6
     receiver.receive(a_group(2, a_run(0, 1)), replicas, 0)
     found = receiver.receive(a_group(3, committed=1, held=(1,)), replicas, 0)
-    assert found == Received([], [ReceivedRun(0, 5, 1)])
+    assert found == ReceivedGroup([], [ReceivedRun(0, 5, 1)])
     found = receiver.receive(a_group(4, committed=2), replicas, 0)
-    assert found == Received([], [ReceivedRun(0, 6, 2)])
-    assert receiver.receive(a_group(5, committed=4), replicas, 0) == Received([], [])
+    assert found == ReceivedGroup([], [ReceivedRun(0, 6, 2)])
+    assert receiver.receive(a_group(5, committed=4), replicas, 0) == ReceivedGroup([], [])
 
 
 def test_a_group_that_claims_its_own_commit_is_no_group() -> None:
     """No leader can know a group as committed when it sends it: the group is refused, and the next group is a gap."""
     replicas = {0: FakeFollower()}
     receiver = StreamReceiver("n1")
-    assert receiver.receive(a_group(1, a_run(0, 0), committed=1), replicas, 0) == Received([], [])
+    assert receiver.receive(a_group(1, a_run(0, 0), committed=1), replicas, 0) == ReceivedGroup([], [])
     assert receiver.receive(a_group(2, a_run(0, 1)), replicas, 0) is None
 
 

@@ -15,9 +15,9 @@ from isthmus.repl.replog.frames import (
     FILE_HEADER_BYTES,
     FRAME_HEADER_BYTES,
     RUN_HEADER_BYTES,
+    EntryRunKind,
     FileHeader,
     LogPosition,
-    RunKind,
     decode_file_header,
     decode_frame_header,
     decode_new_entries,
@@ -65,14 +65,19 @@ def test_runs_come_back(partition: int, base: int, wires: list[bytes], table) ->
     state = encode_state(partition, base, base + 200, table)
     body = b"".join(
         [
-            *encode_entries(RunKind.ENTRIES, partition, 5, 4, base, wires, list(map(len, wires))),
+            *encode_entries(EntryRunKind.ENTRIES, partition, 5, 4, base, wires, list(map(len, wires))),
             encode_truncate(partition, 7, 6, base),
             state,
-            *encode_entries(RunKind.COPIED, partition, 5, 0, base, wires, list(map(len, wires))),
+            *encode_entries(EntryRunKind.COPIED, partition, 5, 0, base, wires, list(map(len, wires))),
         ]
     )
     runs = decode_runs(body, 4)
-    assert [run.kind for run in runs] == [RunKind.ENTRIES, RunKind.TRUNCATE, RunKind.STATE, RunKind.COPIED]
+    assert [run.kind for run in runs] == [
+        EntryRunKind.ENTRIES,
+        EntryRunKind.TRUNCATE,
+        EntryRunKind.STATE,
+        EntryRunKind.COPIED,
+    ]
     assert {(run.partition, run.base) for run in runs} == {(partition, base)}
     assert [(run.epoch, run.previous_epoch) for run in runs] == [(5, 4), (7, 6), (0, 0), (5, 0)]
     assert decode_state(body, runs[2]) == (base + 200, table)
@@ -93,7 +98,9 @@ def test_new_entries_decode_as_runs_and_wires(
 ) -> None:
     """The decoder for runs of new entries agrees with the general ones on the runs that it accepts; it refuses all that
     they refuse, and also runs of other kinds or of two epochs."""
-    encoded = [encode_entries(RunKind.ENTRIES, p, 5, 5, base, wires, list(map(len, wires))) for p, base, wires in runs]
+    encoded = [
+        encode_entries(EntryRunKind.ENTRIES, p, 5, 5, base, wires, list(map(len, wires))) for p, base, wires in runs
+    ]
     body = bytearray(b"".join(part for parts in encoded for part in parts) + tail)
     for position, flip in flips:
         if position < len(body):
@@ -111,7 +118,7 @@ def test_new_entries_decode_as_runs_and_wires(
                 decode_wires(data, run, run.base, run.base + run.item_count),
             )
             for run in decode_runs(data, run_count)
-            if run.kind is RunKind.ENTRIES and run.epoch == run.previous_epoch
+            if run.kind is EntryRunKind.ENTRIES and run.epoch == run.previous_epoch
         ]
         if len(expected) < run_count:
             expected = None
@@ -131,11 +138,11 @@ def test_hostile_bodies_are_refused(body: bytes, run_count: int) -> None:
     try:
         for run in decode_runs(body, run_count):
             match run.kind:
-                case RunKind.STATE:
+                case EntryRunKind.STATE:
                     decode_state(body, run)
-                case RunKind.ENTRIES | RunKind.COPIED:
+                case EntryRunKind.ENTRIES | EntryRunKind.COPIED:
                     decode_wires(body, run, run.base, run.base + run.item_count)
-                case RunKind.TRUNCATE:
+                case EntryRunKind.TRUNCATE:
                     assert run.payload_from == run.payload_to
     except Corruption:
         pass
@@ -147,7 +154,8 @@ def test_a_changed_body_is_refused_or_means_the_same_shape(position: int, flip: 
     """A flipped byte inside a body never makes a decoder crash or read past the body."""
     wires = [b"a" * 20, b"b" * 30]
     body = bytearray(
-        b"".join(encode_entries(RunKind.ENTRIES, 1, 2, 1, 9, wires, [20, 30])) + encode_state(1, 0, 9, ((1, 0), (2, 5)))
+        b"".join(encode_entries(EntryRunKind.ENTRIES, 1, 2, 1, 9, wires, [20, 30]))
+        + encode_state(1, 0, 9, ((1, 0), (2, 5)))
     )
     if position >= len(body):
         return
@@ -155,9 +163,9 @@ def test_a_changed_body_is_refused_or_means_the_same_shape(position: int, flip: 
     try:
         for run in decode_runs(bytes(body), 2):
             assert run.payload_to <= len(body)
-            if run.kind is RunKind.STATE:
+            if run.kind is EntryRunKind.STATE:
                 decode_state(bytes(body), run)
-            elif run.kind is not RunKind.TRUNCATE:
+            elif run.kind is not EntryRunKind.TRUNCATE:
                 assert sum(map(len, decode_wires(bytes(body), run, run.base, run.base + run.item_count))) <= 50
     except Corruption:
         pass

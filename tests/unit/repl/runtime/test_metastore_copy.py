@@ -72,7 +72,7 @@ async def filled(metastore: MemoryMetastore) -> None:
     await metastore.put("/queues/q/owner", b"{}", None)
     await metastore.register(Registration("n1", 0, True, log_ids={0: 7}, spare_log_id=9, id=1))
     await metastore.claim("/controller", b"n1")
-    assert await metastore.allocate_gen() == 1
+    assert await metastore.allocate_log_id() == 1
 
 
 async def test_a_metastore_copy_holds_every_document_and_no_registration() -> None:
@@ -152,7 +152,7 @@ async def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted
             (None, 3, ("n1", "n2")),
         ]
         assert "adopted by ann" in found[0].reason
-        assert await metastore.allocate_gen() > GEN_MARGIN + 11
+        assert await metastore.allocate_log_id() > GEN_MARGIN + 11
         assert {p: v for p, v in (await read_documents(metastore)).items() if p in ("/options", "/queues/q/owner")} == {
             p: copy.documents[p] for p in ("/options", "/queues/q/owner")
         }

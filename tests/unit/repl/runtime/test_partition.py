@@ -51,7 +51,7 @@ def test_entries_are_handed_over_in_log_order(submitted: int, more: int, acts: l
                 unapplied.release(max(unapplied.first, end - count))
         if act == "appk" or (act == "enc" and count > 2):
             before = unapplied.submitted
-            stretches = unapplied.hand_over(min(end, before + count), keep=count % 2 == 0)
+            stretches = unapplied.take_committed(min(end, before + count), keep=count % 2 == 0)
             at = before
             for stretch in stretches:
                 assert stretch.start == at < stretch.end
@@ -74,8 +74,8 @@ def test_entries_that_the_store_has_already_are_not_kept() -> None:
     unapplied = UnappliedBuffer(5, 2, MemoryWindow(1_000))
     unapplied.append([entry(2), entry(3)])
     unapplied.append([entry(4), entry(5), entry(6)])
-    assert unapplied.hand_over(4) == []
-    (stretch,) = unapplied.hand_over(7)
+    assert unapplied.take_committed(4) == []
+    (stretch,) = unapplied.take_committed(7)
     assert (stretch.start, stretch.end) == (5, 7)
     assert stretch.entries is not None
     assert [e.offset for e in stretch.entries] == [5, 6]

@@ -49,7 +49,7 @@ async def settled(
             durability=durability,
         )
         assert not identity.doubt
-        return identity.gens(), identity.spare
+        return identity.log_ids(), identity.spare
     finally:
         identity.close(clean)
         await metastore.stop()
@@ -70,16 +70,16 @@ async def founded(directory: Path, ensemble: MemoryEnsemble, *, durability: str 
     settled_here = await settled(directory, ensemble, recovered={}, durability=durability, clean=False)
     assert settled_here[0] == {}
     await found()
-    gens, spare = await settled(directory, ensemble, recovered={}, durability=durability, clean=False)
-    assert gens == {0: spare, 1: spare}
-    return gens
+    log_ids, spare = await settled(directory, ensemble, recovered={}, durability=durability, clean=False)
+    assert log_ids == {0: spare, 1: spare}
+    return log_ids
 
 
 async def test_a_new_replica_takes_the_spare_log_id(tmp_path: Path) -> None:
     """A new replica gets the spare log id of its directory, at this and any later start."""
     ensemble = MemoryEnsemble()
-    gens = await founded(tmp_path, ensemble)
-    assert await settled(tmp_path, ensemble) == (gens, gens[0])
+    log_ids = await founded(tmp_path, ensemble)
+    assert await settled(tmp_path, ensemble) == (log_ids, log_ids[0])
 
 
 async def test_an_undamaged_replica_keeps_its_log_id(tmp_path: Path) -> None:
@@ -100,17 +100,17 @@ async def test_a_replica_that_may_have_lost_entries_takes_a_new_log_id(tmp_path:
     match case:
         case "damage":
             hurt = {0: RecoveredPartition(0, 2, ((1, 0),), "entries from 2 on may be lost"), 1: SOUND[1]}
-            gens, _ = await settled(directory, ensemble, recovered=hurt)
-            assert gens[1] == first[1]
+            log_ids, _ = await settled(directory, ensemble, recovered=hurt)
+            assert log_ids[1] == first[1]
         case "doubt":
-            gens, _ = await settled(directory, ensemble, recovered={}, doubt="log of an earlier run is gone")
+            log_ids, _ = await settled(directory, ensemble, recovered={}, doubt="log of an earlier run is gone")
         case "async power loss":
-            gens, _ = await settled(directory, ensemble, durability="async", boot_id="boot-2")
+            log_ids, _ = await settled(directory, ensemble, durability="async", boot_id="boot-2")
         case "new directory":
             shutil.rmtree(directory)
-            gens, _ = await settled(directory, ensemble, recovered={})
-    assert gens[0] != first[0]
-    assert (await settled(directory, ensemble))[0] == gens, "settled once"
+            log_ids, _ = await settled(directory, ensemble, recovered={})
+    assert log_ids[0] != first[0]
+    assert (await settled(directory, ensemble))[0] == log_ids, "settled once"
 
 
 async def test_suspected_loss_outlives_an_interrupted_start(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup, StreamRun
 from isthmus.repl.model.entry import make_entry
 from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.vclock import MAX_EPOCH, MAX_OFFSET
-from isthmus.repl.replog.frames import RUN_HEADER_BYTES, RunKind, encode_entries
+from isthmus.repl.replog.frames import RUN_HEADER_BYTES, EntryRunKind, encode_entries
 from isthmus.repl.transport.codec import Encoder, decode_item
 from isthmus.repl.transport.frames import LIST_ITEMS_MAX, bin_head, list_head, unpacked
 from isthmus.repl.transport.port import LinkMessage
@@ -83,7 +83,7 @@ def a_run(
     partition: int = 3, epoch: int = 2, start: int = 5, wires: tuple[bytes, ...] = (b"one", b"", b"two"), **changes: Any
 ) -> StreamRun:
     """A run as a log has it; `changes`: its kind, and the epoch below it."""
-    kind, before = changes.get("kind", RunKind.ENTRIES), changes.get("before", epoch)
+    kind, before = changes.get("kind", EntryRunKind.ENTRIES), changes.get("before", epoch)
     buffers = encode_entries(kind, partition, epoch, before, start, wires, list(map(len, wires)))
     return StreamRun(partition, epoch, start, len(wires), b"".join(buffers), list(wires))
 
@@ -246,7 +246,7 @@ HOSTILE_STREAMS: list[tuple[str, list[Any]]] = [
     ("contradicts", changed(7, GOOD_RUN[:-1])),
     ("contradicts", changed(7, GOOD_RUN[:4] + b"\x09" + GOOD_RUN[5:])),
     ("add up", changed(7, GOOD_RUN[:RUN_HEADER_BYTES] + b"\x09" + GOOD_RUN[RUN_HEADER_BYTES + 1 :])),
-    ("one epoch", group_fields(a_run(kind=RunKind.COPIED))),
+    ("one epoch", group_fields(a_run(kind=EntryRunKind.COPIED))),
     ("one epoch", group_fields(a_run(before=1))),
     ("epoch out of range", group_fields(a_run(epoch=0))),
     ("epoch out of range", group_fields(a_run(epoch=MAX_EPOCH + 1))),

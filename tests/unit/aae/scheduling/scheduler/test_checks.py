@@ -21,7 +21,7 @@ from isthmus.aae.exchange.run import ExchangeOutcome
 from isthmus.aae.scheduling import check
 from isthmus.aae.scheduling.check import PeerCheck, PeerChecker, Repairs, rest_s
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps, GapToHeal
-from isthmus.aae.scheduling.history import NAMED_BYTES, DifferingKeys, History, _plain
+from isthmus.aae.scheduling.history import NAMED_BYTES, DifferingKeys, FullSyncHistory, _plain
 from isthmus.aae.scheduling.last_comparison import ComparedDifferences, last_comparisons
 from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind, TimeRange, parse_window
 from isthmus.aae.scheduling.scheduler import Busy, CheckScheduler, UnknownPeer
@@ -127,7 +127,7 @@ class SchedulerFixture:
         self.alarm = FakeAlarm()
         self.checkers = {one.name: FakeChecker() for one in settings}
         directory.mkdir(exist_ok=True)
-        self.history = History(directory, start_ms)
+        self.history = FullSyncHistory(directory, start_ms)
         self.members = FakeMembers(list(live))
         self.scheduler = CheckScheduler(
             settings,

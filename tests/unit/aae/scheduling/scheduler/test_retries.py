@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.aae.exchange.exchange import ExchangeVerdict
-from isthmus.aae.scheduling.history import History
+from isthmus.aae.scheduling.history import FullSyncHistory
 from isthmus.aae.scheduling.schedule import HOUR_MS, CheckKind, TimeRange
 from isthmus.aae.status import scheduled
 from isthmus.config.settings import FullSyncSettings
@@ -46,7 +46,7 @@ async def test_acts_at_the_same_time_are_remembered_one_by_one(tmp_path: Path, m
     )
     await ended(fixture)
     assert max(most) == 1
-    again = History(tmp_path, START)
+    again = FullSyncHistory(tmp_path, START)
     again.load()
     for name in ("west", "east"):
         assert again.peer(name).suspended == fixture.history.peer(name).suspended

@@ -37,7 +37,7 @@ class TreeFixture:
         self.history = History(PARTITION)
         self.applied = 0
         self.whole = True
-        self.gen = 7
+        self.log_id = 7
         self.trees = self.new_cache()
 
     def new_cache(self) -> TreeCache:
@@ -46,7 +46,7 @@ class TreeFixture:
 
     def snapshots(self) -> list[ReplicaSnapshot]:
         """The one replica, as the event loop sees it."""
-        return [ReplicaSnapshot(PARTITION, b"default", self.gen, self.applied, self.whole)]
+        return [ReplicaSnapshot(PARTITION, b"default", self.log_id, self.applied, self.whole)]
 
     def write(self, count: int, chance: random.Random) -> list[Entry]:
         """Makes entries and writes them into the store, without reporting them to the tree cache."""
@@ -248,7 +248,7 @@ async def test_a_clean_stop_saves_and_the_next_start_needs_no_build(tmp_path: Pa
                 "cut": saved[:-30],
             }[case]
             path.write_bytes(bad)
-            fixture.gen = 8 if case == "other gen" else 7
+            fixture.log_id = 8 if case == "other gen" else 7
             fixture.trees = fixture.new_cache()
             fixture.trees.start()
             assert not ready(fixture), case

@@ -45,7 +45,7 @@ class FakeController:
         self.waiting = ""
         self.controller = "n1"
         self.read_at_ms: int | None = 5
-        self.metastore = SimpleNamespace(trouble="")
+        self.metastore = SimpleNamespace(rolled_back="")
         self.outcome: str | Exception = "created"
         self.assigned: list[tuple[Any, ...]] = []
 
@@ -100,7 +100,7 @@ def an_admin(
         settings=SimpleNamespace(node=SimpleNamespace(name="n1", cluster="east")),
         cluster_uuid=b"u" * 16,
         session=session,
-        registrar=SimpleNamespace(inc=7, why=""),
+        registrar=SimpleNamespace(session_id=7, why=""),
         started_ms=1,
         queues=actor,
         sink=actor,
@@ -195,7 +195,7 @@ async def test_possibly_stale_answers_are_marked() -> None:
     assert (await call(an_admin(controller), "GET", "/admin/cluster"))[1]["problems"] == []
     (doubt,) = (await call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster"))[1]["problems"]
     assert doubt == "this node's session with the metastore is suspended: what is shown may be old"
-    controller.metastore.trouble = "metastore-rollback: ZooKeeper at z:1 is at zxid 0x1, this process has seen 0x9"
+    controller.metastore.rolled_back = "metastore-rollback: ZooKeeper at z:1 is at zxid 0x1, this process has seen 0x9"
     (doubt,) = (await call(an_admin(controller, SessionState.SUSPENDED), "GET", "/admin/cluster"))[1]["problems"]
     assert "is suspended: metastore-rollback: ZooKeeper at z:1 is at zxid 0x1" in doubt, "the cause, where it is known"
     assert (await call(an_admin(controller), "GET", "/admin/cluster"))[1]["problems"] == []

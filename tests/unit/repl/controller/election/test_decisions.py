@@ -262,13 +262,13 @@ def test_a_promotion_of_exactly_this_epoch_session_and_log_brings_the_partition_
 
 def test_online_keeps_lost_members_eligible_while_too_few_are_in_sync() -> None:
     """The new ISR has the live members with the same log; below min-ISR the rest of the guard becomes the ELR."""
-    heard = {(7, "b", 102, 2)}
-    two = written(elect(found("b", 102), without("a"), 10, 0, heard))
+    promoted = {(7, "b", 102, 2)}
+    two = written(elect(found("b", 102), without("a"), 10, 0, promoted))
     assert (two.isr, two.elr) == ({B, C}, frozenset())
-    one = written(elect(found("b", 102), without("a", "c"), 10, 0, heard))
+    one = written(elect(found("b", 102), without("a", "c"), 10, 0, promoted))
     assert (one.isr, one.elr) == ({B}, {A, C})
     from_elr = found("b", 102, isr=frozenset({A}), elr=frozenset({B, C}))
-    taken = written(elect(from_elr, without("a"), 10, 0, heard))
+    taken = written(elect(from_elr, without("a"), 10, 0, promoted))
     assert (taken.isr, taken.elr) == ({B}, {A, C})
 
 

@@ -34,7 +34,7 @@ class History:
         self.place.replica.epoch = 3
         self.made: dict[Key, list[Object]] = {}
         self.counter = 0
-        self.owed = self.random.random() < 0.5
+        self.unreplicated = self.random.random() < 0.5
 
     def item(self) -> PushItem:
         """Any push of another cluster, usual ones more often."""
@@ -81,7 +81,7 @@ class History:
             properties,
             1_700_000_000_000,
             {},
-            lambda *_: self.owed,  # type: ignore[arg-type]
+            lambda *_: self.unreplicated,  # type: ignore[arg-type]
         )
 
     def one_by_one(self, items: Sequence[PushItem]) -> tuple[WriteBatch, list[object], int]:

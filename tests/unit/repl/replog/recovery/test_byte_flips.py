@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from isthmus.repl.model.entry import EntryKind, make_entry
-from isthmus.repl.replog.frames import FILE_HEADER_BYTES, RunKind
+from isthmus.repl.replog.frames import FILE_HEADER_BYTES, EntryRunKind
 from isthmus.repl.replog.log import FileLog
 from tests.support.log_history import History, Listener, entries, kill, open_log, wait_until, whole_frames
 from tests.support.memory_disk import File, MemoryDisk
@@ -72,7 +72,7 @@ def loaded_bytes(disk: MemoryDisk) -> set[tuple[str, int]]:
     loaded: set[tuple[str, int]] = set()
     for name in disk.files:
         for frame in whole_frames(disk, name):
-            if any(run.kind is RunKind.ENTRIES for run in frame.runs):
+            if any(run.kind is EntryRunKind.ENTRIES for run in frame.runs):
                 loaded.update((name, at) for at in range(frame.position, frame.end))
                 loaded.update((name, at) for at in range(FILE_HEADER_BYTES))
     return loaded
@@ -318,7 +318,7 @@ def test_a_lost_truncation_never_leaves_the_entries_that_it_dropped(close: bool)
     lost = [
         frame.position
         for frame in whole_frames(left, name)
-        if any(run.kind is RunKind.TRUNCATE or (run.partition == 0 and run.base == 5) for run in frame.runs)
+        if any(run.kind is EntryRunKind.TRUNCATE or (run.partition == 0 and run.base == 5) for run in frame.runs)
     ]
     for position in lost:
         left = left.flipped(name, position + 50, 2)
