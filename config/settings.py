@@ -612,7 +612,7 @@ class ReconcileSettings:
     """[reconcile]: what a node shows of jobs on Spark, which run elsewhere."""
 
     runs_dir: Path | None = None
-    """Directory in which `isthmus reconcile` keeps its runs (`--output`, `--run-dir`); the node only reads there, for
+    """Directory in which `isthmus reconcile` keeps its runs (`--dir`); the node only reads there, for
     the dashboard. A relative path begins at the config file's folder. Empty: none."""
 
 

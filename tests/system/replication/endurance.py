@@ -262,7 +262,7 @@ class Endurance:
                 "reconcile",
                 "run",
                 *words,
-                "--output",
+                "--dir",
                 str(directory / kind),
             ],
             cwd=REPOSITORY,
