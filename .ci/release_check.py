@@ -245,7 +245,7 @@ def check(folder: Path, python: str) -> dict[str, int]:
     try:
         machine.install("spark", then="isthmus[spark]")
         left, right = (url_of(machine, "local", kept, node) for node in ("east-1", "west-1"))
-        sides = ("--left", left, "--right", right, "--output", str(folder / "runs"))
+        sides = ("--left", left, "--right", right, "--dir", str(folder / "runs"))
         machine.isthmus("spark", "reconcile", "stats", "--url", left, says="OBJECTS")
         machine.isthmus("spark", "reconcile", "run", *sides, says="equal")
         machine.install("client", wheel=client)

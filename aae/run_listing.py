@@ -533,10 +533,10 @@ def _commands(
     kind, run_id = RunKind(row["kind"]), str(row["run"])
     final = row["state"] == RunState.ENDED and row["outcome"] in ("equal", "differ", "copied", "imported")
     goes_on = row["state"] != RunState.RUNNING and not final and options is not None
-    place = ("--output", directory)
+    place = ("--dir", directory)
     if kind is RunKind.IMPORT:
         if goes_on and options is not None:
-            words = ("--url", options.urls, *_import_choice(options), "--run-id", run_id, "--run-dir", directory)
+            words = ("--url", options.urls, *_import_choice(options), "--run-id", run_id, "--dir", directory)
             yield command("Go on with it; finished slices are not pushed again", "import", options.path, *words)
         return
     if kind is RunKind.SEED:

@@ -49,6 +49,12 @@ def broken_relations(settings: Settings) -> Iterator[RelationViolation]:
             ("replication.min_isr", "replication.factor"),
             f"no more than replication.factor ({log.factor}) replicas can hold a write",
         )
+    if log.factor > 1 and not settings.metastore.hosts:
+        yield RelationViolation(
+            ("replication.factor", "metastore.hosts"),
+            f"{log.factor} replicas need as many nodes, and the embedded metastore is for one node: name the ZooKeeper "
+            "of all nodes in metastore.hosts, or leave replication.factor out",
+        )
     if settings.limits.object_bytes > log.window_bytes:
         yield RelationViolation(
             ("limits.object_size", "replication.window_size"),

@@ -397,7 +397,7 @@ class ReplicationSettings:
     # 0 is the default; more than seven replicas have no known use.
     factor: Annotated[int, ValueRange(0, 7)] = 0
     """Replicas of each partition of the bucket type `default`; counts when the cluster is created. 0: 3 where
-    `metastore.hosts` is set, 1 with the embedded metastore."""
+    `metastore.hosts` is set, 1 with the embedded metastore, which is for one node and has no more."""
 
     min_isr: Annotated[int, ValueRange(0, 7)] = 0
     """Replicas that must hold a write before it is acknowledged, clamped to 1 .. factor; counts when the cluster is
@@ -612,7 +612,7 @@ class ReconcileSettings:
     """[reconcile]: what a node shows of jobs on Spark, which run elsewhere."""
 
     runs_dir: Path | None = None
-    """Directory in which `isthmus reconcile` keeps its runs (`--output`, `--run-dir`); the node only reads there, for
+    """Directory in which `isthmus reconcile` keeps its runs (`--dir`); the node only reads there, for
     the dashboard. A relative path begins at the config file's folder. Empty: none."""
 
 

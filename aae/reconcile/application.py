@@ -80,7 +80,6 @@ the same options."""
 
 
 OLD_FLAGS: Final[Mapping[str, str]] = {
-    "--output": "--dir",
     "--rate-limit": "--rate",
     "--ca-file": "--ca",
     "--certificate-file": "--cert",

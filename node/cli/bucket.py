@@ -117,15 +117,18 @@ def parse_assignments(assignments: Sequence[str]) -> dict[str, Any]:
 
 def set_properties(act: AdminCommand, path: str, title: str, assignments: Sequence[str]) -> None:
     """Set properties at `path`, and show those that are set then."""
-    _echo_set(act, act.post(f"{path}/set", props=parse_assignments(assignments), dry_run=act.dry_run), title)
+    answer = act.post(f"{path}/set", props=parse_assignments(assignments), dry_run=act.dry_run)
+    _echo_change(act, answer, title, [row for row in objects_in(answer, "properties") if row.get("by") is not None])
 
 
 def unset_properties(act: AdminCommand, path: str, title: str, names: Sequence[str]) -> None:
-    """Remove properties at `path`, or all without names, and show those that are set then."""
-    _echo_set(act, act.post(f"{path}/unset", names=list(names), dry_run=act.dry_run), title)
+    """Remove properties at `path`, or all without names, and show what is in force of them then."""
+    answer = act.post(f"{path}/unset", names=list(names), dry_run=act.dry_run)
+    rows = [row for row in objects_in(answer, "properties") if not names or row.get("property") in names]
+    _echo_change(act, answer, title, rows)
 
 
-def _echo_set(act: AdminCommand, answer: Row, title: str) -> None:
+def _echo_change(act: AdminCommand, answer: Row, title: str, rows: Sequence[Row]) -> None:
     if act.json:
         echo_json(answer)
         return
@@ -133,4 +136,4 @@ def _echo_set(act: AdminCommand, answer: Row, title: str) -> None:
     for warning in answer.get("warnings") or ():
         act.note(f"note: {warning}")
     note_other_nodes(act, answer)
-    PROPERTIES.echo(row for row in objects_in(answer, "properties") if row.get("by") is not None)
+    PROPERTIES.echo(rows)

@@ -40,7 +40,7 @@ CACHE_BYTES_MAX: Final = 1_000_000
 LISTINGS: Final[Mapping[str, tuple[str, str, str]]] = {
     "nodes": ("/admin/cluster", "nodes", "name"),
     "queues": ("/admin/queues", "queues", "name"),
-    "bucket types": ("/admin/bucket-types", "bucket_types", "name"),
+    "bucket types": ("/admin/bucket-types", "bucket_types", "bucket_type"),
     "full-syncs": ("/admin/fullsync?results=0", "peers", "name"),
 }
 """Completed word -> the request for its values, the list in the answer, and the key of a name."""

@@ -62,7 +62,6 @@ FIRST_NODE: Final[Values] = {
     "listen.admin": "127.0.0.1:8099",
     "listen.cluster": "127.0.0.1:8097",
     "metastore.hosts": "",
-    "replication.factor": 1,
 }
 """The keys that a first node sets."""
 
@@ -75,7 +74,7 @@ def check(files: tuple[Path, ...], output: str) -> int:
 
     FILE is a node's config file, or a topology for `isthmus local`. The files of certificates and tokens that it names
     are checked, too. Warnings are about settings that are allowed and probably not meant, such as two nodes of one
-    cluster with the same name or id; they do not change the exit code.
+    cluster with the same name or id, or a single replica where an ensemble is named; they do not change the exit code.
 
     Given the files of all nodes of a cluster, shows which nodes compare with the same other cluster, and warns where
     only one does: full-sync's checks are not moved when a node is gone. Warns about queues that one node has and
@@ -246,8 +245,20 @@ def _checked(file: Path) -> Checked:
     faults = [placed(settings, *fault) for fault in file_faults(settings)]
     if faults:
         return Checked(str(file), sorted(faults, key=lambda fault: (fault.line, fault.path)), (), None)
-    warnings = [*warnings_of(settings), *_missing_directories(settings)]
+    warnings = [*warnings_of(settings), *_single_replica(settings), *_missing_directories(settings)]
     return Checked(str(file), (), [placed(settings, *each) for each in warnings], settings)
+
+
+def _single_replica(settings: Settings) -> list[tuple[str, str]]:
+    """(key, message) of a factor of 1 where an ensemble is named, as it is for several nodes. Nodes do not log it: the
+    factor counts only when the cluster is created."""
+    if settings.replication.factor != 1 or not settings.metastore.hosts:
+        return []
+    message = (
+        "1 keeps a single copy of each key, which is lost with its node; leave the key out for 3 replicas. It is right "
+        "for a cluster of one node"
+    )
+    return [("replication.factor", message)]
 
 
 def _missing_directories(settings: Settings) -> list[tuple[str, str]]:

@@ -77,6 +77,11 @@ def connection_options(command: Command) -> Command:
     return _with((*CHOICES, *OPTIONS), "FILE", command)
 
 
+def other_connection_options(command: Command) -> Command:
+    """Add the connection options but `--cluster`, which the command declares itself."""
+    return _with((CHOICES[0], *OPTIONS), "FILE", command)
+
+
 def _with(options: Sequence[tuple[str, str, str, str]], metavar: str, command: Command) -> Command:
     for number, (flag, name, variable, text) in reversed(list(enumerate(options))):
         command = click.option(
@@ -89,13 +94,14 @@ def _with(options: Sequence[tuple[str, str, str, str]], metavar: str, command: C
             show_envvar=True,
             is_eager=True,
             expose_value=False,
-            callback=_remember,
+            callback=remember,
             help=text,
         )(command)
     return command
 
 
-def _remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+def remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Callback of a connection option: store its value where `endpoint_of` and `access_from` read it."""
     assert parameter.name is not None
     options = context.ensure_object(CliContext)
     credentials = options.credentials

@@ -41,7 +41,9 @@ EVENTS: Final = TableSpec(
 
 
 @click.command("events")
-@click.option("--since", metavar="TIME", help="From this time on, such as 2026-02-03T04:05 (UTC), or 15m ago.")
+@click.option(
+    "--since", metavar="TIME", help="From this time on, such as 2026-02-03T04:05 (UTC), or 15m for 15 minutes ago."
+)
 @click.option("--kind", metavar="KIND", help="Only act, election, replica, node, order, link, check, disk, ...")
 @click.option("--node", metavar="NAME", help="Only of this node.")
 @click.option("--limit", type=click.IntRange(1, ROWS_MAX), default=ROWS, show_default=True, help="Most events to show.")
@@ -148,7 +150,7 @@ def _since(text: str) -> int:
     try:
         return max(0, time.time_ns() // 1_000_000 - parse_duration(text))
     except ValueError:
-        return time_of(text, "--since")
+        return time_of(text, "--since", "as 15m for 15 minutes ago")
 
 
 def _path(wanted: dict[str, Any]) -> str:

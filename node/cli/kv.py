@@ -10,11 +10,11 @@ import json
 import os
 import sys
 from base64 import b64decode, b64encode
+from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes, urlencode
 
 import click
 
@@ -26,6 +26,7 @@ from isthmus.node.cli.node_listener import first_reachable
 from isthmus.node.cli.object_client import HTTP, ClusterClient
 from isthmus.node.cli.output import cell, echo_json, moment, objects_in, output_option, printable
 from isthmus.node.cli.parameters import split_bucket, with_options
+from isthmus.node.http.answer_limits import PAGE_NAMES_MAX
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
@@ -253,14 +254,27 @@ def delete(
 
 @kv_group.command("list")
 @click.argument("bucket", metavar="[[TYPE/]BUCKET]", required=False)
+@click.option("--prefix", type=Name(), metavar="PREFIX", help="Only names that begin so.")
 @click.option("--limit", type=click.IntRange(1, 1 << 31), help="Stop after so many names.")
+@click.option("--continuation", metavar="TOKEN", help="Go on where a listing with --limit ended, as it printed.")
 @http_options
 @output_option
 def list_names(
-    bucket: bytes | None, limit: int | None, client: ClusterClient, bucket_type: str, percent: bool, output: str
+    bucket: bytes | None,
+    prefix: bytes | None,
+    limit: int | None,
+    continuation: str | None,
+    client: ClusterClient,
+    bucket_type: str,
+    percent: bool,
+    output: str,
 ) -> None:
     """The keys of BUCKET, or all buckets, with TYPE/ those of a type, a line each as they are read; a listing of
     buckets reads every key.
+
+    With --prefix, --limit or --continuation names are in order of their bytes. Where --limit ends a listing, standard
+    error has the --continuation that goes on (with -o json the document), which belongs to the same bucket and
+    --prefix.
 
     Names that are not printable text are percent-encoded; --percent encodes all of them, which is exact.
     """
@@ -268,18 +282,39 @@ def list_names(
     what = "buckets"
     if bucket is not None:
         path, what = f"{path}/{quote(bucket, safe='')}/keys", "keys"
-    found = client.names(f"{path}?{what}=stream&encoding=percent", what)
-    shown = (_text(name, percent) for name in islice(found, limit))
+    found = _pages(client, path, what, prefix, limit, continuation)
+    shown = (_text(name, percent) for name in found)
     if output == "json":
         click.echo(f'{{"{what}": [', nl=False)
         separator = ""
         for name in shown:
             click.echo(separator + json.dumps(name, ensure_ascii=False), nl=False)
             separator = ", "
-        click.echo("]}")
+        more = f', "continuation": {json.dumps(client.continuation)}' if client.continuation else ""
+        click.echo(f"]{more}}}")
         return
     for name in shown:
         click.echo(name)
+    if client.continuation:
+        click.echo(printable(f"isthmus: there are more: --continuation {client.continuation}"), err=True)
+
+
+def _pages(
+    client: ClusterClient, path: str, what: str, prefix: bytes | None, limit: int | None, continuation: str | None
+) -> Iterator[bytes]:
+    """The names of a listing, `limit` at most, in pages where that is more than a node gives at once."""
+    query: dict[str, Any] = {what: "stream", "encoding": "percent"}
+    query |= {"prefix": prefix} if prefix else {}
+    left = limit
+    while True:
+        query |= {"continuation": continuation} if continuation else {}
+        query |= {} if left is None else {"limit": min(left, PAGE_NAMES_MAX)}
+        for name in client.names(f"{path}?{urlencode(query, quote_via=quote)}", what):
+            left = None if left is None else left - 1
+            yield name
+        continuation = client.continuation
+        if not continuation or not left:
+            return
 
 
 def _read(file: Path | None) -> bytes:

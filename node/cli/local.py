@@ -14,7 +14,7 @@ import click
 import isthmus.config
 from isthmus.config.text import no_such
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.cli.output import Row, TableSpec, echo_result, echo_rows, output_option, value_or_nothing
+from isthmus.node.cli.output import Row, TableSpec, column, echo_result, echo_rows, output_option, value_or_nothing
 from isthmus.node.cli.parameters import FiniteFloat, with_options
 from isthmus.node.local import directory as local_directory
 from isthmus.node.local.clusters import LocalClusters
@@ -205,6 +205,11 @@ def _process_rows(found: Row) -> Iterator[Row]:
             yield {**each, "process": each["name"], "cluster": name}
 
 
+def _online(process: Row) -> str:
+    """Partitions that are online; what a node lacks follows them."""
+    return str(process.get("online") or "").removesuffix(" online")
+
+
 def _reason(process: Row) -> str:
     last = f"; last output: {process['last_words']}" if process["last_words"] else ""
     return f"{process['reason']}{last}"
@@ -214,10 +219,11 @@ NODES: Final = TableSpec("cluster", "node", "http", "admin", ("pid", value_or_no
 PROCESSES: Final = TableSpec(
     "cluster",
     "process",
-    "state",
-    ("pid", value_or_nothing("pid")),
-    "restarts",
-    ("online", value_or_nothing("online")),
-    ("address", lambda process: process.get("address") or f"{process['http']} {process['admin']}"),
-    ("reason", _reason),
+    column("state", state=True),
+    column("pid", value_or_nothing("pid"), leave=3),
+    column("restarts", leave=2),
+    column("online", _online, text=True),
+    column("address", lambda process: process.get("address") or process["http"], leave=1, host=True),
+    column("admin", value_or_nothing("admin"), leave=4, host=True),
+    column("reason", _reason, text=True),
 )

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from isthmus.config.loader import load_file, load_text
+from isthmus.config.loader import ConfigError, Fault, load_file, load_text
 from isthmus.config.sample import sample_text
 from isthmus.config.text import quantity
 from isthmus.node.cli.exit_codes import Exit, failure_of
@@ -76,7 +77,9 @@ def run(file: Path) -> int:
     help="For nodes; clients have the next one, operators the one after.",
 )
 @click.option("--metastore", default="", metavar="HOST:PORT,...", help="ZooKeeper; without it one in the node.")
-@click.option("--factor", type=click.IntRange(1, 7), default=1, show_default=True, help="Replicas of each partition.")
+@click.option(
+    "--factor", type=click.IntRange(1, 7), help="Replicas of each partition; without it 3 with --metastore, else 1."
+)
 @click.option("--queue", "queues", multiple=True, metavar="NAME", help="A queue for another cluster; repeatable.")
 @click.option("--peer", "peers", nargs=2, multiple=True, metavar="URL QUEUE", help="Fetch from there; repeatable.")
 @click.option("--every/--short", default=True, help="With every other key, commented out, or without.")
@@ -89,7 +92,7 @@ def init(
     host: str,
     port: int,
     metastore: str,
-    factor: int,
+    factor: int | None,
     queues: tuple[str, ...],
     peers: tuple[tuple[str, str], ...],
     every: bool,
@@ -97,7 +100,8 @@ def init(
 ) -> None:
     """Write FILE, the commented config of a new node, which `isthmus node run FILE` starts. An existing FILE stays.
 
-    The config is first checked as by `isthmus config check`; if it has a fault, nothing is written.
+    The config is first checked as by `isthmus config check`; if it has a fault, nothing is written, and the message
+    names the option.
     """
     shown = f"[{host}]" if ":" in host else host
     values: dict[str, Any] = {
@@ -108,12 +112,16 @@ def init(
         "listen.admin": f"{shown}:{port + 2}",
         "listen.cluster": f"{shown}:{port}",
         "metastore.hosts": metastore,
-        "replication.factor": factor,
         "queues": [{"name": queue} for queue in queues],
         "sink.peers": [{"url": url, "queue": queue} for url, queue in peers],
     }
+    if factor is not None:
+        values["replication.factor"] = factor
     text = sample_text(values, every=every)
-    settings = load_text(text, file)
+    try:
+        settings = load_text(text, file)
+    except ConfigError as error:
+        raise ConfigError("node init", [_at_option(fault) for fault in error.faults]) from None
     try:
         with file.open("x", encoding="utf-8") as written:
             written.write(text)
@@ -121,6 +129,27 @@ def init(
         raise BadInput(f"{file} exists: name another file, or change that one") from None
     answer = {"file": str(file), "node": name, "cluster": cluster_name, "data_dir": str(settings.node.data_dir)}
     echo_result(answer, output, f"{file}: node {name} of cluster {cluster_name}; `isthmus node run {file}` starts it")
+
+
+OPTION_OF: Final = {
+    "node.name": "--name",
+    "node.cluster": "--cluster-name",
+    "node.data_dir": "--data-dir",
+    "listen": "--host",
+    "metastore.hosts": "--metastore",
+    "replication.factor": "--factor",
+    "queues": "--queue",
+    "sink.peers": "--peer",
+}
+"""Key of the file, or beginning of keys -> the option of `node init` that gives its value."""
+
+
+def _at_option(fault: Fault) -> Fault:
+    """The fault with its option instead of a line of a file that is not written."""
+    for key, option in OPTION_OF.items():
+        if re.match(rf"{re.escape(key)}(?![a-z_])", fault.path):
+            return Fault(option, 0, fault.message)
+    return fault._replace(line=0)
 
 
 @node_group.command("new-identity")

@@ -44,6 +44,8 @@ class ObjectClient:
         self.url = self._listener.url
         self.leader = ""
         """HOST:PORT of the leader that the last answer named; empty for none."""
+        self.continuation = ""
+        """Token of the page after the listing that was read to its end; empty for none."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -70,6 +72,7 @@ class ObjectClient:
 
     def names(self, path: str, what: str) -> Iterator[bytes]:
         """The names of a streamed listing. Raises CommandFailed, also in the middle."""
+        self.continuation = ""
         decoder = json.JSONDecoder()
         rest = ""
         for piece in self._pieces("GET", path, None):
@@ -84,6 +87,7 @@ class ObjectClient:
                     raise CommandFailed(Exit.UNAVAILABLE, str(document.get("reason")), str(document["error"]))
                 if not isinstance(document, dict) or not isinstance(document.get(what), list):
                     raise self._listener.unavailable("answers without a listing; is this a node's client listener?")
+                self.continuation = str(document.get("continuation", ""))
                 yield from map(unquote_to_bytes, document[what])
         if rest:
             raise self._listener.unavailable("broke off in the middle of the listing")
@@ -155,6 +159,11 @@ class ClusterClient:
     def names(self, path: str, what: str) -> Iterator[bytes]:
         """See ObjectClient.names."""
         return self._seed.names(path, what)
+
+    @property
+    def continuation(self) -> str:
+        """See ObjectClient."""
+        return self._seed.continuation
 
     def _client_of(self, bucket_type: bytes, bucket: bytes, key: bytes) -> ObjectClient:
         if self._routes is None and self._route_reads < ROUTE_READS_MAX:

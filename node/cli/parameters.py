@@ -93,16 +93,17 @@ FORM: Final = "2026-02-03T04:05, which is UTC unless it names a zone"
 """The form of a time, for messages and help texts."""
 
 
-def time_of(text: str, option_name: str = "") -> int:
+def time_of(text: str, option_name: str = "", other_form: str = "") -> int:
     """Milliseconds since 1970 of a time on the command line, read by `repl.model.timestamps`.
 
-    `option_name` begins the error message. Raises BadInput, also for a time before 1970.
+    `option_name` begins the error message; `other_form` is another form that the option takes. Raises BadInput, also
+    for a time before 1970.
     """
-    option = f"{option_name}: " * bool(option_name)
+    option, other = f"{option_name}: " * bool(option_name), f", or {other_form}" * bool(other_form)
     try:
         time_ms = parse_timestamp_ms(text)
     except ValueError:
-        raise BadInput(f"{option}{text!r} is not a time; write it as {FORM}") from None
+        raise BadInput(f"{option}{text!r} is not a time; write it as {FORM}{other}") from None
     if time_ms < 0:
         raise BadInput(f"{option}{text!r} lies before 1970")
     return time_ms

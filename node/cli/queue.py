@@ -610,15 +610,18 @@ def delist(name: str, act: AdminCommand) -> None:
 @NAME
 @click.option("--bytes", "size", metavar="SIZE", help='Payload bytes a second, such as "10MB"; 0: no limit.')
 @click.option("--objects", type=click.IntRange(0), help="Changes a second; 0: no limit.")
+@click.option("--off", is_flag=True, help="Neither limit.")
 @click.option("--default", is_flag=True, help="Use the limits of the config file again.")
 @admin_act(reason=True)
-def throttle(name: str, size: str | None, objects: int | None, default: bool, act: AdminCommand) -> None:
+def throttle(name: str, size: str | None, objects: int | None, off: bool, default: bool, act: AdminCommand) -> None:
     """Limit what each node gives out of queue NAME in a second. The limit that is not named, of bytes or of objects,
     stays."""
-    if default != (size is None and objects is None):
-        raise click.UsageError("give --bytes, --objects, or both; or --default alone")
-    body = {"bytes_per_second": _size(size, "--bytes"), "objects_per_second": objects, "default": default}
-    _change(act, name, "throttle", "limits set", body, asks=False)
+    if (size is not None or objects is not None) + off + default != 1:
+        raise click.UsageError("give --bytes, --objects, or both; or --off; or --default")
+    bytes_per_second = 0 if off else _size(size, "--bytes")
+    limits = {"bytes_per_second": bytes_per_second, "objects_per_second": 0 if off else objects, "default": default}
+    done = "as configured" if default else "no limit" if off else "limits set"
+    _change(act, name, "throttle", done, limits, asks=False)
 
 
 @queue_group.command("push")

@@ -22,6 +22,7 @@ from isthmus.node.cli.reconcile_jobs import export, import_, java_home, stats, t
 from isthmus.node.cli.reconcile_options import (
     BUCKET_TYPE,
     FORMAT,
+    KNOWN_RUNS_DIRECTORY,
     MASTER,
     MAX_TIME,
     RUN_ID,
@@ -183,7 +184,7 @@ def run(left: str, right: str, run_id: str | None, master: str, verbose: bool, f
 
 @reconcile_group.command("show")
 @click.argument("run_id", required=False)
-@RUNS_DIRECTORY
+@KNOWN_RUNS_DIRECTORY
 @click.option("--keys", type=click.IntRange(0, KEYS_MAX), default=0, help="Name so many keys that differ (RUN_ID).")
 @click.option("--skip", type=click.IntRange(0), default=0, help="Leave out the first so many of them: the next page.")
 @click.option("--verdict", type=click.Choice(VERDICTS_SHOWN), help="Only keys with this verdict.")
@@ -334,7 +335,7 @@ class AdminQueue:
 @reconcile_group.command("repair")
 @click.argument("run_id")
 @click.argument("act", type=click.Choice(["plan", "apply"]))
-@RUNS_DIRECTORY
+@KNOWN_RUNS_DIRECTORY
 @click.option("--queue", help="The queue of the sending cluster (plan).")
 @click.option(
     "--to",

@@ -15,20 +15,33 @@ from isthmus.config.units import parse_duration
 from isthmus.node.cli.credentials import TOKEN_VARIABLE
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import CliContext, format_option, printable
-from isthmus.node.cli.parameters import RenamedOption
+from isthmus.repl.model.errors import BadInput
 
-FORMAT = format_option("-o", "format_")
-"""`-o` of commands whose --output was a directory."""
+FORMAT = format_option("-o", "--output", "format_")
+"""`-o, --output` of commands whose argument `output` is a directory, as in `ReconcileOptions`."""
 
 RUNS_DIRECTORY = click.option(
     "--dir",
     "output",
-    cls=RenamedOption,
-    old=("--output",),
     required=True,
     metavar="DIR",
     help="Directory of runs, which driver and workers reach.",
 )
+
+
+def _there(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    """The directory of runs, which must exist. Raises BadInput."""
+    if not os.path.isdir(value):
+        what = "is no directory" if os.path.lexists(value) else "does not exist"
+        raise BadInput(f"--dir: {value} {what}; it is the --dir of `isthmus reconcile run` or `seed`")
+    return value
+
+
+KNOWN_RUNS_DIRECTORY = click.option(
+    "--dir", "output", required=True, metavar="DIR", callback=_there, help="The directory of `run` or `seed`."
+)
+"""The directory of commands that read runs, which do not make it."""
+
 BUCKET_TYPE = click.option("--bucket-type", default="default", show_default=True)
 RUN_ID = click.option("--run-id", help="The same id goes on with a run; without it a new one is made.")
 VERBOSE = click.option("--verbose", is_flag=True, help="Spark's own messages on the terminal, not in a file.")

@@ -434,7 +434,7 @@ def set_workers(count: int | None, per_peer: int | None, queue: str | None, forg
     answer = act.post("/admin/sink/limits", **limits)
     workers = object_in(answer, "workers")
     numbers = f"{workers.get('count')} workers, {workers.get('peer_limit')} per peer"
-    act.echo(answer, f"sink{_at(act)}: {'as configured' if forget else 'set'}; {answer.get('node')}: {numbers}")
+    act.echo(answer, f"sink{_on_nodes(act)}: {'as configured' if forget else 'set'}; {answer.get('node')}: {numbers}")
 
 
 @sink_group.command("throttle")
@@ -452,7 +452,8 @@ def throttle(size: str | None, objects: int | None, off: bool, forget: bool, act
         limits = {"bytes_per_second": 0, "objects_per_second": 0, "forget": forget}
     answer = act.post("/admin/sink/limits", **limits)
     configured = object_in(object_in(answer, "throttle"), "configured")
-    act.echo(answer, f"sink{_at(act)}: limit set; {answer.get('node')}: {_rates(configured, 'none')}")
+    what = "as configured" if forget else "no limit" if off else "limit set"
+    act.echo(answer, f"sink{_on_nodes(act)}: {what}; {answer.get('node')}: {_rates(configured, 'no limit')}")
 
 
 def _rate(text: str | None) -> int | None:
@@ -465,6 +466,17 @@ def _rate(text: str | None) -> int | None:
 
 def _at(act: AdminCommand) -> str:
     return "" if act.node is None else f" on node {act.node}"
+
+
+def _on_nodes(act: AdminCommand) -> str:
+    """Where a limit is in force: on the node of --node, or on all of the cluster, as many as there are."""
+    if act.node is not None or act.json:
+        return _at(act)
+    try:
+        count = len(objects_in(act.get("/admin/cluster"), "nodes"))
+    except CommandFailed:  # the limit is set all the same
+        return " on all nodes"
+    return f" on all {count} nodes" if count > 1 else " on the only node"
 
 
 def _scope(queue: str | None, peer: str | None, act: AdminCommand) -> str:

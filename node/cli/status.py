@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
@@ -46,15 +46,17 @@ CODES: Final = {"ok": Exit.OK, "warning": Exit.DIFFERS, "critical": Exit.DIFFERS
 
 
 class ClusterSource:
-    """One cluster of the picture: where it is asked. `name` "": as its nodes call it."""
+    """One cluster of the picture: where it is asked. `name` "": as its nodes call it. `paths`: name of an answer -> the
+    request for it; "cluster" is one of them."""
 
-    def __init__(self, name: str, client: Callable[[], AdminClient]) -> None:
+    def __init__(self, name: str, client: Callable[[], AdminClient], paths: Mapping[str, str] = PATHS) -> None:
         self.name = name
-        self._clients = {what: client() for what in PATHS}
+        self._paths = paths
+        self._clients = {what: client() for what in paths}
 
     def questions(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """Name of an answer -> the request for it, each on connections of its own."""
-        return {what: partial(client.get, PATHS[what]) for what, client in self._clients.items()}
+        return {what: partial(client.get, self._paths[what]) for what, client in self._clients.items()}
 
     def joined(self, answers: dict[str, Any], errors: dict[str, str]) -> StatusAnswers:
         """The answers to the questions, under the cluster's name."""
@@ -83,6 +85,19 @@ def gathered(sources: Sequence[ClusterSource], pool: ThreadPoolExecutor) -> list
     return found
 
 
+ADMINS: Final = click.option(
+    "--admin",
+    "admins",
+    cls=ConnectionOption,
+    metavar="URL[,URL...]",
+    multiple=True,
+    envvar=ADMIN.variable,
+    show_envvar=True,
+    help="Admin listeners of nodes of one cluster, the first that answers; once for each cluster.",
+)
+"""`--admin` of commands about several clusters, as the argument `admins`."""
+
+
 @click.command("status")
 @click.option("--watch", is_flag=True, help="Draw it again until Ctrl-C, which ends it with code 0.")
 @click.option(
@@ -94,16 +109,7 @@ def gathered(sources: Sequence[ClusterSource], pool: ThreadPoolExecutor) -> list
     help="Between two pictures of --watch.",
 )
 @click.option("--count", type=click.IntRange(1), help="End --watch after so many pictures.")
-@click.option(
-    "--admin",
-    "admins",
-    cls=ConnectionOption,
-    metavar="URL[,URL...]",
-    multiple=True,
-    envvar=ADMIN.variable,
-    show_envvar=True,
-    help="Admin listeners of nodes of one cluster, the first that answers; once for each cluster.",
-)
+@ADMINS
 @connection_options
 @output_option
 @click.pass_context
@@ -120,7 +126,7 @@ def status_command(
         raise BadInput("--watch is for people; programs ask again")
     if count is not None and not watch:
         raise BadInput("--count ends --watch: give both")
-    sources, title = _sources(context, admins)
+    sources, title = sources_of(context, admins)
     pool = ThreadPoolExecutor(len(sources) * len(PATHS), thread_name_prefix="status")
     try:
         if watch:
@@ -142,7 +148,9 @@ def status_command(
             source.close()
 
 
-def _sources(context: click.Context, admins: Sequence[str]) -> tuple[list[ClusterSource], str]:
+def sources_of(
+    context: click.Context, admins: Sequence[str], paths: Mapping[str, str] = PATHS
+) -> tuple[list[ClusterSource], str]:
     """The clusters to ask, and the title: those of --admin, else all of the context, or its one of --cluster."""
     options = context.ensure_object(CliContext)
     said = [flag for flag, name, _, _ in CHOICES if name in options.typed]
@@ -160,7 +168,7 @@ def _sources(context: click.Context, admins: Sequence[str]) -> tuple[list[Cluste
     if len(endpoints) > CLUSTERS_MAX:
         raise BadInput(f"--admin: at most {CLUSTERS_MAX} clusters are shown at once")
     return [
-        ClusterSource(each.cluster, partial(AdminClient, each.urls, each.access, ANSWER_S)) for each in endpoints
+        ClusterSource(each.cluster, partial(AdminClient, each.urls, each.access, ANSWER_S), paths) for each in endpoints
     ], title
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from isthmus.node.client_api.continuation import continuation_token, name_before
+from isthmus.node.http.answer_limits import PAGE_NAMES_MAX
 from isthmus.node.http.application import HttpApplication, Request, Stream
 from isthmus.node.http.object_query import timeout_of
 from isthmus.node.http.responses import JSON, RequestRefused, error_document, explanation
@@ -24,10 +25,6 @@ from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.ports import KeyValue
 
 log = structlog.get_logger(__name__)
-
-PAGE_NAMES_MAX: Final = 10_000
-"""Largest `limit`: a page is answered in a moment, and goes on with a continuation. A guess, as many as a batch reads
-by default."""
 
 
 class _Paging(NamedTuple):

@@ -1,4 +1,4 @@
-"""Limits of admin answers that the routes and the command line share.
+"""Limits of answers that the routes and the command line share.
 
 Imports nothing: a command starts without the server's modules.
 """
@@ -12,6 +12,10 @@ ROWS: Final = 100
 
 ROWS_MAX: Final = 1_000
 """Most acts or events of one answer: some 400 KB of JSON."""
+
+PAGE_NAMES_MAX: Final = 10_000
+"""Largest `limit` of a listing of keys or buckets: a page is answered in a moment, and goes on with a continuation. A
+guess, as many as a batch reads by default."""
 
 TIME_MAX_MS: Final = 1 << 50
 """Largest wall-clock time: beyond the year 30,000 the unit must be wrong."""

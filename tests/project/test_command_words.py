@@ -87,7 +87,7 @@ def test_a_key_is_written_in_one_form() -> None:
 
 def test_older_words_are_accepted_and_not_shown() -> None:
     """Each older name of an option is one that the table lists as unused."""
-    unused = {word for _, others in words() for word in others} | {"--output"}
+    unused = {word for _, others in words() for word in others}
     old = {name for _, command in commands(root) for each in command.params if isinstance(each, RenamedOption)
            for name in each.old}  # fmt: skip
     assert {"--validate-only", "--ignore-rack-assignment", "--ca-file", "--rate-limit", "--run-dir"} <= old

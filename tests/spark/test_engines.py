@@ -73,7 +73,7 @@ class SubmittedRuns:
         """A run, under way."""
         arguments = [
             "--py-files", str(self._files), str(self.application), "--left", self.pair.left, "--right", self.pair.right,
-            "--output", str(self.output), "--run-id", run_id, "--settle", "500ms", *more,
+            "--dir", str(self.output), "--run-id", run_id, "--settle", "500ms", *more,
         ]  # fmt: skip
         env = {"PYSPARK_PYTHON": str(self._python), "PYTHONPATH": str(REPOSITORY)}
         return submitted(self.engine.master, arguments, self.output, PYSPARK_DRIVER_PYTHON=sys.executable, **env)
@@ -147,7 +147,7 @@ def test_the_wheel_is_enough_for_driver_and_workers(pair: ClusterPair, place: Pa
     )  # fmt: skip
     arguments = [
         "--py-files", str(REPOSITORY / "dist" / "isthmus.zip"), str(application),
-        "--left", pair.left, "--right", pair.right, "--output", str(tmp_path), "--run-id", "wheel", "--settle", "500ms",
+        "--left", pair.left, "--right", pair.right, "--dir", str(tmp_path), "--run-id", "wheel", "--settle", "500ms",
     ]  # fmt: skip
     env = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "PYTHONPATH": ""}
     code, out, err = ended(submitted("local[2]", arguments, tmp_path, **env))

@@ -143,7 +143,7 @@ def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(
     directory = RunDirectory(str(tmp_path / "runs"), "fill", SEED)
     words = [
         "seed", "--source", east["http"], "--target", west["http"], "--queue", "to-west", "--admin", east["admin"],
-        "--output", str(tmp_path / "runs"), "--settle", "3s",
+        "--dir", str(tmp_path / "runs"), "--settle", "3s",
     ]  # fmt: skip
     writer = Writer(east["http"])
     writer.start()
@@ -170,7 +170,7 @@ def test_a_seed_under_writes_with_a_killed_driver_loses_nothing(
     assert told["objects"] >= KEYS
     assert writer.written > 0
     full = commands.start(
-        "run", "--left", east["http"], "--right", west["http"], "--output", str(tmp_path / "runs"),
+        "run", "--left", east["http"], "--right", west["http"], "--dir", str(tmp_path / "runs"),
         "--run-id", "proof", "--full", "--settle", "5s",
     )  # fmt: skip
     found = json.loads(full.communicate(timeout=PATIENCE_S)[0])

@@ -126,11 +126,11 @@ def test_reading_writing_comparing_and_repairing_behind_locks(
     assert compared("fetching", "replicate")["verdicts"] == ended["verdicts"]
 
     repair = ("reconcile", "repair", "locked")
-    planned = locked.command(*repair, "plan", "--output", str(tmp_path), "--queue", "to-west", role="read")
+    planned = locked.command(*repair, "plan", "--dir", str(tmp_path), "--queue", "to-west", role="read")
     assert planned.returncode == 0, planned.stderr
-    told = locked.command(*repair, "apply", "--output", str(tmp_path), role="read")
+    told = locked.command(*repair, "apply", "--dir", str(tmp_path), role="read")
     assert (told.returncode, "role operate" in told.stderr) == (4, True), told
-    told = locked.command(*repair, "apply", "--output", str(tmp_path), role="operate")
+    told = locked.command(*repair, "apply", "--dir", str(tmp_path), role="operate")
     assert told.returncode == 0, told.stderr
     west = spark.read.format("isthmus").options(**locked.options(locked.west, "read")).load()
     deadline = time.monotonic() + 60

@@ -72,6 +72,22 @@ def test_properties_are_set_and_unset_as_they_were_typed(
     assert cli.main(["bucket-type", "set", "notes", "r=1", "--min-isr", "2"]) == Exit.USAGE
 
 
+def test_unsetting_shows_the_values_that_are_in_force_now(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the properties that were named, or of all; they come from the type or the defaults."""
+    now = {**PLAIN, "property": "allow_mult", "value": True, "origin": "bucket-type"}
+    listener.respond(
+        "/admin/buckets/notes/b/properties/unset", {**ANSWER, "outcome": "unset", "properties": [now, PLAIN]}
+    )
+    for names, shown in ((["allow_mult"], ["allow_mult"]), ([], ["allow_mult", "r"])):
+        assert cli.main(["bucket", "unset", "notes/b", *names]) == Exit.OK
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert lines[0] == ["notes/b:", "unset"]
+        assert [line[0] for line in lines[2:]] == shown
+        assert lines[2][1:3] == ["true", "bucket-type"]
+
+
 def test_a_bucket_type_is_made_with_properties(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """The properties are part of the request, and the placement is the same as without them."""
     listener.respond("/admin/bucket-types/notes", {"outcome": "created", "online": 1, "partitions": []})

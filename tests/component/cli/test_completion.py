@@ -16,6 +16,7 @@ from isthmus.node.cli import completion
 from isthmus.node.cli.contexts import ClusterEntry, ContextEntry, ContextFile, save
 from tests.support.cluster_answers import cluster_answer
 from tests.support.fake_admin_listener import FakeAdminListener
+from tests.support.threaded_node import running_node
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -26,7 +27,7 @@ def shell(tmp_path: Path, listener: FakeAdminListener, monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     listener.respond("/admin/cluster", cluster_answer("east"))
     listener.respond("/admin/queues", {"queues": [{"name": "to-west"}, {"name": "to-north"}]})
-    listener.respond("/admin/bucket-types", {"bucket_types": [{"name": "default"}, {"name": "maps"}]})
+    listener.respond("/admin/bucket-types", {"bucket_types": [{"bucket_type": "default"}, {"bucket_type": "maps"}]})
     listener.respond("/admin/fullsync?results=0", {"peers": [{"name": "west"}]})
     return listener
 
@@ -71,6 +72,22 @@ def completed(line: str, setting: str = PATIENT, **variables: str) -> list[str]:
 def test_names_are_completed(shell: FakeAdminListener, line: str, names: list[str]) -> None:
     """Live ones of the cluster, and those of commands and options."""
     assert completed(line) == names
+
+
+def test_a_node_answers_with_the_names_that_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every listing of LISTINGS, of a node with one of each: its real answers have the keys that completion reads."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    more = '[[queues]]\nname = "to-west"\n[[fullsync]]\nname = "west"\nqueue = "to-west"\nurls = "http://127.0.0.1:9"\n'
+    lines = {
+        "nodes": ("isthmus node drain ", ["n1"]),
+        "queues": ("isthmus queue show ", ["to-west"]),
+        "bucket types": ("isthmus bucket-type show ", ["default"]),
+        "full-syncs": ("isthmus fullsync run all --peer ", ["west"]),
+    }
+    assert lines.keys() == completion.LISTINGS.keys()
+    with running_node(tmp_path, more) as node:
+        for line, names in lines.values():
+            assert completed(line, ISTHMUS_ADMIN=f"http://127.0.0.1:{node.admin}") == names
 
 
 def test_options_and_contexts_need_no_cluster(shell: FakeAdminListener, tmp_path: Path) -> None:

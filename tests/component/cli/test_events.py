@@ -46,7 +46,10 @@ def test_since_is_a_time_or_a_while_ago(
     assert main(["events", "--since", "15m", "--kind", "node", "--limit", "5"]) == Exit.OK
     listener.respond("/admin/events?since=1735689600000&limit=100", {"events": []})
     assert main(["events", "--since", "2025-01-01"]) == Exit.OK
-    assert main(["events", "--since", "soon"]) == Exit.USAGE
+    assert main(["events", "--since", "1m ago"]) == Exit.USAGE
+    assert "or as 15m for 15 minutes ago" in capsys.readouterr().err
+    assert main(["events", "--help"]) == Exit.OK
+    assert "or 15m for 15 minutes ago" in " ".join(capsys.readouterr().out.split())
     assert main(["events", "--timeout", "1s"]) == Exit.USAGE
     assert "--timeout ends --follow" in capsys.readouterr().err
 

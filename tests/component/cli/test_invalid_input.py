@@ -99,8 +99,10 @@ def test_a_queue_without_owner_is_not_unknown(listener: FakeAdminListener, capsy
 
 def test_a_limit_and_none_at_once_is_refused(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """The contradiction is refused; a single reference is reported in the singular."""
-    assert cli.main(["queue", "throttle", "q", "--bytes", "10MB", "--default"]) == Exit.USAGE
-    assert "--default alone" in capsys.readouterr().err
+    for words in (["--bytes", "10MB", "--default"], ["--objects", "0", "--off"], ["--off", "--default"], []):
+        assert cli.main(["queue", "throttle", "q", *words]) == Exit.USAGE
+        assert "or --off; or --default" in capsys.readouterr().err
+    assert not listener.posted
     listener.respond("/admin/queues/q/push", {"queued": 1, "refused": 0, "reason": ""})
     assert cli.main(["queue", "push", "q", "default/b", "k"]) == Exit.OK
     assert capsys.readouterr().out == "queue q: 1 reference queued\n"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from isthmus.config.settings import Address, ListenSettings
+from isthmus.node.cli import kv
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
 from tests.support.memory_client_api import ClientApiFixture, ServedApp, make_client_api
@@ -124,6 +125,29 @@ def test_names_of_any_bytes_are_listed_and_taken_back(run: Run) -> None:
     assert json.loads(run("list", "-o", "json")[1]) == {"buckets": ["b"]}
     assert len(json.loads(run("list", "b", "-o", "json")[1])["keys"]) == 5
     assert json.loads(run("list", "none", "-o", "json")[1]) == {"keys": []}
+
+
+def test_a_listing_goes_on_in_pages(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, with a prefix; the token of the next page stands apart from the names, and with JSON beside them. A
+    limit above a node's largest page is several of its pages."""
+    for name in ("eu-1", "eu-2", "eu-3", "us-1"):
+        assert run("put", "users", name, "v")[0] == Exit.OK
+    code, out, err = run("list", "users", "--prefix", "eu-", "--limit", "2")
+    assert (code, out) == (Exit.OK, b"eu-1\neu-2\n")
+    before, _, token = err.strip().rpartition(" ")
+    assert before == "isthmus: there are more: --continuation"
+    rest = "list", "users", "--prefix", "eu-", "--continuation", token
+    assert run(*rest) == (Exit.OK, b"eu-3\n", "")
+    shown = json.loads(run("list", "users", "--limit", "2", "-o", "json")[1])
+    assert (shown["keys"], shown["continuation"] != token) == (["eu-1", "eu-2"], True)
+    assert json.loads(run(*rest, "-o", "json")[1]) == {"keys": ["eu-3"]}
+    assert run("list", "users", "--prefix", "%75s", "--percent") == (Exit.OK, b"us-1\n", "")
+    assert json.loads(run("list", "--prefix", "u", "-o", "json")[1]) == {"buckets": ["users"]}
+    assert run("list", "users", "--continuation", token)[0] == Exit.REFUSED, "a token of another listing"
+    monkeypatch.setattr(kv, "PAGE_NAMES_MAX", 1)
+    code, out, err = run("list", "users", "--limit", "3")
+    assert (code, out.split(), "--continuation" in err) == (Exit.OK, [b"eu-1", b"eu-2", b"eu-3"], True)
+    assert run("list", "users", "--limit", "4")[2] == ""
 
 
 @pytest.mark.parametrize(

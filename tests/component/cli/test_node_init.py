@@ -10,6 +10,7 @@ import pytest
 from isthmus.config.loader import load_file
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
+from isthmus.node.services.wiring import default_type_of
 
 
 @pytest.mark.parametrize("form", ["--every", "--short"])
@@ -43,9 +44,60 @@ def test_a_new_node_gets_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert file.read_text() == before
 
 
-def test_a_fault_is_told_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The error is as in `config check`: line, key, and a valid form."""
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--name", "a b"], '--name: "a b" '),
+        (["--data-dir", "~/data"], '--data-dir: "~/data"'),
+        (["--host", "a b"], "--host: "),
+        (["--metastore", "zk1"], "--metastore: "),
+        (["--queue", "q", "--queue", "q"], '--queue: two queues are called "q"'),
+        (["--peer", "west-1:8098", "q"], '--peer: "west-1:8098" is not the URL of a node; write http(s)://HOST:PORT'),
+        (["--peer", "http://127.0.0.1:8098", "q"], "--peer: http://127.0.0.1:8098 is this node itself"),
+        (["--factor", "3"], "--factor: 3 replicas need as many nodes"),
+    ],
+)
+def test_a_fault_is_reported_with_its_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
+) -> None:
+    """The message has no line of the file, which is not written."""
     file = tmp_path / "n.toml"
-    assert main(["node", "init", str(file), "--name", "a b", "--cluster-name", "east"]) == Exit.USAGE
-    assert "node.name" in capsys.readouterr().err
+    assert main(["node", "init", str(file), "--name", "east-1", "--cluster-name", "east", *words]) == Exit.USAGE
+    error = capsys.readouterr().err
+    assert f"isthmus: node init: {expected}" in error
+    assert str(file) not in error
     assert not file.exists()
+
+
+@pytest.mark.parametrize("form", ["--every", "--short"])
+def test_a_node_of_an_ensemble_replicates_unless_told_otherwise(tmp_path: Path, form: str) -> None:
+    """Without `--factor` the key is not set, so that its default counts: 3 with an ensemble, 1 without."""
+    for number, (more, factor) in enumerate((([], 1), (["--metastore", "zk1:2181,zk2:2181,zk3:2181"], 3))):
+        file = tmp_path / f"{number}.toml"
+        assert main(["node", "init", str(file), "--name", "east-1", "--cluster-name", "east", form, *more]) == Exit.OK
+        settings = load_file(file)
+        assert "replication.factor" not in settings.origins
+        assert default_type_of(settings).factor == factor
+
+
+def test_a_sample_sets_no_factor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An ensemble that is named later finds the default of a cluster, not a single copy."""
+    assert main(["config", "sample", "--short"]) == Exit.OK
+    assert "factor" not in capsys.readouterr().out
+
+
+def test_a_single_copy_beside_an_ensemble_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`config check` warns of factor = 1 with metastore.hosts; neither alone is worth a warning."""
+    file = tmp_path / "n.toml"
+    words = ["node", "init", str(file), "--name", "east-1", "--cluster-name", "east", "--short"]
+    for more, warned in (
+        (["--factor", "1", "--metastore", "zk1:2181"], True),
+        (["--factor", "2", "--metastore", "zk1:2181"], False),
+        (["--factor", "1"], False),
+        (["--metastore", "zk1:2181"], False),
+    ):
+        file.unlink(missing_ok=True)
+        assert main([*words, *more]) == Exit.OK
+        capsys.readouterr()
+        assert main(["config", "check", str(file)]) == Exit.OK
+        assert ("warning: replication.factor: 1 keeps a single copy" in capsys.readouterr().out) is warned

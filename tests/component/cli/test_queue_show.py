@@ -1,4 +1,4 @@
-"""`isthmus queue show`, with the documents of real queues."""
+"""`isthmus queue show`, with the documents of real queues, and the requests of `queue throttle`."""
 
 from __future__ import annotations
 
@@ -55,3 +55,20 @@ async def test_a_queue_shows_in_words_what_it_has_and_what_it_has_not(
     assert head[:4] == ["PRIORITY", "WAITING", "IN", "FLIGHT"]
     assert [row[0] for row in rows] == ["real", "full-sync", "fold"]
     assert rows[2][-1] == "1", "cleared"
+
+
+def test_limits_are_asked_for_as_they_are_meant(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A limit that is not named stays, 0 and `--off` end limits, `--default` is the file's again."""
+    listener.respond("/admin/queues/q/throttle", {})
+    for words, size, objects, default, done in (
+        (["--bytes", "10MB"], 10_000_000, None, False, "limits set"),
+        (["--objects", "0"], None, 0, False, "limits set"),
+        (["--off"], 0, 0, False, "no limit"),
+        (["--default"], None, None, True, "as configured"),
+    ):
+        assert cli.main(["queue", "throttle", "q", *words, "--by", "ann"]) == Exit.OK
+        assert capsys.readouterr().out == f"queue q: {done}\n"
+        wanted = {"bytes_per_second": size, "objects_per_second": objects, "default": default}
+        assert listener.posted.pop() == ("/admin/queues/q/throttle", {**wanted, "by": "ann", "reason": ""})

@@ -21,9 +21,9 @@ from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.main import main
 from isthmus.repl.model.errors import BadInput
 
-ENDS = ["--left", "http://127.0.0.1:1", "--right", "http://127.0.0.1:2", "--output", "runs"]
+ENDS = ["--left", "http://127.0.0.1:1", "--right", "http://127.0.0.1:2", "--dir", "runs"]
 URL = ["--url", "http://127.0.0.1:1"]
-SEED = ["seed", "--source", "http://127.0.0.1:1", "--target", "http://127.0.0.1:2", "--output", "runs"]
+SEED = ["seed", "--source", "http://127.0.0.1:1", "--target", "http://127.0.0.1:2", "--dir", "runs"]
 
 
 @pytest.fixture(autouse=True)
@@ -134,18 +134,18 @@ def test_a_seed_is_shown_beside_runs_with_its_hand_over(capsys: pytest.CaptureFi
     directory.write("work/00000.json", {"done": done})
     directory.write("work/00001.json", {"done": [{"chunk": 1, "rows": 5, "error": ""}]})
     directory.write("handover.json", {"queue": "to-west", "state": "held", "positions": {"0": 12, "1": 0}})
-    assert main(["reconcile", "show", "--output", "runs", "-o", "json"]) == 0
+    assert main(["reconcile", "show", "--dir", "runs", "-o", "json"]) == 0
     [row] = json.loads(capsys.readouterr().out)["seeds"]
     assert (row["seed"], row["outcome"], row["objects"], row["ranges"], row["of"], row["hand_over"]) == (
         "fill", "not ended", 12, 2, 3, "held",
     )  # fmt: skip
-    assert main(["reconcile", "show", "fill", "--output", "runs"]) == 0
+    assert main(["reconcile", "show", "fill", "--dir", "runs"]) == 0
     said = capsys.readouterr().out
     assert "queue to-west is held from:" in said
     assert "seed fill has not ended" in said
-    assert main(["reconcile", "show", "--output", "runs"]) == 0
+    assert main(["reconcile", "show", "--dir", "runs"]) == 0
     assert "to-west" in capsys.readouterr().out
-    assert main(["reconcile", "show", "other", "--output", "runs"]) == Exit.USAGE
+    assert main(["reconcile", "show", "other", "--dir", "runs"]) == Exit.USAGE
     assert "no run or seed other" in capsys.readouterr().err
 
 
@@ -183,7 +183,7 @@ def test_one_cluster_on_both_sides_is_refused_before_spark(
 ) -> None:
     """The same cluster is recognized by a URL given on both sides, whatever other URLs are given, or by the cluster
     that nodes at different URLs report. Nothing is written."""
-    sides = ["--left", "http://n1:1,http://n2:1/", "--right", "http://n2:1", "--output", "runs"]
+    sides = ["--left", "http://n1:1,http://n2:1/", "--right", "http://n2:1", "--dir", "runs"]
     assert main(["reconcile", "run", *sides]) == Exit.USAGE
     assert "left and right are the same cluster: http://n2:1 is on both sides" in capsys.readouterr().err
     plan = ReplicaDirectory(b"e" * 16, "east", "default", ())
@@ -261,7 +261,7 @@ def test_show_names_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> 
         for key, verdict, kind, side in rows
     ]  # fmt: skip
     pq.write_to_dataset(pa.Table.from_pylist(table), directory.path / "findings", partition_cols=["verdict"])
-    show = ["reconcile", "show", "may", "--output", "runs"]
+    show = ["reconcile", "show", "may", "--dir", "runs"]
     assert main([*show, "--keys", "2", "-o", "json"]) == 0
     keys = json.loads(capsys.readouterr().out)["keys"]
     assert [(one["key"], one["difference"], one["side"]) for one in keys] == [
@@ -289,4 +289,32 @@ def test_show_names_the_keys_that_differ(capsys: pytest.CaptureFixture[str]) -> 
     assert "late" in capsys.readouterr().out
     assert main([*show, "-o", "json"]) == 0
     assert "keys" not in json.loads(capsys.readouterr().out)
-    assert main(["reconcile", "show", "--output", "runs", "--keys", "1"]) == Exit.USAGE
+    assert main(["reconcile", "show", "--dir", "runs", "--keys", "1"]) == Exit.USAGE
+
+
+def test_output_is_the_format_and_no_directory(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--output json` is `-o json`, as in every command; a directory is no format."""
+    directory = run_directory.RunDirectory("runs", "fill", run_directory.SEED)
+    directory.write("plan.json", {"source": "east", "target": "west", "bucket_type": "default", "queue": "",
+                                  "chunks": []})  # fmt: skip
+    for option in ("-o", "--output"):
+        assert main(["reconcile", "show", "--dir", "runs", option, "json"]) == 0
+        assert [seed["seed"] for seed in json.loads(capsys.readouterr().out)["seeds"]] == ["fill"]
+    sides = ["--left", "http://127.0.0.1:1", "--right", "http://127.0.0.1:2"]
+    for words in (["show"], ["run", *sides], ["repair", "fill", "plan"], [*SEED]):
+        assert main(["reconcile", *words, "--dir", "runs", "--output", "runs"]) == Exit.USAGE
+        assert "'--output': 'runs' is not one of 'table', 'wide', 'json'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["show"], ["show", "may"], ["repair", "may", "plan", "--queue", "q"]])
+def test_a_directory_of_runs_that_is_not_there_is_no_empty_one(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped `--dir` is a fault of the command line, not a listing without rows; nor is a file a directory."""
+    assert main(["reconcile", *words, "--dir", "rusn"]) == Exit.USAGE
+    answer = capsys.readouterr()
+    assert "--dir: rusn does not exist" in answer.err
+    assert not answer.out
+    Path("file").touch()
+    assert main(["reconcile", *words, "--dir", "file"]) == Exit.USAGE
+    assert "--dir: file is no directory" in capsys.readouterr().err

@@ -48,13 +48,13 @@ def test_a_damaged_document_hides_no_other_run(
     """The list has every run and seed, and names the damaged document."""
     runs_of(tmp_path)
     (tmp_path / document).write_text(text, encoding="latin-1")
-    assert main(["reconcile", "show", "--output", str(tmp_path), "-o", "json"]) == 0
+    assert main(["reconcile", "show", "--dir", str(tmp_path), "-o", "json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {row["run"]: row["outcome"] for row in told["runs"]}["two"] == "differ"
     assert [row["seed"] for row in told["seeds"]] == ["fill"]
     (hurt,) = [row for row in told["runs"] + told["seeds"] if row["outcome"] == "unreadable"]
     assert document in hurt["error"]
-    assert main(["reconcile", "show", "--output", str(tmp_path)]) == 0
+    assert main(["reconcile", "show", "--dir", str(tmp_path)]) == 0
     assert document in capsys.readouterr().err
 
 
@@ -66,7 +66,7 @@ def test_a_damaged_summary_is_named(
     """Every command that needs the summary names it, with exit code 5 and without a traceback."""
     runs_of(tmp_path)
     (tmp_path / "run_id=one" / "summary.json").write_text(text, encoding="latin-1")
-    assert main(["reconcile", *words, "--output", str(tmp_path)]) == Exit.LOCAL_FAULT
+    assert main(["reconcile", *words, "--dir", str(tmp_path)]) == Exit.LOCAL_FAULT
     said = capsys.readouterr().err
     assert "run_id=one/summary.json" in said
     assert len(said.splitlines()) == 1
@@ -79,14 +79,14 @@ def test_a_damaged_repair_is_named_and_one_without_progress_starts_again(
     """A process killed between writing a plan's two documents has queued nothing yet."""
     run = runs_of(tmp_path)
     base = ["reconcile", "repair", "one"]
-    assert main([*base, "plan", "--queue", "q", "--output", str(tmp_path), "-o", "json"]) == 0
+    assert main([*base, "plan", "--queue", "q", "--dir", str(tmp_path), "-o", "json"]) == 0
     plan = json.loads(capsys.readouterr().out)["plan"]
     progress = run.path / "repairs" / f"{plan}.progress.json"
     if text is None:
         progress.unlink()
     else:
         progress.write_text(text)
-    code = main([*base, "apply", "--output", str(tmp_path), "-o", "json"])
+    code = main([*base, "apply", "--dir", str(tmp_path), "-o", "json"])
     said = capsys.readouterr()
     if text is None:
         assert (code, json.loads(said.out)["state"]) == (0, "nothing-to-queue")

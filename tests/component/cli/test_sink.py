@@ -12,6 +12,7 @@ from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.http.answer_limits import RETRY_TIMEOUT_MS, RETRY_WAIT_S
 from tests.component.cli.test_admin_client import SINK
+from tests.support.cluster_answers import cluster_answer
 from tests.support.fake_admin_listener import FakeAdminListener
 
 OVERVIEW = {
@@ -92,6 +93,26 @@ def test_limits_are_asked_for_as_they_are_meant(
     for wrong in (["set-workers"], ["set-workers", "3", "--default"], ["throttle"], ["throttle", "--off", "--default"],
                   ["throttle", "--bytes", "fast"], ["set-workers", "0"]):  # fmt: skip
         assert cli.main(["sink", *wrong]) == Exit.USAGE, wrong
+
+
+def test_a_limit_is_reported_with_the_nodes_that_have_it(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of the cluster, as many as there are, or the one of `--node`, with the numbers of the node that answers."""
+    listener.respond("/admin/sink/limits", {**OVERVIEW, "node": "west-1"})
+    listener.respond("/admin/cluster", cluster_answer("west"))
+    for words, place, what in (
+        (["throttle", "--objects", "1"], "on all 3 nodes", "limit set"),
+        (["throttle", "--objects", "1", "--node", "west-2"], "on node west-2", "limit set"),
+        (["throttle", "--off"], "on all 3 nodes", "no limit"),
+        (["throttle", "--default"], "on all 3 nodes", "as configured"),
+        (["set-workers", "4"], "on all 3 nodes", "set"),
+    ):
+        assert cli.main(["sink", *words]) == Exit.OK
+        assert capsys.readouterr().out.startswith(f"sink {place}: {what}; west-1: ")
+    listener.respond("/admin/cluster", {"error": "not now", "reason": "unavailable"}, status=503)
+    assert cli.main(["sink", "throttle", "--off"]) == Exit.OK
+    assert capsys.readouterr().out.startswith("sink on all nodes: no limit; west-1: ")
 
 
 def test_a_retry_is_waited_for_longer_than_a_node_may_take(

@@ -263,7 +263,7 @@ class Endurance:
                 "reconcile",
                 "run",
                 *words,
-                "--output",
+                "--dir",
                 str(directory / kind),
             ],
             cwd=REPOSITORY,

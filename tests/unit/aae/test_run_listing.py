@@ -182,7 +182,7 @@ def test_a_run_is_shown_with_its_findings_repairs_and_commands(tmp_path: Path) -
         ("p1", 1, "running"), ("p2", 3, "done"),
     ]  # fmt: skip
     assert ["p3.json" in problem for problem in shown["problems"]] == [True]
-    output = f"--output '{root}'"
+    output = f"--dir '{root}'"
     assert [one["command"] for one in shown["commands"]] == [
         f"isthmus reconcile show one {output} --keys 20",
         f"isthmus reconcile repair one plan {output} --queue QUEUE",
@@ -234,10 +234,10 @@ def test_seeds_and_imports_are_runs_too(tmp_path: Path) -> None:
     assert len(commands(RunKind.SEED, "done")) == 1
     assert commands(RunKind.SEED, "half")[1] == (
         "isthmus reconcile seed --source http://e1:1 --target http://w1:1 --bucket-type t --queue q --admin URL "
-        f"--output {tmp_path} --run-id half"
+        f"--dir {tmp_path} --run-id half"
     )
     assert commands(RunKind.IMPORT, "in") == []
     assert commands(RunKind.IMPORT, "broken") == [
-        f"isthmus reconcile import '/b a' --url http://w1:1 --prefix p --run-id broken --run-dir {tmp_path}"
+        f"isthmus reconcile import '/b a' --url http://w1:1 --prefix p --run-id broken --dir {tmp_path}"
     ]
     json.dumps(show_run(tmp_path, RunKind.SEED, "done", NOW_MS))

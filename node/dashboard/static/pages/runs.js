@@ -144,7 +144,7 @@ function shownRuns(answer, chosen, choose) {
     ),
     having.length > 0 && !runs.length && empty("There is no run yet. A comparison of two clusters is started by:"),
     having.length > 0 && !runs.length &&
-    command(`isthmus reconcile run --left URL,... --right URL,... --output ${having[0][1]}`),
+    command(`isthmus reconcile run --left URL,... --right URL,... --dir ${having[0][1]}`),
     runs.length > 0 && table(
       "Runs on Spark, the newest first",
       [

@@ -15,7 +15,7 @@ from isthmus.aae.reconcile.job import ReconcileOptions
 from isthmus.node.cli.reconcile import run as command
 from isthmus.repl.model.errors import BadInput
 
-ENDS = ["--left", "http://l:1", "--right", "http://r:1", "--output", "/o", "--run-id", "r"]
+ENDS = ["--left", "http://l:1", "--right", "http://r:1", "--dir", "/o", "--run-id", "r"]
 
 
 class FakeSession:
@@ -31,7 +31,8 @@ def test_the_application_takes_the_options_of_the_command() -> None:
     assert {*fields, "output", "run_id"} == {*ReconcileOptions._fields}
     assert len(fields) == len(set(fields))
     flags = {opt for parameter in command.params for opt in parameter.opts if opt.startswith("--")}
-    assert flags == {flag for flag, *_ in FLAGS} | {"--left", "--right", "--dir", "--run-id", "--master", "--verbose"}
+    of_the_command = {"--left", "--right", "--dir", "--run-id", "--master", "--verbose", "--output"}
+    assert flags == {flag for flag, *_ in FLAGS} | of_the_command
     old = {name for parameter in command.params for name in getattr(parameter, "old", ())}
     assert old == {*OLD_FLAGS}
 

@@ -117,6 +117,7 @@ def test_a_peer_is_scheme_host_and_port(text: str) -> None:
         ("[replication]\nlog_file_size = '2GB'", "replication.log_file_size", 2),
         ("[replication]\nlog_batch_size = '65MB'", "replication.log_batch_size", 2),
         ("[limits]\nobject_size = '65MB'", "limits.object_size", 2),
+        ("[replication]\nfactor = 2", "replication.factor", 2),
         ("[sink]\ndelay_max = '9ms'", "sink.delay_max", 2),
         ("[[queues]]\nname = 'a'\n[[queues]]\nname = 'a'", "queues[1].name", 4),
         (

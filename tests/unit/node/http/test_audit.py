@@ -106,6 +106,14 @@ async def sent(
     return status
 
 
+@pytest.mark.parametrize(("value", "words"), [(0, ": value=0"), (False, ""), (True, ": value=true"), ("", "")])
+async def test_a_zero_is_a_value_of_an_act(value: object, words: str) -> None:
+    """It ends a limit, so that the words of the act have it; what is false or empty is left out."""
+    recorded = Recorded()
+    await recorded.send({"by": "ann", "value": value})
+    assert recorded.line["what"]["act"] == f"POST /admin/things/a b{words}"
+
+
 async def test_a_line_names_who_from_where_what_and_how_it_ended() -> None:
     """Every key of a line, for an act that was done."""
     recorded = Recorded()
