@@ -27,7 +27,7 @@ from isthmus.node.cli.output import (
     value_or_nothing,
 )
 from isthmus.node.cli.status import ADMINS, gathered, sources_of
-from isthmus.node.cli.status_report import PATHS, ClusterAnswers
+from isthmus.node.cli.status_report import PATHS, StatusAnswers
 from isthmus.repl.extras import LOCAL, SPARK, TRACES, install_command, is_installed
 
 NEEDED: Final = {LOCAL: ("pyspark",), SPARK: ("pyspark", "pyarrow"), TRACES: ("opentelemetry",)}
@@ -102,7 +102,7 @@ def _of_nodes(context: click.Context, admins: Sequence[str], output: str) -> int
     return Exit.UNAVAILABLE if unknown else Exit.OK
 
 
-def version_rows(of: ClusterAnswers) -> list[dict[str, Any]]:
+def version_rows(of: StatusAnswers) -> list[dict[str, Any]]:
     """A row for each node of a cluster, or one for all of them where the cluster does not answer. A version that is not
     known is None, with the reason."""
     if "health" not in of.answers:
