@@ -44,7 +44,10 @@ HELP: Final[Mapping[str, Family]] = {
         "When a connected node's certificate expires, by node.", "seconds", "security", ("node",)
     ),
     "isthmus_secret_file_reloads_total": Family(
-        "Times that changed files of certificates were read again, by outcome.", "reads", "security", ("outcome",)
+        "Times that changed files of certificates and tokens were read again, by outcome.",
+        "reads",
+        "security",
+        ("outcome",),
     ),
 }
 """Name -> metric definition (see repl.telemetry)."""
@@ -133,8 +136,7 @@ class NodeCredentials:
     def reload(self) -> list[str]:
         """Read all files of certificates and tokens again; returns a sentence for each that could not be read, whose
         old content stays in use."""
-        tokens = [each for guard in self.guards.values() if guard is not None for each in guard.watched()]
-        return sorted({why for each in (*self._watched, *tokens) if (why := each.reload())})
+        return sorted({why for each in self._all_watched() if (why := each.reload())})
 
     async def _tell(self) -> None:
         while True:
@@ -155,10 +157,10 @@ class NodeCredentials:
         for node, at_s in self._peers_expire_s().items():
             if at_s < soon_s:
                 found.append(f"the certificate of node {node} {_when(at_s, now_s)}")
-        found += [
-            f"a changed file of node {name} is not in force: {why}" for why in {w.why for w in self._watched} if why
-        ]
-        return found
+        for each in self._all_watched():
+            each.current()  # so that a file which nothing has used since it changed is reported as it is now
+        reasons = sorted({each.why for each in self._all_watched() if each.why})
+        return [*found, *(f"a changed file of node {name} is not in force: {why}" for why in reasons)]
 
     def expiries_ms(self) -> dict[str, int]:
         """When the first certificate of each file expires, in ms since 1970, by the key of the file."""
@@ -170,13 +172,22 @@ class NodeCredentials:
             yield "isthmus_tls_certificate_expiry_timestamp_seconds", {"file": key}, watched.current() / 1000
         for node, at_s in self._peers_expire_s().items():
             yield "isthmus_tls_peer_certificate_expiry_timestamp_seconds", {"node": node}, at_s
-        if self._watched:
-            outcomes = {"done": sum(w.reloads for w in self._watched), "failed": sum(w.failures for w in self._watched)}
+        watched_files = self._all_watched()
+        if watched_files:
+            outcomes = {
+                "done": sum(each.reloads for each in watched_files),
+                "failed": sum(each.failures for each in watched_files),
+            }
             for outcome, count in outcomes.items():
                 yield "isthmus_secret_file_reloads_total", {"outcome": outcome}, count
         for guard in self.guards.values():
             if guard is not None:
                 yield from guard.samples()
+
+    def _all_watched(self) -> list[ReloadingFile[Any]]:
+        """All files that are read again: certificates, tokens for peers, and the token files of the guards."""
+        guards = [guard for guard in self.guards.values() if guard is not None]
+        return [*self._watched, *(each for guard in guards for each in guard.watched())]
 
     def _keep(self, watched: ReloadingFile[Any]) -> ReloadingFile[Any]:
         self._watched.append(watched)

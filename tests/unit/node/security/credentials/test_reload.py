@@ -1,4 +1,5 @@
-"""Certificates that are replaced while a node runs: what peers would refuse does not come into force."""
+"""Certificates and tokens that are replaced while a node runs: what is unusable does not come into force, and is
+reported."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from isthmus.config.loader import load_text
 from isthmus.config.settings import PeerSettings
 from isthmus.node.security import certificates
 from isthmus.node.security.credentials import NodeCredentials, file_faults
+from isthmus.repl.security import watched_files
 from isthmus.repl.security.tls import NodeName
 from isthmus.repl.security.watched_files import ReloadingFile
 from tests.support.tls_files import CertificateFolder, filled
@@ -122,6 +124,42 @@ def test_a_certificate_for_clients_alone_need_not_name_the_node(own: Certificate
     certificates.write_pair(certificates.issue(public, "y", hosts=["example.org"], days=100), *files)
     assert not credentials.reload()
     assert credentials.listeners["http"].contexts() is not before
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"short\n", "not a token"), (b"\xff\xfe\n", "something else than tokens"), (None, "no such file")],
+)
+@pytest.mark.parametrize("by_signal", [True, False])
+def test_a_broken_token_file_is_a_problem_in_the_status(
+    own: CertificateFolder, content: bytes | None, words: str, by_signal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old token stays in force: the status of the node and the metric show it, whether SIGHUP had the file read
+    again or nothing has used it since; a right file ends the problem."""
+    monkeypatch.setattr(watched_files, "RECHECK_S", 0.0)
+    credentials = loaded(own, '[tokens]\nadmin = "admin.token"\n')
+    file = own.path / "admin.token"
+    before = file.read_bytes()
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    if by_signal:
+        (trouble,) = credentials.reload()
+        assert words in trouble
+    (problem,) = credentials.problems()
+    assert problem.startswith("a changed file of node a is not in force: ")
+    assert words in problem
+    assert reloads(credentials)["failed"] >= 2  # a guard for each listener
+    file.write_bytes(before)
+    file.chmod(0o600)
+    assert not credentials.problems()
+
+
+def reloads(credentials: NodeCredentials) -> dict[str, float]:
+    """The values of isthmus_secret_file_reloads_total, by outcome."""
+    name = "isthmus_secret_file_reloads_total"
+    return {labels["outcome"]: value for found, labels, value in credentials.samples() if found == name}
 
 
 def test_a_failed_reload_is_repeated_though_its_own_files_did_not_change(tmp_path: Path) -> None:
