@@ -150,6 +150,14 @@ def test_failures_have_their_codes_and_one_line(run: Run, arguments: tuple[str, 
     assert len(err.splitlines()) == 1
 
 
+def test_a_content_type_of_another_form_is_refused(run: Run) -> None:
+    """As a PUT over HTTP refuses it: one line with the reason, and nothing is written."""
+    code, out, err = run("put", "b", "k", "v", "--content-type", "bad")
+    assert (code, out) == (Exit.REFUSED, b"")
+    assert "Content-Type is not of the form TYPE/SUBTYPE" in err
+    assert run("get", "b", "k")[0] == Exit.DIFFERS
+
+
 def test_a_refusal_for_now_is_incomplete(run: Run, client_api: ClientApiFixture) -> None:
     """What the node cannot do now is code 3 with the node's own sentence."""
     from isthmus.repl.model.errors import NotReady
