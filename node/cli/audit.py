@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 import click
 
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
+from isthmus.node.cli.events import time_or_ago
 from isthmus.node.cli.output import NOTHING, Row, TableSpec, column, moment, moment_of, object_in, objects_in
 from isthmus.node.cli.parameters import time_of
 from isthmus.node.http.answer_limits import ROWS_MAX
@@ -43,7 +44,11 @@ def audit_group() -> None:
 
 
 @audit_group.command("list")
-@click.option("--since", metavar="TIME", help="Only acts from this time on, such as 2026-02-03T04:05 (UTC).")
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Only acts from this time on, such as 2026-02-03T04:05 (UTC), or 15m for 15 minutes ago.",
+)
 @click.option("--before", "until", metavar="TIME", help="Only acts up to this time.")
 @click.option("--node", metavar="NAME", help="Only what was asked of this node.")
 @click.option("--act", metavar="TEXT", help="Only acts whose words or route have this text, such as `set option`.")
@@ -68,7 +73,7 @@ def list_acts(
     """The acts of operators on all nodes, the newest first: when, asked of which node, by whom, by which way, and how
     it ended. `-o json` has the values before and after, the reason, and the address."""
     wanted = {
-        "since": None if since is None else time_of(since, "--since"),
+        "since": None if since is None else time_or_ago(since),
         "until": None if until is None else time_of(until, "--before"),
         "node": node,
         "act": act,

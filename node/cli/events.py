@@ -66,7 +66,7 @@ def events_command(
     """
     if timeout_ms is not None and not follow:
         raise BadInput("--timeout ends --follow: give both")
-    since_ms = None if since is None else _since(since)
+    since_ms = None if since is None else time_or_ago(since)
     wanted = {"since": since_ms, "kind": kind, "node": node}
     began_s = time.monotonic()
     answer = query.get(_path({**wanted, "limit": limit}))
@@ -145,8 +145,8 @@ class _Follower:
         self._failure = failure
 
 
-def _since(text: str) -> int:
-    """A time, or a duration before now."""
+def time_or_ago(text: str) -> int:
+    """The time of `--since`, in ms since 1970: a time, or a duration before now. Raises BadInput."""
     try:
         return max(0, time.time_ns() // 1_000_000 - parse_duration(text))
     except ValueError:

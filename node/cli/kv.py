@@ -285,11 +285,14 @@ def list_names(
     found = _pages(client, path, what, prefix, limit, continuation)
     shown = (_text(name, percent) for name in found)
     if output == "json":
-        click.echo(f'{{"{what}": [', nl=False)
-        separator = ""
+        opening = f'{{"{what}": ['
+        first = next(shown, None)  # before anything is printed: a refusal leaves no part of a document
+        if first is None:
+            click.echo(opening + "]}")
+            return
+        click.echo(opening + json.dumps(first, ensure_ascii=False), nl=False)
         for name in shown:
-            click.echo(separator + json.dumps(name, ensure_ascii=False), nl=False)
-            separator = ", "
+            click.echo(", " + json.dumps(name, ensure_ascii=False), nl=False)
         more = f', "continuation": {json.dumps(client.continuation)}' if client.continuation else ""
         click.echo(f"]{more}}}")
         return

@@ -9,7 +9,13 @@ import msgpack
 
 from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.object_decoding import read_stored
-from isthmus.node.client_api.object_headers import is_header_name, is_header_value, parse_request_id
+from isthmus.node.client_api.object_headers import (
+    check_content_type,
+    check_index,
+    is_header_name,
+    is_header_value,
+    parse_request_id,
+)
 from isthmus.node.http.application import MSGPACK
 from isthmus.node.http.object_query import parse_isolation
 from isthmus.node.http.responses import RequestRefused, explanation, status_of
@@ -168,6 +174,8 @@ def write_request(item: Any, limit: int) -> WriteRequest:
         content_type = CONTENT_TYPE
     elif type(content_type) is not bytes or not content_type or not is_header_value(content_type):
         raise BadInput("a content type must be non-empty text without control characters, or nil")
+    else:
+        check_content_type(content_type)
     if size < 7 or item[6] is None:
         return WriteRequest(key, Content(value, content_type), context, request_id, False)
     return WriteRequest(key, _with_extras(value, content_type, item[6]), context, request_id, False)
@@ -189,6 +197,8 @@ def _with_extras(value: bytes, content_type: bytes, extras: Any) -> Content:
     for name, text in (*metadata, *indexes):
         if not is_header_name(name) or name != name.lower() or not is_header_value(text):
             raise BadInput("names must be lower-case header names, values free of control characters")
+    for name, text in indexes:
+        check_index(name, text)
     return Content(
         value,
         content_type,

@@ -195,16 +195,32 @@ def vclock_header(clock: bytes) -> tuple[bytes, bytes]:
 def parse_index(name: bytes, value: bytes) -> Pairs:
     """The index entries of one X-Riak-Index header: comma-separated values. Raises RequestRefused (400)."""
     values = [v.strip() for v in value.split(b",")]
-    if name.endswith(b"_int"):
-        if not all(_INTEGER.fullmatch(v) for v in values):
-            raise RequestRefused(
-                400, "bad-index", f"X-Riak-Index-{name.decode('latin-1')} has a value that is not an integer"
-            )
-    elif not name.endswith(b"_bin"):
-        raise RequestRefused(
-            400, "bad-index", f"X-Riak-Index-{name.decode('latin-1')} ends neither in _bin nor in _int"
-        )
+    for each in values:
+        check_index(name, each)
     return tuple((name, v) for v in values)
+
+
+def check_index(name: bytes, value: bytes) -> None:
+    """Check one index entry of a write. Raises RequestRefused (400).
+
+    A header has the values of an index separated by commas, and without spaces at their ends: a value that has such
+    itself would be read as another."""
+    fault = ""
+    if name.endswith(b"_int"):
+        if _INTEGER.fullmatch(value) is None:
+            fault = "has a value that is not an integer"
+    elif not name.endswith(b"_bin"):
+        fault = "ends neither in _bin nor in _int"
+    elif b"," in value or value != value.strip():
+        fault = "has a value with a comma, or with spaces at its ends, which a header cannot carry"
+    if fault:
+        raise RequestRefused(400, "bad-index", f"X-Riak-Index-{name.decode('latin-1')} {fault}")
+
+
+def check_content_type(content_type: bytes) -> None:
+    """Check the form of a write's content type. Raises RequestRefused (415)."""
+    if b"/" not in content_type:
+        raise RequestRefused(415, "bad-content-type", "Content-Type is not of the form TYPE/SUBTYPE")
 
 
 def parse_links(value: bytes) -> Links:

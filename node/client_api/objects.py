@@ -13,7 +13,7 @@ from isthmus.config.settings import LimitSettings
 from isthmus.node.client_api.cluster_routes import ClientAddresses, leader_headers
 from isthmus.node.client_api.conditional import READ_CONDITIONS, read_condition
 from isthmus.node.client_api.object_decoding import read_stored
-from isthmus.node.client_api.object_headers import ObjectHeaders, parse_headers, vclock_header
+from isthmus.node.client_api.object_headers import ObjectHeaders, check_content_type, parse_headers, vclock_header
 from isthmus.node.client_api.object_rendering import (
     NOT_FOUND,
     render_object,
@@ -434,8 +434,7 @@ def _check_content_type(content_type: bytes) -> None:
     """Check the content type of a write. Raises RequestRefused when it is missing or malformed."""
     if not content_type:
         raise RequestRefused(400, "no-content-type", "a write needs a Content-Type header")
-    if b"/" not in content_type:
-        raise RequestRefused(415, "bad-content-type", "Content-Type is not of the form TYPE/SUBTYPE")
+    check_content_type(content_type)
 
 
 def _content(value: bytes, headers: ObjectHeaders) -> Content:

@@ -117,6 +117,31 @@ def whole_refusal(fault: RequestRefused, first: Sequence[tuple[bytes, bytes]] = 
     return STATUS_LINE[reply.status] + head + b"\r\n" + reply.body
 
 
+def _ended_by_close(app: Any, cycle: Cycle) -> Any:
+    """`app`, whose answer of unknown length ends with the connection, for a client of HTTP/1.0: it does not know chunks
+    (RFC 9112, 6.1). uvicorn closes the connection after each answer to such a client."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        unframed = False
+
+        async def send_unframed(message: Any) -> None:
+            nonlocal unframed
+            if message["type"] == "http.response.start":
+                unframed = all(name != b"content-length" for name, _ in message["headers"])
+                if unframed:
+                    cycle.chunked_encoding = False
+            elif unframed:
+                cycle.expected_content_length = len(message["body"])  # uvicorn compares each piece with what is left
+            await send(message)
+
+        await app(scope, receive, send_unframed)
+
+    return answer
+
+
+VERSIONS: Final = ("1.0", "1.1")
+"""Versions of HTTP that are answered. The parser also takes HTTP/0.9 and HTTP/2.0 in a request line."""
+
 _BODILESS: Final = frozenset((204, 304))
 
 OK: Final = STATUS_LINE[200]
@@ -251,6 +276,9 @@ class HttpConnection(HttpToolsProtocol):
             )
             raise self._fault
         version = self.parser.get_http_version()
+        if version not in VERSIONS:
+            self._fault = RequestRefused(505, "http-version", f"HTTP/{version} is not spoken here: send HTTP/1.1")
+            raise self._fault
         hosts = 0
         for name, value in self.headers:
             if name == b"host":
@@ -316,6 +344,8 @@ class HttpConnection(HttpToolsProtocol):
         cycle.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
         if self._peer_names is not None:
             cycle.scope[PEER_NAMES] = self._peer_names  # type: ignore[typeddict-unknown-key]
+        if cycle.scope.get("http_version") == "1.0":
+            app = _ended_by_close(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def reply(self, status: int, headers: Headers, body: bytes, *, head: bool) -> bool:

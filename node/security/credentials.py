@@ -44,7 +44,10 @@ HELP: Final[Mapping[str, Family]] = {
         "When a connected node's certificate expires, by node.", "seconds", "security", ("node",)
     ),
     "isthmus_secret_file_reloads_total": Family(
-        "Times that changed files of certificates were read again, by outcome.", "reads", "security", ("outcome",)
+        "Times that changed files of certificates and tokens were read again, by outcome.",
+        "reads",
+        "security",
+        ("outcome",),
     ),
 }
 """Name -> metric definition (see repl.telemetry)."""
@@ -71,17 +74,21 @@ class NodeCredentials:
         for name in ("http", "admin"):
             mode = tls.mode(name)
             if mode != "off":
-                contexts = self._keep(server_contexts(_files_of(settings, name), _asked(settings)))
+                files = _files_of(settings, name)
+                contexts = self._keep(server_contexts(files, _asked(settings), _own_check(settings, files)))
                 self.listeners[name] = ListenerTls(contexts.current, mode == "allow")
         self.links: LinkTls | None = None
         mode = tls.mode("cluster")
         if mode != "off":
             files = _files_of(settings, "cluster")
-            server, client = server_contexts(files, ssl.CERT_REQUIRED), client_contexts(files, check_host=False)
+            check = _own_check(settings, files)
+            server = server_contexts(files, ssl.CERT_REQUIRED, check)
+            client = client_contexts(files, check_host=False, check=check)
             self.links = LinkTls(self._keep(server), self._keep(client), mode != "require", mode == "allow")
         self.metastore: Callable[[], ssl.SSLContext] | None = None
         if tls.metastore:
-            session = client_contexts(_files_of(settings, "cluster"), check_host=True)
+            files = _files_of(settings, "cluster")
+            session = client_contexts(files, check_host=True, check=_own_check(settings, files))
             self.metastore = self._keep(session).current
         logins = LoginSessions(f"isthmus-{settings.node.cluster}-{settings.node.name}")
         self.guards = {"http": guard_of("http", settings.tokens), "admin": guard_of("admin", settings.tokens, logins)}
@@ -102,7 +109,8 @@ class NodeCredentials:
             contexts = None
             if way[0]:
                 files = _files_of(self._settings, "sink")
-                contexts = self._keep(client_contexts(files, check_host=not peer.cluster)).current
+                check = _own_check(self._settings, files)
+                contexts = self._keep(client_contexts(files, check_host=not peer.cluster, check=check)).current
             token = None if peer.token_file is None else self._keep(watched_token(peer.token_file)).current
             found = self._accesses[way] = PeerCredentials(contexts, peer.cluster, token)
         return found
@@ -128,8 +136,7 @@ class NodeCredentials:
     def reload(self) -> list[str]:
         """Read all files of certificates and tokens again; returns a sentence for each that could not be read, whose
         old content stays in use."""
-        tokens = [each for guard in self.guards.values() if guard is not None for each in guard.watched()]
-        return sorted({why for each in (*self._watched, *tokens) if (why := each.reload())})
+        return sorted({why for each in self._all_watched() if (why := each.reload())})
 
     async def _report_problems(self) -> None:
         while True:
@@ -150,10 +157,10 @@ class NodeCredentials:
         for node, at_s in self._peers_expire_s().items():
             if at_s < soon_s:
                 found.append(f"the certificate of node {node} {_when(at_s, now_s)}")
-        found += [
-            f"a changed file of node {name} is not in force: {why}" for why in {w.why for w in self._watched} if why
-        ]
-        return found
+        for each in self._all_watched():
+            each.current()  # so that a file which nothing has used since it changed is reported as it is now
+        reasons = sorted({each.why for each in self._all_watched() if each.why})
+        return [*found, *(f"a changed file of node {name} is not in force: {why}" for why in reasons)]
 
     def expiries_ms(self) -> dict[str, int]:
         """When the first certificate of each file expires, in ms since 1970, by the key of the file."""
@@ -165,13 +172,22 @@ class NodeCredentials:
             yield "isthmus_tls_certificate_expiry_timestamp_seconds", {"file": key}, watched.current() / 1000
         for node, at_s in self._peers_expire_s().items():
             yield "isthmus_tls_peer_certificate_expiry_timestamp_seconds", {"node": node}, at_s
-        if self._watched:
-            outcomes = {"done": sum(w.reloads for w in self._watched), "failed": sum(w.failures for w in self._watched)}
+        watched_files = self._all_watched()
+        if watched_files:
+            outcomes = {
+                "done": sum(each.reloads for each in watched_files),
+                "failed": sum(each.failures for each in watched_files),
+            }
             for outcome, count in outcomes.items():
                 yield "isthmus_secret_file_reloads_total", {"outcome": outcome}, count
         for guard in self.guards.values():
             if guard is not None:
                 yield from guard.samples()
+
+    def _all_watched(self) -> list[ReloadingFile[Any]]:
+        """All files that are read again: certificates, tokens for peers, and the token files of the guards."""
+        guards = [guard for guard in self.guards.values() if guard is not None]
+        return [*self._watched, *(each for guard in guards for each in guard.watched())]
 
     def _keep(self, watched: ReloadingFile[Any]) -> ReloadingFile[Any]:
         self._watched.append(watched)
@@ -196,11 +212,9 @@ def _checks(settings: Settings) -> Iterator[tuple[str, Callable[[], object]]]:
     for key, path in _certificate_files(settings).items():
         yield key, lambda path=path: certificates.certificates_in(path)  # type: ignore[misc]
     if tls.certificate is not None and tls.key is not None and tls.authority is not None:
-        own, authority = tls.certificate, tls.authority
-        name = NodeName(settings.node.cluster, settings.node.name)
-        if own.exists() and authority.exists():
-            yield "tls.certificate", lambda: certificates.check_own(own, [authority], name)
-        if own.exists() and tls.key.exists():
+        if tls.certificate.exists() and tls.authority.exists():
+            yield "tls.certificate", lambda: _check_own(settings)
+        if tls.certificate.exists() and tls.key.exists():
             yield "tls.key", lambda: server_contexts(TlsFiles(tls.certificate, tls.key, ()), ssl.CERT_NONE)
     for role, path in settings.tokens.files.items():
         yield f"tokens.{role}", lambda path=path: read_digests(path)  # type: ignore[misc]
@@ -215,6 +229,24 @@ def _checks(settings: Settings) -> Iterator[tuple[str, Callable[[], object]]]:
     for entry, token in shown:
         if token is not None:
             yield f"{entry}.token_file", lambda path=token: read_token(path)  # type: ignore[misc]
+
+
+def _own_check(settings: Settings, files: TlsFiles) -> Callable[[], None]:
+    """The check of `files` before they come into force. A separate certificate for clients (`tls.http_certificate`)
+    need not name the node, and may be of any authority."""
+
+    def check() -> None:
+        if files.certificate is not None and files.certificate == settings.tls.certificate:
+            _check_own(settings)
+
+    return check
+
+
+def _check_own(settings: Settings) -> None:
+    """Check that peers would take this node's certificate. Raises BadConfig."""
+    own, authority = settings.tls.certificate, settings.tls.authority
+    if own is not None and authority is not None:
+        certificates.check_own(own, [authority], NodeName(settings.node.cluster, settings.node.name))
 
 
 def _certificate_files(settings: Settings) -> dict[str, Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -105,11 +105,18 @@ class TlsFiles(NamedTuple):
         return (*(path for path in own if path is not None), *self.authorities)
 
 
-def server_contexts(files: TlsFiles, verify: ssl.VerifyMode) -> ReloadingFile[ssl.SSLContext]:
-    """Contexts of a listener; `verify`: whether clients must present a certificate. Raises BadConfig."""
+def _accept_any() -> None:
+    """Check nothing beyond what OpenSSL does."""
+
+
+def server_contexts(
+    files: TlsFiles, verify: ssl.VerifyMode, check: Callable[[], object] = _accept_any
+) -> ReloadingFile[ssl.SSLContext]:
+    """Contexts of a listener; `verify`: whether clients must present a certificate. `check` raises BadConfig for files
+    that must not come into force, though OpenSSL can read them. Raises BadConfig."""
 
     def make() -> ssl.SSLContext:
-        context = _context(ssl.PROTOCOL_TLS_SERVER, files)
+        context = _context(ssl.PROTOCOL_TLS_SERVER, files, check)
         context.num_tickets = 0
         context.verify_mode = verify
         return context
@@ -117,11 +124,14 @@ def server_contexts(files: TlsFiles, verify: ssl.VerifyMode) -> ReloadingFile[ss
     return ReloadingFile(files.all(), make)
 
 
-def client_contexts(files: TlsFiles, *, check_host: bool) -> ReloadingFile[ssl.SSLContext]:
-    """Contexts of a client; with `check_host` the server's certificate must name the dialled host. Raises BadConfig."""
+def client_contexts(
+    files: TlsFiles, *, check_host: bool, check: Callable[[], object] = _accept_any
+) -> ReloadingFile[ssl.SSLContext]:
+    """Contexts of a client; with `check_host` the server's certificate must name the dialled host. `check` as for
+    `server_contexts`. Raises BadConfig."""
 
     def make() -> ssl.SSLContext:
-        context = _context(ssl.PROTOCOL_TLS_CLIENT, files)
+        context = _context(ssl.PROTOCOL_TLS_CLIENT, files, check)
         context.check_hostname = check_host
         context.verify_mode = ssl.CERT_REQUIRED
         if not files.authorities:
@@ -131,7 +141,7 @@ def client_contexts(files: TlsFiles, *, check_host: bool) -> ReloadingFile[ssl.S
     return ReloadingFile(files.all(), make)
 
 
-def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
+def _context(protocol: int, files: TlsFiles, check: Callable[[], object]) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET | ssl.OP_NO_COMPRESSION
@@ -152,6 +162,9 @@ def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
             context.load_verify_locations(path)
         except (OSError, ValueError) as error:
             raise BadConfig(f"{path}: holds no certificates in PEM form") from error
+    # Last: a file that is replaced after OpenSSL has read it is read again at the next check of its stamp. One replaced
+    # between an earlier check and OpenSSL would be in force unchecked.
+    check()
     return context
 
 

@@ -37,7 +37,8 @@ def check_private(path: Path) -> None:
 class ReloadingFile(Generic[T]):
     """The value that `load` returns, loaded again once one of `files` has changed. Thread-safe.
 
-    The constructor raises `load`'s BadConfig; later failures are logged once each, and the old value stays in force."""
+    The constructor raises `load`'s BadConfig; later failures are logged once each, and the old value stays in force.
+    After a failure each check loads again, since `load` may depend on more than `files`: other files, the time."""
 
     def __init__(self, files: tuple[Path, ...], load: Callable[[], T], clock: Callable[[], float] = monotonic) -> None:
         self.files = files
@@ -70,7 +71,7 @@ class ReloadingFile(Generic[T]):
 
     def _check(self, *, forced: bool = False) -> None:
         stamps = self._look()
-        if stamps == self._stamps and not forced:
+        if stamps == self._stamps and not (forced or self.why):
             return
         import structlog  # only here: commands read files once, and start in a quarter less time without it
 

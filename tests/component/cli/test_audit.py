@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from isthmus.node.cli import events
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
 from tests.support.fake_admin_listener import FakeAdminListener
@@ -70,6 +71,13 @@ def test_json_is_the_nodes_answer(listener: FakeAdminListener, capsys: pytest.Ca
     options = ["--since", "2026-02-03T04:05", "--node", "n2", "--limit", "3", "--from", "n2:9"]
     assert cli.main(["audit", "list", *options, "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out) == ANSWER
+
+
+def test_since_takes_a_while_ago_as_events_do(listener: FakeAdminListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`audit list` and `events` read the option alike: a time, or a duration before now."""
+    monkeypatch.setattr(events.time, "time_ns", lambda: 1_770_091_500_000_000_000)
+    listener.respond("/admin/audit?since=1770087900000&limit=50", ANSWER)
+    assert cli.main(["audit", "list", "--since", "1h"]) == Exit.OK
 
 
 def test_a_search_that_found_nothing_yet_says_how_far_it_came(

@@ -174,6 +174,33 @@ def test_failures_have_their_codes_and_one_line(run: Run, arguments: tuple[str, 
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("output", ["json", "table"])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("list", "b", "--http", "http://127.0.0.1:1"), Exit.UNAVAILABLE),
+        (("list", "--http", "http://127.0.0.1:1"), Exit.UNAVAILABLE),
+        (("list", "none/b"), Exit.REFUSED),
+        (("list", "--bucket-type", "none"), Exit.REFUSED),
+    ],
+)
+def test_a_listing_that_cannot_begin_prints_no_part_of_a_document(
+    run: Run, arguments: tuple[str, ...], code: int, output: str
+) -> None:
+    """No node, or an unknown bucket type: nothing on standard output, in either form."""
+    found, out, err = run(*arguments, "-o", output)
+    assert (found, out) == (code, b"")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_content_type_of_another_form_is_refused(run: Run) -> None:
+    """As a PUT over HTTP refuses it: one line with the reason, and nothing is written."""
+    code, out, err = run("put", "b", "k", "v", "--content-type", "bad")
+    assert (code, out) == (Exit.REFUSED, b"")
+    assert "Content-Type is not of the form TYPE/SUBTYPE" in err
+    assert run("get", "b", "k")[0] == Exit.DIFFERS
+
+
 def test_a_refusal_for_now_is_incomplete(run: Run, client_api: ClientApiFixture) -> None:
     """A temporary refusal by the node is code 3 with the node's own sentence."""
     from isthmus.repl.model.errors import NotReady

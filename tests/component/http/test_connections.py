@@ -98,6 +98,28 @@ def test_invalid_http_is_answered_400_and_closed(client_api, server, garbage):
     assert client_api.kv.writes == 0
 
 
+@pytest.mark.parametrize("version", [b" HTTP/2.0", b" HTTP/0.9", b""])
+def test_another_version_of_http_is_505_and_closed(client_api, server, version):
+    """Only HTTP/1.1 and HTTP/1.0 are answered: a client of another version could not read the answer."""
+    raw = server.exchange((PUT % (b"1", 1, b"x")).replace(b" HTTP/1.1", version))
+    assert statuses(raw) == [505], raw
+    assert b"x-isthmus-reason: http-version" in raw
+    assert b"connection: close" in raw
+    assert client_api.kv.writes == 0
+
+
+def test_a_client_of_http_1_0_gets_whole_answers_as_any_other(server):
+    """Answers of known length have it, and end with the connection, as HTTP/1.0 has it."""
+    raw = server.exchange((PUT % (b"1", 1, b"x")).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert statuses(raw) == [204]
+    for verb in (b"GET", b"HEAD"):
+        raw = server.exchange((GET % b"1").replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"GET", verb))
+        assert statuses(raw) == [200]
+        assert b"content-length: 1\r\n" in raw
+        assert b"connection: close\r\n" in raw
+        assert raw.endswith(b"\r\n\r\nx" if verb == b"GET" else b"\r\n\r\n")
+
+
 def test_garbage_behind_a_request_never_answers_for_it(client_api, server):
     """A running write is answered with its own outcome, not with the 400 of the bytes after it."""
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))

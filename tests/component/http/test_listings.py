@@ -147,6 +147,41 @@ def test_a_listing_that_fails_half_way_has_no_end(client_api, server):
     assert client_api.kv.listings_open == 0
 
 
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [
+        (b"/buckets/b/keys?keys=true", [{"keys": [str(n) for n in range(9)]}]),
+        (b"/buckets/b/keys?keys=stream", [{"keys": list(some)} for some in ("01", "23", "45", "67", "8")]),
+        (b"/buckets?buckets=true", [{"buckets": ["b"]}]),
+    ],
+)
+def test_a_client_of_http_1_0_gets_a_listing_without_chunks(client_api, server, target, wanted):
+    """RFC 9112, 6.1: no Transfer-Encoding in an answer to HTTP/1.0. The connection's end is the answer's end."""
+    for n in range(9):
+        client_api.put(f"/buckets/b/keys/{n}", b"v")
+    raw = server.exchange(b"GET " + target + b" HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+    head, _, body = raw.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head
+    assert b"content-length" not in head
+    assert b"connection: close" in head
+    assert objects_in(body.decode()) == wanted
+    head_alone = server.exchange(b"HEAD " + target + b" HTTP/1.0\r\n\r\n")
+    assert b"transfer-encoding" not in head_alone
+    assert head_alone.endswith(b"\r\n\r\n")
+
+
+def test_a_listing_that_fails_half_way_is_cut_short_for_http_1_0(client_api, server):
+    """Such a client gets what there is, and its connection ends: the document is not complete, no header says so."""
+    for n in range(9):
+        client_api.put(f"/buckets/b/keys/{n}", b"v")
+    client_api.kv.listing_fails_after = 2
+    client_api.kv.fail = NotReady("lost")
+    raw = server.exchange(b"GET /buckets/b/keys?keys=true HTTP/1.0\r\n\r\n")
+    assert raw.endswith(b'\r\n\r\n{"keys":["0","1","2","3"')
+    assert client_api.kv.listings_open == 0
+
+
 def test_a_stream_that_fails_half_way_ends_with_an_error_object(client_api, server):
     """An error in the middle of a stream is an object of its own, as Riak's clients expect it."""
     for n in range(9):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from isthmus.node.client_api.object_headers import check_index, parse_index, sibling_headers
+from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.model.errors import Overloaded
+from isthmus.repl.model.objects import Sibling
 from tests.support.samples import share
 
 T = "default"
+SIBLING = Sibling((b"w", 1), 1_000, False, b"v", b"a/b")
 
 
 def batch(client_api, verb, items, **options):
@@ -69,6 +75,65 @@ def test_extras_travel_with_a_value(client_api):
     assert headers["link"] == '</buckets/b/keys/k2>; riaktag="next"'
     got = batch(client_api, "get", [[T, "b", "k"]])[0][2][0][4]
     assert got == [b"gzip", [[b"colour", b"red"]], [[b"b", b"k2", b"next"]], [[b"age_int", b"3"]]]
+
+
+BAD_INDEXES = [
+    ("n_int", "abc", "is no integer"),
+    ("n_int", "", "is no integer"),
+    ("n_int", " 7", "is no integer"),
+    ("n_int", "1,2", "is no integer"),
+    ("zz", "1", "neither in _bin nor in _int"),
+    ("a_bin", "x, y", "with a comma"),
+    ("a_bin", ",", "with a comma"),
+    ("a_bin", " x", "with spaces at its ends"),
+    ("a_bin", "x\t", "with spaces at its ends"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), BAD_INDEXES)
+def test_an_index_that_a_single_put_refuses_or_changes_is_refused(client_api, name, value, words):
+    """Not an integer, another suffix, or a value that a header cannot carry: the item is 400 `bad-index` in both forms,
+    and a neighbour is written."""
+    good = [T, "b", "2", b"v"]
+    refused, last = batch(client_api, "put", [[T, "b", "k", b"v", "a/b", None, ["", [], [], [[name, value]]]], good])
+    assert (refused[0], refused[1], last[0]) == (400, None, 204)
+    assert refused[2].startswith("bad-index: ")
+    assert words in refused[2]
+    item = {"bucket": "b", "key": "k", "text": "v", "indexes": [[name, value]]}
+    answer = client_api.call("POST", "/batch/put", json.dumps([item]).encode(), {"content-type": "application/json"})
+    (row,) = json.loads(answer.body)
+    assert (row["status"], row["reason"]) == (400, "bad-index")
+    assert client_api.call("GET", "/buckets/b/keys/k").status == 404
+
+
+@pytest.mark.parametrize("content_type", ["bad", "text", "text plain"])
+def test_a_content_type_that_a_single_put_refuses_is_refused(client_api, content_type):
+    """Not TYPE/SUBTYPE: the item is 415 `bad-content-type` in both forms."""
+    ((status, clock, reason),) = batch(client_api, "put", [[T, "b", "k", b"v", content_type]])
+    assert (status, clock) == (415, None)
+    assert reason.startswith("bad-content-type: ")
+    item = {"bucket": "b", "key": "k", "text": "v", "content_type": content_type}
+    answer = client_api.call("POST", "/batch/put", json.dumps([item]).encode(), {"content-type": "application/json"})
+    (row,) = json.loads(answer.body)
+    assert (row["status"], row["reason"]) == (415, "bad-content-type")
+    assert client_api.kv.writes == 0
+
+
+@given(
+    name=st.sampled_from([b"a_bin", b"a_int", b"b_bin"]),
+    values=st.lists(st.text(" \t,-07aé").map(str.encode), min_size=1, max_size=3),
+)
+@settings(max_examples=share(300))
+def test_an_index_that_is_stored_survives_its_header(name, values):
+    """What a batch takes comes back from the header form as the same entries, in the same order."""
+    try:
+        for value in values:
+            check_index(name, value)
+    except RequestRefused:
+        return
+    entries = tuple((name, value) for value in values)
+    (shown,) = [value for found, value in sibling_headers(SIBLING._replace(indexes=entries), 0) if b"index" in found]
+    assert parse_index(name, shown.strip(b" \t")) == entries
 
 
 def test_an_item_names_its_request_and_its_isolation(client_api):
