@@ -8,9 +8,8 @@ from urllib.parse import urlencode
 import click
 
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
-from isthmus.node.cli.events import time_or_ago
 from isthmus.node.cli.output import NOTHING, Row, TableSpec, column, moment, moment_of, object_in, objects_in
-from isthmus.node.cli.parameters import time_of
+from isthmus.node.cli.parameters import time_of, time_or_ago
 from isthmus.node.http.answer_limits import ROWS_MAX
 
 

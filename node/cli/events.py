@@ -10,11 +10,10 @@ from urllib.parse import urlencode
 
 import click
 
-from isthmus.config.units import parse_duration
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.cli.output import Row, TableSpec, column, moment, moment_of, object_in, objects_in, printable
-from isthmus.node.cli.parameters import Duration, time_of
+from isthmus.node.cli.parameters import Duration, time_or_ago
 from isthmus.node.http.answer_limits import ROWS, ROWS_MAX
 from isthmus.repl.model.errors import BadInput
 
@@ -143,14 +142,6 @@ class _Follower:
         elif self._failure and not failure:
             _say("the cluster answers again")
         self._failure = failure
-
-
-def time_or_ago(text: str) -> int:
-    """The time of `--since`, in ms since 1970: a time, or a duration before now. Raises BadInput."""
-    try:
-        return max(0, time.time_ns() // 1_000_000 - parse_duration(text))
-    except ValueError:
-        return time_of(text, "--since", "as 15m for 15 minutes ago")
 
 
 def _path(wanted: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -107,6 +108,14 @@ def time_of(text: str, option_name: str = "", other_form: str = "") -> int:
     if time_ms < 0:
         raise BadInput(f"{option}{text!r} lies before 1970")
     return time_ms
+
+
+def time_or_ago(text: str) -> int:
+    """The time of `--since`, in ms since 1970: a time, or a duration before now. Raises BadInput."""
+    try:
+        return max(0, time.time_ns() // 1_000_000 - parse_duration(text))
+    except ValueError:
+        return time_of(text, "--since", "as 15m for 15 minutes ago")
 
 
 def bucket_type_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
