@@ -503,8 +503,11 @@ class QueueService:
 
     async def listing(self) -> list[dict[str, Any]]:
         """One dict per queue, ready for JSON; see `queues.status`."""
-        unread = self.queue_store.unread
-        return [listed(q, self.node, await self.backlog(q), self.time, unread) for q in list(self._queues.values())]
+        unread, live = self.queue_store.unread, self.cluster.live_nodes()
+        return [
+            listed(queue, self.node, await self.backlog(queue), self.time, live, unread)
+            for queue in list(self._queues.values())
+        ]
 
     async def backlog(self, queue: QueueServer) -> Backlog:
         """How many changes wait in real time in the partitions led here."""
@@ -517,7 +520,7 @@ class QueueService:
     def metrics_by_queue(self) -> Iterator[list[Sample]]:
         """As `metrics`, queue by queue, for a caller that lets the event loop run between them."""
         for queue in list(self._queues.values()):
-            yield samples_of(queue, self.time)
+            yield samples_of(queue, self.node, self.time, self.cluster.live_nodes())
 
     def status(self) -> dict[str, str]:
         """State of this component: {"actor", "state", "reason"}."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -70,7 +70,11 @@ HELP: Final[Mapping[str, Family]] = {
         "Changes by which a ledger did not balance; anything but 0 is a bug.", "changes", "queues", ("queue",)
     ),
     "isthmus_queue_gaps": Family(
-        "Gaps that no full-sync has closed, of partitions led here.", "gaps", "queues", ("queue",)
+        "Gaps that no full-sync has closed: of partitions led here, and losses of this node's bulk references; on the "
+        "first live node also losses of nodes that are gone. The sum over nodes counts each gap once.",
+        "gaps",
+        "queues",
+        ("queue",),
     ),
     "isthmus_queue_throttled_seconds_total": Family(
         "How long a rate limit held serving back.", "seconds", "queues", ("queue",)
@@ -102,9 +106,23 @@ def unknown_queue(name: str, known: Iterable[str]) -> str:
     return f"there is no queue named {name!r} here; there are: {', '.join(list(known)[:NAMES_MAX]) or 'none'}"
 
 
-def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: str = "") -> dict[str, Any]:
+def gap_count(queue: QueueServer, node: str, live: Collection[str]) -> int:
+    """Gaps that `node` counts so that the sum over the `live` nodes counts each gap once.
+
+    Every node knows all loss records. A node counts its own, and the first live node those of nodes that are gone; a
+    node that is not live counts none. Before a node has read which ones live (`live` is empty), it counts its own."""
+    first = bool(live) and min(live) == node
+    own = not live or node in live
+    losses = sum((own and lost.node == node) or (first and lost.node not in live) for lost in queue.stored.lost)
+    return sum(len(window.state.gaps) for window in queue.machine.windows.values()) + losses
+
+
+def listed(
+    queue: QueueServer, node: str, now: Backlog, time: TimeSource, live: Collection[str], held: str = ""
+) -> dict[str, Any]:
     """One queue: settings, owner, states, how many changes wait (None: unknown) and since when, counters since the node
-    started. `held`: why no queue of the node serves anything, "" when they do."""
+    started. `live`: the live nodes, see `gap_count`. `held`: why no queue of the node serves anything, "" when they
+    do."""
     machine, owner, suspension, stored = queue.machine, queue.stored.owner, queue.serving_suspension, queue.stored
     waiting, oldest = now.changes, now.oldest_ms
     wall_ms = time.wall_ms()
@@ -136,7 +154,7 @@ def listed(queue: QueueServer, node: str, now: Backlog, time: TimeSource, held: 
         "throttle": {**queue.throttle.as_dict(time.now_ms()), "file": rates_shown(queue.configured),
                      "set": None if stored.rates is None else stored.rates.act._asdict()},
         "changed": _changed(queue),
-        "gaps": sum(len(window.state.gaps) for window in machine.windows.values()) + len(stored.lost),
+        "gaps": gap_count(queue, node, live),
         "properties_differ": {node: types_of(found) for node, found in queue.differing.items()},
         "property_differences": {node: [one.row() for one in found] for node, found in queue.differing.items()},
         "held_types": {
@@ -262,8 +280,9 @@ def ledger(queue: QueueServer) -> dict[str, Any]:
     }
 
 
-def samples_of(queue: QueueServer, time: TimeSource) -> list[Sample]:
-    """The queue's samples. Waiting changes are counted as far as they are in memory: a scrape reads no store."""
+def samples_of(queue: QueueServer, node: str, time: TimeSource, live: Collection[str]) -> list[Sample]:
+    """The queue's samples at `node`. Waiting changes are counted as far as they are in memory: a scrape reads no store.
+    `live`: the live nodes, see `gap_count`."""
     machine, budget, counts = queue.machine, queue.machine.budget, queue.machine.counts
     ledger = machine.ledger()
     labels = {"queue": queue.settings.name}
@@ -287,7 +306,7 @@ def samples_of(queue: QueueServer, time: TimeSource) -> list[Sample]:
         ("isthmus_queue_publishing_suspended", float(machine.publishing_suspended is not None)),
         ("isthmus_queue_given_up_total", ledger.given_up),
         ("isthmus_queue_ledger_off", queue.ledger_off),
-        ("isthmus_queue_gaps", sum(len(w.state.gaps) for w in machine.windows.values()) + len(queue.stored.lost)),
+        ("isthmus_queue_gaps", gap_count(queue, node, live)),
         ("isthmus_queue_throttled_seconds_total", queue.throttle.throttled_ms / 1000),
         ("isthmus_queue_held_types", len(machine.held_back_since())),
         ("isthmus_queue_lower_waiting", sum(bulk.waiting_count for bulk in machine.bulk_queues)),

@@ -30,6 +30,7 @@ from isthmus.node.admin_api.sinks import SinkAdmin
 from isthmus.node.admin_api.telemetry import TelemetryAdmin
 from isthmus.node.admin_api.tombstones import ReapsAdmin
 from isthmus.node.admin_api.unsafe_recovery import UnsafeRecoveryAdmin
+from isthmus.node.http.answer_texts import links_sentence
 from isthmus.node.http.application import HttpApplication, Request, json_reply
 from isthmus.node.http.health import NodeStatus, add_health
 from isthmus.node.http.json_body import AuditedRequest, BodyHandler
@@ -146,7 +147,7 @@ class AdminApi(HttpApplication):
         moving = reassignment_status.summary_of(controller.placement, records, registrations)
         state, state_reason = cluster_status.state_of(balancing, problems, moving["reason"])
         troubles = (services.sink.failing(), services.sink.passed_over())
-        links = [f"to other clusters, at node {services.settings.node.name}: {why}" for why in troubles if why]
+        links = [links_sentence(services.settings.node.name, why) for why in troubles if why]
         return {
             "cluster": services.settings.node.cluster,
             "state": state,

@@ -33,7 +33,6 @@ def plan_of(act: str, name: str, listings: Listings, **wish: Any) -> dict[str, A
     if silent:
         waiting = dict.fromkeys(PRIORITIES)
     owner = next((row["owner"]["cluster"] for row in rows.values() if row["owner"]), None)
-    # Gaps of bulk references are in the metastore, so each node counts them: the sum is an upper bound.
     gaps = None if silent else sum(row["gaps"] for row in rows.values())
     return {
         "queue": name,

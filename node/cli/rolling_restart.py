@@ -6,6 +6,11 @@ A rolling restart runs an operator's command for one node after the other:
     command is done  -> the node must report another start than before, live, with the whole cluster in sync
     any failure      -> the end, with the words that go on later: nodes that started since the run began are done
 
+Two runs at once would each see a cluster in sync and restart two nodes together. On one machine a lock on a file, which
+ends with its process, admits one of them for each cluster. Of other machines nothing is known but what their runs do:
+a run remembers the start of every node, and ends before its next command where a node has another one that is not of
+this run. Two that look within the same moment, before the node of the first one is down, do not see each other yet.
+
 Whether a node is down is read from the metastore, never from a missed answer. A live node must report its start before
 its command runs: without it nothing could show that the node has restarted.
 """
@@ -13,12 +18,15 @@ its command runs: without it nothing could show that the node has restarted.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shlex
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -79,7 +87,9 @@ class _Nodes(NamedTuple):
     rows: Mapping[str, Row]
     """By name, as /admin/cluster has them."""
     started: Mapping[str, int | None]
-    """Start of each live node; None for one that is down."""
+    """Start of each live node that is wanted; None for one that is down."""
+    reported: Mapping[str, int]
+    """Start of each node that reports it, wanted or not."""
     cluster: Row
     at_ms: Any
     """The time of the node that answered."""
@@ -111,6 +121,9 @@ def rolling_restart(
     It ends at the first failure: a command that does not end with 0 or within --timeout (code 1), a node that is not
     back or a cluster that is not in sync within --timeout (1, or 3 where no node answers). The error says how to go on.
     The node that controls the cluster comes last. {host} is the host of a node's address for other nodes.
+
+    Only one runs for a cluster on a machine. Where a node has restarted meanwhile, and not by this command, it ends
+    before the next node (1): another one may run elsewhere. Two that begin at the same moment may not see each other.
     """
     since_ms = None if since is None else time_of(since, "--since")
     nodes_now = _nodes(query, nodes, timeout_ms)
@@ -123,9 +136,52 @@ def rolling_restart(
     if not query.json:
         STEPS.echo(shown)
     confirm(yes, f"Restart {quantity(len(steps), 'node')} of {cell(cluster.get('cluster'))} so?", query.output)
+    with _alone(cluster):
+        _restart(query, nodes_now, steps, timeout_ms, since)
+
+
+@contextlib.contextmanager
+def _alone(cluster: Row) -> Iterator[None]:
+    """Hold this machine's lock of a cluster, which ends with the process. Raises CommandFailed when another process
+    holds it. Where there can be no such file, nothing is locked."""
+    uuid = "".join(filter(str.isalnum, cell(cluster.get("cluster_uuid"))))
+    lock = _open_lock(f"isthmus-rolling-restart-{uuid}.lock")
+    try:
+        if lock is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                sentence = f"another rolling restart of cluster {cell(cluster.get('cluster'))} runs on this machine"
+                raise CommandFailed(Exit.DIFFERS, "restart-failed", f"{sentence}: wait until it has ended") from None
+            except OSError:
+                pass  # a file system without locks
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _open_lock(name: str) -> int | None:
+    """Open a file of the machine's temporary directory, for reading: a lock needs no more, and another user may have
+    made the file."""
+    path = Path(tempfile.gettempdir()) / name
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+
+
+def _restart(
+    query: AdminCommand, nodes_now: _Nodes, steps: Sequence[RestartStep], timeout_ms: int, since: str | None
+) -> None:
+    """Restart the nodes of `steps` one after the other. Raises CommandFailed, with the words that go on later."""
+    cluster = nodes_now.cluster
     over: list[dict[str, Any]] = []
+    known = dict(nodes_now.reported)
     for number, step in enumerate(steps, 1):
-        restart = _Restart(query, step, timeout_ms, [later.node for later in steps[number:]])
+        restart = _Restart(query, step, timeout_ms, [later.node for later in steps[number:]], known)
         try:
             took_s = restart.run(f"{step.node} ({number} of {len(steps)})")
         except CommandFailed as error:
@@ -164,7 +220,9 @@ def _nodes(query: AdminCommand, wanted: Sequence[str], timeout_ms: int) -> _Node
                 raise BadInput(f"--node: {no_such('node', name, list(rows))}")
         reported = object_in(health, "nodes")
         started = {name: _start(object_in(reported, name), rows[name]) for name in wanted or rows}
-        found[:] = [_Nodes(rows, started, cluster, health.get("at_ms"))]
+        starts = {name: object_in(reported, name).get("started_ms") for name in rows}
+        numbers = {name: at_ms for name, at_ms in starts.items() if isinstance(at_ms, int)}
+        found[:] = [_Nodes(rows, started, numbers, cluster, health.get("at_ms"))]
         silent = [name for name, at_ms in started.items() if at_ms is None and rows[name].get("state") == LIVE]
         if not silent:
             return ""
@@ -208,7 +266,11 @@ def _command_for(row: Row, command: str) -> str:
 class _Restart:
     """The restart of one node."""
 
-    def __init__(self, query: AdminCommand, step: RestartStep, timeout_ms: int, later: Sequence[str]) -> None:
+    def __init__(
+        self, query: AdminCommand, step: RestartStep, timeout_ms: int, later: Sequence[str], known: dict[str, int]
+    ) -> None:
+        """`known`: the start of each node as this run saw or caused it; kept up to date."""
+        self._known = known
         self._query = query
         self._step = step
         self._timeout_ms = timeout_ms
@@ -224,7 +286,9 @@ class _Restart:
         cluster = query.get("/admin/cluster")
         if obstacle(Goal.IN_SYNC, cluster) and _state_in(cluster, step.node) == LIVE:
             wait_for(query.admin, Goal.IN_SYNC, Waiter(self._timeout_ms, quiet=query.json), "before it")
-        before_ms = _nodes(query, [step.node], self._timeout_ms).started[step.node]
+        now = _nodes(query, [step.node], self._timeout_ms)
+        self._check_starts(now.reported)
+        before_ms = now.started[step.node]
         began_s = time.monotonic()
         query.note(f"{what}: {step.command}")
         _run(step.command, self._timeout_ms, quiet=query.json)
@@ -238,6 +302,17 @@ class _Restart:
             self.in_sync = True
         return time.monotonic() - began_s
 
+    def _check_starts(self, reported: Mapping[str, int]) -> None:
+        """Raises CommandFailed when a node has restarted, and not by this run. One that was down may have been started
+        meanwhile: that takes no node away."""
+        for node, started_ms in reported.items():
+            if self._known.setdefault(node, started_ms) != started_ms:
+                at = moment(started_ms)
+                sentence = (
+                    f"{node} restarted at {at}, and not by this command: wait for another rolling restart, if any"
+                )
+                raise CommandFailed(Exit.DIFFERS, "restart-failed", sentence)
+
     def _obstacle(self, before_ms: int | None) -> str:
         """Why the node is not back yet; "": it is."""
         answer = self._query.get(HEALTH)
@@ -247,6 +322,7 @@ class _Restart:
         if started == before_ms:
             return f"it has not restarted: it runs since {moment(started)}"
         self.restarted = True
+        self._known[self._step.node] = started
         state = _state_in(self._query.get("/admin/cluster"), self._step.node)
         return "" if state == LIVE else f"it is {cell(state)}"
 

@@ -32,7 +32,7 @@ from isthmus.node.cli.check import (
     sync_facts,
 )
 from isthmus.node.cli.output import Row, cell, object_in, objects_in
-from isthmus.node.http.answer_texts import silent_sentence, without_age
+from isthmus.node.http.answer_texts import is_of_failing_links, silent_sentence, without_age
 
 PATHS: Final[Mapping[str, str]] = {
     "cluster": "/admin/cluster",
@@ -185,7 +185,12 @@ def _health_facts(of: StatusAnswers, cluster: Row) -> Iterable[Fact]:
     """Disks that are nearly full, and certificates that need an operator."""
     health = of.answers.get("health", {})
     silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
-    sentences = [str(each) for each in cluster.get("warnings") or () if each not in silent]
+    failing = _nodes_with_failing_links(of)  # `sink_facts` names them
+    sentences = [
+        each
+        for each in map(str, cluster.get("warnings") or ())
+        if each not in silent and not any(is_of_failing_links(each, node) for node in failing)
+    ]
     for node, one in object_in(health, "nodes").items():
         if not isinstance(one, dict):
             why = object_in(health, "unknown").get(node)
@@ -197,6 +202,12 @@ def _health_facts(of: StatusAnswers, cluster: Row) -> Iterable[Fact]:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
             yield Fact(state, f"node {node}: {100 * share:.0f} % of its disk are free")
     yield from (Fact(ProbeState.WARNING, each) for each in dict.fromkeys(sentences))
+
+
+def _nodes_with_failing_links(of: StatusAnswers) -> list[str]:
+    rows = objects_in(of.answers.get("sinks", {}), "nodes")
+    links = {str(row.get("node")): objects_in(object_in(row, "sink"), "sinks") for row in rows}
+    return [node for node, found in links.items() if any(link.get("state") == "failing" for link in found)]
 
 
 # --- links ---

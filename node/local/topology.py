@@ -279,7 +279,11 @@ class _TopologyReader:
                 self._fault(here, f"{known}; one that is elsewhere needs name and urls")
 
     def check_node_files(self, topology: Topology) -> None:
-        """Report what the config loader finds in the nodes' files."""
+        """Report what the config loader finds in the nodes' files.
+
+        A node with a fault (a name or a port that occurs twice) may get the addresses of another one. Addresses that
+        are generated are then not judged, since what is found there is not in the topology."""
+        judged = not any(_of_node(fault) for fault in self.faults)
         ports = {port.purpose: port.number or PLACEHOLDER_PORT + number for number, port in enumerate(topology.ports())}
         for cluster in topology.clusters.values():
             reachable = [
@@ -298,7 +302,8 @@ class _TopologyReader:
                     load_text(topology.node_text(checked, node, ports), self._path)
                 except ConfigError as error:
                     for fault in error.faults:
-                        self._fault(self._origin(fault.path, cluster.name, number, peer_paths), fault.message)
+                        if judged or not _has_generated_addresses(fault):
+                            self._fault(self._origin(fault.path, cluster.name, number, peer_paths), fault.message)
 
     def _origin(self, path: str, cluster: str, node: int, peers: list[KeyPath]) -> KeyPath:
         """The key of the topology that a key of a generated file comes from."""
@@ -357,6 +362,20 @@ class _TopologyReader:
         while at and at not in self._lines:
             at = at[:-1]
         self.faults.append(Fault(path, self._lines.get(at, 1), message))
+
+
+def _of_node(fault: Fault) -> bool:
+    """Whether a fault of the topology is one of a node."""
+    return re.match(r"clusters\..+\.nodes\[", fault.path) is not None
+
+
+def _has_generated_addresses(fault: Fault) -> bool:
+    """Whether the value of a fault in a node's file has addresses that come from nodes of the topology."""
+    match _keys(fault.path):
+        case ("listen", "http" | "admin" | "cluster") | ("sink", "peers", int(), "url") | ("fullsync", int(), "urls"):
+            return True
+        case _:
+            return False
 
 
 def _dotted(where: KeyPath) -> str:

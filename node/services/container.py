@@ -249,6 +249,7 @@ class NodeServices:
         self.options.attach(self.controller, self.runtime, self.coordinator, self.links)
         self.registrar.on_registered = self._registered
         self.registrar.on_lost = self.runtime.session_expired
+        self.registrar.on_taken = self._dial_registered
         self.runtime.record_watcher = self.controller
         self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
         facts = ReplicationFacts(
@@ -454,5 +455,10 @@ class NodeServices:
         self.downtimes.learn(registrations, self.time.wall_ms())
         self.registrar.seen(registrations)
         self.client_routes.registrations_changed(registrations)
+        self._dial_registered()
+
+    def _dial_registered(self) -> None:
+        """Dial the registered nodes; none while another process is registered as this node (docs/protocol.md H28)."""
+        registrations = {} if self.registrar.taken else self.controller.registrations
         others = [r for r in registrations.values() if r.node != self.settings.node.name and r.cluster_address]
         self.links.set_nodes({r.node: r.cluster_address for r in others})

@@ -249,7 +249,7 @@ def _other_series() -> list[Series]:
             ("queue.acknowledged_per_s", "changes a second", "Changes acknowledged by the sink."),
             ("queue.redelivered_per_s", "changes a second", "Changes that came back and wait again."),
             ("queue.given_up_per_s", "changes a second", "Real-time changes given up; each lies in a gap."),
-            ("queue.gaps", "gaps", "Gaps that no full-sync has closed, of partitions led here."),
+            ("queue.gaps", "gaps", "Gaps that no full-sync has closed; the sum over nodes counts each once."),
             ("queue.suspended", "0 or 1", "1 while serving is suspended."),
             ("queue.throttled_percent", "% of the time", "Time in which a rate limit held serving back."),
         ),

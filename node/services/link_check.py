@@ -189,7 +189,14 @@ def _judge_cluster(row: Row, expected: str, nodes: object, about: object, here: 
 def _judge_no_queue(row: Row, error: IsthmusError, nodes: object) -> None:
     if isinstance(error, HttpRefused) and error.reason == "unknown-queue":
         row("queue", FAIL, str(error), "isthmus queue register NAME there, or the name of an existing queue")
-    elif isinstance(error, HttpRefused) and error.status in (404, 405, 501):
+    elif _lacks_path(error) and _lacks_path(nodes):
+        row(
+            "queue",
+            UNKNOWN,
+            "does not know the requests of sinks; is this a node's client listener?",
+            "URL of listen.http of a node there, not of listen.admin",
+        )
+    elif _lacks_path(error):
         row(
             "queue",
             UNKNOWN,
@@ -198,6 +205,11 @@ def _judge_no_queue(row: Row, error: IsthmusError, nodes: object) -> None:
         )
     else:
         row("queue", UNKNOWN, str(error) if error is not nodes else "not reached")
+
+
+def _lacks_path(answer: object) -> bool:
+    """Whether an answer says that there is no such path, as of another listener or of an older version."""
+    return isinstance(answer, HttpRefused) and answer.status in (404, 405, 501)
 
 
 def _judge_queue(row: Row, queue: str, about: Mapping[str, Any], here: Here, found: LinkCheckResult) -> None:

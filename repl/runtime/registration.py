@@ -15,7 +15,8 @@ the data directory's current gens: a gen is durable there before it is registere
 
 A starting process takes its node's name from any other process: usually its own predecessor, whose session is not over
 yet. Later it replaces only registrations of its own. So of two processes with one name the one that started later keeps
-it, and the other one registers when that session is over.
+it, and the other one registers when that session is over. Until then `taken` is True, and this process must not dial
+other nodes: they know it by its name only, and would drop the connection of the process that has the name.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ class Registrar:
         """This process's session; 0 while it is not registered."""
         self.why = "it has not registered yet"
         """Why it is not registered; "" while it is."""
+        self.taken = False
+        """Whether another process has the name, as of the last attempt to register."""
         self._own: deque[int] = deque(maxlen=OWN_SESSIONS_MAX)
         self._withheld: dict[int, int] = {}
         """Partition -> 0, of copies that this process holds but does not use any more."""
@@ -84,7 +87,9 @@ class Registrar:
         self.on_registered: Callable[[int], None] = lambda _session_id: None
         """Called with each new session id."""
         self.on_lost: Callable[[], None] = lambda: None
-        """Called when another process has the name."""
+        """Called when another process has taken the name from this one while its session lived."""
+        self.on_taken: Callable[[], None] = lambda: None
+        """Called when `taken` becomes True, whether or not this process was registered then."""
 
     @property
     def registered(self) -> bool:
@@ -167,7 +172,11 @@ class Registrar:
                     self.session_id = 0
                     self.on_lost()
                 self.why = str(error)
+                if not self.taken:
+                    self.taken = True
+                    self.on_taken()
                 raise
+            self.taken = False
             if session_id == self.session_id:
                 return session_id
             if before and self.session_id == before:

@@ -165,6 +165,28 @@ def test_what_holds_for_a_part_is_ended_for_that_part(
     ]
 
 
+def test_failing_links_of_the_asked_node_are_one_warning(
+    clusters: dict[str, FakeAdminListener], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The asked node warns of its own failing links, and the answer about sinks has those of all nodes: each node is
+    named once. Where that answer is missing, the node's warning stays, as does one about another thing."""
+    listed = "to other clusters, at node west-1: nothing is fetched from a node of east (http://e:1): no"
+    answer = cluster_answer("west")
+    answer["warnings"] = ["to other clusters, at node west-1: 1 of 1 link fails: refused", listed]
+    clusters["west"].respond("/admin/cluster", answer)
+    sinks = sinks_answer("west", state="failing", reason="refused")
+    clusters["west"].respond("/admin/sink/nodes", sinks)
+
+    def amiss() -> list[str]:
+        assert shown(clusters, "-o", "json") != 0
+        found = [each["sentence"] for each in json.loads(capsys.readouterr().out)["amiss"]]
+        return [each for each in found if "west-1" in each]
+
+    assert sorted(amiss()) == ["node west-1: 1 of 1 links fail: refused", listed]
+    clusters["west"].respond("/admin/sink/nodes", {"error": "no", "reason": "not-ready"}, 503)
+    assert sorted(amiss()) == sorted(answer["warnings"])
+
+
 def test_a_cluster_that_does_not_answer_is_named_and_unknown(
     clusters: dict[str, FakeAdminListener], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

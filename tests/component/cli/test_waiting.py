@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,10 @@ from tests.support.fake_admin_listener import FakeAdminListener
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Polls do not pause for half a second before a scripted answer."""
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Polls do not pause for half a second before a scripted answer, nor for the lock of another test."""
     monkeypatch.setattr(waiting, "POLL_S", 0.01)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
@@ -185,6 +188,49 @@ def test_a_rolling_restart_ends_at_the_first_failure_and_goes_on_later(
     assert log.read_text().split() == ["east-1"]
     assert main([*words, f"echo {{node}} >> {log}", "--since", str(NOW_MS + 500)]) == Exit.OK
     assert log.read_text().split() == ["east-1", "east-3", "east-2"]
+
+
+def test_one_rolling_restart_of_a_cluster_runs_on_a_machine(
+    east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second one, begun by the first one's command while that runs, restarts nothing; afterwards one runs again."""
+    log, inner = restarts(east, tmp_path), tmp_path / "inner"
+    second = f"TMPDIR={tmp_path} {sys.executable} -m isthmus.node.cli.main cluster rolling-restart --yes"
+    second += f" --admin {east.url} --node {{node}} --command 'touch {tmp_path}/touched' 2>> {inner}"
+    words = ["cluster", "rolling-restart", "--yes", "--timeout", "50s", "--node", "east-1", "--command"]
+    assert main([*words, f"{second} || echo {{node}} >> {log}"]) == Exit.OK
+    sentence = "isthmus: another rolling restart of cluster east runs on this machine: wait until it has ended"
+    assert sentence in inner.read_text()
+    assert not (tmp_path / "touched").exists()
+    log.write_text("")
+    assert main([*words, f"echo {{node}} >> {log}"]) == Exit.OK
+
+
+@pytest.mark.parametrize("other", ["east-1", "east-2", "east-3"])
+def test_a_restart_by_somebody_else_ends_a_rolling_restart(
+    east: FakeAdminListener, tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    """Two rolling restarts at once would restart two nodes together: the one that sees a start of another node that it
+    did not cause, or a second one of its own node, runs no further command. --since goes on with what is left."""
+    log = restarts(east, tmp_path)
+    answer, seen = east.on_headers, [0]
+
+    def restarted_by_another(headers: Any) -> None:
+        if log.read_text() == "east-1\n":
+            seen[0] += 1
+            if seen[0] == 4:  # the run has seen east-1 back
+                log.write_text(f"east-1\n{other}\n")
+        answer(headers)
+
+    east.on_headers = restarted_by_another
+    words = ["cluster", "rolling-restart", "--yes", "--timeout", "20s", "--command", f"echo {{node}} >> {log}"]
+    assert main(words) == Exit.DIFFERS
+    err = capsys.readouterr().err
+    assert f"isthmus: east-3: {other} restarted at {moment(NOW_MS + 1_001)}, and not by this command" in err
+    assert "--since '" in err
+    assert log.read_text().split() == ["east-1", other]
+    assert main([*words, "--since", str(NOW_MS + 500)]) == Exit.OK
+    assert sorted(set(log.read_text().split())) == ["east-1", "east-2", "east-3"]
 
 
 def test_a_node_that_has_not_restarted_is_a_failure(

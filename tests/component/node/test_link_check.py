@@ -111,7 +111,11 @@ def test_each_kind_of_unreachable_peer_has_its_own_reason() -> None:
     assert states(of(), HERE._replace(linked=True))["link"] == "warn"
     missing = HttpRefused("there is no queue named 'q' here", 404, "unknown-queue")
     assert states(LinkCheckResult(NODES, missing, 3))["queue"] == "fail"
-    assert states(LinkCheckResult(NODES, HttpRefused("no such path", 404, "not-found"), 3))["queue"] == "unknown"
+    lacks = HttpRefused("no such path", 404, "no-such-path")
+    for nodes, hint in ((NODES, "upgrade the source"), (lacks, "not of listen.admin")):
+        (row,) = [one for one in judged(URL, "q", "", LinkCheckResult(nodes, lacks, 3), HERE) if one["what"] == "queue"]
+        assert row["state"] == "unknown"
+        assert hint in row["right"]
 
 
 def test_clock_skew_is_reported_as_far_as_the_round_trip_allows() -> None:
@@ -142,6 +146,11 @@ def test_a_link_between_two_nodes_is_checked_without_touching_the_queue(
         assert cli.main(["sink", "check", f"http://127.0.0.1:{sink.http}", "to-west"]) == Exit.DIFFERS
         assert "is this cluster itself" in capsys.readouterr().out
         assert cli.main(["sink", "check", "http://127.0.0.1:9", "to-west"]) == Exit.DIFFERS
+        capsys.readouterr()
+        url_of_admin = f"http://127.0.0.1:{source.admin}"
+        assert cli.main(["sink", "check", url_of_admin, "to-west", "-o", "json"]) == Exit.UNAVAILABLE
+        rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
+        assert "is this a node's client listener?" in rows["queue"]["found"]
         assert cli.main(["sink", "check", "to-west", url]) == Exit.REFUSED
         connection = HTTPConnection("127.0.0.1", source.admin, timeout=10)
         connection.request("GET", "/admin/queues")

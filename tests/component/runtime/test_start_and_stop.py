@@ -204,6 +204,55 @@ async def test_a_node_whose_name_is_taken_reports_it_and_returns_when_the_other_
     assert lost == ["taken"]
 
 
+async def test_a_node_whose_name_is_taken_closes_its_connections_and_dials_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other nodes know this one by its name only: each dial would end the connection of the process that has the name.
+    So it closes its own, also where its session had ended before, and dials again once it is registered."""
+    monkeypatch.setattr(registering, "RETRY_MS", 10)
+    dials, open_now = 0, 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal dials, open_now
+        dials, open_now = dials + 1, open_now + 1
+        try:
+            while await reader.read(1000):
+                pass
+        finally:
+            open_now -= 1
+            writer.close()
+
+    async def dialled() -> bool:
+        return open_now > 0
+
+    async def closed() -> bool:
+        return not node.services.registrar.registered and open_now == 0
+
+    other = await asyncio.start_server(accept, "127.0.0.1", 0)
+    address = "{}:{}".format(*other.sockets[0].getsockname())
+    async with other, serving(tmp_path) as node:
+        metastore = node._metastore
+        assert isinstance(metastore, MemoryMetastore)
+        n2 = MemoryMetastore(metastore._memory.ensemble)
+        await n2.start(lambda _state: None)
+        await n2.register(Registration("n2", 0, True, cluster_address=address, id=2))
+        await eventually(dialled)
+        for ends_before in (False, True):
+            second = MemoryMetastore(metastore._memory.ensemble)
+            await second.start(lambda _state: None)
+            await second.register(Registration("n1", 0, True, id=1))
+            if ends_before:
+                node.services.registrar.expired()
+            await eventually(closed)
+            before = dials
+            await asyncio.sleep(0.3)
+            assert dials == before
+            await second.stop()
+            await eventually(dialled)
+            assert node.services.registrar.registered
+        await n2.stop()
+
+
 async def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: Path) -> None:
     """Ctrl-C at a node that waits for its metastore ends it at once and cleanly, not after `connect_timeout`."""
 

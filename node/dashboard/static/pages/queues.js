@@ -421,7 +421,7 @@ function described(plan, subject) {
     facts([
       ["Owner", plan.owner ?? "none"],
       ...PRIORITIES.map(([priority, word]) => fact(`Waiting or in flight, ${word}`, count(plan.waiting[priority]))),
-      ["Open gaps, at most", count(plan.gaps)],
+      ["Open gaps", count(plan.gaps)],
     ]),
   ];
 }

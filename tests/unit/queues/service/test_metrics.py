@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
+from isthmus.node.admin_api.queue_plan import plan_of
+from isthmus.queues.queue_documents import LostReferences
 from isthmus.queues.source_queue import IDLE_MS
+from tests.support.memory_metastore import MemoryEnsemble
 from tests.support.queue_node import QueueNode
 
 pytestmark = pytest.mark.virtual_time
@@ -63,3 +66,32 @@ async def test_an_unbalanced_ledger_shows_while_the_queue_serves() -> None:
         next(iter(served.machine.windows.values())).ledger.given_up += 2
         await asyncio.sleep(2)
         assert numbers(queue_node)["isthmus_queue_ledger_off"] == 2
+
+
+async def test_a_loss_record_is_counted_once_over_all_nodes() -> None:
+    """Every node knows the loss records of all. Listings and metrics count each at its own node, and those of a node
+    that is gone at the first live node, so that the sum over nodes, the plan of a change and an alert are right."""
+    ensemble = MemoryEnsemble()
+    homes = [QueueNode(ensemble=ensemble, node=name) for name in ("e1", "e2", "e3")]
+    lost = [LostReferences(node, 1, 1, at, at, "stopped", "", at) for node, at in (("e2", 1), ("e2", 2), ("e9", 3))]
+    for queue_node in homes:
+        await queue_node.start(lead=queue_node is homes[0])
+        queue_node.facts.live = {"e1", "e2", "e3"}
+    await homes[0].queues.queue_store.record_lost("q", lost)
+
+    async def counted() -> list[int]:
+        for queue_node in homes:
+            await queue_node.queues.refresh("q")
+        listings = {each.node: await each.queues.listing() for each in homes}
+        gaps = [rows[0]["gaps"] for rows in listings.values()]
+        assert [numbers(each)["isthmus_queue_gaps"] for each in homes] == gaps
+        live = {node: rows for node, rows in listings.items() if node in homes[0].facts.live}
+        assert plan_of("delist", "q", live)["gaps"] == sum(gaps)
+        return gaps
+
+    assert await counted() == [1, 2, 0]
+    for queue_node in homes:
+        queue_node.facts.live = {"e1", "e3"}
+    assert await counted() == [3, 0, 0], "e2 is gone: its losses are counted in its place"
+    for queue_node in homes:
+        await queue_node.close()

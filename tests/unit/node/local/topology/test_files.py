@@ -235,6 +235,31 @@ queue = "q"
     ]
 
 
+@pytest.mark.parametrize(
+    ("east", "west", "fault"),
+    [
+        ('name = "x-1"', 'name = "x-1"', ("clusters.west.nodes[0].name", "name x-1 is given to")),
+        (
+            'name = "east-1"\nhttp = "127.0.0.1:80"',
+            'name = "west-1"\nhttp = "127.0.0.1:80"',
+            ("clusters.west.nodes[0].http", "port 80 is given to"),
+        ),
+    ],
+)
+def test_a_name_or_port_of_two_clusters_is_one_fault(east: str, west: str, fault: tuple[str, str]) -> None:
+    """The addresses that the nodes' files would get from it are in no file, so nothing is said about them; other faults
+    of the sections are still reported."""
+    both = "".join(
+        f'[clusters.{name}]\nqueues = [{{name = "q"}}]\nfullsync = [{{cluster = "{other}", queue = "q"}}]\n'
+        f'sink = {{wokers = 1, peers = [{{cluster = "{other}", queue = "q"}}]}}\n[[clusters.{name}.nodes]]\n{node}\n'
+        for name, other, node in (("east", "west", east), ("west", "east", west))
+    )
+    found = [(path, message) for path, _, message in faults(both) if not path.endswith(".wokers")]
+    assert [path for path, _ in found] == [fault[0]]
+    assert fault[1] in found[0][1]
+    assert len(faults(both)) == 3
+
+
 def test_one_queue_for_two_clusters_is_refused() -> None:
     """Each of two sink clusters on one queue would get only a part, so the second one is a fault."""
     text = '[[clusters.a.nodes]]\nname="a-1"\n[[clusters.a.queues]]\nname="q"\n' + "".join(
