@@ -78,10 +78,10 @@ def test_extras_travel_with_a_value(client_api):
 
 
 BAD_INDEXES = [
-    ("n_int", "abc", "is no integer"),
-    ("n_int", "", "is no integer"),
-    ("n_int", " 7", "is no integer"),
-    ("n_int", "1,2", "is no integer"),
+    ("n_int", "abc", "is not an integer"),
+    ("n_int", "", "is not an integer"),
+    ("n_int", " 7", "is not an integer"),
+    ("n_int", "1,2", "is not an integer"),
     ("zz", "1", "neither in _bin nor in _int"),
     ("a_bin", "x, y", "with a comma"),
     ("a_bin", ",", "with a comma"),
