@@ -78,6 +78,9 @@ class SinkCluster(Protocol):
     def led_share(self) -> Share | None:
         """The partitions that this node leads and serves now, by bucket type; None: not known."""
 
+    def name_is_taken(self) -> bool:
+        """Whether another process is registered as this node: this one reaches no leader, and can store nothing."""
+
 
 class LinkSuspensions(Protocol):
     """Which links are suspended; `sink.service.Sink`."""
@@ -288,6 +291,9 @@ class WorkerPool:
     def _next_turn(self) -> Turn | None:
         """The next turn; without one, sets the alarm for when a slot will be due."""
         if not self._running or self._context.stopping.is_set():
+            return None
+        if self._cluster.name_is_taken():
+            self._alarm.call_within(IDLE_WAIT_S)
             return None
         now_ms = self._context.time.now_ms()
         held_ms = self._throttle.wait_ms(now_ms)

@@ -253,7 +253,12 @@ class NodeServices:
         self.runtime.record_watcher = self.controller
         self.leader_balance = LeaderBalanceApi(self.controller, self.runtime, balance_options_of(settings))
         facts = ReplicationFacts(
-            self.runtime, self.controller, self.property_cache, self.coordinator.routes, self.membership
+            self.runtime,
+            self.controller,
+            self.property_cache,
+            self.coordinator.routes,
+            self.membership,
+            self.registrar,
         )
         self.queues = QueueService(
             settings.queues,

@@ -10,6 +10,7 @@ from isthmus.repl.controller.bucket_properties import PropertyCache
 from isthmus.repl.controller.controller import Controller
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.property_digests import ScopeDigests
+from isthmus.repl.runtime.registration import Registrar
 from isthmus.repl.runtime.runtime import Runtime
 
 
@@ -23,12 +24,14 @@ class ReplicationFacts:
         properties: PropertyCache,
         routes: RoutingTable,
         membership: ClusterMembership,
+        registrar: Registrar,
     ) -> None:
         self._runtime = runtime
         self._controller = controller
         self._properties = properties
         self._routes = routes
         self._membership = membership
+        self._registrar = registrar
 
     def partition_types(self) -> Mapping[int, bytes]:
         """See QueueCluster."""
@@ -46,6 +49,10 @@ class ReplicationFacts:
             of_type = partition.bucket_type, partition.partition_count
             led[of_type] = led.get(of_type, 0) | partition.replica.ready << partition.index
         return {bucket_type: TypeShare(total, bits) for (bucket_type, total), bits in led.items()}
+
+    def name_is_taken(self) -> bool:
+        """See SinkCluster."""
+        return self._registrar.taken
 
     def bucket_types(self) -> Collection[bytes]:
         """See QueueCluster."""

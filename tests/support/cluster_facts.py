@@ -26,6 +26,7 @@ class FakeClusterFacts:
     share: Share | None = None
     """The partitions that the sink's node leads."""
     types: Callable[[], frozenset[bytes] | None] = lambda: None
+    taken: bool = False
 
     def partition_types(self) -> Mapping[int, bytes]:
         return self.partitions
@@ -35,6 +36,9 @@ class FakeClusterFacts:
 
     def led_share(self) -> Share | None:
         return self.share
+
+    def name_is_taken(self) -> bool:
+        return self.taken
 
     def bucket_types(self) -> Collection[bytes]:
         return set(self.partitions.values())

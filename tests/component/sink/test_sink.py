@@ -22,6 +22,7 @@ from isthmus.sink.dead_letters import DeadLetter
 from isthmus.sink.service import Sink
 from isthmus.sink.status import HELP
 from isthmus.sink.worker import Slot
+from tests.support.cluster_facts import FakeClusterFacts
 from tests.support.queue_node import PARTITIONS
 from tests.support.queue_source import OURS, THIRD
 from tests.support.sink_pair import SinkPair
@@ -60,6 +61,24 @@ async def test_everything_written_arrives_and_is_acknowledged() -> None:
         listing = (await source.queues.listing())[0]
         assert (listing["waiting"], listing["in_flight"]) == (0, 0)
         assert listing["late_acknowledgements"] == 0, "a batch was acknowledged twice"
+
+
+async def test_a_node_whose_name_is_taken_fetches_nothing() -> None:
+    """It reaches no leader of its cluster: what it fetched would wait until the pushes fail. It goes on when it has the
+    name again."""
+    facts = FakeClusterFacts()
+    async with SinkPair() as pair:
+        sink = await pair.sink(facts=facts, poll_ms=20)
+        pair.source.put(b"a")
+        await pair.equal()
+        facts.taken = True
+        await asyncio.sleep(0.2)
+        fetches = sink.listing()[0]["fetches"]
+        pair.source.put(b"b")
+        await asyncio.sleep(1.2)
+        assert sink.listing()[0]["fetches"] == fetches
+        facts.taken = False
+        await pair.equal()
 
 
 async def test_changes_that_fail_come_again_until_they_are_stored() -> None:

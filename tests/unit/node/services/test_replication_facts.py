@@ -19,7 +19,7 @@ def facts_of(*partitions: tuple[int, bytes, int, int, bool]) -> tuple[Replicatio
     }
     nothing: Any = None
     runtime: Any = SimpleNamespace(partitions=found)
-    return ReplicationFacts(runtime, nothing, nothing, nothing, nothing), found
+    return ReplicationFacts(runtime, nothing, nothing, nothing, nothing, nothing), found
 
 
 def test_a_share_has_the_partitions_that_the_node_leads_and_serves_now() -> None:
