@@ -230,7 +230,7 @@ def context_of(given: HasContext, key: tuple[bytes, bytes, bytes]) -> Context | 
     names = given.names if isinstance(given, NotFound) else (given.bucket_type, given.bucket, given.key)
     if names is not None and tuple(name.encode("utf-8", "surrogateescape") for name in names) != key:
         raise BadRequest(
-            f"context is of another key, {shown(names[1], names[2])} of type {names[0]}: pass that of the key to write",
+            f"context is of another key, {shown(f'{names[0]}/{names[1]}', names[2])}: pass that of the key to write",
             reason="bad-vclock",
         )
     return given.context

@@ -133,13 +133,18 @@ async def test_listings_are_bounded_and_closed_when_the_client_goes(client_api, 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_a_listing_that_fails_half_way_has_no_end(client_api, server):
-    """An error in the middle cuts the connection before the last chunk, so that a part is never taken for a complete
-    listing."""
+def fail_half_way(client_api):
+    """Write nine keys, and let the listing of them fail after the second part."""
     for n in range(9):
         client_api.put(f"/buckets/b/keys/{n}", b"v")
     client_api.kv.listing_fails_after = 2
     client_api.kv.fail = NotReady("lost")
+
+
+def test_a_listing_that_fails_half_way_has_no_end(client_api, server):
+    """An error in the middle cuts the connection before the last chunk, so that a part is never taken for a complete
+    listing."""
+    fail_half_way(client_api)
     raw = server.exchange(b"GET /buckets/b/keys?keys=true HTTP/1.1\r\nhost: x\r\n\r\n")
     assert raw.startswith(b"HTTP/1.1 200 ")
     assert b'"0","1"' in raw
@@ -173,10 +178,7 @@ def test_a_client_of_http_1_0_gets_a_listing_without_chunks(client_api, server, 
 
 def test_a_listing_that_fails_half_way_is_cut_short_for_http_1_0(client_api, server):
     """Such a client gets what there is, and its connection ends: the document is not complete, no header says so."""
-    for n in range(9):
-        client_api.put(f"/buckets/b/keys/{n}", b"v")
-    client_api.kv.listing_fails_after = 2
-    client_api.kv.fail = NotReady("lost")
+    fail_half_way(client_api)
     raw = server.exchange(b"GET /buckets/b/keys?keys=true HTTP/1.0\r\n\r\n")
     assert raw.endswith(b'\r\n\r\n{"keys":["0","1","2","3"')
     assert client_api.kv.listings_open == 0
@@ -184,10 +186,7 @@ def test_a_listing_that_fails_half_way_is_cut_short_for_http_1_0(client_api, ser
 
 def test_a_stream_that_fails_half_way_ends_with_an_error_object(client_api, server):
     """An error in the middle of a stream is an object of its own, as Riak's clients expect it."""
-    for n in range(9):
-        client_api.put(f"/buckets/b/keys/{n}", b"v")
-    client_api.kv.listing_fails_after = 2
-    client_api.kv.fail = NotReady("lost")
+    fail_half_way(client_api)
     raw = server.exchange(b"GET /buckets/b/keys?keys=stream HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert b'{"error": "lost", "reason": "not-ready"}' in raw
     assert raw.endswith(b"0\r\n\r\n")

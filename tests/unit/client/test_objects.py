@@ -109,10 +109,13 @@ def test_a_context_of_another_key_is_refused(key: tuple[bytes, bytes, bytes]) ->
     """What names its key counts for that key alone, in its bucket and type; a bare context names none."""
     context, names = Context(b"c"), ("default", "b", "k")
     for given in (stored(), Written(*names, context, False), NotFound("no", context=context, names=names)):
-        with pytest.raises(BadRequest, match="of another key, b/k of type default"):
+        with pytest.raises(BadRequest, match="of another key, default/b/k: pass"):
             context_of(given, key)
     assert context_of(context, key) == context
     theirs = tuple(name.decode("utf-8", "surrogateescape") for name in key)
+    with pytest.raises(BadRequest) as caught:
+        context_of(Written("\udcff\n", "b", "k", context, False), key)
+    assert str(caught.value).isprintable()
     assert context_of(Written(*theirs, context, False), key) == context
 
 
