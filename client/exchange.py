@@ -115,14 +115,16 @@ class Exchange:
                 if uncertain is None:
                     raise
                 raise self._given_up(error, uncertain, request_id) from error
-            verdict, failure = self._judged(node, key, answer)
+            verdict, found = self._judged(node, key, answer)
             if verdict is Verdict.DONE:
                 assert isinstance(answer, Response)
                 return answer
-            if verdict is Verdict.FINAL and (uncertain is None or isinstance(failure, Conflict)):
-                raise failure
+            if verdict is Verdict.FINAL and (uncertain is None or isinstance(found, Conflict)):
+                raise found
             if verdict is Verdict.UNCERTAIN and request_id is not None:
-                uncertain = failure
+                uncertain = failure = found
+            elif failure is None or not self._says_nothing(answer, left_s, deadline_s - begun_s):
+                failure = found
             tried.add(node)
             wait_s = self._wait_s(attempt, answer, tried)
             log.debug("%s %s: attempt %d failed: %s", request.method, request.target, attempt + 1, failure)
@@ -131,13 +133,21 @@ class Exchange:
                 break
         raise self._given_up(failure, uncertain, request_id)
 
+    def _attempt_s(self, whole_s: float) -> float:
+        """How long an attempt may take, of a call with `whole_s`."""
+        limit_s = self.limits.attempt_timeout_s
+        return whole_s / ATTEMPTS_PER_CALL if limit_s is None else limit_s
+
+    def _says_nothing(self, answer: Response | NoAnswer, left_s: float, whole_s: float) -> bool:
+        """Whether an attempt was cut short by the end of the call: then an earlier failure tells more."""
+        return isinstance(answer, NoAnswer) and answer.silent and left_s < self._attempt_s(whole_s)
+
     def _send(self, node: Endpoint, request: Request, left_s: float, whole_s: float) -> Send:
         if self._authorization is not None:
             headers = (*request.headers, (b"Authorization", self._authorization()))
             request = Request(request.method, request.target, headers, request.body)
-        limits = self.limits
-        attempt_s = whole_s / ATTEMPTS_PER_CALL if limits.attempt_timeout_s is None else limits.attempt_timeout_s
-        return Send(node, request, min(left_s, attempt_s), min(left_s, attempt_s, limits.connect_timeout_s))
+        attempt_s = min(left_s, self._attempt_s(whole_s))
+        return Send(node, request, attempt_s, min(attempt_s, self.limits.connect_timeout_s))
 
     def _judged(self, node: Endpoint, key: Key | None, answer: Response | NoAnswer) -> tuple[Verdict, ClientError]:
         """The verdict on an answer, and the error for it unless the verdict is DONE."""

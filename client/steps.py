@@ -88,6 +88,8 @@ class NoAnswer:
     """TLS failed: the certificate of the node is not trusted, or the node refuses ours."""
     busy: bool = False
     """The client itself had no connection free."""
+    silent: bool = False
+    """The time of the attempt was over."""
     unreadable: bool = False
     """Something arrived: more than ANSWER_BYTES_MAX, or what is not HTTP."""
 

@@ -166,9 +166,9 @@ class _Attempt:
     def too_long(self) -> NoAnswer:
         """The result of an attempt whose time is over: how far it came."""
         if self.sent:
-            return NoAnswer(_SILENT, sent=True)
+            return NoAnswer(_SILENT, sent=True, silent=True)
         if self.connects:
-            return NoAnswer(f"it cannot be reached: {_SILENT}", sent=False)
+            return NoAnswer(f"it cannot be reached: {_SILENT}", sent=False, silent=True)
         return _ALL_IN_USE
 
 
@@ -352,7 +352,7 @@ def _no_answer(error: BaseException, certified: bool) -> NoAnswer:
     if not_sent:
         return NoAnswer(f"it cannot be reached: {why}", sent=False)
     if isinstance(error, httpcore2.TimeoutException):
-        return NoAnswer(_SILENT, sent=True)
+        return NoAnswer(_SILENT, sent=True, silent=True)
     if isinstance(error, httpcore2.RemoteProtocolError) and not any(word in why for word in _ENDS):
         return NoAnswer(f"what arrived is not HTTP: {why}", sent=True, unreadable=True)
     # With TLS 1.3 a node that misses a certificate ends the connection after the request, like one that dies.

@@ -135,4 +135,4 @@ def test_a_client_certificate(files: Path, tmp_path: Path) -> None:
         with Client(url, cert=files / "client.crt", key=files / "client.key", **options) as client:
             client.put("b", "k", 1)
         with Client(url, **options) as client, pytest.raises(Retryable, match="may require a client certificate"):
-            client.get("b", "k", timeout_s=2)
+            client.get("b", "k", timeout_s=6)

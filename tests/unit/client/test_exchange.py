@@ -80,6 +80,19 @@ def test_a_silent_node_leaves_time_for_others() -> None:
     assert cluster.now_s <= 1006.0
 
 
+@pytest.mark.parametrize(("broken_count", "message"), [(3, "the connection broke"), (1, "nothing in time")])
+def test_an_attempt_that_the_call_cuts_short_hides_no_earlier_failure(broken_count: int, message: str) -> None:
+    """A read whose last attempt had less than its time ends with the failure before it, which is silence only where an
+    attempt with its whole time met it."""
+    broken, late = NoAnswer("the connection broke", sent=True), NoAnswer("nothing in time", sent=True, silent=True)
+    cluster = ScriptedCluster(*[broken] * broken_count, late, timeout_s=6.0)
+    cluster.lasts_s = 1.9
+    with pytest.raises(Retryable, match=message):
+        read(cluster)
+    assert [send.timeout_s for send in cluster.asked[:3]] == [2.0, 2.0, 2.0]
+    assert cluster.asked[-1].timeout_s < 2.0
+
+
 @pytest.mark.parametrize("uncertain", [SILENT, refusal(504, "outcome-unknown"), refusal(500, "internal")])
 def test_a_write_is_repeated_with_its_id(uncertain: NoAnswer) -> None:
     """A write whose answer is lost is sent again, unchanged, so that it takes effect once."""
