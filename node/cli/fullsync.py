@@ -31,6 +31,7 @@ from isthmus.node.cli.parameters import (
     ONE_NODE,
     Count,
     PartitionName,
+    PartitionParameter,
     of_node,
     partition_number,
     time_of,
