@@ -6,7 +6,6 @@ the table.
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, TypeVar
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 from isthmus.aae.reconcile.client import Credentials
 from isthmus.aae.row_stream.wire import Consistency, RowView
+from isthmus.config.text import similar
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import SEGMENT_COUNT
 from isthmus.repl.model.timestamps import DIGITS_MIN, parse_timestamp_ms
@@ -111,7 +111,7 @@ def parse_options(given: Mapping[str, str]) -> RunOptions:
         known = name.lower()
         parse = _PARSERS.get(known)
         if parse is None:
-            near = difflib.get_close_matches(known, _PARSERS, 1)
+            near = similar(known, _PARSERS)
             hint = f", did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(_PARSERS))}"
             faults.append(f"option {name} is unknown{hint}")
             continue
