@@ -55,8 +55,17 @@ ADMIN_HEADROOM: Final = 160
 CLUSTER_HEADROOM: Final = 96
 """Descriptors that connections of other nodes leave free."""
 
-LEAST_LIMIT: Final = HTTP_HEADROOM + 64
+LEAST_LIMIT: Final = HTTP_HEADROOM + 128
 """Least limit of open files with which a node starts: it then serves some 60 connections."""
+
+WANTED_LIMIT: Final = 65_536
+"""The limit that a node asks for, where its connections need no more: what docs/production.md recommends."""
+
+NEARLY_PERCENT: Final = 80
+"""Share of the limit from which on operators are warned."""
+
+INODES_WARNING: Final = 1_280
+"""Free inodes below which operators are warned: ten times the log's reserve."""
 
 
 def is_shortage(error: BaseException | None) -> bool:
@@ -93,6 +102,33 @@ def _count(limit: int) -> int:
     return (1 << 30) if limit == resource.RLIM_INFINITY else limit
 
 
+def files_wanted(connections_limit: int) -> int:
+    """The limit of open files with which both listeners can have `connections_limit` connections each."""
+    return max(WANTED_LIMIT, 2 * connections_limit + HTTP_HEADROOM)
+
+
+def connections_that_fit(limit: int) -> int:
+    """About how many connections of clients a limit of open files leaves room for; less what the node has open itself,
+    some 60 descriptors."""
+    return max(0, limit - HTTP_HEADROOM - 60)
+
+
+def warnings_of(limit: int, reached: int, connections_limit: int, free_inodes: int | None) -> list[str]:
+    """What will be short, or is smaller than the settings ask for, a sentence each."""
+    found = []
+    fit = connections_that_fit(limit)
+    if fit < connections_limit:
+        found.append(
+            f"listen.connections_limit is {connections_limit:,}, but the limit of open files, {limit:,}, leaves room "
+            f"for about {fit:,} connections"
+        )
+    if 100 * reached >= NEARLY_PERCENT * limit:
+        found.append(f"{reached:,} files or more are open, the limit is {limit:,}")
+    if free_inodes is not None and free_inodes < INODES_WARNING:
+        found.append(f"the file system of the data directory has {free_inodes:,} free inodes")
+    return found
+
+
 def open_file_count() -> int | None:
     """How many descriptors this process has open; None where the system does not say."""
     try:
@@ -115,6 +151,8 @@ class DescriptorReserve:
         """The soft limit, as `look` last found it."""
         self.short = False
         """Less than the reserve can be had: `look` has released a part of it for what cannot take from it."""
+        self.reached = 0
+        """At least so many descriptors were open at the last `look`: all lower numbers were taken."""
         self.borrowed_count = 0
         """Descriptors that were taken from the reserve since the start."""
 
@@ -136,13 +174,13 @@ class DescriptorReserve:
                 while self._wanted and len(tried) < missing + FREE_COUNT:
                     tried.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             except OSError:
-                self.short = True
+                self.short, self.reached = True, self.limit
                 for fd in tried:
                     os.close(fd)
                 while len(self._held) > self._wanted // 2:
                     os.close(self._held.pop())
                 return
-            self.short = False
+            self.short, self.reached = False, max(tried, default=0)
             self._held += tried[:missing]
             for fd in tried[missing:]:
                 os.close(fd)

@@ -384,7 +384,16 @@ class NodeServices:
         )
         self.query.serve(PLACES, PlacesResponder(self.history))
         self.query.serve(NEWEST, NewestResponder(self.history, self.time))
-        self.query.serve(NODE_HEALTH, NodeHealthResponder(self.credentials, self.history, self.started_ms))
+        self.query.serve(
+            NODE_HEALTH,
+            NodeHealthResponder(
+                self.credentials,
+                self.history,
+                self.started_ms,
+                self.settings.listen.connections_limit,
+                lambda: self.replog.stats().free_inodes,
+            ),
+        )
         self.support = SupportResponder(self.settings, self.credentials, lines)
         self.query.serve(SUPPORT, self.support)
         self.query.serve(SETTINGS, SettingsResponder(self.options, self.properties))

@@ -86,6 +86,7 @@ class Code(StrEnum):
     NOT_KNOWN = "not-known"
     OFFLINE = "offline"
     OUT_OF_SYNC = "out-of-sync"
+    SHORT = "short"
 
 
 REMEDIES: Final[Mapping[Code, str]] = {
@@ -107,6 +108,7 @@ REMEDIES: Final[Mapping[Code, str]] = {
     Code.NODE_SILENT: "look at the node's process, its load and its log",
     Code.NOT_KNOWN: "ask again; if it stays so, see the node's log",
     Code.OFFLINE: "start the replicas that it waits for: isthmus partition list",
+    Code.SHORT: "raise the node's limit of open files, or free inodes (runbook: files or inodes are short)",
     Code.OUT_OF_SYNC: "see which replicas lack, and why: isthmus partition list",
 }
 """What an operator does next about a finding of each code."""
@@ -562,7 +564,7 @@ def free_share(disk: Row) -> float | None:
 
 
 def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
-    """Disks that are nearly full, and certificates that need an operator."""
+    """Disks that are nearly full, descriptors and inodes that are few, and certificates that need an operator."""
     cluster, health = answers["cluster"], answers.get("health", {})
     silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
     failing = _nodes_with_failing_links(answers)  # `sink_facts` names them
@@ -578,6 +580,8 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             continue
         for each in one.get("problems") or ():
             yield Fact(ProbeState.WARNING, str(each), Code.CREDENTIALS, subject)
+        for each in one.get("short") or ():
+            yield Fact(ProbeState.WARNING, f"node {node}: {each}", Code.SHORT, subject)
         share = free_share(one)
         if share is not None and share < DISK_FREE_WARNING:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING

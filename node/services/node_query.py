@@ -13,6 +13,7 @@ from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
 from isthmus.node.services.history import History
 from isthmus.node.services.history_series import ALL_TYPES
+from isthmus.repl.shortage import DESCRIPTORS, warnings_of
 
 METHOD: Final = "node-health"
 
@@ -29,15 +30,27 @@ class NodeHealth(msgspec.Struct, frozen=True):
     """Setting that names a file of certificates -> when the first of them expires, in ms since 1970."""
     problems: list[str]
     """Credentials that need an operator soon, a sentence each."""
+    short: list[str] = []
+    """What is short, or will be soon: descriptors, inodes; a sentence each. Nodes of older versions do not say."""
 
 
 NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, NodeHealth))
 
 
 class NodeHealthResponder:
-    """Answers NODE_HEALTH from this node's credentials and the newest sample of its history."""
+    """Answers NODE_HEALTH from this node's credentials, the newest sample of its history, and what its process may
+    open."""
 
-    def __init__(self, credentials: NodeCredentials, history: History, started_ms: int) -> None:
+    def __init__(
+        self,
+        credentials: NodeCredentials,
+        history: History,
+        started_ms: int,
+        connections_limit: int,
+        free_inodes: Callable[[], int | None],
+    ) -> None:
+        self._connections_limit = connections_limit
+        self._free_inodes = free_inodes
         self._credentials = credentials
         self._newest: Callable[[str], float] = lambda name: history.newest.get((name, ALL_TYPES), math.nan)
         self._started_ms = started_ms
@@ -51,6 +64,7 @@ class NodeHealthResponder:
             _whole(self._newest("disk.total_bytes")),
             self._credentials.expiries_ms(),
             self._credentials.problems(),
+            warnings_of(DESCRIPTORS.limit, DESCRIPTORS.reached, self._connections_limit, self._free_inodes()),
         )
 
 

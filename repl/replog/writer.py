@@ -320,9 +320,11 @@ class LogWriter:
     def _shortage(self, read_only: bool) -> tuple[str, bool]:
         """What is short beside bytes, and whether barriers are accepted nevertheless."""
         if read_only:
-            return "its file system is mounted read-only: mount it for writing again", False
+            return "the log's file system is mounted read-only: mount it for writing again", False
         inodes = self.free_inodes
         if inodes is not None and inodes < INODES_RESERVE:
-            advice = f"its file system has {inodes} free inodes: delete files there ({INODES_RESERVE} must stay free)"
+            advice = (
+                f"the log's file system has {inodes} free inodes: delete files there ({INODES_RESERVE} must stay free)"
+            )
             return advice, inodes >= INODES_RESERVE // 2
         return self._roll_refused, True

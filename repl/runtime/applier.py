@@ -31,6 +31,7 @@ from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.entry import Entry
 from isthmus.repl.model.errors import LocalFault, StorageShort
 from isthmus.repl.replog.port import Replog
+from isthmus.repl.shortage import lacks_descriptors
 from isthmus.repl.store.port import PartitionStep, Prepared, Store
 
 log = structlog.get_logger(__name__)
@@ -384,11 +385,12 @@ class Checkpointer:
             self._wanted.clear()
             try:
                 self.run_once()
-            except StorageShort as error:  # no sync was tried, or none failed: the floors stay, and so does the log
+            except Exception as error:  # noqa: BLE001 - a failed sync must end the process (docs/protocol.md H34)
+                if not (isinstance(error, StorageShort) or lacks_descriptors(error)):
+                    self._source.checkpoint_failed(error)
+                    return
+                # no sync was tried, or none failed: the floors stay, and so does the log
                 if (suppressed := self._log_limit.due()) is not None:
                     log.warning("storage.short", error=str(error), suppressed=suppressed)
                 self._stop.wait(SHORT_PAUSE_S)
                 self._wanted.set()
-            except Exception as error:  # noqa: BLE001 - a failed sync must end the process (docs/protocol.md H34)
-                self._source.checkpoint_failed(error)
-                return

@@ -20,7 +20,7 @@ from isthmus.repl.replog.log import RESERVE_BYTES
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.unapplied import wire_bytes
-from isthmus.repl.shortage import DESCRIPTORS, DescriptorReserve
+from isthmus.repl.shortage import DESCRIPTORS, DescriptorReserve, open_file_count, warnings_of
 from isthmus.repl.store.port import Store
 from isthmus.repl.telemetry import Sample
 
@@ -49,6 +49,8 @@ class DiskFullPolicy:
         self._store = store
         self._descriptors = descriptors
         self._since_ms: int | None = None
+        self._nearly = False
+        """A warning was logged and still holds."""
         self._handed_over: set[int] = set()
         """Partitions whose leadership was offered to others; once each time that the disk fills up."""
         self.refused_count = 0
@@ -101,6 +103,7 @@ class DiskFullPolicy:
         handed over now. Measuring is how an idle log learns that other processes filled the disk."""
         self._replog.refresh_free_space()
         self._descriptors.look()
+        self._warn()
         for partition in partitions:
             partition.replica.set_disk_full(not self._takes_barriers)
         if self.has_space(0):
@@ -131,6 +134,14 @@ class DiskFullPolicy:
         self._handed_over.update(partition.id for partition in chosen)
         return chosen
 
+    def _warn(self) -> None:
+        """Log once that descriptors or inodes will soon be short."""
+        descriptors, inodes = self._descriptors, self._replog.stats().free_inodes
+        nearly = warnings_of(descriptors.limit, descriptors.reached, 0, inodes)
+        if nearly and not self._nearly:
+            log.warning("storage.nearly_short", why="; ".join(nearly))
+        self._nearly = bool(nearly)
+
     @property
     def _takes_barriers(self) -> bool:
         return not self._store.shortage and self._replog.has_space_for_barriers()
@@ -140,4 +151,7 @@ class DiskFullPolicy:
         return [
             ("isthmus_storage_full", {}, self._since_ms is not None),
             ("isthmus_storage_refused_forwards_total", {}, self.refused_count),
+            ("isthmus_open_files_limit", {}, self._descriptors.limit),
+            ("isthmus_open_files_borrowed_total", {}, self._descriptors.borrowed_count),
+            *([] if (count := open_file_count()) is None else [("isthmus_open_files", {}, count)]),
         ]

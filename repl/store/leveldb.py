@@ -37,7 +37,7 @@ from isthmus.repl.log_limit import LogLimit
 from isthmus.repl.model.entry import NO_OFFSET
 from isthmus.repl.model.errors import Corruption, LocalFault, StorageShort
 from isthmus.repl.model.keys import key_hash, segment_of
-from isthmus.repl.shortage import NO_DESCRIPTORS, SHORTAGES
+from isthmus.repl.shortage import DESCRIPTORS, NO_DESCRIPTORS, SHORTAGES, lacks_descriptors
 from isthmus.repl.storage.slot_file import SlotFile
 from isthmus.repl.store import rows
 from isthmus.repl.store.batch import fill
@@ -224,6 +224,7 @@ class LevelStore:
         self._checkpointing = Lock()
         self._failure = ""
         self.shortage = ""
+        self._size_bytes = 0
         self._log_limit = LogLimit()
         self._closed = False
         self._closing = Event()
@@ -357,12 +358,17 @@ class LevelStore:
     def compact_when_idle(self, *, idle: bool) -> None:
         """See the port."""
         with self._checkpointing:
-            if not self._closed:
+            if not self._closed and not DESCRIPTORS.short:  # an error of LevelDB's own work lasts until it is reopened
                 compact_when_idle(self._db, self._directory / ROWS_NAME, idle=idle)
 
     def size_bytes(self) -> int:
         """Size of the database's files, including obsolete ones that LevelDB has not deleted yet."""
-        return size_of(self._directory / ROWS_NAME)
+        try:
+            self._size_bytes = size_of(self._directory / ROWS_NAME)
+        except OSError as error:
+            if not lacks_descriptors(error):
+                raise
+        return self._size_bytes
 
     def close(self) -> None:
         """Checkpoint, close, and mark the stop as clean, unless the store has failed or a replay is unfinished.
@@ -531,7 +537,7 @@ class LevelStore:
             try:
                 batch.write()
             except plyvel.Error as error:
-                short = creation_shortage(str(error))
+                short = creation_shortage(words(error))
                 if not short or (until_s and monotonic() > until_s) or self._closing.is_set():
                     raise self._failed(error) from error
                 self.shortage = short
@@ -560,10 +566,7 @@ class LevelStore:
             raise LocalFault(self._failure)
 
     def _failed(self, error: Exception) -> LocalFault:
-        advice = " (LevelDB goes on only when it is opened again)" if _shortage(str(error)) else ""
-        self._failure = (
-            f"the store in {self._directory} refuses writes until the node is started again: {error}{advice}"
-        )
+        self._failure = f"the store in {self._directory} refuses writes until the node is started again: {error}"
         if isinstance(error, plyvel.CorruptionError):
             return fault(error, self._directory)
         return LocalFault(self._failure)
@@ -611,11 +614,17 @@ def fault(error: Exception, directory: Path) -> LocalFault:
         return damaged(str(error), directory)
     if isinstance(error, plyvel.IteratorInvalidError):
         return damaged("a table cannot be read", directory)
-    if (why := _shortage(str(error))) and why in _NO_DESCRIPTOR:
+    if _shortage(words(error)) in _NO_DESCRIPTOR:
         return StorageShort(f"the store in {directory} cannot be read now: {error}")
     if "/LOCK: " in str(error):
         return LocalFault(f"the store in {directory} is in use by another process: stop that one first")
     return LocalFault(f"the store in {directory} cannot be read or written: {error}")
+
+
+def words(error: Exception) -> str:
+    """LevelDB's message; the driver passes it on as bytes."""
+    message = error.args[0] if error.args else ""
+    return message.decode(errors="replace") if isinstance(message, bytes) else str(message)
 
 
 def _shortage(message: str) -> str:

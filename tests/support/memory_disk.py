@@ -200,6 +200,9 @@ class MemoryDisk:
             self._alive()
             if path.name not in self.files:
                 raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+            error = self.fault("open")
+            if error is not None:
+                raise error
             return self._open(self.files[path.name])
 
     def size(self, fd: int) -> int:
