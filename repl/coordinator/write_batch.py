@@ -39,7 +39,7 @@ from isthmus.repl.model.objects import (
     decode_object,
     encode_with_summary,
     merge,
-    resolved,
+    pushed,
     summarize_encoded,
     written,
 )
@@ -347,10 +347,9 @@ class WriteBatch:
             if descends(mine, theirs):
                 return PushResult(PushOutcome.SUPERSEDED), end
             if not descends(theirs, mine):
-                merged = merge(self.read_object(current, key), decode_object(payload))
                 properties = self.properties.of(key.bucket)
                 dot = (self.partition.actor, pack_counter(self.epoch, self.next_offset))
-                merged = resolved(merged, dot, self.now_ms, properties)
+                merged = pushed(self.read_object(current, key), decode_object(payload), dot, self.now_ms, properties)
                 note_siblings(len(merged.siblings), key, self.limits, properties, self.warned)
                 payload, summary = encode_with_summary(merged)
                 if leaving and summary.tombstone and self._is_leaving(current):

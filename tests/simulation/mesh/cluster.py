@@ -25,7 +25,7 @@ from isthmus.repl.model.conditions import Condition, ConditionFailed, object_tag
 from isthmus.repl.model.entry import Entry, EntryKind, decode_key_row, make_entry
 from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object
-from isthmus.repl.model.properties import Properties, TypeProperties
+from isthmus.repl.model.properties import DEFAULTS, Properties, TypeProperties
 from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter, partition_prefix
 from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
@@ -81,15 +81,15 @@ class Cluster:
         look_at: Callable[[Cluster, bytes, Object | None, Object], None],
         *,
         unreplicated_check: bool = True,
-        repl_reap: bool = False,
+        properties: Properties = DEFAULTS,
         discard: bool = False,
     ) -> None:
-        """`discard`: its queues discard changes above their budget."""
+        """`properties`: of all buckets. `discard`: its queues discard changes above their budget."""
         self.name = name
         self._discard = discard
         self.claiming: set[str] = set()
         """Sinks whose queue has a CURSOR entry under way."""
-        self.properties = TypeProperties(Properties(repl_reap=repl_reap), {})
+        self.properties = TypeProperties(properties, {})
         self.uuid = bytes([number]) * 16
         self.store = MemoryStore()
         self.replica = SimpleNamespace(epoch=1, leo=0, applied=0)
@@ -112,6 +112,8 @@ class Cluster:
         self.queues: dict[str, SourceQueue] = {}
         self.barrier = TombstoneBarrier(self, self.store, self)  # type: ignore[arg-type]
         self.now_ms = 0
+        self.skew_ms = 0
+        """How far the wall clock of the node that leads is ahead; below 0: behind."""
         self.life = 0
         self.read_count = 0
         self._roads = links
@@ -227,7 +229,8 @@ class Cluster:
     def batch(self) -> WriteBatch:
         """The next batch to write."""
         unreplicated = self._is_unreplicated if self._unreplicated_check else lambda *_: False
-        return WriteBatch(self.place, self.store, self.uuid, LIMITS, self.properties, self.now_ms, {}, unreplicated)
+        wall_ms = self.now_ms + self.skew_ms
+        return WriteBatch(self.place, self.store, self.uuid, LIMITS, self.properties, wall_ms, {}, unreplicated)
 
     def _is_unreplicated(self, partition: int, offset: int, pusher: bytes, key: Key) -> bool:
         return is_unreplicated(self.queues.values(), partition, offset, pusher, key)

@@ -76,6 +76,16 @@ def locks(name: str, seed: int) -> MeshSimulation:
     return simulation
 
 
+def keeps_one(name: str, seed: int) -> MeshSimulation:
+    """R-KEEP: clusters that keep the newest sibling alone, under wall clocks that step back, fall silent in the end and
+    hold the same bytes; I-CLOCK-STABLE, I-IDEMP, I-DOT-UNIQUE and I-NO-RESURRECT hold at every step."""
+    simulation = MeshSimulation(seed, TOPOLOGIES[name], faults=seed % 3 > 0, keeps_one=True)
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.agree()
+    return simulation
+
+
 def gives_its_own(seed: int) -> MeshSimulation:
     """R-OWED: a and b replicate both ways, c fetches from a alone, which does not cascade: c has every write of a."""
     simulation = MeshSimulation(seed, [*both_ways(("a", "b")), Link("a", "c")])
@@ -162,5 +172,6 @@ SCENARIOS: Final[dict[str, Callable[[int], MeshSimulation]]] = {
     **_each(converges, *TOPOLOGIES),
     **_each(crosses_once, *TOPOLOGIES),
     **_each(locks, *TOPOLOGIES),
+    **_each(keeps_one, *TOPOLOGIES),
 }
 """Name -> function that runs one seed; AssertionError when an invariant does not hold."""
