@@ -77,7 +77,7 @@ class UnforeseenErrors:
         """By event, place and kind; that of the newest occurrence last."""
         self._counts: dict[str, int] = {}
 
-    def exception(self, event: str, error: BaseException, **fields: object) -> InternalError:
+    def exception(self, event: str, error: BaseException, /, **fields: object) -> InternalError:
         """Take note of what ended an item. `event` names the item's work, `fields` the item. Returns the item's answer,
         which refers to no frame of `error`."""
         kind, place, text = type(error).__name__, _place(error.__traceback__), _text(error)

@@ -2,8 +2,8 @@
 of libraries and the interpreter comes as events, too.
 
 A line that cannot be written, since the disk is full or its reader has ended, is counted and dropped. An event that
-cannot be made a line, whatever its fields are, is replaced by a short line that says so (`log.line_failed`). The caller
-never fails.
+cannot be made a line, whatever its fields are, is replaced by a short line that says so (`logging.line_failed`). The
+caller never fails.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HELP: Final[Mapping[str, Family]] = {
     ),
     "isthmus_log_lines_replaced_total": Family(
         "Events that could not be made a line, or only a too long one, and were replaced by a short line "
-        "(`log.line_failed`, `log.line_cut`).",
+        "(`logging.line_failed`, `logging.line_cut`).",
         "lines",
         "logs and store",
     ),
@@ -178,11 +178,13 @@ class LogChain:
             except structlog.DropEvent:
                 raise
             except Exception as error:  # noqa: BLE001 -- a line must not end what it tells of
-                return self._short(method, "log.line_failed", name, f"{type(error).__name__} in {_name_of(step)}", "")
+                return self._short(
+                    method, "logging.line_failed", name, f"{type(error).__name__} in {_name_of(step)}", ""
+                )
         line = str(found)
         if len(line) <= LINE_MAX:
             return line
-        return self._short(method, "log.line_cut", name, f"{len(line)} characters", line[:LINE_KEPT_MAX])
+        return self._short(method, "logging.line_cut", name, f"{len(line)} characters", line[:LINE_KEPT_MAX])
 
     def _short(self, level: str, event: str, of: object, why: str, begin: str) -> str:
         of = of if type(of) is str else type(of).__name__

@@ -323,8 +323,8 @@ def test_no_value_of_an_event_raises_into_its_caller(form: str) -> None:
     if form == "json":
         told = [json.loads(line) for line in written]
         assert told[0]["integer_keys"] == {"3": 7}
-        short = [each for each in told if each["event"].startswith("log.line_")]
-        assert {each["event"] for each in short} == {"log.line_failed", "log.line_cut"}
+        short = [each for each in told if each["event"].startswith("logging.line_")]
+        assert {each["event"] for each in short} == {"logging.line_failed", "logging.line_cut"}
         assert {each["of"] for each in short} == {"attaching.new_copies", "http.bug", "Mute"}
         assert all(each["node"] == "n1" and each["level"] and each["why"] for each in short)
         assert told[-1]["replaced"] >= len(short)

@@ -76,5 +76,5 @@ def test_an_unforeseen_exception_is_a_finding_of_its_node() -> None:
     answers["health"]["nodes"][node] = {**healthy, "defects": [words]}
     (finding,) = findings_document(answers, {})["findings"]
     assert finding["sentence"] == f"node {node}: {words}"
-    assert (finding["state"], finding["code"]) == ("warning", "defect")
+    assert (finding["severity"], finding["code"]) == ("warning", "defect")
     assert "support-bundle" in finding["remedy"]
