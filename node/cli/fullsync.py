@@ -50,6 +50,7 @@ PROGRESS_S: Final = 2.0
 
 VERDICTS: Final = {
     "in-sync": Exit.OK,
+    "up-to-date": Exit.OK,
     "repaired": Exit.DIFFERS,
     "differing": Exit.DIFFERS,
     "error": Exit.USAGE,
