@@ -19,7 +19,7 @@ from isthmus.config.units import format_duration
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit, failure_of
 from isthmus.node.cli.output import CliContext, echo_json, objects_in, printable
-from isthmus.node.cli.parameters import Duration
+from isthmus.node.cli.parameters import Count, Duration
 from isthmus.node.services.findings import (
     GAPS,
     ISR,
@@ -118,7 +118,7 @@ def _name(_context: click.Context, _parameter: click.Parameter, value: str | Non
 QUEUE: Final = click.option("--queue", metavar="NAME", callback=_name, help="Only this queue.")
 
 
-@check_group.command("lag")
+@check_group.command("lag", short_help="How far other clusters are behind.")
 @_limits(LAG, Duration(), "how far a queue is behind")
 @QUEUE
 @admin_query
@@ -136,8 +136,8 @@ def lag(warning: int, critical: int, queue: str | None, quiet: bool, query: Admi
     _finish(query, "lag", facts, "", limits, quiet=quiet)
 
 
-@check_group.command("isr")
-@_limits(ISR, click.IntRange(0), "partitions that lack replicas in sync (-w), that take no writes (-c)")
+@check_group.command("isr", short_help="Replicas out of sync, nodes down, partitions stuck.")
+@_limits(ISR, Count(0), "partitions that lack replicas in sync (-w), that take no writes (-c)")
 @admin_query
 def isr(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
     """Replicas out of sync and nodes that are down (warning); partitions without leader or below min-ISR (critical)."""
@@ -147,7 +147,7 @@ def isr(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
     _end("isr", facts, isr_fine(cluster), query.output, limits, quiet=quiet)
 
 
-@check_group.command("sync")
+@check_group.command("sync", short_help="When full-sync last proved the other side up to date.")
 @_limits(PROVEN, Duration(), "how long ago the other side was proven up to date")
 @QUEUE
 @admin_query
@@ -169,7 +169,7 @@ def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: Adm
     _finish(query, "sync", facts, "", limits, quiet=quiet)
 
 
-@check_group.command("gaps")
+@check_group.command("gaps", short_help="Changes given up that no full-sync has proven yet.")
 @_limits(GAPS, Duration(), "age of the oldest change that was given up")
 @QUEUE
 @admin_query
@@ -181,8 +181,8 @@ def gaps(warning: int, critical: int, queue: str | None, quiet: bool, query: Adm
     _finish(query, "gaps", gap_facts(answer, limits), fine, limits, quiet=quiet)
 
 
-@check_group.command("sink")
-@_limits(LETTERS, click.IntRange(0), "dead letters of all nodes")
+@check_group.command("sink", short_help="Changes that this cluster does not accept; failing links.")
+@_limits(LETTERS, Count(0), "dead letters of all nodes")
 @admin_query
 def sink(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
     """Changes that this cluster does not accept: dead letters, bucket types that it lacks and others send, links that
