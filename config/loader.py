@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import tomllib
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from isthmus.config import relations
 from isthmus.config.schema import SettingKey, SettingKind, as_text, keys_of, range_text
 from isthmus.config.settings import Settings
-from isthmus.config.text import shown
+from isthmus.config.text import shown, similar
 from isthmus.config.toml_lines import KeyPath, line_of_keys
 from isthmus.config.units import parse_duration, parse_size
 from isthmus.config.validation import Choice, TextForm, ValueRange, parse_address
@@ -302,7 +301,7 @@ def _unknown(section: type, name: str, value: Any) -> str:
             whole = type(value) is int and 0 <= value < 1 << 63
             example = as_text(key, value if whole else key.default)
             return f"unknown key; in a file the unit stands in the value: {key.name} = {example}"
-    close = get_close_matches(name.lower(), keys, n=1, cutoff=0.6)
+    close = similar(name, keys)
     if close:
         return f'unknown {noun}; did you mean "{close[0]}"?'
     for other in keys_of(Settings).values():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NEXT = "start all nodes (restart those that run), then: isthmus cluster reseed"
 
 
-@click.command("adopt")
+@click.command("adopt", short_help="Fill a metastore that lost ALL its data.")
 @click.argument("file", type=click.Path(path_type=Path))
 @YES
 @DRY_RUN

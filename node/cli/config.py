@@ -46,7 +46,7 @@ def config_group() -> None:
     """Check and show config files."""
 
 
-@config_group.command("sample")
+@config_group.command("sample", short_help="Print a commented config file with every key.")
 @click.option("--every/--short", default=True, help="With every key, or those alone that a first node sets.")
 def sample(every: bool) -> None:
     """Print a commented config file: every section and key with its meaning, range and default. `isthmus node init`
@@ -66,7 +66,7 @@ FIRST_NODE: Final[Values] = {
 """The keys that a first node sets."""
 
 
-@config_group.command("check")
+@config_group.command("check", short_help="Every fault of config files, with line and remedy.")
 @FILES
 @output_option
 def check(files: tuple[Path, ...], output: str) -> int:
@@ -212,7 +212,7 @@ def _echo(one: Checked) -> None:
     click.echo(f"{printable(one.file)}: no faults")
 
 
-@config_group.command("show")
+@config_group.command("show", short_help="Every value in force, and where it comes from.")
 @FILE
 @output_option
 def show(file: Path, output: str) -> None:

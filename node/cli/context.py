@@ -67,7 +67,7 @@ def _file(option: str, text: str | None) -> str:
     return str(path)
 
 
-@context_group.command("add")
+@context_group.command("add", short_help="Add a cluster to a context, or replace it there.")
 @NAME
 @click.option("--admin", "admins", metavar="URL[,URL...]", multiple=True, required=True, help="Its admin listeners.")
 @click.option("--http", "https", metavar="URL[,URL...]", multiple=True, help="Its client listeners, for isthmus kv.")
@@ -157,7 +157,7 @@ def use(name: str, cluster: str | None, output: str) -> None:
 CONTEXTS: Final = TableSpec("context", "in_use", "clusters", "cluster")
 
 
-@context_group.command("list")
+@context_group.command("list", short_help="Every context, and its clusters.")
 @output_option
 def list_contexts(output: str) -> None:
     """Every context, its clusters, and the one that is meant without --cluster."""

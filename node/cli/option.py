@@ -86,7 +86,7 @@ def set_option(name: str, value: str, bucket_type: str | None, act: AdminCommand
     _echo_set(act, name, act.post(f"{_path(name)}/set", value=value, bucket_type=bucket_type, dry_run=act.dry_run))
 
 
-@option_group.command("unset")
+@option_group.command("unset", short_help="Go back to the cluster's setting, the file's, the default.")
 @NAME
 @BUCKET_TYPE
 @admin_act(dry_run=True)

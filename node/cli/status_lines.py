@@ -24,7 +24,7 @@ from isthmus.node.cli.output import (
     styled,
     table_lines,
 )
-from isthmus.node.cli.status_report import free_share
+from isthmus.node.services.findings import free_share
 
 MARKS: Final = {
     "ok": Mark.GOOD,

@@ -265,7 +265,8 @@ def test_a_link_from_a_cluster_that_is_not_asked_is_shown_as_unknown(
     found = json.loads(capsys.readouterr().out)
     links = found["links"]
     sentence = "queue to-west: east is not asked here: it alone knows how far west is behind"
-    assert found["amiss"] == [{"cluster": "west", "state": "unknown", "sentence": sentence}]
+    about = {"code": "lag", "subject": "queue to-west", "remedy": "ask that cluster, too: --admin URL"}
+    assert found["amiss"] == [{"cluster": "west", "state": "unknown", "sentence": sentence, **about}]
     assert [(row["from"], row["to"], row["seconds"]) for row in links] == [
         ("west", "east", 0.0),
         ("east", "west", None),

@@ -80,7 +80,6 @@ def test_requests_sent_ahead_are_answered_in_order(client_api, server):
         b"G\x00T / HTTP/1.1\r\nhost: x\r\n\r\n",
         b"GET / HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
         b"GET / HTTP/1.1\r\nhost: x\r\na: b\x00\r\n\r\n",
-        b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n",
         b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: -1\r\n\r\nx",
         b"PUT /buckets/b/keys/k HTTP/1.1\r\nhost: x\r\na: b\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nxx",
         b"PUT /buckets/b/keys/ HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -229,21 +228,6 @@ def test_padding_in_a_chunked_body_is_bounded(client_api, server):
             sock.sendall(head % b"2" + padding)
             assert taken_of(sock, b"p" * 1000, 10_000) < 10_000
     assert client_api.kv.object(b"b", b"2") is None
-
-
-def test_an_upgrade_header_does_not_drop_a_body(client_api, server):
-    """A PUT that also offers another protocol is refused, never stored empty; a GET is answered, then closed."""
-    offer = b"host: x\r\nconnection: upgrade, http2-settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQ"
-    raw = server.exchange(PUT.replace(b"host: x", offer) % (b"k", 5, b"12345") + CLOSE)
-    assert statuses(raw) == [400]
-    assert b"x-isthmus-reason: upgrade" in raw
-    chunked = offer + b"\r\ntransfer-encoding: chunked"
-    assert statuses(server.exchange(GET.replace(b"host: x", chunked) % b"k" + b"1\r\nx\r\n0\r\n\r\n")) == [400]
-    assert client_api.kv.writes == 0
-    for empty in (b"", b"\r\ncontent-length: 0"):
-        raw = server.exchange(GET.replace(b"host: x", offer + empty) % b"k" + CLOSE)
-        assert statuses(raw) == [404]
-        assert b"connection: close" in raw
 
 
 def test_a_connection_beyond_the_limit_gets_503(client_api, serve):

@@ -24,9 +24,10 @@ from isthmus.repl.controller.unclean_election import ReplicaReport, most_complet
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.objects import Content
+from isthmus.repl.model.objects import Content, decode_object
 from isthmus.repl.model.record import PartitionStatus
 from isthmus.repl.model.requests import WriteRequest
+from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.runtime.metastore_effects import ROLLED_BACK
 from isthmus.repl.store.leveldb import LevelStore
 from tests.component.runtime.test_replica_removal import change, changed, fully_removed
@@ -111,6 +112,32 @@ async def test_an_incomplete_replica_leads_only_when_an_operator_forces_it(
         await put(last, b"three")
         assert last.runtime.store.object(0, b"b", b"one") is not None
         assert last.runtime.store.object(0, b"b", b"two") is None
+
+
+async def test_a_forced_leader_writes_as_another_actor(tmp_path: Path, start_cluster: ClusterFactory) -> None:
+    """R-ACTOR: what the forced copy lacks may be in other clusters, under the actor that wrote it. The next write has
+    another actor, so its clock does not claim to have seen the lost ones; the entries of the earlier one stay."""
+
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=300)) as t:
+        await change_option((await t.led()).metastore, "replication.min.isr", None, Setting(1, "ann", 1))
+        leader = await t.led()
+        await put(leader, b"one")
+        await t.level()
+        last = t.followers()[0]
+        t.network.isolate(last.node)
+        await put(leader, b"one")
+        for node in [node for node in t.members if node != last.node]:
+            await t.kill(node)
+        await eventually(lambda: last.controller.records[0].status is PartitionStatus.OFFLINE)
+        await force(t, last, last)
+        await put(last, b"one")
+        incarnation = last.controller.records[0].incarnation
+        assert incarnation
+        kept = last.runtime.store.object(0, b"b", b"one")
+        assert kept is not None
+        found = decode_object(kept)
+        assert [actor for actor, _, _ in found.clock] == [actor_of(UUID, 0), actor_of(UUID, 0, incarnation)]
+        assert len(found.siblings) == 2, "written without a context, beside the value that the forced copy has"
 
 
 async def diverged(t: Cluster, boot_id: str = "boot-1") -> Node:
