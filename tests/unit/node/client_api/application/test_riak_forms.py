@@ -423,3 +423,18 @@ def test_accept_prefers_by_weight():
         (b"", False),
     ):
         assert prefers(accept, b"application/json", b"text/html") is wanted, accept
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        b"Sat, 31 Dec 2016 23:59:60 GMT",
+        b"Saturday, 31-Dec-16 23:59:60 GMT",
+        b"Sat Dec 31 23:59:60 2016",
+    ],
+)
+def test_a_leap_second_is_the_second_after_it(date):
+    """HTTP's dates have second 60, in each of their forms; seconds since 1970 have none."""
+    assert parse_date(date) == parse_date(b"Sun, 01 Jan 2017 00:00:00 GMT") == 1_483_228_800
+    assert read_condition([(b"if-unmodified-since", date)]).unmodified_since_s == 1_483_228_800
+    assert parse_date(date.replace(b":60", b":61")) is None
