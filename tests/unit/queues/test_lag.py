@@ -20,6 +20,7 @@ from isthmus.repl.property_digests import PropertyDifference, scope_digest
 from tests.support.damage_reports import DamageReports
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET, THIRD
+from tests.support.waiting import PATIENCE_S
 from tests.unit.queues.admin.test_acts import audit_info, keys, settled
 
 pytestmark = pytest.mark.virtual_time
@@ -53,9 +54,9 @@ async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pyte
         queue_node.put(b"k")
         assert len((await queue_node.fetch()).items) == 1
         free = Event()
-        busy = [queue_node.pool.submit(free.wait, 20) for _ in range(2)]
+        busy = [queue_node.pool.submit(free.wait, 60) for _ in range(2)]
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 (queue,) = await queue_node.acts.lags()
         finally:
             free.set()
