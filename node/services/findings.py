@@ -21,6 +21,7 @@ from isthmus.node.http.answer_texts import (
     named,
     object_in,
     objects_in,
+    percent,
     silent_sentence,
 )
 
@@ -608,7 +609,7 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
         share = free_share(one)
         if share is not None and share < DISK_FREE_WARNING:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
-            words = f"node {node}: {100 * share:.0f} % of its disk are free"
+            words = f"node {node}: {percent(share)} of its disk are free"
             yield Fact(state, words, Code.DISK_FREE, subject)
 
 
