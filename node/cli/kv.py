@@ -166,7 +166,7 @@ def get(
     if output == "json":
         shown = None if clock is None else b64encode(clock).decode()
         names = {"type": bucket_type, "bucket": _text(bucket, percent), "key": _text(kv_key, percent)}
-        echo_json({**names, "found": status != 404, "clock": shown, "siblings": [_json(s) for s in siblings]})
+        echo_json({**names, "found": status != 404, "clock": shown, "siblings": [value_as_json(s) for s in siblings]})
         return Exit.OK if len(siblings) == 1 and not siblings[0]["deleted"] else Exit.DIFFERS
     if len(siblings) > 1 and status != 404:
         click.echo(f"isthmus: {len(siblings)} siblings; --vtag VTAG shows one:", err=True)
@@ -370,7 +370,7 @@ def _sibling(row: Any) -> dict[str, Any]:
     }
 
 
-def _json(sibling: dict[str, Any]) -> dict[str, Any]:
+def value_as_json(sibling: dict[str, Any]) -> dict[str, Any]:
     """A sibling as JSON: its value as text when it is that, and always in base64."""
     value: bytes = sibling["value"]
     try:
