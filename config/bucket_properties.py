@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
-from isthmus.config.text import shown
+from isthmus.config.text import shown, similar
 from isthmus.config.units import parse_duration, parse_size
 
 Value = bool | int | str
@@ -24,9 +23,6 @@ NUMBER_MAX: Final = 1_000_000_000_000
 
 DELAY_MAX_MS: Final = 366 * 86_400_000
 """Longest `delete_mode` delay, a year; `keep` has no limit."""
-
-LIKENESS_MIN: Final = 0.6
-"""Similarity (difflib's ratio) from which an unknown name counts as a misspelling of a known one; difflib's default."""
 
 KEEP: Final = "keep"
 IMMEDIATE: Final = "immediate"
@@ -202,7 +198,7 @@ def known_property(name: str) -> Property:
 
 
 def _unknown(name: str) -> str:
-    close = get_close_matches(name.lower(), [*PROPERTIES, *FIXED, *ABSENT, "n_val"], n=1, cutoff=LIKENESS_MIN)
+    close = similar(name, [*PROPERTIES, *FIXED, *ABSENT, "n_val"])
     hint = f'did you mean "{close[0]}"?' if close else f"known are {', '.join(PROPERTIES)}"
     return f"no such property: {_shown(name)}; {hint}"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from difflib import get_close_matches
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 SHOWN_MAX: Final = 80
@@ -47,13 +47,48 @@ def clause(number: int, noun: str, verb: str, verbs: str) -> str:
     return f"{quantity(number, noun)} {verb if number == 1 else verbs}"
 
 
-LIKENESS_MIN: Final = 0.6
-"""Similarity (difflib's ratio) from which a name counts as a misspelling of another; difflib's default."""
+MISTAKES_MAX: Final = 2
+"""Most mistakes (a letter too many, too few, another one, two swapped) in a misspelling; more make another name."""
+
+LETTERS_PER_MISTAKE: Final = 3
+"""A name has one mistake for so many letters at most: of a name of two letters none, so that `ab` is not `cd`."""
+
+
+def similar(name: str, known: Iterable[str], *, most: int = 1) -> list[str]:
+    """Known names that `name` may be a misspelling of, at most `most`: those with the fewest mistakes first, then names
+    of which it is a whole word ("factor" of "replication-factor") or the beginning. Equal ones keep their order."""
+    typed, ranked = name.lower().strip("-"), []
+    limit = min(MISTAKES_MAX, (len(typed) + 1) // LETTERS_PER_MISTAKE)
+    for each in dict.fromkeys(known):
+        there = each.lower().strip("-")
+        mistakes = _mistakes(typed, there)
+        if mistakes <= limit:
+            ranked.append((mistakes, each))
+        elif len(typed) >= LETTERS_PER_MISTAKE and (there.startswith(typed) or typed in re.split("[-_.]", there)):
+            ranked.append((MISTAKES_MAX + 1, each))
+    return [each for _, each in sorted(ranked, key=lambda one: one[0])[:most]]
+
+
+def _mistakes(one: str, other: str) -> int:
+    """Letters to insert, remove, replace or swap with their neighbour (optimal string alignment distance); more than
+    MISTAKES_MAX where the lengths differ by more than that."""
+    if abs(len(one) - len(other)) > MISTAKES_MAX:
+        return MISTAKES_MAX + 1
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        before, above, row = row, before, [i]
+        for j, there in enumerate(other, 1):
+            least = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != there))
+            if above and j > 1 and letter == other[j - 2] and one[i - 2] == there:
+                least = min(least, above[j - 2] + 1)
+            row.append(least)
+    return row[-1]
 
 
 def no_such(noun: str, name: str, known: Sequence[str]) -> str:
     """Message for an unknown `name` of a `noun`: the closest known name, or all of them."""
-    close = get_close_matches(name.lower(), known, n=1, cutoff=LIKENESS_MIN)
+    close = similar(name, known)
     if close:
         return f'no such {noun}: {shown(name)}; did you mean "{close[0]}"?'
     return f"no such {noun}: {shown(name)}; known here: {', '.join(known) or 'none'}"

@@ -26,7 +26,7 @@ from isthmus.config.schema import RELOADED, SettingKey, SettingKind, as_text, ke
 from isthmus.config.settings import ReplicationSettings, Settings
 from isthmus.node.cli.credentials import ConnectionOption
 from isthmus.node.cli.exit_codes import MEANINGS
-from isthmus.node.cli.main import root
+from isthmus.node.cli.main import NOUNS, root
 from isthmus.node.daemon import METRICS
 from isthmus.node.observability.metrics import kind_of
 from isthmus.node.services.history_series import SERIES, name_of
@@ -328,10 +328,13 @@ def nouns() -> Iterator[tuple[str, click.Command, list[tuple[click.Context, clic
 
 
 def commands_table() -> str:
-    """Every command with the first paragraph of its help; the name leads to its reference."""
+    """Every command with its line in the help of its noun; the name leads to its reference."""
     rows = [
-        (f"[`{context.command_path}`](#{context.command_path.replace(' ', '-')})", paragraphs(command.help)[0])
-        for _, _, found in nouns()
+        (
+            f"[`{context.command_path}`](#{context.command_path.replace(' ', '-')})",
+            marked(command.get_short_help_str(WIDTH) if isinstance(of_noun, click.Group) else NOUNS[noun].summary),
+        )
+        for noun, of_noun, found in nouns()
         for context, command in found
     ]
     return table(("command", "what it does"), rows)

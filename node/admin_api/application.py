@@ -15,6 +15,7 @@ from isthmus.config.validation import check_name
 from isthmus.node.admin_api.audit import AuditAdmin
 from isthmus.node.admin_api.bucket_types import BucketTypesAdmin
 from isthmus.node.admin_api.events import EventsAdmin
+from isthmus.node.admin_api.findings import FindingsAdmin
 from isthmus.node.admin_api.folds import add_folds
 from isthmus.node.admin_api.fullsync import FullSyncAdmin
 from isthmus.node.admin_api.history import HistoryAdmin
@@ -91,21 +92,31 @@ class AdminApi(HttpApplication):
         UnsafeRecoveryAdmin(services, router)
         LeadershipsAdmin(services, router)
         ReassignmentsAdmin(services, router)
-        QueueAdmin(services, router)
-        ReplicationAdmin(services, router, status)
-        SinkAdmin(services, router)
+        queues = QueueAdmin(services, router)
+        replication = ReplicationAdmin(services, router, status)
+        sinks = SinkAdmin(services, router)
         TelemetryAdmin(services, router)
         AuditAdmin(services, router)
         EventsAdmin(services, router)
         HistoryAdmin(services, router)
         self.live = LiveAdmin(services, self, router)
-        FullSyncAdmin(services, self)
+        fullsync = FullSyncAdmin(services, self)
+        documents = {
+            "cluster": self.cluster_document,
+            "health": self.health_document,
+            "lag": replication.lag_document,
+            "sinks": sinks.nodes_document,
+            "fullsync": fullsync.checks_document,
+            "gaps": queues.gaps_document,
+        }
+        self.findings = FindingsAdmin(services, documents, router)
         ReconcileAdmin(services, router)
         add_folds(self, services)
 
     def stop(self) -> None:
-        """End the streams of viewers."""
+        """End the streams of viewers, and questions that are under way."""
         self.live.stop()
+        self.findings.stop()
 
     def refusal(self, error: IsthmusError) -> Reply:
         """See HttpApplication.refusal; here as JSON, whatever the client asks for."""
@@ -179,14 +190,18 @@ class AdminApi(HttpApplication):
 
     async def health(self, _request: Request) -> Reply:
         """Version, disk and certificates of every node; null for a node that does not answer, with the reason."""
+        return json_reply(await self.health_document())
+
+    async def health_document(self) -> dict[str, Any]:
+        """The answer to `GET /admin/nodes/health`."""
         return await self._of_nodes(NODE_HEALTH)
 
     async def support(self, _request: Request) -> Reply:
         """Values in force, last log lines and metrics of every node, without secrets; null for one that does not
         answer."""
-        return await self._of_nodes(SUPPORT, SUPPORT_TIMEOUT_MS)
+        return json_reply(await self._of_nodes(SUPPORT, SUPPORT_TIMEOUT_MS))
 
-    async def _of_nodes(self, query: Query[None, Any], timeout_ms: int = TIMEOUT_MS) -> Reply:
+    async def _of_nodes(self, query: Query[None, Any], timeout_ms: int = TIMEOUT_MS) -> dict[str, Any]:
         """The answers of all nodes to a query without parameters; null for one without, and why."""
         services = self._services
         live = services.membership.live_nodes()
@@ -194,7 +209,7 @@ class AdminApi(HttpApplication):
         unknown = {**not_alive(services.membership.known_nodes() - live), **answers.unknown}
         found = {**dict.fromkeys(unknown), **answers.by_node}
         nodes = {node: None if one is None else msgspec.to_builtins(one) for node, one in sorted(found.items())}
-        return json_reply({"nodes": nodes, "unknown": unknown, "at_ms": services.time.wall_ms()})
+        return {"nodes": nodes, "unknown": unknown, "at_ms": services.time.wall_ms()}
 
     async def partitions(self, request: Request) -> Reply:
         """Every partition (of ?bucket_type=T) with its leader, replicas, offsets and the reason of its state."""

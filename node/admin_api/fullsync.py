@@ -392,10 +392,14 @@ class FullSyncAdmin:
         )
 
     async def _checks_of_nodes(self, _request: Request) -> Reply:
+        return json_reply(await self.checks_document())
+
+    async def checks_document(self) -> dict[str, Any]:
+        """The answer to `GET /admin/fullsync/nodes`."""
         found = await self._of_nodes(FullSyncPart.CHECKS)
         standing = self._services.fullsync.documents.suspensions
         suspensions = [asdict(one) for one in standing.value] if standing.was_read else None
-        return json_reply({**found, "suspensions": suspensions, "suspensions_error": standing.error})
+        return {**found, "suspensions": suspensions, "suspensions_error": standing.error}
 
     async def _of_nodes(self, part: FullSyncPart) -> dict[str, Any]:
         """Every node's report, null for a node without one, and why; and since when nodes are down."""

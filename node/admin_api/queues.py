@@ -239,6 +239,10 @@ class QueueAdmin:
         name = request.query.get("queue")
         if name is not None:
             self._services.queues.named(name)
+        return json_reply(await self.gaps_document(name))
+
+    async def gaps_document(self, name: str | None = None) -> dict[str, Any]:
+        """The answer to `GET /admin/gaps`. `name`: only this queue."""
         query, nodes = self._services.query, self._nodes()
         # Lag is computed from the same windows: where it is unknown, gaps may be unreported.
         lags, gaps = await asyncio.gather(
@@ -253,13 +257,12 @@ class QueueAdmin:
         for row in lag_rows(lags.by_node, self._services.controller.records):
             if name in (None, row["queue"]) and row["unknown_partitions"]:
                 untold.setdefault(row["queue"], []).extend(row["unknown_partitions"])
-        answer = {
+        return {
             "gaps": sorted(kept.values(), key=lambda r: (r["queue"], r["from_ms"])),
             "unknown": silent,
             "unknown_partitions": untold,
             "at_ms": self._services.time.wall_ms(),
         }
-        return json_reply(answer)
 
     async def ledger(self, request: Request) -> Reply:
         """The ledger of a queue on every node."""

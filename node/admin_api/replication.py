@@ -39,11 +39,13 @@ class ReplicationAdmin:
 
     async def lag(self, _request: Request) -> Reply:
         """How far each other cluster is behind, by queue and bucket type; null where a node does not answer."""
-        return json_reply({"lag": await self._lag(), "at_ms": self._services.time.wall_ms()})
+        return json_reply(await self.lag_document())
 
-    async def _lag(self) -> list[dict[str, Any]]:
+    async def lag_document(self) -> dict[str, Any]:
+        """The answer to `GET /admin/lag`."""
         lags = await self._services.query.ask(LAGS, ReadLags(), self._nodes())
-        return lag_rows(lags.by_node, self._services.controller.records)
+        rows = lag_rows(lags.by_node, self._services.controller.records)
+        return {"lag": rows, "at_ms": self._services.time.wall_ms()}
 
     async def ledger(self, _request: Request) -> Reply:
         """Changes sent to and received from each other cluster since the nodes started, and whether the sums match."""

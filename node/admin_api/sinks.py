@@ -153,10 +153,14 @@ class SinkAdmin:
 
     async def nodes(self, _request: Request) -> Reply:
         """The sink of every node; null for a node that does not answer, or is gone."""
+        return json_reply(await self.nodes_document())
+
+    async def nodes_document(self) -> dict[str, Any]:
+        """The answer to `GET /admin/sink/nodes`."""
         answers = await self._services.query.ask(SINK, None, self._services.membership.live_nodes())
         found = with_gone(self._services.controller.records, answers.by_node)
         unknown = {**answers.unknown, **dict.fromkeys(sorted(found.keys() - answers.by_node.keys()), GONE)}
-        return json_reply({"nodes": [{"node": node, "sink": what} for node, what in found.items()], "unknown": unknown})
+        return {"nodes": [{"node": node, "sink": what} for node, what in found.items()], "unknown": unknown}
 
     async def suspend(self, request: Request, body: SuspendSinkRequest) -> Reply:
         """Start no new fetch of a queue, a peer, or all, on one node or on all."""

@@ -9,7 +9,7 @@ import click
 
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.output import NOTHING, Row, TableSpec, column, moment, moment_of, object_in, objects_in
-from isthmus.node.cli.parameters import time_of, time_or_ago
+from isthmus.node.cli.parameters import Count, time_of, time_or_ago
 from isthmus.node.http.answer_limits import ROWS_MAX
 
 
@@ -42,7 +42,7 @@ def audit_group() -> None:
     """Look at the audit log: who changed what, and when."""
 
 
-@audit_group.command("list")
+@audit_group.command("list", short_help="The acts of operators on all nodes, newest first.")
 @click.option(
     "--since",
     metavar="TIME",
@@ -54,7 +54,7 @@ def audit_group() -> None:
 @click.option("--who", metavar="TEXT", help="Only acts by such a name, role, token digest, certificate or address.")
 @click.option("--object", "target", metavar="TEXT", help="Only acts whose path or request has this text.")
 @click.option("--outcome", type=click.Choice(("done", "refused", "unknown")), help="Only acts that ended so.")
-@click.option("--limit", type=click.IntRange(1, ROWS_MAX), default=50, show_default=True, help="Most acts to show.")
+@click.option("--limit", type=Count(1, ROWS_MAX), default=50, show_default=True, help="Most acts to show.")
 @click.option("--from", "before", metavar="CURSOR", help="Go on where a listing ended, as it printed.")
 @admin_query
 def list_acts(

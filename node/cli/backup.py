@@ -21,7 +21,7 @@ from isthmus.node.backup import restore as restoring
 from isthmus.node.backup.create import Progress
 from isthmus.node.backup.manifest import Manifest
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import echo_json, moment, output_option, printable
+from isthmus.node.cli.output import echo_json, moment, output_option, percent, printable
 
 PROGRESS_INTERVAL_S: Final = 0.5
 """Between two updates of the progress on a terminal."""
@@ -37,7 +37,7 @@ def backup_group() -> None:
     """Back up a node's data directory while the node runs; verify a backup, and restore it."""
 
 
-@backup_group.command("create")
+@backup_group.command("create", short_help="Back up a data directory, while its node runs or not.")
 @click.argument("paths", metavar="[FILE] DEST", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--data-dir", type=click.Path(path_type=Path), metavar="DIR", help="The data directory, instead of FILE.")
 @output_option
@@ -71,7 +71,7 @@ def create_command(paths: tuple[Path, ...], data_dir: Path | None, output: str) 
             click.echo("not in it: a copy of the metastore, which this data directory does not have")
 
 
-@backup_group.command("verify")
+@backup_group.command("verify", short_help="Read all of a backup and compare its checksums.")
 @DIRECTORY
 @output_option
 def verify_command(backup: Path, output: str) -> int:
@@ -92,7 +92,7 @@ def verify_command(backup: Path, output: str) -> int:
     return Exit.DIFFERS if faults else Exit.OK
 
 
-@backup_group.command("restore")
+@backup_group.command("restore", short_help="Verify a backup, then copy it into a data directory.")
 @DIRECTORY
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where to; empty, or made."
@@ -188,7 +188,7 @@ def _progress() -> Iterator[Progress]:
         if now_s - shown_s < PROGRESS_INTERVAL_S:
             return
         shown_s = now_s
-        line = f"{phase}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB ({100 * done / max(1, total):.0f} %)"
+        line = f"{phase}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB ({percent(done / max(1, total))})"
         click.echo(f"\r{line:<{wide}}", err=True, nl=False)
         wide = len(line)
 

@@ -65,7 +65,7 @@ def list_buckets(query: AdminCommand) -> None:
     query.echo_rows(query.get("/admin/buckets"), "buckets", BUCKETS)
 
 
-@bucket_group.command("show")
+@bucket_group.command("show", short_help="Every property of a bucket: value, origin, by whom.")
 @WHERE
 @admin_query
 def show(where: str, query: AdminCommand) -> None:
@@ -82,7 +82,7 @@ def set_bucket(where: str, assignments: tuple[str, ...], act: AdminCommand) -> N
     set_properties(act, bucket_path(where), where, assignments)
 
 
-@bucket_group.command("unset")
+@bucket_group.command("unset", short_help="Go back to the properties of the bucket type.")
 @WHERE
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 @admin_act(dry_run=True)

@@ -23,6 +23,7 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
+from isthmus.node.cli.parameters import Count, RenamedOption
 from isthmus.node.cli.partition import read_map
 from isthmus.node.cli.reassignment import set_replication_factor
 from isthmus.repl.controller.placement import PARTITIONS_MAX, REPLICAS_MAX, replica_map_document
@@ -52,14 +53,14 @@ def bucket_type_group() -> None:
 bucket_type_group.add_command(set_replication_factor)
 
 
-@bucket_type_group.command("list")
+@bucket_type_group.command("list", short_help="Every bucket type, and how it is.")
 @admin_query
 def list_types(query: AdminCommand) -> None:
     """Every bucket type: partitions, replicas, min-ISR, how many partitions are online and wholly in sync."""
     query.echo_rows(query.get("/admin/bucket-types"), "bucket_types", BUCKET_TYPES)
 
 
-@bucket_type_group.command("show")
+@bucket_type_group.command("show", short_help="Where its replicas are, and its properties.")
 @NAME
 @admin_query
 def show(name: str, query: AdminCommand) -> None:
@@ -87,7 +88,7 @@ def _replicas(row: Row) -> list[int | str]:
     return [node if number is None else number for node, number in pairs]
 
 
-@bucket_type_group.command("properties")
+@bucket_type_group.command("properties", short_help="Every property: value, origin, by whom.")
 @NAME
 @admin_query
 def properties(name: str, query: AdminCommand) -> None:
@@ -95,11 +96,14 @@ def properties(name: str, query: AdminCommand) -> None:
     query.echo_rows(query.get(f"{_path(name)}/properties"), "properties", PROPERTIES)
 
 
-@bucket_type_group.command("create")
+@bucket_type_group.command("create", short_help="Make a bucket type on the nodes that live.")
 @NAME
-@click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), help="How many; never changed later.")
-@click.option("--replication-factor", type=click.IntRange(1, REPLICAS_MAX), help="Replicas of each partition.")
-@click.option("--min-isr", type=int, help="Its own min-ISR; without it that of the cluster.")
+@click.option("--partitions", type=Count(1, PARTITIONS_MAX), help="How many; never changed later.")
+@click.option(
+    "--replication-factor", cls=RenamedOption, old=("--factor",), type=Count(1, REPLICAS_MAX),
+    help="Replicas of each partition.",
+)  # fmt: skip
+@click.option("--min-isr", type=Count(), help="Its own min-ISR; without it that of the cluster.")
 @click.option(
     "--placement",
     type=click.Choice(("computed", "rack-aware")),
@@ -144,10 +148,12 @@ def create(
                 PLACEMENT.echo(rows)
 
 
-@bucket_type_group.command("set", context_settings={"ignore_unknown_options": True})
+@bucket_type_group.command(
+    "set", short_help="Set properties, or the min-ISR.", context_settings={"ignore_unknown_options": True}
+)
 @NAME
 @click.argument("assignments", nargs=-1, metavar="[PROPERTY=VALUE...]")
-@click.option("--min-isr", type=int, help="Replicas that must hold a write; clamped to 1 .. RF.")
+@click.option("--min-isr", type=Count(), help="Replicas that must hold a write; clamped to 1 .. RF.")
 @admin_act(dry_run=True)
 def set_type(name: str, assignments: tuple[str, ...], min_isr: int | None, act: AdminCommand) -> None:
     """Set properties of bucket type NAME, PROPERTY=VALUE, or its min-ISR. Other options: `isthmus option set ...
@@ -167,7 +173,7 @@ def set_type(name: str, assignments: tuple[str, ...], min_isr: int | None, act: 
         act.note(f"note: {warning}")
 
 
-@bucket_type_group.command("unset")
+@bucket_type_group.command("unset", short_help="Go back to the defaults of properties.")
 @NAME
 @click.argument("names", nargs=-1, metavar="[PROPERTY...]")
 @admin_act(dry_run=True)

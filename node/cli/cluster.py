@@ -131,7 +131,7 @@ KIND_COLUMNS: Final = (
 )  # fmt: skip
 
 
-@cluster_group.command("telemetry")
+@cluster_group.command("telemetry", short_help="Replogs, replication, apply and ISR in numbers.")
 @admin_query
 def telemetry(query: AdminCommand) -> None:
     """Replogs, replication, apply and ISR in numbers: cluster, bucket types, nodes.

@@ -13,7 +13,7 @@ import click
 from isthmus.config.validation import check_name
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import TableSpec, echo_rows, moment_of, output_option
-from isthmus.node.cli.parameters import FiniteFloat
+from isthmus.node.cli.parameters import Number
 from isthmus.node.local import dev_certificates
 from isthmus.node.local.topology import load_topology
 from isthmus.node.security import certificates
@@ -32,7 +32,7 @@ def dev_group() -> None:
     """Certificates and tokens for trying things out."""
 
 
-@dev_group.command("certs")
+@dev_group.command("certs", short_help="A test authority, and a certificate for each node.")
 @directory_argument
 @click.option("--cluster", help="The cluster of the nodes that --node names.")
 @click.option("--node", "nodes", multiple=True, help="A node to make a certificate for; may be repeated.")
@@ -51,7 +51,7 @@ def dev_group() -> None:
     show_default=True,
     help="A name or address at which the nodes answer; may be repeated.",
 )
-@click.option("--days", type=FiniteFloat(min=0.001, max=3650), default=certificates.DAYS, show_default=True)
+@click.option("--days", type=Number(min=0.001, max=3650), default=certificates.DAYS, show_default=True)
 @output_option
 def certs(
     directory: Path,

@@ -13,7 +13,7 @@ import click
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed
 from isthmus.node.cli.output import Row, TableSpec, column, moment, moment_of, object_in, objects_in, printable
-from isthmus.node.cli.parameters import Duration, time_or_ago
+from isthmus.node.cli.parameters import Count, Duration, time_or_ago
 from isthmus.node.http.answer_limits import ROWS, ROWS_MAX
 from isthmus.repl.model.errors import BadInput
 
@@ -45,9 +45,9 @@ EVENTS: Final = TableSpec(
 )
 @click.option("--kind", metavar="KIND", help="Only act, election, replica, node, order, link, check, disk, ...")
 @click.option("--node", metavar="NAME", help="Only of this node.")
-@click.option("--limit", type=click.IntRange(1, ROWS_MAX), default=ROWS, show_default=True, help="Most events to show.")
+@click.option("--limit", type=Count(1, ROWS_MAX), default=ROWS, show_default=True, help="Most events to show.")
 @click.option("--follow", is_flag=True, help="Print further events as they come, until Ctrl-C, which is code 0.")
-@click.option("--timeout", "timeout_ms", type=Duration(), metavar="TIME", help="End --follow after this.")
+@click.option("--timeout", "timeout_ms", type=Duration(), help="End --follow after this.")
 @admin_query
 def events_command(
     since: str | None,

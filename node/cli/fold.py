@@ -17,7 +17,7 @@ from urllib.parse import quote
 import click
 
 from isthmus.config.text import quantity
-from isthmus.config.units import format_size, parse_size
+from isthmus.config.units import format_size
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
@@ -28,9 +28,20 @@ from isthmus.node.cli.output import (
     moment_of,
     objects_in,
     output_option,
+    percent,
     printable,
 )
-from isthmus.node.cli.parameters import BY, DRY_RUN, YES, checking, confirm, split_bucket, time_of, with_options
+from isthmus.node.cli.parameters import (
+    BY,
+    DRY_RUN,
+    YES,
+    Count,
+    Size,
+    confirm,
+    split_bucket,
+    time_of,
+    with_options,
+)
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
@@ -101,15 +112,13 @@ def list_buckets(output: str, **scope: Any) -> None:
     _over(_pages("list-buckets", {}, scope), lambda page: buckets.update(page["buckets"]), show)
 
 
-@fold_group.command("find-keys")
-@click.option("--siblings-over", type=click.IntRange(0), help="Only keys with more siblings.")
-@click.option("--size-over", metavar="SIZE", help="Or larger ones.")
+@fold_group.command("find-keys", short_help="Keys with many siblings or a large object.")
+@click.option("--siblings-over", type=Count(0), help="Only keys with more siblings.")
+@click.option("--size-over", type=Size(), help="Or larger ones.")
 @scope_options
-def find_keys(siblings_over: int | None, size_over: str | None, output: str, **scope: Any) -> None:
+def find_keys(siblings_over: int | None, size_over: int | None, output: str, **scope: Any) -> None:
     """Keys with many siblings or a large object; without either option all."""
-    with checking("--size-over"):
-        size = None if size_over is None else parse_size(size_over)
-    _found("find-keys", {"siblings_over": siblings_over, "size_over": size}, scope, output)
+    _found("find-keys", {"siblings_over": siblings_over, "size_over": size_over}, scope, output)
 
 
 @fold_group.command("find-tombs")
@@ -119,7 +128,7 @@ def find_tombs(output: str, **scope: Any) -> None:
     _found("find-tombs", {}, scope, output)
 
 
-@fold_group.command("repair-keys")
+@fold_group.command("repair-keys", short_help="Check every object; name what is damaged.")
 @click.option(
     "--mend", is_flag=True, help="Fetch what is damaged again from another replica or cluster, and check once more."
 )
@@ -140,7 +149,7 @@ def repair_keys(mend: bool, output: str, **scope: Any) -> None:
         raise click.exceptions.Exit(int(Exit.DIFFERS))
 
 
-@fold_group.command("object-stats")
+@fold_group.command("object-stats", short_help="Objects, tombstones, bytes, sizes, siblings.")
 @scope_options
 def object_stats(output: str, **scope: Any) -> None:
     """Objects, tombstones, bytes; how many of which size and of how many siblings."""
@@ -197,7 +206,7 @@ def reap_tombs(output: str, **scope: Any) -> None:
     _act("reap-tombs", "reaped", {}, scope, output)
 
 
-@fold_group.command("erase-keys")
+@fold_group.command("erase-keys", short_help="Delete the keys, each as it was found.")
 @act_options
 @scope_options
 def erase_keys(output: str, **scope: Any) -> None:
@@ -308,7 +317,7 @@ def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[d
             place = page["next"]
             if shows_progress:
                 share = (index + _share(place, index, len(partitions))) / len(partitions)
-                click.echo(f"\r{kind}: {100 * share:.0f} %", err=True, nl=False)
+                click.echo(f"\r{kind}: {percent(share)}", err=True, nl=False)
             if place is None:
                 break
     if shows_progress:

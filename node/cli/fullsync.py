@@ -27,7 +27,16 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
-from isthmus.node.cli.parameters import ONE_NODE, of_node, time_of, with_options
+from isthmus.node.cli.parameters import (
+    ONE_NODE,
+    Count,
+    PartitionName,
+    PartitionParameter,
+    of_node,
+    partition_number,
+    time_of,
+    with_options,
+)
 from isthmus.repl.model.errors import BadInput
 
 
@@ -50,6 +59,7 @@ PROGRESS_S: Final = 2.0
 
 VERDICTS: Final = {
     "in-sync": Exit.OK,
+    "up-to-date": Exit.OK,
     "repaired": Exit.DIFFERS,
     "differing": Exit.DIFFERS,
     "error": Exit.USAGE,
@@ -75,6 +85,12 @@ def _next_check(row: Row) -> str:
     return "-" if at_ms is None or row.get("state") == "suspended" else moment(at_ms)
 
 
+def _equal(row: Row) -> str:
+    """When both clusters were last found equal; a node of an earlier version proves nothing else."""
+    equal_ms = row["equal_ms"].get(row["bucket_type"]) if isinstance(row.get("equal_ms"), dict) else row["proven_at_ms"]
+    return "never" if equal_ms is None else moment(equal_ms)
+
+
 def _queue(peer: Row) -> str:
     """The queue of repairs, with what is wrong with it."""
     if peer.get("queue_delisted"):
@@ -89,7 +105,8 @@ PEERS: Final = TableSpec(
     column("next", _next_check, leave=3),
     column("kind", lambda row: row.get("next_kind") or "-", leave=4),
     column("bucket_type", leave=1),
-    ("proven in sync as of", lambda row: "never" if row["proven_at_ms"] is None else moment(row["proven_at_ms"])),
+    ("proven as of", lambda row: "never" if row["proven_at_ms"] is None else moment(row["proven_at_ms"])),
+    column("equal as of", lambda row: _equal(row), leave=5),
     column("repairs to", _queue, leave=2),
     column("reason", text=True),
 )
@@ -118,16 +135,16 @@ RESULTS: Final = TableSpec(
 NODE_RESULTS: Final = TableSpec(column("node"), *RESULTS.columns)
 
 
-@fullsync_group.command("status")
+@fullsync_group.command("status", short_help="Every comparison: last result, next check, proof.")
 @ONE_NODE
 @click.option(
-    "--results", type=click.IntRange(0, 200), default=5, show_default=True,
+    "--results", type=Count(0, 200), default=5, show_default=True,
     help="Newest results of each; of another node than the one that answers the newest alone.",
 )  # fmt: skip
 @admin_query
 def status(node: str | None, results: int, query: AdminCommand) -> None:
-    """Every cluster that the nodes compare with, the next check of each node, since when it is proven in sync, and the
-    newest results. With --node what one node has planned, and its last results.
+    """Every cluster that the nodes compare with, the next check of each node, as of when it is proven to have all of
+    ours and both were equal, and the newest results. With --node what one node has planned, and its last results.
     """
     if node is None:
         _echo_cluster(query, results)
@@ -270,16 +287,21 @@ class FinishedCheck(NamedTuple):
     named: list[dict[str, Any]]
 
 
-@fullsync_group.command("run")
+@fullsync_group.command("run", short_help="Begin a check now: everything or a range.")
 @click.argument("kind", type=click.Choice(KINDS), default="all")
 @PEER
-@click.option("--wait", is_flag=True, help="Wait for the end: exit code 0 in sync, 1 differs, 2 error, 3 incomplete.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait for the end: exit code 0 nothing is missing there, 1 differs, 2 error, 3 incomplete.",
+)
 @admin_act()
 def run(kind: str, peer: str | None, wait: bool, act: AdminCommand) -> None:
     """Begin a check now: everything, the last day or hour, a learned range, or what `auto` chooses. Several peers are
     checked one after the other.
 
-    With --wait the verdict is the exit code: 0 in sync, 1 differing, 2 an error, 3 when something was not looked at.
+    With --wait the verdict is the exit code: 0 in sync or up to date (all of ours is there, and keys of its own), 1
+    differing, 2 an error, 3 when something was not looked at.
     """
     begun = act.post("/admin/fullsync/run", peer=peer, kind=kind)
     names = [str(name) for name in begun.get("peers", ())] or [str(begun.get("peer"))]
@@ -342,7 +364,7 @@ def _wait_for(act: AdminCommand, names: list[str], begun: Row) -> list[FinishedC
 DUE: Final = TableSpec("peer", ("when", moment_of("at_ms")), "kind", "state")
 
 
-@fullsync_group.command("schedule")
+@fullsync_group.command("schedule", short_help="The checks of the rest of the day.")
 @admin_query
 def schedule(query: AdminCommand) -> None:
     """The rest of the day: which check is due when, and which were left out."""
@@ -364,7 +386,7 @@ def schedule(query: AdminCommand) -> None:
 # --- changes on all nodes ---
 
 
-@fullsync_group.command("suspend")
+@fullsync_group.command("suspend", short_help="Start no scheduled check until resumed.")
 @PEER_OF_ALL
 @admin_act(nodes=True, reason=True)
 def suspend(peer: str | None, act: AdminCommand) -> None:
@@ -431,12 +453,10 @@ value_options: Final = with_options(
     click.option("--queue", metavar="NAME", help="The queue of this cluster that repairs go into."),
     click.option("--bucket-types", metavar="NAME,...", help='Bucket types that are compared; "*": all.'),
     click.option("--all-window", metavar="HOURS", help='When auto may check everything: "22-6", always or never.'),
-    click.option("--cluster-slice", type=click.IntRange(0, 4), help="Quarter of each slot; 0: the whole slot."),
-    click.option("--segment-limit", type=click.IntRange(0), help="Differing segments a check compares; 0: no limit."),
-    click.option(
-        "--auto-suppress", type=click.IntRange(0), help="Auto checks left out after one that repaired nothing."
-    ),
-    click.option("--repair-rate-limit", type=click.IntRange(0), help="Repairs a second; 0: no limit."),
+    click.option("--cluster-slice", type=Count(0, 4), help="Quarter of each slot; 0: the whole slot."),
+    click.option("--segment-limit", type=Count(0), help="Differing segments a check compares; 0: no limit."),
+    click.option("--auto-suppress", type=Count(0), help="Auto checks left out after one that repaired nothing."),
+    click.option("--repair-rate-limit", type=Count(0), help="Repairs a second; 0: no limit."),
     click.option("--bidirectional/--one-way", default=None, help="Have the other cluster repair, too."),
     click.option("--peer-queue", metavar="NAME", help="The other cluster's queue for that."),
 )
@@ -447,7 +467,7 @@ def _values_of(wants: dict[str, int], given: dict[str, Any]) -> dict[str, Any]:
     return {**wants, **{key: value for key, value in given.items() if value is not None}}
 
 
-@fullsync_group.command("set")
+@fullsync_group.command("set", short_help="Change what is compared, when, and repaired how.")
 @click.argument("peer")
 @value_options
 @click.option("--default", is_flag=True, help="Use the config files again.")
@@ -467,7 +487,7 @@ def peer_group() -> None:
     """Add and remove clusters to compare with while nodes run."""
 
 
-@peer_group.command("add")
+@peer_group.command("add", short_help="Compare with another cluster.")
 @click.argument("name")
 @click.option("--urls", required=True, metavar="URL,...", help="HTTP listeners of some of its nodes.")
 @click.option("--peer-cluster", "cluster", metavar="NAME", help="The cluster that must answer there.")
@@ -480,7 +500,7 @@ def add(name: str, urls: str, wants: dict[str, int], act: AdminCommand, **given:
     _echo_by_node(act, act.post("/admin/fullsync/peers/add", peer=name, values=values), "planned")
 
 
-@peer_group.command("remove")
+@peer_group.command("remove", short_help="Stop comparing with another cluster.")
 @click.argument("name")
 @admin_act(nodes=True, reason=True)
 def remove(name: str, act: AdminCommand) -> None:
@@ -492,7 +512,7 @@ def remove(name: str, act: AdminCommand) -> None:
 # --- changes on the node that answers ---
 
 
-@fullsync_group.command("set-range")
+@fullsync_group.command("set-range", short_help="Set the range of the next check of kind range.")
 @click.argument("since", metavar="SINCE")
 @click.argument("before", metavar="BEFORE")
 @click.option("--bucket", help="Only keys of this bucket.")
@@ -517,8 +537,8 @@ def clear_range(peer: str | None, act: AdminCommand) -> None:
     act.echo(answer, f"{_names_of(answer, peer)}: no range is set")
 
 
-@fullsync_group.command("suppress-auto")
-@click.argument("count", type=click.IntRange(0))
+@fullsync_group.command("suppress-auto", short_help="Leave out the next checks of kind auto.")
+@click.argument("count", type=Count(0))
 @PEER
 @admin_act()
 def suppress_auto(count: int, peer: str | None, act: AdminCommand) -> None:
@@ -547,14 +567,15 @@ TREES: Final = TableSpec(
 MISMATCHES: Final = TableSpec("node", "partition", "segment", "offset", "against", ("when", moment_of("wall_ms")))
 
 
-@fullsync_group.command("trees")
+@fullsync_group.command("trees", short_help="The trees of every replica, and wrong segments.")
 @click.option("--rebuild", is_flag=True, help="Build them again from the key store, beside the existing ones.")
-@click.option("--partition", type=click.IntRange(0), help="Rebuild only this partition's.")
+@click.option("--partition", "one", type=PartitionParameter(), help="Rebuild only this partition's.")
 @click.option("--own", is_flag=True, help="Only those of the node that answers.")
 @admin_act()
-def trees(rebuild: bool, partition: int | None, own: bool, act: AdminCommand) -> None:
+def trees(rebuild: bool, one: PartitionName | None, own: bool, act: AdminCommand) -> None:
     """The trees of every node's replicas: state, offset, size; and every segment that was ever found wrong."""
     if rebuild:
+        partition = None if one is None else partition_number(act.admin, one)
         answer = act.post("/admin/trees/rebuild", partition=partition)
         partitions = [number for number in answer.get("rebuilding", ()) if isinstance(number, int)]
         act.echo(answer, f"{len(partitions)} trees of this node are rebuilt")
@@ -566,7 +587,7 @@ def trees(rebuild: bool, partition: int | None, own: bool, act: AdminCommand) ->
     nodes: dict[str, Any] = {str(answer.get("node")): answer} if own else dict(answer.get("nodes", {}))
     known = {node: found for node, found in nodes.items() if found is not None}
     TREES.echo({**tree, "node": node} for node, found in known.items() for tree in objects_in(found, "trees"))
-    wrong = [{**one, "node": node} for node, found in known.items() for one in objects_in(found, "mismatches")]
+    wrong = [{**each, "node": node} for node, found in known.items() for each in objects_in(found, "mismatches")]
     if wrong:
         click.echo(f"\n{clause(len(wrong), 'segment', 'was', 'were')} found wrong:")
         MISMATCHES.echo(wrong)

@@ -24,14 +24,14 @@ from isthmus.node.cli.credentials import Endpoint, connection_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.node_listener import first_reachable
 from isthmus.node.cli.object_client import HTTP, ClusterClient
-from isthmus.node.cli.output import cell, echo_json, moment, objects_in, output_option, printable
-from isthmus.node.cli.parameters import split_bucket, with_options
+from isthmus.node.cli.output import cell, echo_json, moment, objects_in, output_option, printable, value_as_json
+from isthmus.node.cli.parameters import Count, split_bucket, with_options
 from isthmus.node.http.answer_limits import PAGE_NAMES_MAX
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 
 
-@click.command("reap")
+@click.command("reap", short_help="Remove a tombstone, if nobody needs it any more.")
 @click.argument("where", metavar="[TYPE/]BUCKET")
 @click.argument("name", metavar="KEY")
 @admin_act()
@@ -183,7 +183,7 @@ def get(
     return Exit.OK
 
 
-@kv_group.command("put")
+@kv_group.command("put", short_help="Write a value under a key.")
 @BUCKET
 @KEY
 @click.argument("value", required=False)
@@ -252,10 +252,10 @@ def delete(
     return Exit.OK
 
 
-@kv_group.command("list")
+@kv_group.command("list", short_help="The keys of a bucket, or all buckets.")
 @click.argument("bucket", metavar="[[TYPE/]BUCKET]", required=False)
 @click.option("--prefix", type=Name(), metavar="PREFIX", help="Only names that begin so.")
-@click.option("--limit", type=click.IntRange(1, 1 << 31), help="Stop after so many names.")
+@click.option("--limit", type=Count(1, 1 << 31), help="Stop after so many names.")
 @click.option("--continuation", metavar="TOKEN", help="Go on where a listing with --limit ended, as it printed.")
 @http_options
 @output_option
@@ -368,16 +368,6 @@ def _sibling(row: Any) -> dict[str, Any]:
         "links": [[_shown(part) for part in link] for link in links],
         "indexes": [[_shown(name), _shown(text)] for name, text in indexes],
     }
-
-
-def value_as_json(sibling: dict[str, Any]) -> dict[str, Any]:
-    """A sibling as JSON: its value as text when it is that, and always in base64."""
-    value: bytes = sibling["value"]
-    try:
-        text: str | None = value.decode()
-    except UnicodeDecodeError:
-        text = None
-    return {**sibling, "value": text, "value_base64": b64encode(value).decode()}
 
 
 def _shown(raw: bytes) -> str:

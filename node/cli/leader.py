@@ -40,7 +40,7 @@ def leader_group() -> None:
     """Look at leaders, and balance them."""
 
 
-@leader_group.command("balance")
+@leader_group.command("balance", short_help="Spread leaderships evenly, with few moves.")
 @DRY_RUN
 @YES
 @click.option("--wait/--no-wait", default=True, help="Follow the moves to their end (the default), or only order them.")

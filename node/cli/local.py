@@ -15,7 +15,7 @@ import isthmus.config
 from isthmus.config.text import no_such
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import Row, TableSpec, column, echo_result, echo_rows, output_option, value_or_nothing
-from isthmus.node.cli.parameters import FiniteFloat, with_options
+from isthmus.node.cli.parameters import Duration, with_options
 from isthmus.node.local import directory as local_directory
 from isthmus.node.local.clusters import LocalClusters
 from isthmus.node.local.supervisor_client import stop
@@ -33,11 +33,11 @@ directory_option = click.option(
 topology_argument = click.argument("topology", type=click.Path(path_type=Path))
 timeout_option = click.option(
     "--timeout",
-    "timeout_s",
-    type=FiniteFloat(min=0.1, max=3600),
-    default=local_directory.READY_TIMEOUT_S,
+    "timeout_ms",
+    type=Duration(100, 3_600_000),
+    default=f"{local_directory.READY_TIMEOUT_S:g}s",
     show_default=True,
-    help="Seconds to wait until it serves.",
+    help="How long to wait until it serves.",
 )
 wait_option = click.option("--wait/--no-wait", default=True, help="Return when it serves (the default), or at once.")
 kill_option = click.option(
@@ -63,7 +63,7 @@ SAMPLES: Final = Path(isthmus.config.__file__).parent / "samples"
 TOPOLOGIES: Final = ("two-clusters", "two-clusters-secure", "two-nodes")
 
 
-@local_group.command("sample")
+@local_group.command("sample", short_help="Print a topology to start from.")
 @click.argument("name", type=click.Choice(TOPOLOGIES), default=TOPOLOGIES[0])
 def sample(name: str) -> None:
     """Print a topology to start from: two clusters of three nodes each, the same with TLS and tokens, or two clusters
@@ -71,17 +71,17 @@ def sample(name: str) -> None:
     click.echo((SAMPLES / f"{name}.toml").read_text(), nl=False)
 
 
-@local_group.command("up")
+@local_group.command("up", short_help="Start clusters, and wait until they serve.")
 @topology_argument
 @directory_option
 @click.option("--auto-ports", is_flag=True, help="Use free ports instead of the file's; the same at every start.")
 @timeout_option
 @output_option
-def up(topology: Path, directory: Path, auto_ports: bool, timeout_s: float, output: str) -> None:
+def up(topology: Path, directory: Path, auto_ports: bool, timeout_ms: int, output: str) -> None:
     """Start the clusters of TOPOLOGY; returns when every partition is online. Does nothing where all runs already."""
     clusters = LocalClusters(load_topology(topology), directory, auto_ports=auto_ports)
     with StartProgress() as progress:
-        result = clusters.up(timeout_s, progress.show)
+        result = clusters.up(timeout_ms / 1000, progress.show)
     echo_rows(result, output, NODES, _node_rows(result))
 
 
@@ -109,19 +109,19 @@ def status(topology: Path | None, directory: Path, output: str) -> int:
     return Exit.OK if all(state == "running" for state in states) else Exit.DIFFERS
 
 
-@local_group.command("restart-node")
+@local_group.command("restart-node", short_help="Give a node a new process.")
 @node_options
 @kill_option
 @wait_option
 @timeout_option
 @output_option
-def restart(topology: Path, node: str, directory: Path, kill: bool, wait: bool, timeout_s: float, output: str) -> None:
+def restart(topology: Path, node: str, directory: Path, kill: bool, wait: bool, timeout_ms: int, output: str) -> None:
     """Give NODE a new process, gracefully or with --kill9; a dead one is started.
 
     Returns when it serves and its replicas are in sync, so that the next node may follow.
     """
     _check_node(topology, node, directory)
-    local_directory.restart_node(directory, node, timeout_s if wait else None, kill=kill)
+    local_directory.restart_node(directory, node, timeout_ms / 1000 if wait else None, kill=kill)
     _show_nodes(directory, output)
 
 
@@ -136,15 +136,15 @@ def stop_one(topology: Path, node: str, directory: Path, kill: bool, output: str
     _show_nodes(directory, output)
 
 
-@local_group.command("start-node")
+@local_group.command("start-node", short_help="Start a node, and wait until it is in sync.")
 @node_options
 @wait_option
 @timeout_option
 @output_option
-def start_one(topology: Path, node: str, directory: Path, wait: bool, timeout_s: float, output: str) -> None:
+def start_one(topology: Path, node: str, directory: Path, wait: bool, timeout_ms: int, output: str) -> None:
     """Start NODE unless it runs; returns when it serves and its replicas are in sync."""
     _check_node(topology, node, directory)
-    local_directory.start_node(directory, node, timeout_s if wait else None)
+    local_directory.start_node(directory, node, timeout_ms / 1000 if wait else None)
     _show_nodes(directory, output)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from isthmus.config.text import similar
 from isthmus.node.cli.exit_codes import (
     MEANINGS,
     OWN_PACKAGES,
@@ -97,6 +98,9 @@ Each summary fits a line of 80 columns."""
 NOUNS: Final[Mapping[str, Noun]] = {name: noun for nouns in GROUPS.values() for name, noun in nouns.items()}
 
 
+YES_FLAG: Final = "--yes"
+"""The option of commands that ask before they act, because what they do cannot be taken back."""
+
 COMPLETE_VARIABLE: Final = "_ISTHMUS_COMPLETE"
 """Is set while a shell asks for completions."""
 
@@ -160,7 +164,8 @@ class LazyNouns(click.Group):
 def root() -> None:
     """A replicated key-value store whose clusters keep each other equal, and can prove it.
 
-    `isthmus help NOUN VERB` or --help shows a command, `isthmus help connection` how a cluster is found.
+    Begin with status, kv, queue, sink, fullsync and explain. `isthmus help NOUN VERB` or --help shows a command,
+    `isthmus help connection` how a cluster is found.
     """
 
 
@@ -221,10 +226,59 @@ def check_packages() -> None:
 
 
 def _usage_sentence(error: click.ClickException) -> str:
-    sentence = " ".join(error.format_message().split())
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption | click.exceptions.NoSuchCommand):
+        message = error.message + _suggestion(error)  # not click's: the likeliest first, nothing that is far off
+    sentence = " ".join(message.split())
     if isinstance(error, click.UsageError) and error.ctx is not None:
         sentence += f" (`{error.ctx.command_path} --help` shows the usage)"
     return sentence
+
+
+SUGGESTIONS_MAX: Final = 3
+"""Names that a message suggests for a misspelled one."""
+
+
+def _suggestion(error: click.NoSuchOption | click.exceptions.NoSuchCommand) -> str:
+    """What an unknown option or command may have been meant as, the likeliest first; of equally likely ones those
+    that ask before they act stand last."""
+    context = error.ctx
+    if context is None:
+        return ""
+    if isinstance(error, click.NoSuchOption):
+        asks = {YES_FLAG}
+        name = error.option_name
+        shown = [each for each in context.command.params if isinstance(each, click.Option) and not each.hidden]
+        known = [flag for each in shown for flag in (*each.opts, *each.secondary_opts) if flag.startswith("--")]
+        for each in context.command.params:
+            if isinstance(each, click.Argument) and each.name == name.lstrip("-").replace("-", "_"):
+                return f" {each.make_metavar(context)} is an argument: write its value without {name}."
+    else:
+        assert isinstance(context.command, click.Group)
+        name = error.command_name
+        known, asks = [], set()
+        for verb in context.command.list_commands(context):
+            hidden, dangerous = _hidden_and_asks(context, verb)
+            known += [verb] * (not hidden)
+            asks |= {verb} if dangerous else set()
+    close = similar(name, sorted(known, key=lambda each: each in asks), most=SUGGESTIONS_MAX)
+    match close:
+        case []:
+            return ""
+        case [only]:
+            return f" Did you mean {only!r}?"
+        case _:
+            return f" Did you mean one of: {', '.join(map(repr, close))}?"
+
+
+def _hidden_and_asks(context: click.Context, verb: str) -> tuple[bool, bool]:
+    """Whether a command is hidden, and whether it asks before it acts. A noun is neither, and is not imported."""
+    if isinstance(context.command, LazyNouns):
+        return False, False
+    assert isinstance(context.command, click.Group)
+    command = context.command.get_command(context, verb)
+    assert command is not None
+    return command.hidden, any(YES_FLAG in each.opts for each in command.params)
 
 
 def _report(failure: Failure, output: str) -> None:

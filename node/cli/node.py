@@ -17,7 +17,7 @@ from isthmus.config.sample import sample_text
 from isthmus.config.text import quantity
 from isthmus.node.cli.exit_codes import Exit, failure_of
 from isthmus.node.cli.output import echo_json, echo_result, output_option, printable
-from isthmus.node.cli.parameters import BY, DRY_RUN
+from isthmus.node.cli.parameters import BY, DRY_RUN, Count, RenamedOption
 from isthmus.node.cli.reassignment import drain, list_nodes, remove
 from isthmus.repl.model.errors import BadInput, LocalFault
 from isthmus.repl.storage.identity import NodeIdentity
@@ -34,7 +34,7 @@ for command in (list_nodes, drain, remove):
     node_group.add_command(command)
 
 
-@node_group.command("run")
+@node_group.command("run", short_help="Run a node until SIGTERM or Ctrl-C.")
 @FILE
 def run(file: Path) -> int:
     """Run the node that FILE describes, until SIGTERM or Ctrl-C; it stops gracefully.
@@ -42,6 +42,10 @@ def run(file: Path) -> int:
     On SIGHUP certificates, keys, tokens, and log.level of FILE are read again; nothing stops.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon handles it: a hang-up must not end a starting node
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(
+            number, _ignored
+        )  # tools of other servers send them after a log's rotation; the default is an end
     settings = load_file(file)
     from isthmus.node import daemon
     from isthmus.node.observability import logs
@@ -63,7 +67,11 @@ def run(file: Path) -> int:
         return failure.exit_code
 
 
-@node_group.command("init")
+def _ignored(_number: int, _frame: object) -> None:
+    """A signal that means nothing. Not SIG_IGN, which the node's children would inherit."""
+
+
+@node_group.command("init", short_help="Write the commented config of a new node.")
 @FILE
 @click.option("--name", required=True, help="The node's name, such as east-1.")
 @click.option("--cluster-name", required=True, metavar="NAME", help="The cluster's name, such as east.")
@@ -71,15 +79,16 @@ def run(file: Path) -> int:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens for clients, nodes, operators.")
 @click.option(
     "--port",
-    type=click.IntRange(1, 65_533),
+    type=Count(1, 65_533),
     default=8_097,
     show_default=True,
     help="For nodes; clients have the next one, operators the one after.",
 )
 @click.option("--metastore", default="", metavar="HOST:PORT,...", help="ZooKeeper; without it one in the node.")
 @click.option(
-    "--factor", type=click.IntRange(1, 7), help="Replicas of each partition; without it 3 with --metastore, else 1."
-)
+    "--replication-factor", cls=RenamedOption, old=("--factor",), type=Count(1, 7),
+    help="Replicas of each partition; without it 3 with --metastore, else 1.",
+)  # fmt: skip
 @click.option("--queue", "queues", multiple=True, metavar="NAME", help="A queue for another cluster; repeatable.")
 @click.option("--peer", "peers", nargs=2, multiple=True, metavar="URL QUEUE", help="Fetch from there; repeatable.")
 @click.option("--every/--short", default=True, help="With every other key, commented out, or without.")
@@ -92,7 +101,7 @@ def init(
     host: str,
     port: int,
     metastore: str,
-    factor: int | None,
+    replication_factor: int | None,
     queues: tuple[str, ...],
     peers: tuple[tuple[str, str], ...],
     every: bool,
@@ -115,8 +124,8 @@ def init(
         "queues": [{"name": queue} for queue in queues],
         "sink.peers": [{"url": url, "queue": queue} for url, queue in peers],
     }
-    if factor is not None:
-        values["replication.factor"] = factor
+    if replication_factor is not None:
+        values["replication.factor"] = replication_factor
     text = sample_text(values, every=every)
     try:
         settings = load_text(text, file)
@@ -137,7 +146,7 @@ OPTION_OF: Final = {
     "node.data_dir": "--data-dir",
     "listen": "--host",
     "metastore.hosts": "--metastore",
-    "replication.factor": "--factor",
+    "replication.factor": "--replication-factor",
     "queues": "--queue",
     "sink.peers": "--peer",
 }
@@ -152,7 +161,7 @@ def _at_option(fault: Fault) -> Fault:
     return fault._replace(line=0)
 
 
-@node_group.command("new-identity")
+@node_group.command("new-identity", short_help="Give the replicas of a restored directory new gens.")
 @FILE
 @DRY_RUN
 @BY

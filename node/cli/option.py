@@ -86,7 +86,7 @@ def set_option(name: str, value: str, bucket_type: str | None, act: AdminCommand
     _echo_set(act, name, act.post(f"{_path(name)}/set", value=value, bucket_type=bucket_type, dry_run=act.dry_run))
 
 
-@option_group.command("unset")
+@option_group.command("unset", short_help="Go back to the cluster's setting, the file's, the default.")
 @NAME
 @BUCKET_TYPE
 @admin_act(dry_run=True)
@@ -105,7 +105,10 @@ def _query(bucket_type: str | None) -> str:
 
 def _echo_set(act: AdminCommand, name: str, answer: Row) -> None:
     before = answer.get("before")
-    was = "" if before is None else f" (it was set to {cell(before)})"
+    by = f", by {cell(answer['before_by'])}" if answer.get("before_by") else ""
+    was = " (before, it was not set)" if before is None else f" (before: {cell(before)}{by})"
+    if answer.get("outcome") == "was not set":
+        was = ""
     act.note(f"{name}: {cell(answer.get('outcome'))}{was}")
     for warning in answer.get("warnings") or ():
         act.note(f"note: {warning}")

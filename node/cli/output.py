@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import textwrap
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,8 +28,16 @@ from urllib.parse import urlsplit
 
 import click
 
-UNKNOWN: Final = "unknown"
-NOTHING: Final = "-"
+from isthmus.node.http.answer_texts import NOTHING as NOTHING
+from isthmus.node.http.answer_texts import UNKNOWN as UNKNOWN
+from isthmus.node.http.answer_texts import Row as Row
+from isthmus.node.http.answer_texts import cell as cell
+from isthmus.node.http.answer_texts import milliseconds as milliseconds
+from isthmus.node.http.answer_texts import named as named
+from isthmus.node.http.answer_texts import object_in as object_in
+from isthmus.node.http.answer_texts import objects_in as objects_in
+from isthmus.node.http.answer_texts import percent as percent
+from isthmus.node.http.answer_texts import printable as printable
 
 FORMATS: Final = ("table", "wide", "json")
 
@@ -51,9 +60,6 @@ words."""
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-Row = Mapping[str, Any]
-"""A row of a listing: an object of an answer's JSON."""
 
 
 @dataclass(slots=True)
@@ -217,18 +223,6 @@ def echo_rows(document: Any, output: str, table: TableSpec, rows: Iterable[Row])
         echo_json(document)
     else:
         table.echo(rows)
-
-
-def objects_in(answer: Row, key: str) -> list[dict[str, Any]]:
-    """The objects of the list under `key`; none where a node, of another version maybe, does not have it."""
-    found = answer.get(key)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
-
-
-def object_in(answer: Row, key: str) -> dict[str, Any]:
-    """The object under `key`; an empty one where there is none."""
-    found = answer.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def moment_of(key: str) -> Callable[[Row], str]:
@@ -417,31 +411,6 @@ def echo_facts(facts: Iterable[tuple[str, Any]]) -> None:
         click.echo(f"{name}: {cell(value)}")
 
 
-def cell(value: Any) -> str:
-    """A value as text: None is "unknown", an empty text or list "-", true and false are yes and no."""
-    match value:
-        case None:
-            return UNKNOWN
-        case bool():
-            return "yes" if value else "no"
-        case list() | tuple():
-            return ", ".join(cell(item) for item in value) or NOTHING
-        case float():
-            return f"{value:.1f}"
-        case _:
-            return printable(str(value)) or NOTHING
-
-
-def milliseconds(value: Any) -> str:
-    """A duration as text: "1.8 ms", "12.3 s", "5.0 min"; anything but a number is "unknown"."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return UNKNOWN
-    for factor, unit, below in ((1, "ms", 1_000), (1_000, "s", 300_000), (60_000, "min", 7_200_000)):
-        if value < below:
-            return f"{value / factor:.1f} {unit}"
-    return f"{value / 3_600_000:.1f} h"
-
-
 def moment(value: Any) -> str:
     """Milliseconds since 1970 as a time in UTC: "2026-02-03 04:05:06Z"; anything else is "unknown"."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MOMENT_MS_MAX:
@@ -455,15 +424,11 @@ def attribution(change: Row) -> str:
     return f"by {change.get('by')}, {moment(change.get('at_ms'))}{reason}"
 
 
-NAMED_MAX: Final = 8
-"""Partitions that a line names."""
-
-
-def named(values: Sequence[Any]) -> str:
-    """The first NAMED_MAX of some partitions, in one line."""
-    return ", ".join(map(str, values[:NAMED_MAX])) + (", ..." if len(values) > NAMED_MAX else "")
-
-
-def printable(text: str) -> str:
-    """The text with every character escaped that could control a terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+def value_as_json(sibling: dict[str, Any]) -> dict[str, Any]:
+    """A sibling as JSON: its value as text when it is that, and always in base64."""
+    value: bytes = sibling["value"]
+    try:
+        text: str | None = value.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {**sibling, "value": text, "value_base64": b64encode(value).decode()}

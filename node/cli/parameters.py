@@ -9,15 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import click
 
-from isthmus.config.text import no_such
-from isthmus.config.units import parse_duration
+from isthmus.config.text import no_such, quantity
+from isthmus.config.units import format_duration, parse_duration, parse_size
 from isthmus.config.validation import check_name
-from isthmus.node.cli.admin_client import whoami
+from isthmus.node.cli.admin_client import AdminClient, whoami
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.cli.output import objects_in
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.timestamps import parse_timestamp_ms
@@ -25,29 +27,126 @@ from isthmus.repl.model.timestamps import parse_timestamp_ms
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class FiniteFloat(click.FloatRange):
+class Number(click.FloatRange):
     """A finite number in a range. click's own type accepts `nan` in every range and `inf` where there is no bound: a
     wait of that length never ends, and no lag exceeds it."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number. Fails as click does."""
-        number = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        return super().convert(value, param, ctx) if math.isfinite(number) else self._refuse(value, param, ctx)
+
+    def _refuse(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        self.fail(f"{value!r} is not a number", param, ctx)
+
+
+class Count(click.IntRange):
+    """A whole number in a range."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number. Fails as click does."""
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number; write digits", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Duration(click.ParamType[int]):
-    """A duration, as in config files ("90s", "2h"), or a bare number of seconds, as plugins have it; milliseconds."""
+    """A duration, as in config files ("90s", "2h"), or a bare number of seconds, as plugins have it; milliseconds.
+
+    `least` and `most` in milliseconds: a duration beyond them is refused.
+    """
 
     name = "duration"
+
+    def __init__(self, least: int = 0, most: int | None = None) -> None:
+        self._least, self._most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Milliseconds. Fails as click does."""
         if isinstance(value, int):
             return value
         try:
-            return parse_duration(f"{value}s" if str(value).replace(".", "", 1).isdecimal() else str(value))
+            found = parse_duration(f"{value}s" if str(value).replace(".", "", 1).isdecimal() else str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if found < self._least or (self._most is not None and found > self._most):
+            least = format_duration(self._least)
+            allowed = f"at least {least}" if self._most is None else f"{least} to {format_duration(self._most)}"
+            self.fail(f"{value!r} is out of range; allowed is {allowed}", param, ctx)
+        return found
+
+
+class Size(click.ParamType[int]):
+    """A size, as in config files ("200KB", "4MiB"), or a bare number of bytes; bytes. Rates may end in "/s"."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes. Fails as click does."""
+        if isinstance(value, int):
+            return value
+        text = str(value).removesuffix("/s")
+        try:
+            return parse_size(f"{text}B" if text.isdecimal() else text)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class PartitionName(NamedTuple):
+    """A partition as it was written: its number, or its bucket type and its index there."""
+
+    number: int | None
+    bucket_type: str = ""
+    place: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.bucket_type}/{self.place}" if self.number is None else str(self.number)
+
+
+class PartitionParameter(click.ParamType[PartitionName]):
+    """A partition: its number, or TYPE/INDEX, as `isthmus partition list` shows both."""
+
+    name = "partition"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> PartitionName:
+        """Number, or type and index. Fails as click does."""
+        if isinstance(value, PartitionName):
+            return value
+        bucket_type, slash, number = str(value).rpartition("/")
+        if not (number.isascii() and number.isdecimal()) or len(number) > PARTITION_DIGITS_MAX:
+            self.fail(f"{value!r} is not a partition; write its number, or TYPE/INDEX, such as default/7", param, ctx)
+        if not slash:
+            return PartitionName(int(number))
+        try:
+            return PartitionName(None, check_name(bucket_type), int(number))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+PARTITION_DIGITS_MAX: Final = 9
+"""Digits of a partition's number: far more than there are partitions."""
+
+
+def partition_number(admin: AdminClient, name: PartitionName) -> int:
+    """The number of a partition; a cluster is asked for TYPE/INDEX. Raises BadInput, CommandFailed."""
+    if name.number is not None:
+        return name.number
+    rows = objects_in(admin.get(f"/admin/partitions?bucket_type={quote(name.bucket_type, safe='')}"), "partitions")
+    found = next((row.get("partition") for row in rows if row.get("index") == name.place), None)
+    if not isinstance(found, int):
+        has = f"{name.bucket_type} has {quantity(len(rows), 'partition')}, the first is {name.bucket_type}/0"
+        there = has if rows else f"there is no bucket type {name.bucket_type}"
+        raise BadInput(f"there is no partition {name}: {there}")
+    return found
 
 
 class RenamedOption(click.Option):

@@ -27,7 +27,7 @@ from isthmus.node.cli.output import (
     output_option,
     value_or_nothing,
 )
-from isthmus.node.cli.parameters import RenamedOption, bucket_type_name, checking
+from isthmus.node.cli.parameters import Count, RenamedOption, bucket_type_name, checking
 from isthmus.node.cli.reassignment import moves, read_limited, reassign
 from isthmus.node.cli.unsafe_recovery import force_leader
 from isthmus.repl.controller.placement import (
@@ -78,7 +78,7 @@ partition_group.add_command(reassign)
 partition_group.add_command(moves)
 
 
-@partition_group.command("list")
+@partition_group.command("list", short_help="Every partition: leader, replicas, offsets, status.")
 @click.option("--bucket-type", metavar="T", callback=bucket_type_name, help="Only this bucket type's partitions.")
 @admin_query
 def list_partitions(bucket_type: str | None, query: AdminCommand) -> None:
@@ -90,13 +90,14 @@ def list_partitions(bucket_type: str | None, query: AdminCommand) -> None:
 @partition_group.command("plan")
 @click.option(
     "--nodes",
-    type=click.IntRange(1, NODES_MAX),
+    type=Count(1, NODES_MAX),
     help="Nodes, with the ids 0, 1, ...; without it those of --racks.",
 )
-@click.option("--partitions", type=click.IntRange(1, PARTITIONS_MAX), required=True, help="Partitions to place.")
+@click.option("--partitions", type=Count(1, PARTITIONS_MAX), required=True, help="Partitions to place.")
 @click.option(
-    "--replication-factor", type=click.IntRange(1, REPLICAS_MAX), required=True, help="Replicas of each partition."
-)
+    "--replication-factor", cls=RenamedOption, old=("--factor",), type=Count(1, REPLICAS_MAX), required=True,
+    help="Replicas of each partition.",
+)  # fmt: skip
 @click.option("--racks", default="", metavar="R:N,...", help="a:2,b:1: ids 0 and 1 are in rack a, 2 is in b.")
 @click.option(
     "--ignore-racks",
@@ -107,7 +108,7 @@ def list_partitions(bucket_type: str | None, query: AdminCommand) -> None:
 )
 @click.option(
     "--start-index",
-    type=click.IntRange(0, INDEX_MAX),
+    type=Count(0, INDEX_MAX),
     default=0,
     show_default=True,
     help="One past the index at which the run before ended.",
@@ -162,7 +163,7 @@ def _echo_plan(found: ReplicaMap, racks: dict[int, str], output: str) -> None:
     echo_table(columns, (row[: len(columns)] for row in rows))
 
 
-@partition_group.command("assign")
+@partition_group.command("assign", short_help="Create a bucket type with the placement in a file.")
 @click.option("--file", "path", type=click.Path(path_type=Path), required=True, help="A replica map in JSON.")
 @click.option(
     "--bucket-type",

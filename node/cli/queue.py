@@ -11,7 +11,6 @@ from urllib.parse import quote
 import click
 
 from isthmus.config.text import no_such, quantity
-from isthmus.config.units import parse_duration, parse_size
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import (
@@ -29,7 +28,17 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
-from isthmus.node.cli.parameters import ONE_NODE, add_old_name, of_node, time_of, type_and_bucket, with_options
+from isthmus.node.cli.parameters import (
+    ONE_NODE,
+    Count,
+    Duration,
+    Size,
+    add_old_name,
+    of_node,
+    time_of,
+    type_and_bucket,
+    with_options,
+)
 from isthmus.repl.model.errors import BadInput
 
 NAME = click.argument("name")
@@ -37,9 +46,9 @@ POSITIONS_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 SERVING = click.option("--serving", is_flag=True, help="Giving out changes, which wait meanwhile (the default).")
 PUBLISHING = click.option("--publishing", is_flag=True, help="Recording new changes, which become a gap meanwhile.")
 LIMITS = with_options(
-    click.option("--queue-limit", type=click.IntRange(1), help="References in memory."),
-    click.option("--object-limit", type=click.IntRange(0), help="Whole objects in memory."),
-    click.option("--object-size-limit", metavar="SIZE", help='Largest object that is kept whole, such as "200KB".'),
+    click.option("--queue-limit", type=Count(1), help="References in memory."),
+    click.option("--object-limit", type=Count(0), help="Whole objects in memory."),
+    click.option("--object-size-limit", type=Size(), help='Largest object that is kept whole, such as "200KB".'),
 )
 
 
@@ -112,7 +121,7 @@ QUEUES: Final = TableSpec(
 )
 
 
-@queue_group.command("list")
+@queue_group.command("list", short_help="Every queue on every node: owner, what waits.")
 @ONE_NODE
 @admin_query
 def list_queues(node: str | None, query: AdminCommand) -> None:
@@ -148,7 +157,7 @@ PRIORITY_COUNTS: Final = ("waiting", "in_flight", "queued", "acknowledged", "col
 PRIORITIES: Final = TableSpec("priority", *PRIORITY_COUNTS)
 
 
-@queue_group.command("show")
+@queue_group.command("show", short_help="Everything about a queue, on each node.")
 @NAME
 @ONE_NODE
 @admin_query
@@ -320,9 +329,9 @@ REFERENCES: Final = TableSpec(
 )
 
 
-@queue_group.command("peek")
+@queue_group.command("peek", short_help="The next references; takes none of them.")
 @NAME
-@click.option("--count", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--count", type=Count(1, 1000), default=20, show_default=True)
 @admin_query
 def peek(name: str, count: int, query: AdminCommand) -> None:
     """The next references of queue NAME at the node that answers; takes none of them."""
@@ -442,7 +451,7 @@ def _close(act: AdminCommand, name: str, ids: list[str]) -> None:
         raise CommandFailed(Exit.DIFFERS, "unknown-gap", sentence)
 
 
-@queue_group.command("test-filter")
+@queue_group.command("test-filter", short_help="Would this change be offered, and by which rule?")
 @NAME
 @click.argument("where", metavar="TYPE/BUCKET")
 @click.argument("object_key", metavar="[KEY]", required=False)
@@ -501,7 +510,7 @@ def _parts_text(serving: bool, publishing: bool) -> str:
     return found if isinstance(found, str) else " and ".join(found)
 
 
-@queue_group.command("clear")
+@queue_group.command("clear", short_help="Give up what waits: a gap until a full-sync.")
 @NAME
 @admin_act(asks=True, reason=True)
 def clear(name: str, act: AdminCommand) -> None:
@@ -510,7 +519,7 @@ def clear(name: str, act: AdminCommand) -> None:
     _change(act, name, "clear", "cleared", {})
 
 
-@queue_group.command("release")
+@queue_group.command("release", short_help="Take a queue from the cluster that owns it.")
 @NAME
 @click.option("--from", "start", default="0", show_default=True, metavar="0|now|TIME", help="Where the next begins.")
 @admin_act(asks=True, reason=True)
@@ -538,7 +547,6 @@ def register(
     start: str,
     positions: Path | None,
     filter_: str,
-    object_size_limit: str | None,
     riak_fetch: bool,
     act: AdminCommand,
     **settings: Any,
@@ -546,27 +554,27 @@ def register(
     """Make queue NAME, on all nodes, from now on and over restarts. TIME is written as 2026-02-03T04:05, which is UTC
     unless it names a zone."""
     begins = {"from": _start(start)} if positions is None else {"positions": _positions(positions)}
-    settings |= {"object_size_limit": _size(object_size_limit, "--object-size-limit"), "riak_fetch": riak_fetch or None}
+    settings |= {"riak_fetch": riak_fetch or None}
     answer = act.post("/admin/queues/register", name=name, **begins, filter=filter_, **settings)
     act.echo(answer, f"queue {name}: registered")
     _echo_notes(answer)
 
 
-@queue_group.command("set")
+@queue_group.command("set", short_help="Change filter and limits while it runs.")
 @NAME
 @click.option("--filter", metavar="RULES", help="Which changes the queue offers from now on.")
 @click.option("--cascade/--no-cascade", default=None, help="Offer also what came from another cluster, or not.")
 @click.option("--overflow", type=click.Choice(["replay", "discard"]), help="Action on changes above the limit.")
 @LIMITS
-@click.option("--lease", metavar="TIME", help='How long a sink may take to acknowledge a batch, such as "30s".')
+@click.option(
+    "--lease", "lease_ms", type=Duration(), help='How long a sink may take to acknowledge a batch, such as "30s".'
+)
 @click.option("--riak-fetch/--no-riak-fetch", default=None, help="For a Riak as sink, or for a sink of Isthmus.")
 @click.option("--from", "start", type=click.Choice(["0"]), help="Offer everything once more, instead of a gap.")
 @click.option("--default", is_flag=True, help="Use the registration or the config files again.")
 @admin_act(asks=True, reason=True)
 def set_queue(
     name: str,
-    object_size_limit: str | None,
-    lease: str | None,
     start: str | None,
     default: bool,
     act: AdminCommand,
@@ -575,8 +583,6 @@ def set_queue(
     """Give queue NAME another filter or other limits while it runs, on all nodes and over restarts; its cursors stay.
     Where it offers more than before, what it passed over until then is a gap. Another filter is shown, and asks for
     confirmation."""
-    settings |= {"object_size_limit": _size(object_size_limit, "--object-size-limit")}
-    settings |= {"lease_ms": _duration(lease, "--lease")}
     body = {key: value for key, value in settings.items() if value is not None}
     if default == bool(body or start):
         raise click.UsageError("give --filter, --cascade, limits, --riak-fetch, --from 0; or --default alone")
@@ -585,7 +591,7 @@ def set_queue(
     _change(act, name, "set", "set", body, asks=offers_other or act.dry_run)
 
 
-@queue_group.command("place")
+@queue_group.command("place", short_help="Move the cursors to exact offsets.")
 @NAME
 @click.option("--positions", type=POSITIONS_FILE, required=True, help="A seed's handover.json.")
 @admin_act(reason=True)
@@ -608,23 +614,23 @@ def delist(name: str, act: AdminCommand) -> None:
 
 @queue_group.command("throttle")
 @NAME
-@click.option("--bytes", "size", metavar="SIZE", help='Payload bytes a second, such as "10MB"; 0: no limit.')
-@click.option("--objects", type=click.IntRange(0), help="Changes a second; 0: no limit.")
+@click.option("--bytes", "size", type=Size(), help='Payload bytes a second, such as "10MB"; 0: no limit.')
+@click.option("--objects", type=Count(0), help="Changes a second; 0: no limit.")
 @click.option("--off", is_flag=True, help="Neither limit.")
 @click.option("--default", is_flag=True, help="Use the limits of the config file again.")
 @admin_act(reason=True)
-def throttle(name: str, size: str | None, objects: int | None, off: bool, default: bool, act: AdminCommand) -> None:
+def throttle(name: str, size: int | None, objects: int | None, off: bool, default: bool, act: AdminCommand) -> None:
     """Limit what each node gives out of queue NAME in a second. The limit that is not named, of bytes or of objects,
     stays."""
     if (size is not None or objects is not None) + off + default != 1:
         raise click.UsageError("give --bytes, --objects, or both; or --off; or --default")
-    bytes_per_second = 0 if off else _size(size, "--bytes")
+    bytes_per_second = 0 if off else size
     limits = {"bytes_per_second": bytes_per_second, "objects_per_second": 0 if off else objects, "default": default}
     done = "as configured" if default else "no limit" if off else "limits set"
     _change(act, name, "throttle", done, limits, asks=False)
 
 
-@queue_group.command("push")
+@queue_group.command("push", short_help="Send the objects of these keys once more.")
 @NAME
 @click.argument("where", metavar="TYPE/BUCKET")
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
@@ -669,22 +675,6 @@ def _echo_notes(answer: Row) -> None:
 
 
 # --- parameters ---
-
-
-def _size(text: str | None, option: str) -> int | None:
-    """Bytes, as a number or a size."""
-    try:
-        return None if text is None else int(text) if text.isdigit() else parse_size(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
-
-
-def _duration(text: str | None, option: str) -> int | None:
-    """Milliseconds."""
-    try:
-        return None if text is None else parse_duration(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
 
 
 def _start(text: str) -> str | int:

@@ -30,7 +30,7 @@ from isthmus.node.cli.output import (
     printable,
     value_or_nothing,
 )
-from isthmus.node.cli.parameters import bucket_type_name
+from isthmus.node.cli.parameters import Count, bucket_type_name
 from isthmus.node.cli.waiting import Waiter, wait_for_empty, wait_for_order, wait_options
 from isthmus.repl.controller.placement import MAP_BYTES_MAX, REPLICAS_MAX, BadReplicaMap, read_document
 from isthmus.repl.model.errors import BadInput
@@ -50,12 +50,12 @@ IGNORE_RACKS = click.option("--ignore-racks", is_flag=True, help="Choose nodes w
 # --- reassign, set-replication-factor, drain, remove ---
 
 
-@click.command("reassign")
+@click.command("reassign", short_help="Move replicas while the cluster serves.")
 @click.option("--file", "path", type=click.Path(path_type=Path), help="A replica map, as `bucket-type show -o json`.")
 @click.option("--bucket-type", metavar="T", callback=bucket_type_name, help="Only this one; with --file: default.")
 @click.option("--spread", is_flag=True, help="As many replicas on each node as on any other.")
 @click.option("--replace", nargs=2, metavar="A B", help="Node B instead of node A.")
-@click.option("--cancel", is_flag=False, flag_value=-1, type=int, metavar="[ORDER]", help="Cancel an order.")
+@click.option("--cancel", is_flag=False, flag_value=-1, type=Count(), metavar="[ORDER]", help="Cancel an order.")
 @IGNORE_RACKS
 @wait_options
 @admin_act(asks=True)
@@ -98,9 +98,9 @@ def _cancel(act: AdminCommand, order: int) -> None:
     act.echo(answer, f"{cancelled}; what is under way goes back, what is done stays")
 
 
-@click.command("set-replication-factor")
+@click.command("set-replication-factor", short_help="Change the number of replicas.")
 @click.argument("name")
-@click.argument("factor", type=click.IntRange(1, REPLICAS_MAX))
+@click.argument("factor", type=Count(1, REPLICAS_MAX))
 @IGNORE_RACKS
 @wait_options
 @admin_act(asks=True)
@@ -116,7 +116,7 @@ def set_replication_factor(
     _order(act, path, body, wait_ms=timeout_ms if wait else None)
 
 
-@click.command("drain")
+@click.command("drain", short_help="Move replicas and leaderships off nodes.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--undo", is_flag=True, help="Allow replicas and leaderships on them again.")
 @IGNORE_RACKS
@@ -140,7 +140,7 @@ def drain(
     act.echo(answer, f"drain of {', '.join(names)}: {cell(answer.get('outcome'))}{orders}")
 
 
-@click.command("remove")
+@click.command("remove", short_help="Forget a stopped node that holds no replica.")
 @click.argument("name")
 @admin_act(asks=True)
 def remove(name: str, act: AdminCommand) -> None:
@@ -253,7 +253,7 @@ ENDED: Final = TableSpec(
 )
 
 
-@click.command("moves")
+@click.command("moves", short_help="Orders that move replicas, and their progress.")
 @click.option("--watch", is_flag=True, help="Show it again every second until all orders are over.")
 @click.option("--all", "everything", is_flag=True, help="With the partitions that wait or are done, and all history.")
 @admin_query
@@ -318,7 +318,7 @@ NODE_COLUMNS: Final = (
 NODES: Final = TableSpec(*NODE_COLUMNS, column("reason", text=True))
 
 
-@click.command("list")
+@click.command("list", short_help="Every node: what it holds and leads, whether it lives.")
 @admin_query
 def list_nodes(query: AdminCommand) -> None:
     """Every node: what it holds and leads, whether it lives, and whether it is drained. Its id is shown also

@@ -17,9 +17,8 @@ from isthmus.aae.run_directory import SEED, SPARK_LOG, RunDirectory, known_runs
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.credentials import credential_options
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.kv import value_as_json
-from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable
-from isthmus.node.cli.parameters import BY, RenamedOption, time_of
+from isthmus.node.cli.output import echo_facts, echo_json, echo_table, moment, printable, value_as_json
+from isthmus.node.cli.parameters import BY, Count, Duration, Number, RenamedOption, time_of
 from isthmus.node.cli.reconcile_jobs import export, import_, java_home, stats, trees
 from isthmus.node.cli.reconcile_options import (
     BUCKET_TYPE,
@@ -108,13 +107,17 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option("--full", is_flag=True, help="Read all, without asking trees.")
 @click.option("--bodies", is_flag=True, help="Read objects, too, and hold each against its key row; implies --full.")
-@click.option(
-    "--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="Compare only this part of the segments."
-)
-@click.option("--max-differences", type=click.IntRange(0), default=0, help="Findings that are kept; totals stay true.")
+@click.option("--sample", type=Number(0, 1, min_open=True), default=1.0, help="Compare only this part of the segments.")
+@click.option("--max-differences", type=Count(0), default=0, help="Findings that are kept; totals stay true.")
 @MAX_TIME
 @click.option(
-    "--settle", "settle_s", callback=duration_s, default="10s", show_default=True, help="Pause before the second look."
+    "--settle",
+    "settle_s",
+    type=Duration(),
+    callback=duration_s,
+    default="10s",
+    show_default=True,
+    help="Pause before the second look.",
 )
 @click.option("--filter", default="", metavar="RULES", help="A queue's filter: what it leaves out is filtered.")
 @click.option(
@@ -122,13 +125,14 @@ def _time(_context: click.Context, parameter: click.Parameter, value: str | None
     "rows_per_second",
     cls=RenamedOption,
     old=("--rate-limit",),
-    type=click.IntRange(0),
+    type=Count(0),
     default=0,
     help="Rows a second of each cluster; 0: no limit.",
 )
 @click.option(
     "--give-up-after",
     "give_up_after_s",
+    type=Duration(),
     callback=whole_seconds,
     default="30s",
     show_default=True,
@@ -193,15 +197,15 @@ def run(
 @reconcile_group.command("show")
 @click.argument("run_id", required=False)
 @KNOWN_RUNS_DIRECTORY
-@click.option("--keys", type=click.IntRange(0, KEYS_MAX), default=0, help="Name so many keys that differ (RUN_ID).")
+@click.option("--keys", type=Count(0, KEYS_MAX), default=0, help="Name so many keys that differ (RUN_ID).")
 @click.option(
-    "--values", type=click.IntRange(0), default=0, help="Read so many keys that differ in both clusters, side by side."
+    "--values", type=Count(0), default=0, help="Read so many keys that differ in both clusters, side by side."
 )
 @click.option(
     "--right-token-file", default="", callback=absolute, help="A token of the right cluster, if it has others."
 )
 @credential_options
-@click.option("--skip", type=click.IntRange(0), default=0, help="Leave out the first so many of them: the next page.")
+@click.option("--skip", type=Count(0), default=0, help="Leave out the first so many of them: the next page.")
 @click.option("--verdict", type=click.Choice(VERDICTS_SHOWN), help="Only keys with this verdict.")
 @FORMAT
 @click.pass_context
@@ -466,7 +470,7 @@ class AdminQueue:
         return taken
 
 
-@reconcile_group.command("repair")
+@reconcile_group.command("repair", short_help="Plan what is sent again, and queue it.")
 @click.argument("run_id")
 @click.argument("act", type=click.Choice(["plan", "apply"]))
 @KNOWN_RUNS_DIRECTORY
@@ -479,7 +483,7 @@ class AdminQueue:
     show_default=True,
     help="The cluster that lacks it.",
 )
-@click.option("--rate", type=click.IntRange(1), default=1_000, show_default=True, help="References a second (plan).")
+@click.option("--rate", type=Count(1), default=1_000, show_default=True, help="References a second (plan).")
 @click.option("--plan", "plan_id", help="Which plan to apply; without it the only one.")
 @click.option("--again", is_flag=True, help="Queue everything again, also what was queued before (apply).")
 @BY

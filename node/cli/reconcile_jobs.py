@@ -14,7 +14,7 @@ import click
 from isthmus.node.cli.credentials import credential_options
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import echo_json, echo_table, output_option
-from isthmus.node.cli.parameters import RenamedOption, with_options
+from isthmus.node.cli.parameters import Count, Duration, RenamedOption, with_options
 from isthmus.node.cli.reconcile_options import (
     BUCKET_TYPE,
     MASTER,
@@ -38,9 +38,9 @@ selection_options: Final = with_options(
 )
 """Options that select rows."""
 transfer_options: Final = with_options(
-    click.option("--rate", "rows_per_second", type=click.IntRange(1), help="Rows a second at most."),
+    click.option("--rate", "rows_per_second", type=Count(1), help="Rows a second at most."),
     click.option(
-        "--give-up-after", callback=duration_s, metavar="TIME", help="How long a cluster may not answer, such as 2m."
+        "--give-up-after", type=Duration(), callback=duration_s, help="How long a cluster may not answer, such as 2m."
     ),
     credential_options,
 )
@@ -64,7 +64,7 @@ def _paced(spark: Any, options: dict[str, str]) -> dict[str, str]:
     return options | {"tasks_at_once": str(spark.sparkContext.defaultParallelism)}
 
 
-@click.command("stats")
+@click.command("stats", short_help="Objects, bytes, siblings, ages of every bucket.")
 @URLS
 @BUCKET_TYPE
 @selection_options
@@ -97,7 +97,7 @@ def stats(urls: str, bucket_type: str, master: str, nice: int, verbose: bool, ou
         click.echo("no buckets")
 
 
-@click.command("export")
+@click.command("export", short_help="Write all objects as Parquet into a directory.")
 @click.argument("path")
 @URLS
 @BUCKET_TYPE
@@ -128,7 +128,7 @@ def export(
         _echo_count(count, "exported", output)
 
 
-@click.command("import")
+@click.command("import", short_help="Push an export into a cluster, with its clocks.")
 @click.argument("path")
 @URLS
 @selection_options
@@ -171,7 +171,7 @@ def import_(
         _echo_count(count, "imported", output)
 
 
-@click.command("trees")
+@click.command("trees", short_help="Build full-sync's trees on Spark, and compare.")
 @URLS
 @BUCKET_TYPE
 @SEGMENTS
@@ -208,7 +208,7 @@ def trees(
         raise click.exceptions.Exit(int(Exit.DIFFERS))
 
 
-@click.command("java-home")
+@click.command("java-home", short_help="Print the JAVA_HOME that Spark needs.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @output_option
 def java_home(directory: Path, output: str) -> None:

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 import click
 
 from isthmus.aae.reconcile.client import Credentials
-from isthmus.config.units import parse_duration
 from isthmus.node.cli.credentials import TOKEN_VARIABLE
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import CliContext, format_option, printable
+from isthmus.node.cli.parameters import Count, Duration
 from isthmus.repl.model.errors import BadInput
 
 FORMAT = format_option("-o", "--output", "format_")
@@ -51,7 +51,7 @@ RUN_ID = click.option("--run-id", help="The same id goes on with a run; without 
 VERBOSE = click.option("--verbose", is_flag=True, help="Spark's own messages on the terminal, not in a file.")
 NICE = click.option(
     "--nice",
-    type=click.IntRange(0, 19),
+    type=Count(0, 19),
     default=10,
     show_default=True,
     help="Priority of Spark on this machine, as of nice(1); 0: that of other programs.",
@@ -105,21 +105,16 @@ def absolute(_context: click.Context, _parameter: click.Parameter, value: str) -
     return os.path.abspath(value) if value else ""
 
 
-def duration_s(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float:
-    """Seconds of a duration such as 10m; 0 for none."""
-    if value is None:
-        return 0.0
-    try:
-        return parse_duration(value) / 1000
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from error
+def duration_s(_context: click.Context, _parameter: click.Parameter, value: int | None) -> float:
+    """Seconds of a duration in milliseconds; 0 for none."""
+    return (value or 0) / 1000
 
 
-def whole_seconds(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    """Seconds of a duration such as 10m, rounded, at least 1."""
+def whole_seconds(context: click.Context, parameter: click.Parameter, value: int) -> int:
+    """Seconds of a duration in milliseconds, rounded, at least 1."""
     return max(1, round(duration_s(context, parameter, value)))
 
 
 MAX_TIME = click.option(
-    "--max-time", "max_time_s", callback=duration_s, metavar="TIME", help="Begin nothing new after this, such as 10m."
+    "--max-time", "max_time_s", type=Duration(), callback=duration_s, help="Begin nothing new after this, such as 10m."
 )

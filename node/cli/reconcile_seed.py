@@ -15,7 +15,7 @@ from isthmus.aae.run_directory import SEED, SPARK_LOG, RunDirectory
 from isthmus.node.cli.admin_client import AdminClient, admin_option
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import echo_facts, echo_json, echo_table, printable
-from isthmus.node.cli.parameters import BY
+from isthmus.node.cli.parameters import BY, Count, Duration
 from isthmus.node.cli.reconcile_options import (
     BUCKET_TYPE,
     FORMAT,
@@ -34,7 +34,7 @@ from isthmus.node.cli.reconcile_options import (
 from isthmus.repl.model.errors import BadInput, PeerFault
 
 
-@click.command("seed")
+@click.command("seed", short_help="Copy a bucket type into another cluster.")
 @click.option("--source", required=True, metavar="URL[,URL...]", help="HTTP listeners of the cluster that has it all.")
 @click.option("--target", required=True, metavar="URL[,URL...]", help="The same of the one to fill.")
 @BUCKET_TYPE
@@ -42,13 +42,12 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 @click.option("--filter", default="any", show_default=True, metavar="RULES", help="Which changes a new queue offers.")
 @click.option("--into-nonempty", is_flag=True, help="The target may have objects: they merge.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the clusters at the end.")
-@click.option(
-    "--rate", "rows_per_second", type=click.IntRange(0), default=0, help="Objects a second at most; 0: no limit."
-)
+@click.option("--rate", "rows_per_second", type=Count(0), default=0, help="Objects a second at most; 0: no limit.")
 @MAX_TIME
 @click.option(
     "--settle",
     "settle_s",
+    type=Duration(),
     callback=duration_s,
     default="10s",
     show_default=True,
@@ -57,6 +56,7 @@ from isthmus.repl.model.errors import BadInput, PeerFault
 @click.option(
     "--give-up-after",
     "give_up_after_s",
+    type=Duration(),
     callback=whole_seconds,
     default="60s",
     show_default=True,

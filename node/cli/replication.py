@@ -28,7 +28,7 @@ from isthmus.node.cli.output import (
     objects_in,
     printable,
 )
-from isthmus.node.cli.parameters import FiniteFloat, checking, split_bucket
+from isthmus.node.cli.parameters import Duration, checking, split_bucket
 from isthmus.node.cli.queue import echo_ledger
 from isthmus.node.services.remote_lookup import other_side, with_other_sides
 from isthmus.repl.model.keys import Key
@@ -64,9 +64,9 @@ RECEIVED: Final = TableSpec(
 
 
 @click.command("lag")
-@click.option("--over", type=FiniteFloat(min=0), metavar="SECONDS", help="Exit with 1 if a lag is above.")
+@click.option("--over", "over_ms", type=Duration(), help='Exit with 1 if a lag is above, such as "5s".')
 @admin_query
-def lag_command(over: float | None, query: AdminCommand) -> None:
+def lag_command(over_ms: int | None, query: AdminCommand) -> None:
     """How far each other cluster is behind, by queue and bucket type: seconds since the oldest change that it has not
     acknowledged, objects and bytes that wait. With --over: exit code 1 above it, 3 where it is unknown."""
     answer = query.get("/admin/lag")
@@ -81,9 +81,9 @@ def lag_command(over: float | None, query: AdminCommand) -> None:
         for queue, count in sorted(gaps.items()):
             gaps_of = quantity(count, "gap")
             click.echo(printable(f"{queue}: {gaps_of} that no full-sync has proven yet (`isthmus gaps {queue}`)"))
-    if over is None:
+    if over_ms is None:
         return
-    late = [row for row in rows if row.get("seconds") is not None and row["seconds"] > over]
+    late = [row for row in rows if row.get("seconds") is not None and 1000 * row["seconds"] > over_ms]
     if late:
         worst = max(late, key=lambda row: float(row["seconds"]))
         sentence = f"queue {worst['queue']}, bucket type {worst['bucket_type']}: {worst['seconds']:.1f} s behind"
@@ -208,7 +208,7 @@ def _compared(row: dict[str, Any]) -> str:
     why = f" ({row['reason']})" if row.get("reason") else ""
     looked = f", compared {moment(row['at_ms'])}: {row['check']}" if row.get("at_ms") else ""
     since = "; it has changed here since" if row.get("changed_since") else ""
-    proven = f"; proven in sync as of {moment(row['proven_ms'])}" if row.get("proven_ms") else "; never proven in sync"
+    proven = f"; proven up to date as of {moment(row['proven_ms'])}" if row.get("proven_ms") else "; never proven"
     suspended = f"; suspended by {row['suspended']}" if row.get("suspended") else ""
     return printable(f"{what}{looked}{why}{since}{proven}{suspended}")
 

@@ -56,7 +56,7 @@ LIVE: Final = "live"
 """The state of a node that runs, in /admin/cluster."""
 
 
-@click.command("wait")
+@click.command("wait", short_help="Wait until the cluster is online, or in sync.")
 @click.option("--online", "goal", flag_value="online", help="Until every partition takes reads and writes.")
 @click.option(
     "--in-sync", "goal", flag_value="in-sync", default="in-sync", help="Until nothing is amiss either (the default)."
@@ -98,7 +98,7 @@ class _Nodes(NamedTuple):
 STEPS: Final = TableSpec("node", ("started", lambda row: moment(row.get("started_ms"))), "outcome", "command")
 
 
-@click.command("rolling-restart")
+@click.command("rolling-restart", short_help="Restart the nodes one after the other.")
 @click.option("--command", required=True, metavar="COMMAND", help="Restarts a node; {node} and {host} stand for it.")
 @click.option("--node", "nodes", multiple=True, metavar="NAME", help="Only this node; may be given several times.")
 @click.option("--since", metavar="TIME", help="Nodes that started at this time or later are done: to go on.")

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from isthmus.config.units import parse_size
+from isthmus.config.text import clause
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
@@ -28,13 +28,14 @@ from isthmus.node.cli.output import (
     moment_of,
     object_in,
     objects_in,
+    printable,
     value_or_nothing,
 )
-from isthmus.node.cli.parameters import ONE_NODE, checking, of_node
+from isthmus.node.cli.parameters import ONE_NODE, Count, Size, of_node
 from isthmus.node.http.answer_limits import RETRY_WAIT_S
 from isthmus.repl.model.errors import BadInput
 
-IDS = click.argument("ids", metavar="[ID]...", nargs=-1, type=click.IntRange(1))
+IDS = click.argument("ids", metavar="[ID]...", nargs=-1, type=Count(1))
 ALL = click.option("--all", "everything", is_flag=True, help="All of them.")
 
 IDS_MAX: Final = 1_000
@@ -46,7 +47,7 @@ def sink_group() -> None:
     """Look at sinks; suspend, resume and limit them."""
 
 
-@sink_group.group("dead-letters")
+@sink_group.group("dead-letters", short_help="Changes refused for good: list, retry, drop.")
 def dead_letters_group() -> None:
     """Look at changes that were refused for good; push them again, or drop them."""
 
@@ -80,7 +81,7 @@ LETTERS: Final = TableSpec(
 )
 
 
-@dead_letters_group.command("list")
+@dead_letters_group.command("list", short_help="Every dead letter: what was refused, and why.")
 @admin_query
 def list_letters(query: AdminCommand) -> None:
     """Every dead letter that this node keeps, the oldest first: what it refused for good, and why."""
@@ -179,7 +180,7 @@ SINKS: Final = TableSpec(
 )
 
 
-@sink_group.command("list")
+@sink_group.command("list", short_help="Every queue that is fetched from: outcomes, lag.")
 @ONE_NODE
 @admin_query
 def list_sinks(node: str | None, query: AdminCommand) -> None:
@@ -219,7 +220,7 @@ NODES: Final = TableSpec(
 )
 
 
-@sink_group.command("show")
+@sink_group.command("show", short_help="Workers, limits, and what came from each cluster.")
 @ONE_NODE
 @admin_query
 def show(node: str | None, query: AdminCommand) -> None:
@@ -321,8 +322,8 @@ CONFLICTS: Final = TableSpec(
 )
 
 
-@sink_group.command("conflicts")
-@click.option("--count", type=click.IntRange(1, 10_000), default=100, show_default=True, help="How many at most.")
+@sink_group.command("conflicts", short_help="Newest changes that were concurrent with others.")
+@click.option("--count", type=Count(1, 10_000), default=100, show_default=True, help="How many at most.")
 @admin_query
 def conflicts(count: int, query: AdminCommand) -> None:
     """Newest changes that the node that answers fetched and that were concurrent with its own, newest first: key,
@@ -348,7 +349,7 @@ CLUSTER = click.option(
 DEFAULT = click.option("--default", "forget", is_flag=True, help="Use the config files again.")
 
 
-@sink_group.command("suspend")
+@sink_group.command("suspend", short_help="Start no new fetch until resumed.")
 @QUEUE
 @PEER
 @admin_act(nodes=True, reason=True)
@@ -366,23 +367,41 @@ def resume(queue: str | None, peer: str | None, act: AdminCommand) -> None:
     act.echo(act.post("/admin/sink/resume", queue=queue, peer=peer, reason=""), f"{_scope(queue, peer, act)}: resumed")
 
 
-@sink_group.command("add-peer")
+@sink_group.command("add-peer", short_help="Fetch from a queue of another cluster.")
 @click.argument("url")
 @click.argument("queue")
 @CLUSTER
 @click.option("--peer-token-file", metavar="PATH", help="On every node of this cluster: the token to show there.")
-@admin_act(reason=True)
+@admin_act(reason=True, yes=True)
 def add_peer(queue: str, url: str, cluster: str, peer_token_file: str | None, act: AdminCommand) -> None:
-    """Fetch from QUEUE at URL, a node of another cluster, on all nodes, from now on and over restarts. `isthmus sink
-    check` tests before whether it would work."""
-    answer = act.post("/admin/sink/peers/add", queue=queue, url=url, cluster=cluster, token_file=peer_token_file)
-    act.echo(answer, f"sink: fetches from queue {queue} at {url}")
+    """Fetch from QUEUE at URL, a node of another cluster, on all nodes, from now on and over restarts. The link is
+    tested before, as by `isthmus sink check`; where a line fails it asks for confirmation."""
+    link = {"queue": queue, "url": url, "cluster": cluster, "token_file": peer_token_file}
+    if not act.yes:
+        failed = _failing_checks(act, link)
+        for row in failed:
+            right = f"; right: {cell(row['right'])}" if row.get("right") else ""
+            click.echo(printable(f"{cell(row.get('what'))}: {cell(row.get('found'))}{right}"), err=True)
+        if failed:
+            act.confirm(f"This link would not work now: {clause(len(failed), 'check', 'fails', 'fail')}. Add it?")
+    act.echo(act.post("/admin/sink/peers/add", **link), f"sink: fetches from queue {queue} at {url}")
+
+
+def _failing_checks(act: AdminCommand, link: Row) -> list[dict[str, Any]]:
+    """The lines of `sink check` that fail; none at a node of a version before it."""
+    try:
+        rows = objects_in(act.admin.post("/admin/sink/check", dict(link)), "checks")
+    except CommandFailed as error:
+        if error.reason == "unknown-path":
+            return []
+        raise
+    return [row for row in rows if row.get("state") == "fail"]
 
 
 CHECKS: Final = TableSpec(("check", "what"), "state", "found", "right")
 
 
-@sink_group.command("check")
+@sink_group.command("check", short_help="Test a link before it is configured.")
 @click.argument("url")
 @click.argument("queue")
 @CLUSTER
@@ -399,7 +418,7 @@ def check(url: str, queue: str, cluster: str, peer_token_file: str | None, query
     return Exit.DIFFERS if "fail" in states else Exit.UNAVAILABLE if "unknown" in states else Exit.OK
 
 
-@sink_group.command("remove-peer")
+@sink_group.command("remove-peer", short_help="Stop fetching from a queue of another cluster.")
 @click.argument("url")
 @click.argument("queue")
 @admin_act(reason=True)
@@ -410,9 +429,9 @@ def remove_peer(queue: str, url: str, act: AdminCommand) -> None:
     act.echo(answer, f"sink: fetches no more from queue {queue} at {url}")
 
 
-@sink_group.command("set-workers")
-@click.argument("count", type=click.IntRange(1, 256), required=False)
-@click.option("--per-peer", type=click.IntRange(0, 256), help="Most at one peer, up to COUNT; 0: an equal share.")
+@sink_group.command("set-workers", short_help="How many fetches run at once on each node.")
+@click.argument("count", type=Count(1, 256), required=False)
+@click.option("--per-peer", type=Count(0, 256), help="Most at one peer, up to COUNT; 0: an equal share.")
 @click.option("--queue", help="Most that may be busy with this queue, of the node's; --default: no limit of its own.")
 @DEFAULT
 @admin_act(nodes=True, reason=True)
@@ -437,31 +456,23 @@ def set_workers(count: int | None, per_peer: int | None, queue: str | None, forg
     act.echo(answer, f"sink{_on_nodes(act)}: {'as configured' if forget else 'set'}; {answer.get('node')}: {numbers}")
 
 
-@sink_group.command("throttle")
-@click.option("--bytes", "size", metavar="RATE", help='Bytes a second, such as "5MB"; 0: no limit.')
-@click.option("--objects", type=click.IntRange(0), help="Changes a second; 0: no limit.")
+@sink_group.command("throttle", short_help="Limit what each node fetches a second.")
+@click.option("--bytes", "size", type=Size(), help='Bytes a second, such as "5MB"; 0: no limit.')
+@click.option("--objects", type=Count(0), help="Changes a second; 0: no limit.")
 @click.option("--off", is_flag=True, help="Neither limit.")
 @DEFAULT
 @admin_act(nodes=True, reason=True)
-def throttle(size: str | None, objects: int | None, off: bool, forget: bool, act: AdminCommand) -> None:
+def throttle(size: int | None, objects: int | None, off: bool, forget: bool, act: AdminCommand) -> None:
     """Limit what each node fetches a second, from now on and over restarts."""
     if (size is not None or objects is not None) + off + forget != 1:
         raise BadInput("give --bytes, --objects, or both; or --off; or --default")
-    limits: dict[str, Any] = {"bytes_per_second": _rate(size), "objects_per_second": objects}
+    limits: dict[str, Any] = {"bytes_per_second": size, "objects_per_second": objects}
     if off or forget:
         limits = {"bytes_per_second": 0, "objects_per_second": 0, "forget": forget}
     answer = act.post("/admin/sink/limits", **limits)
     configured = object_in(object_in(answer, "throttle"), "configured")
     what = "as configured" if forget else "no limit" if off else "limit set"
     act.echo(answer, f"sink{_on_nodes(act)}: {what}; {answer.get('node')}: {_rates(configured, 'no limit')}")
-
-
-def _rate(text: str | None) -> int | None:
-    """Bytes a second."""
-    if text is None:
-        return None
-    with checking("--bytes"):
-        return 0 if text == "0" else parse_size(text.removesuffix("/s"))
 
 
 def _at(act: AdminCommand) -> str:

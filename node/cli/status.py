@@ -30,7 +30,7 @@ from isthmus.node.cli.credentials import (
 )
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import PIPE_COLUMNS, CliContext, echo_json, output_option
-from isthmus.node.cli.parameters import FiniteFloat
+from isthmus.node.cli.parameters import Count, Duration
 from isthmus.node.cli.status_lines import screen
 from isthmus.node.cli.status_report import PATHS, StatusAnswers, report
 from isthmus.repl.model.errors import BadInput
@@ -38,7 +38,7 @@ from isthmus.repl.model.errors import BadInput
 ANSWER_S: Final = 6.0
 """How long one answer may take. A node waits up to 2 s for the others; what takes longer is unknown on this screen."""
 
-INTERVAL_S: Final = 2.0
+INTERVAL: Final = "2s"
 """Between two pictures of `--watch`."""
 
 CODES: Final = {"ok": Exit.OK, "warning": Exit.DIFFERS, "critical": Exit.DIFFERS, "unknown": Exit.UNAVAILABLE}
@@ -102,19 +102,19 @@ ADMINS: Final = click.option(
 @click.option("--watch", is_flag=True, help="Draw it again until Ctrl-C, which ends it with code 0.")
 @click.option(
     "--interval",
-    type=FiniteFloat(min=0.5, max=3_600),
-    default=INTERVAL_S,
+    "interval_ms",
+    type=Duration(500, 3_600_000),
+    default=INTERVAL,
     show_default=True,
-    metavar="SECONDS",
     help="Between two pictures of --watch.",
 )
-@click.option("--count", type=click.IntRange(1), help="End --watch after so many pictures.")
+@click.option("--count", type=Count(1), help="End --watch after so many pictures.")
 @ADMINS
 @connection_options
 @output_option
 @click.pass_context
 def status_command(
-    context: click.Context, watch: bool, interval: float, count: int | None, admins: tuple[str, ...], output: str
+    context: click.Context, watch: bool, interval_ms: int, count: int | None, admins: tuple[str, ...], output: str
 ) -> int:
     """All clusters on one screen: nodes, partitions, lag with its causes, what people hold back, and what is amiss.
 
@@ -130,7 +130,7 @@ def status_command(
     pool = ThreadPoolExecutor(len(sources) * len(PATHS), thread_name_prefix="status")
     try:
         if watch:
-            return _watch(sources, pool, interval, count, title)
+            return _watch(sources, pool, interval_ms / 1000, count, title)
         found = report(gathered(sources, pool))
         at_ms = time.time_ns() // 1_000_000
         if output == "json":

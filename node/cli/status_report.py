@@ -1,6 +1,6 @@
 """The report of `isthmus status` from the answers of one node of each cluster. Pure.
 
-The judgements are those of `isthmus check`, at its default limits; those about disks are here alone. A value that no
+The judgements are those of `isthmus.node.services.findings`, at the default limits of `isthmus check`. A value that no
 answer has is None, and what is not known is named among `amiss`, never left out.
 """
 
@@ -14,43 +14,27 @@ from typing import Any, Final
 from isthmus.config.dynamic_options import BY_FILE
 from isthmus.config.text import quantity
 from isthmus.config.units import parse_duration
-from isthmus.node.cli.check import (
-    GAPS,
-    ISR,
+from isthmus.node.cli.output import Row, cell, object_in, objects_in
+from isthmus.node.http.answer_texts import without_age
+from isthmus.node.services.findings import (
+    DOCUMENTS,
     LAG,
-    LETTERS,
-    PROVEN,
     RANK,
+    Code,
     Fact,
     ProbeState,
     ProbeThresholds,
-    gap_facts,
-    isr_facts,
+    findings_of,
     lag_facts,
-    sink_facts,
-    staleness_facts,
-    sync_facts,
 )
-from isthmus.node.cli.output import Row, cell, object_in, objects_in
-from isthmus.node.http.answer_texts import is_of_failing_links, silent_sentence, without_age
 
 PATHS: Final[Mapping[str, str]] = {
-    "cluster": "/admin/cluster",
-    "health": "/admin/nodes/health",
-    "lag": "/admin/lag",
+    **DOCUMENTS,
     "queues": "/admin/queues/nodes",
-    "sinks": "/admin/sink/nodes",
-    "fullsync": "/admin/fullsync/nodes",
-    "gaps": "/admin/gaps",
     "options": "/admin/options",
     "moves": "/admin/moves",
 }
 """Name of an answer -> the request for it."""
-
-DISK_FREE_WARNING: Final = 0.1
-DISK_FREE_CRITICAL: Final = 0.03
-"""Free shares of a disk below which it is a warning, and critical. A node stops taking writes at 128 MiB; a tenth
-leaves time to act. A guess."""
 
 CAUSES_MAX: Final = 4
 """Causes that a link names; each is a sentence, and `isthmus sink list` has them all."""
@@ -70,7 +54,9 @@ class StatusAnswers:
 
 def report(clusters: Sequence[StatusAnswers]) -> dict[str, Any]:
     """The document that `isthmus status -o json` prints."""
-    amiss = [{"cluster": each.name, **_finding(fact)} for each in clusters for fact in facts_of(each)]
+    amiss = [
+        {"cluster": each.name, **_finding(fact)} for each in clusters for fact in findings_of(each.answers, each.errors)
+    ]
     links = links_of(clusters)
     amiss += [{"cluster": link["to"], **_finding(_unasked(link))} for link in links if link["from_unasked"]]
     worst = max((ProbeState[row["state"].upper()] for row in amiss), key=RANK.index, default=ProbeState.OK)
@@ -84,11 +70,13 @@ def report(clusters: Sequence[StatusAnswers]) -> dict[str, Any]:
 
 
 def _unasked(link: Row) -> Fact:
-    return Fact(ProbeState.UNKNOWN, f"queue {link['queue']}: {link['causes'][0]}")
+    words = f"queue {link['queue']}: {link['causes'][0]}"
+    return Fact(ProbeState.UNKNOWN, words, Code.LAG, f"queue {link['queue']}", "ask that cluster, too: --admin URL")
 
 
 def _finding(fact: Fact) -> dict[str, Any]:
-    return {"state": fact.state.name.lower(), "sentence": fact.sentence}
+    about = {"code": fact.code.value, "subject": fact.subject, "remedy": fact.remedy}
+    return {"state": fact.state.name.lower(), "sentence": fact.sentence, **about}
 
 
 # --- clusters ---
@@ -149,67 +137,6 @@ def _dead_letters(of: StatusAnswers) -> int | None:
     return sum(known) if len(known) == len(kept) else None
 
 
-def free_share(disk: Row) -> float | None:
-    """The free part of a disk, from 0 to 1; None: unknown."""
-    free, total = disk.get("free_bytes"), disk.get("total_bytes")
-    return free / total if isinstance(free, int) and isinstance(total, int) and total > 0 else None
-
-
-# --- what is amiss ---
-
-
-def facts_of(of: StatusAnswers) -> list[Fact]:
-    """Everything about one cluster that is not well or not known."""
-    if "cluster" not in of.answers:
-        return [Fact(ProbeState.UNKNOWN, of.errors.get("cluster", "no node answers"))]
-    cluster = of.answers["cluster"]
-    found = [Fact(ProbeState.UNKNOWN, f"{name}: {why}") for name, why in of.errors.items()]
-    found += [*staleness_facts(cluster), *isr_facts(cluster, ProbeThresholds(*ISR)), *_health_facts(of, cluster)]
-    if "lag" in of.answers:
-        limits = ProbeThresholds(*map(parse_duration, LAG))
-        found += lag_facts(objects_in(of.answers["lag"], "lag"), limits)
-    fullsync = of.answers.get("fullsync", {})
-    nodes, at_ms = fullsync.get("nodes"), fullsync.get("at_ms")
-    if isinstance(nodes, dict) and isinstance(at_ms, int):
-        limits = ProbeThresholds(*map(parse_duration, PROVEN))
-        found += sync_facts(nodes, limits, at_ms=at_ms, gone=fullsync.get("gone"))[0]
-    if "gaps" in of.answers:
-        found += gap_facts(of.answers["gaps"], ProbeThresholds(*map(parse_duration, GAPS)))
-    if "sinks" in of.answers:
-        rows = objects_in(of.answers["sinks"], "nodes")
-        found += sink_facts({str(row.get("node")): row.get("sink") for row in rows}, ProbeThresholds(*LETTERS))
-    return [fact for fact in dict.fromkeys(found) if fact.state is not ProbeState.OK]
-
-
-def _health_facts(of: StatusAnswers, cluster: Row) -> Iterable[Fact]:
-    """Disks that are nearly full, and certificates that need an operator."""
-    health = of.answers.get("health", {})
-    silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
-    failing = _nodes_with_failing_links(of)  # `sink_facts` names them
-    sentences = [
-        each
-        for each in map(str, cluster.get("warnings") or ())
-        if each not in silent and not any(is_of_failing_links(each, node) for node in failing)
-    ]
-    for node, one in object_in(health, "nodes").items():
-        if not isinstance(one, dict):
-            why = object_in(health, "unknown").get(node)
-            yield Fact(ProbeState.UNKNOWN, f"node {node}: its disk and certificates are not known: {cell(why)}")
-            continue
-        sentences += [str(each) for each in one.get("problems") or ()]
-        share = free_share(one)
-        if share is not None and share < DISK_FREE_WARNING:
-            state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
-            yield Fact(state, f"node {node}: {100 * share:.0f} % of its disk are free")
-    yield from (Fact(ProbeState.WARNING, each) for each in dict.fromkeys(sentences))
-
-
-def _nodes_with_failing_links(of: StatusAnswers) -> list[str]:
-    rows = objects_in(of.answers.get("sinks", {}), "nodes")
-    links = {str(row.get("node")): objects_in(object_in(row, "sink"), "sinks") for row in rows}
-    return [node for node, found in links.items() if any(link.get("state") == "failing" for link in found)]
-
-
 # --- links ---
 
 
@@ -239,6 +166,7 @@ def _link(
     elif uuid is not None and len(by_uuid) > 1:
         causes.append(f"{cell(rows[0].get('cluster'))} is not asked here: what its sinks do is not known")
     proven = [row.get("proven_ms") for row in rows]
+    equal = [row.get("equal_ms") for row in rows if row.get("both_ways")]
     state = max((fact.state for fact in lag_facts(rows, ProbeThresholds(*map(parse_duration, LAG)))), key=RANK.index)
     return {
         "from": source.name,
@@ -250,13 +178,23 @@ def _link(
         "seconds": _most(rows, "seconds"),
         "objects": _sum(rows, "objects"),
         "bytes": _sum(rows, "bytes"),
-        "proven_ms": None if None in proven else min(at for at in proven if at is not None),
+        "proven_ms": _earliest(proven),
+        "both_ways": bool(equal),
+        "equal_ms": _earliest(equal) if equal else None,
         "causes": causes[:CAUSES_MAX],
         "bucket_types": [
-            {key: row.get(key) for key in ("bucket_type", "seconds", "objects", "bytes", "proven_ms", "reason")}
+            {
+                key: row.get(key)
+                for key in ("bucket_type", "seconds", "objects", "bytes", "proven_ms", "equal_ms", "reason")
+            }
             for row in rows
         ],
     }
+
+
+def _earliest(times: Sequence[int | None]) -> int | None:
+    """The earliest of some times; None if one of them is never."""
+    return None if None in times else min(at for at in times if at is not None)
 
 
 def _most(rows: Sequence[Row], key: str) -> float | None:
@@ -313,7 +251,8 @@ def _links_from_elsewhere(
             "to": sink.name,
             "queue": queue,
             "state": "unknown",
-            **dict.fromkeys(("seconds", "objects", "bytes", "proven_ms")),
+            **dict.fromkeys(("seconds", "objects", "bytes", "proven_ms", "equal_ms")),
+            "both_ways": False,
             "causes": [
                 f"{name} is not asked here: it alone knows how far {sink.name} is behind",
                 *_causes_at(sink, queue, source)[: CAUSES_MAX - 1],

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import click
 
-from isthmus.config.units import format_size, parse_size
+from isthmus.config.units import format_size
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.admin_command import AdminCommand, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
 from isthmus.node.cli.output import Row, object_in
-from isthmus.node.cli.parameters import checking
+from isthmus.node.cli.parameters import Size
 from isthmus.node.cli.status_report import PATHS, StatusAnswers, report
 from isthmus.node.observability.redaction import Redactor
 from isthmus.node.observability.version import program_version
@@ -41,16 +41,14 @@ Part = tuple[str, str]
 
 @click.command("support-bundle")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--size-limit", default=SIZE_LIMIT, show_default=True, metavar="SIZE", help="Most bytes of texts.")
+@click.option("--size-limit", type=Size(), default=SIZE_LIMIT, show_default=True, help="Most bytes of texts.")
 @admin_query
-def support_command(file: Path, size_limit: str, query: AdminCommand) -> int:
+def support_command(file: Path, size_limit: int, query: AdminCommand) -> int:
     """Collect status, events, and each node's config, last log lines and metrics in FILE, a .tar.gz, without secrets.
 
     Only you can read FILE, which must not exist. Code 3 when a node does not answer or something is missing: the bundle
     has the rest, and its manifest lists what is missing.
     """
-    with checking("--size-limit"):
-        limit = parse_size(size_limit)
     if file.exists():
         raise BadInput(f"{file} exists: name another file")
     redactor = Redactor(_own_secrets(query.admin))
@@ -60,9 +58,11 @@ def support_command(file: Path, size_limit: str, query: AdminCommand) -> int:
     size = 0
     for path, text in parts:
         size += len(text.encode(errors="backslashreplace"))
-        if size > limit:
+        if size > size_limit:
             size -= len(text.encode(errors="backslashreplace"))
-            missing[path] = f"left out: all texts together would be larger than {format_size(limit)} (--size-limit)"
+            missing[path] = (
+                f"left out: all texts together would be larger than {format_size(size_limit)} (--size-limit)"
+            )
         else:
             kept.append((path, text))
     manifest = _manifest(kept, missing, query.admin.url)

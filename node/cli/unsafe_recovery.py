@@ -13,19 +13,21 @@ import click
 from isthmus.node.cli.admin_command import AdminCommand, admin_act
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import TableSpec, cell, named, objects_in
+from isthmus.node.cli.parameters import PartitionName, PartitionParameter, partition_number
 from isthmus.node.cli.waiting import Goal, Waiter, wait_for, wait_options
 
 REPLICAS: Final = TableSpec("node", "eligible", "epoch", "log_epoch", "leo", "hw", "applied", "gen")
 
 
-@click.command("force-leader")
-@click.argument("partition", type=click.IntRange(0))
+@click.command("force-leader", short_help="Elect a replica whatever it lacks: loses writes.")
+@click.argument("partition", type=PartitionParameter())
 @click.argument("node")
 @admin_act(asks=True)
-def force_leader(partition: int, node: str, act: AdminCommand) -> None:
+def force_leader(partition: PartitionName, node: str, act: AdminCommand) -> None:
     """Make NODE's replica the leader of PARTITION, whatever it lacks: an unclean election. Entries that only other
     replicas hold are lost."""
-    path = f"/admin/partitions/{partition}/force-leader"
+    number = partition_number(act.admin, partition)
+    path = f"/admin/partitions/{number}/force-leader"
     plan = act.plan(path, node=node)
     _note_plan(act, plan)
     if not act.dry_run:
@@ -35,7 +37,7 @@ def force_leader(partition: int, node: str, act: AdminCommand) -> None:
     act.echo_json(plan)
 
 
-@click.command("reseed")
+@click.command("reseed", short_help="Make the records again that the metastore forgot.")
 @click.option("--incomplete", is_flag=True, help="Go on where replicas do not answer: what only they hold is lost.")
 @wait_options
 @admin_act(asks=True)

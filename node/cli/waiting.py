@@ -26,7 +26,7 @@ TIMEOUT: Final = "10m"
 """A node with much to catch up takes minutes; what takes longer needs a look. A guess."""
 
 timeout_option: Final = click.option(
-    "--timeout", "timeout_ms", type=Duration(), default=TIMEOUT, show_default=True, metavar="TIME",
+    "--timeout", "timeout_ms", type=Duration(), default=TIMEOUT, show_default=True,
     help="Give up waiting after this, with code 3 (1 if the cluster answers and is not so).",
 )  # fmt: skip
 wait_options: Final = with_options(

@@ -8,7 +8,7 @@ import click
 
 from isthmus.node.cli.exit_codes import Exit
 from isthmus.node.cli.output import output_option
-from isthmus.node.cli.parameters import FiniteFloat
+from isthmus.node.cli.parameters import Count, Number
 
 
 @click.command("demo")
@@ -20,15 +20,15 @@ from isthmus.node.cli.parameters import FiniteFloat
 )
 @click.option(
     "--rate",
-    type=FiniteFloat(min=0),
+    type=Number(min=0),
     metavar="N",
     help="Operations a second; 0 is as fast as possible. Without it the replay takes 100 s.",
 )
 @click.option("--keep", is_flag=True, help="Leave the clusters running, and print how to talk to them.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Seed of the history that is made here.")
+@click.option("--seed", type=Count(min=0), metavar="N", help="Seed of the history that is made here.")
 @click.option(
     "--operations",
-    type=click.IntRange(min=1),
+    type=Count(min=1),
     metavar="N",
     help="Length of the history that is made here (8,000), where one is needed.",
 )

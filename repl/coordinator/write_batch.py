@@ -39,7 +39,7 @@ from isthmus.repl.model.objects import (
     decode_object,
     encode_with_summary,
     merge,
-    resolved,
+    pushed,
     summarize_encoded,
     written,
 )
@@ -61,6 +61,7 @@ from isthmus.repl.model.vclock import (
     descends,
     encode_clock,
     increment,
+    of_partition,
     pack_counter,
 )
 from isthmus.repl.model.vclock import merge as merge_clocks
@@ -346,10 +347,9 @@ class WriteBatch:
             if descends(mine, theirs):
                 return PushResult(PushOutcome.SUPERSEDED), end
             if not descends(theirs, mine):
-                merged = merge(self.read_object(current, key), decode_object(payload))
                 properties = self.properties.of(key.bucket)
                 dot = (self.partition.actor, pack_counter(self.epoch, self.next_offset))
-                merged = resolved(merged, dot, self.now_ms, properties)
+                merged = pushed(self.read_object(current, key), decode_object(payload), dot, self.now_ms, properties)
                 note_siblings(len(merged.siblings), key, self.limits, properties, self.warned)
                 payload, summary = encode_with_summary(merged)
                 if leaving and summary.tombstone and self._is_leaving(current):
@@ -383,12 +383,12 @@ class WriteBatch:
         """Whether a push that replaces `current` gets this cluster's origin, so that clusters other than the pusher
         receive it (R-OWED). It does if it replaces a write of this cluster that some of them lack, or returns one that
         was lost here: then no cursor shows who received it before."""
-        actor = self.partition.actor
-        here = 0 if current is None else counter_of(decode_clock(current.row.clock), actor)
+        prefix = self.partition.actor_prefix
+        here = () if current is None else of_partition(decode_clock(current.row.clock), prefix)
         # The offset of the row, not of our dot: merges, and pushes that count as ours, move the row up.
         if current is not None and here and self._unreplicated(self.partition.id, current.row.offset, pusher, key):
             return True
-        if actor not in summary.clock or counter_of(decode_clock(summary.clock), actor) <= here:
+        if prefix not in summary.clock or descends(here, of_partition(decode_clock(summary.clock), prefix)):
             return False
         return self._unreplicated(self.partition.id, self.next_offset, pusher, key)
 
@@ -435,7 +435,7 @@ class WriteBatch:
         if last and descends(last, decode_clock(summary.clock)):
             return PushResult(PushOutcome.SUPERSEDED), under_way
         if not leaving:
-            if partition.actor not in summary.clock:
+            if partition.actor_prefix not in summary.clock:
                 return None, under_way
             if pending is None and self.store.cursor(partition.id, REAPED).entry_offset < 0:
                 return None, 0

@@ -156,7 +156,7 @@ def _add_pushes(
 ) -> int:
     partition, new_rows, pending = batch.partition, batch.new_rows, batch.partition.unapplied.pending_rows
     entries = batch.entries
-    partition_id, actor, epoch, now_ms = partition.id, partition.actor, batch.epoch, batch.now_ms
+    partition_id, prefix, epoch, now_ms = partition.id, partition.actor_prefix, batch.epoch, batch.now_ms
     key_row, entry_limit, object_limit = batch.store.key_row, batch.limits.entry_bytes, batch.limits.object_bytes
     reaped = batch.store.reaped_clocks(partition_id)
     last_bucket, bucket_head, end = b"", b"", 0
@@ -167,7 +167,7 @@ def _add_pushes(
             summary = (
                 peek_summary(payload) if not leaving and len(payload) <= object_limit and len(origin) == 16 else None
             )
-            common = summary is not None and actor not in summary[0]
+            common = summary is not None and prefix not in summary[0]
             if common:
                 assert summary is not None
                 clock, pushed, object_hash, modified_ms, tombstone = summary
@@ -185,7 +185,7 @@ def _add_pushes(
                 else:
                     old_clock, old_hash, _, _, _, old_tombstone, previous = decode_key_row(row)
                     if not of_one_writer(old_clock, clock):
-                        common = old_clock != clock and actor not in old_clock
+                        common = old_clock != clock and prefix not in old_clock
                         if common:
                             old = decode_clock(old_clock)
                             common = descends(pushed, old) and not descends(old, pushed)

@@ -139,7 +139,8 @@ def write(current: Object | None, context: Clock, content: Content, dot: Dot, no
 def merge(a: Object, b: Object) -> Object:
     """Return the object that has seen everything that `a` and `b` have: the effect of a push on a stored object.
 
-    A sibling stays when both have it, or when the one that lacks it has not seen it.
+    A sibling stays when both have it, or when the one that lacks it has not seen it. Where clusters keep the newest
+    sibling alone, each may have dropped what the other kept: then none is left, and `pushed` chooses.
     """
     if a == b:
         return a
@@ -323,14 +324,18 @@ def written(
     return made if properties.allow_mult else _newest_alone(made)
 
 
-def resolved(merged: Object, dot: Dot, now_ms: int, properties: Properties) -> Object:
-    """Return the merge of this cluster's object and another's under the bucket's properties.
+def pushed(current: Object, theirs: Object, dot: Dot, now_ms: int, properties: Properties) -> Object:
+    """Return the stored object after a push of another cluster's concurrent object, under the bucket's properties.
 
-    It is `merged` itself, or only its newest sibling, under a clock with `dot` that differs from the merge's.
+    It is their merge; without `allow_mult`, and with `last_write_wins`, only its newest sibling, under a clock with
+    `dot` that differs from the merge's. It always has a sibling (R-KEEP): where each clock covers all siblings of the
+    other object, the newest of them all stays, as a write of its own: `dot` is its dot.
     """
-    if properties.allow_mult and not properties.last_write_wins:
-        return merged
-    if len(merged.siblings) == 1:
+    merged = merge(current, theirs)
+    if not merged.siblings:
+        newest = max((*current.siblings, *theirs.siblings), key=_age)
+        return Object(increment(merged.clock, *dot, now_ms // 1000), (newest._replace(dot=dot),))
+    if len(merged.siblings) == 1 or (properties.allow_mult and not properties.last_write_wins):
         return merged
     return _newest_alone(Object(increment(merged.clock, *dot, now_ms // 1000), merged.siblings))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fnmatch
 import importlib.util
 import re
+import shutil
+import stat
 import subprocess
 import sys
 import tomllib
@@ -60,6 +62,101 @@ def test_the_wheel_has_the_package_its_types_and_its_license(wheel: Path) -> Non
     archive = zipfile.ZipFile(wheel)
     script("release_check").check_wheel(archive)
     assert "isthmus/node/dashboard/static/README.md" in archive.namelist()  # the pages are files of the package
+
+
+def archived(folder: Path, *, links: bool) -> Path:
+    """The last commit from its zip archive; without `links` as programs unpack it that do not know symbolic links: they
+    leave a small file in place of each."""
+    archive = folder / "tree.zip"
+    command = ["git", "archive", "--format=zip", "-o", str(archive), "HEAD"]
+    subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=50, check=True)
+    tree = folder / "tree"
+    with zipfile.ZipFile(archive) as packed:
+        packed.extractall(tree)
+        for each in packed.infolist():
+            if links and stat.S_ISLNK(each.external_attr >> 16):
+                (tree / each.filename).unlink()
+                (tree / each.filename).symlink_to(packed.read(each).decode())
+    return tree
+
+
+def build(tree: Path, target: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build one kind of distribution of `tree` into `folder`; "editable" is what `pip install -e` asks for."""
+    if target == "editable":
+        command = ["-c", f"import hatchling.build; hatchling.build.build_editable({str(folder)!r})"]
+    else:
+        command = ["-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    return subprocess.run([sys.executable, *command], cwd=tree, capture_output=True, text=True, timeout=50, check=False)
+
+
+def committed_modules() -> set[str]:
+    """The modules of the distribution in the last commit, as a wheel names them."""
+    command = ["git", "ls-tree", "-r", "--name-only", "HEAD", *script("packages").FOLDERS, "isthmus"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=50, check=True)
+    found = {Path(line) for line in done.stdout.splitlines() if line.endswith(".py")}
+    return {str(path if path.parts[0] == "isthmus" else Path("isthmus", path)) for path in found}
+
+
+def modules(wheel: Path) -> set[str]:
+    """The modules in a wheel."""
+    return {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+
+
+def test_every_folder_of_the_package_is_built() -> None:
+    """The build's folders are the links in `isthmus/`, except for the client, which is a distribution of its own."""
+    links = {path.name for path in (REPOSITORY / "isthmus").iterdir() if path.is_symlink()}
+    assert set(script("packages").FOLDERS) == links - {"client"}
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_tree_from_a_zip_archive_builds_the_whole_package(tmp_path: Path, links: bool) -> None:
+    """With and without symbolic links, the wheel has every module, and so has the wheel of the source archive."""
+    tree = archived(tmp_path, links=links)
+    assert (tree / "isthmus" / "repl").is_symlink() == links
+    done = build(tree, "wheel", tmp_path / "wheel")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "wheel").iterdir()
+    assert modules(wheel) == committed_modules()
+    done = build(tree, "sdist", tmp_path / "sdist")
+    assert done.returncode == 0, done.stderr
+    (sdist,) = (tmp_path / "sdist").iterdir()
+    subprocess.run(["tar", "xzf", str(sdist)], cwd=sdist.parent, timeout=50, check=True)
+    (unpacked,) = (path for path in sdist.parent.iterdir() if path.is_dir())
+    done = build(unpacked, "wheel", tmp_path / "second")
+    assert done.returncode == 0, done.stderr
+    (second,) = (tmp_path / "second").iterdir()
+    assert modules(second) == committed_modules()
+
+
+@pytest.mark.parametrize("target", ["wheel", "sdist", "editable"])
+def test_a_tree_without_one_of_its_folders_is_refused(tmp_path: Path, target: str) -> None:
+    """Nothing is built, and the message names what is missing."""
+    tree = archived(tmp_path, links=True)
+    shutil.rmtree(tree / "queues")
+    (tree / "isthmus" / "spark.py").unlink()
+    done = build(tree, target, tmp_path / "built")
+    assert done.returncode != 0
+    assert "isthmus/spark.py, queues/ (or isthmus/queues/) missing" in done.stderr
+    assert not list(tmp_path.glob("built/*"))
+
+
+def test_an_editable_installation_needs_the_links(tmp_path: Path) -> None:
+    """It imports from the tree itself: without links it is refused with the remedy, with them it is built."""
+    tree = archived(tmp_path, links=False)
+    (tmp_path / "built").mkdir()
+    done = build(tree, "editable", tmp_path / "built")
+    assert done.returncode != 0
+    assert "no symbolic link (or folder) aae, config, node, queues, repl, sink" in done.stderr
+    assert "install it without -e" in done.stderr
+    assert not list(tmp_path.glob("built/*"))
+    for name in script("packages").FOLDERS:
+        (tree / "isthmus" / name).unlink()
+        (tree / "isthmus" / name).symlink_to(f"../{name}")
+    assert build(tree, "editable", tmp_path / "built").returncode == 0
+    (wheel,) = (tmp_path / "built").iterdir()
+    archive = zipfile.ZipFile(wheel)
+    (path,) = (name for name in archive.namelist() if name.endswith(".pth"))
+    assert archive.read(path).decode().strip() == str(tree)
 
 
 def test_the_base_needs_neither_spark_nor_arrow_nor_java(metadata: Message) -> None:

@@ -146,7 +146,7 @@ def test_command_lines_of_deploy_files_are_accepted(file: Path) -> None:
         ("queue lst", "No such command 'lst'"),
         ("lag -o yaml", "'yaml' is not one of"),
         ("lag -o FORMAT", None),
-        ("sink set-workers many", "'many' is not a valid integer"),
+        ("sink set-workers many", "'many' is not a whole number"),
         ("sink set-workers COUNT", None),
         ("node init FILE", "Missing option '--name'"),
         ("node init --help", None),

@@ -20,7 +20,7 @@ from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.properties import NO_SETTINGS, PropertySource
 from isthmus.repl.model.record import Incarnation, PartitionRecord
-from isthmus.repl.model.vclock import actor_of
+from isthmus.repl.model.vclock import PARTITION_BYTES, actor_of
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
 from isthmus.repl.runtime.latency import ReplicationLatency
 from isthmus.repl.runtime.rounds import Rounds
@@ -64,6 +64,10 @@ class FakePartition:
     unapplied: UnappliedBuffer = field(default_factory=lambda: UnappliedBuffer(0, 0, MemoryWindow(0)))
     waiters: Waiters = field(default_factory=Waiters)
     reaped_pushes: ReapedPushes = field(default_factory=ReapedPushes)
+
+    @property
+    def actor_prefix(self) -> bytes:
+        return self.actor[:PARTITION_BYTES]
 
 
 class Clock:

@@ -52,7 +52,6 @@ from isthmus.queues.queue_documents import (
 )
 from isthmus.queues.sink_shares import TypeShare
 from isthmus.repl.controller import bucket_properties, dynamic_options, placement, reassignment_orders
-from isthmus.repl.controller.bucket_types import CHAIN_COUNTER
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.http.routes import HASH, parse_routes
 from isthmus.repl.isr.messages import (
@@ -66,6 +65,7 @@ from isthmus.repl.isr.messages import (
 )
 from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup, StreamRun
 from isthmus.repl.metastore import codecs
+from isthmus.repl.metastore.counters import CHAIN_COUNTER
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import Document
 from isthmus.repl.model.conditions import Condition

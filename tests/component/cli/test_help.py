@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -85,3 +86,61 @@ def test_version_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith(f"isthmus: {program_version()}\npython: 3.")
     assert cli.main(["version", "-o", "json"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)["isthmus"] == program_version()
+
+
+def groups(group: click.Group, context: click.Context) -> Iterator[tuple[click.Group, click.Context]]:
+    """Every group below the root with its context, as wide as a terminal of 80 columns."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            inner = click.Context(command, info_name=name, parent=context, terminal_width=80)
+            yield command, inner
+            yield from groups(command, inner)
+
+
+def test_every_verb_has_a_whole_line_at_80_columns() -> None:
+    """The help of a noun lists each verb with what it does in one line, which is never cut, nor wrapped."""
+    root = click.Context(cli.root, info_name="isthmus", terminal_width=80)
+    wrong, verbs = [], 0
+    for group, context in groups(cli.root, root):
+        listed = context.get_help().partition("\nCommands:\n")[2].splitlines()
+        names = [name for name in group.list_commands(context) if not group.commands[name].hidden]
+        verbs += len(names)
+        wrong += [f"{context.command_path}: {line}" for line in listed if line.endswith("...") or len(line) > 80]
+        if [line.split()[0] for line in listed] != names:
+            wrong.append(f"{context.command_path}: a verb takes more than a line")
+    assert wrong == []
+    assert verbs > 110
+
+
+def test_a_misspelled_word_gets_what_is_near_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Suggestions begin with the one that has the fewest mistakes; names with more than two are left out. Of two that
+    are equally near, the one that asks for confirmation, as a destructive one does, stands last."""
+    for arguments, suggested in (
+        (["queue", "lst"], "Did you mean 'list'?"),
+        (["queue", "clear", "q", "--reasn", "x"], "Did you mean '--reason'?"),
+        (["bucket-type", "create", "x", "--replication"], "Did you mean '--replication-factor'?"),
+        (["fullsync", "set-range", "--since", "1"], "SINCE is an argument: write its value without --since."),
+        (["bucket-type", "set-replication-factor", "x", "--factor", "3"], "FACTOR is an argument"),
+        (["backup", "restor"], "Did you mean 'restore'?"),
+    ):
+        assert cli.main(arguments) == Exit.USAGE
+        error = capsys.readouterr().err
+        assert suggested in error, arguments
+        assert "one of" not in error, arguments
+    assert cli.main(["queue", "xyzzy"]) == Exit.USAGE
+    assert "Did you mean" not in capsys.readouterr().err
+    context = click.Context(cli.root.get_command(click.Context(cli.root), "queue"), info_name="queue")
+    near = cli._suggestion(click.exceptions.NoSuchCommand("plear", ctx=context))
+    assert near == " Did you mean 'clear'?"
+
+
+def test_the_root_help_names_the_verbs_to_begin_with(capsys: pytest.CaptureFixture[str]) -> None:
+    """A newcomer is told six of the commands, which are all there."""
+    assert cli.main(["--help"]) == Exit.OK
+    begin = capsys.readouterr().out.partition("Begin with ")[2].partition(".")[0]
+    words = begin.replace(" and ", ", ").replace("\n", " ").split(", ")
+    assert len(words) == 6
+    assert {word.strip() for word in words} <= set(cli.NOUNS)

@@ -54,7 +54,7 @@ def test_a_new_node_gets_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--queue", "q", "--queue", "q"], '--queue: two queues are called "q"'),
         (["--peer", "west-1:8098", "q"], '--peer: "west-1:8098" is not the URL of a node; write http(s)://HOST:PORT'),
         (["--peer", "http://127.0.0.1:8098", "q"], "--peer: http://127.0.0.1:8098 is this node itself"),
-        (["--factor", "3"], "--factor: 3 replicas need as many nodes"),
+        (["--factor", "3"], "--replication-factor: 3 replicas need as many nodes"),
     ],
 )
 def test_a_fault_is_reported_with_its_option(
@@ -71,7 +71,7 @@ def test_a_fault_is_reported_with_its_option(
 
 @pytest.mark.parametrize("form", ["--every", "--short"])
 def test_a_node_of_an_ensemble_replicates_unless_told_otherwise(tmp_path: Path, form: str) -> None:
-    """Without `--factor` the key is not set, so that its default counts: 3 with an ensemble, 1 without."""
+    """Without `--replication-factor` the key is not set, so that its default counts: 3 with an ensemble, 1 without."""
     for number, (more, factor) in enumerate((([], 1), (["--metastore", "zk1:2181,zk2:2181,zk3:2181"], 3))):
         file = tmp_path / f"{number}.toml"
         assert main(["node", "init", str(file), "--name", "east-1", "--cluster-name", "east", form, *more]) == Exit.OK

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import click
 import pytest
 
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
-from isthmus.node.cli.parameters import time_of
+from isthmus.node.cli.parameters import PartitionParameter, time_of
 from isthmus.repl.model.errors import BadInput
 from tests.support.fake_admin_listener import FakeAdminListener
 
@@ -53,6 +54,7 @@ def test_a_zone_that_is_named_counts() -> None:
     for text in ("2026-02-03T05:05+01:00", "2026-02-03 04:05:00Z", "2026-02-03T04:05Z", str(FEBRUARY_MS)):
         assert time_of(text) == FEBRUARY_MS
     assert time_of("2026-02-03T04:05:00.123") == FEBRUARY_MS + 123
+    assert time_of("2016-12-31T23:59:60Z") == time_of("2017-01-01"), "a leap second"
 
 
 @pytest.mark.parametrize(
@@ -170,3 +172,78 @@ def test_an_address_without_scheme_is_http(listener: FakeAdminListener, capsys: 
     assert cli.main(["lag", "-o", "json", "--admin", listener.url.removeprefix("http://")]) == Exit.OK
     assert cli.main(["kv", "get", "b", "k", "--http", "127.0.0.1:9"]) == Exit.UNAVAILABLE
     assert "http://127.0.0.1:9 does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["lag", "--over", "soon"], '"soon" is not a duration; write a number and a unit, such as "1s"'),
+        (["lag", "--over", "nan"], "is not a duration"),
+        (["status", "--watch", "--interval", "0.1"], "'0.1' is out of range; allowed is 500ms to 1h"),
+        (["local", "up", "t", "--dir", "d", "--timeout", "2x"], 'there is no duration unit "x"'),
+        (["queue", "set", "q", "--lease", "x"], "is not a duration"),
+        (["queue", "peek", "q", "--count", "many"], "'many' is not a whole number; write digits"),
+        (["queue", "throttle", "q", "--bytes", "5 bananas"], 'there is no size unit "bananas"'),
+        (["sink", "throttle", "--bytes", "x"], "is not a size"),
+        (["fold", "find-keys", "--size-over", "x"], "is not a size"),
+        (["demo", "--rate", "fast"], "'fast' is not a number"),
+        (["partition", "force-leader", "default", "n"], "write its number, or TYPE/INDEX, such as default/7"),
+        (["fullsync", "trees", "--rebuild", "--partition", "-x"], "write its number, or TYPE/INDEX"),
+    ],
+)
+def test_what_is_no_number_time_or_size_is_refused_in_plain_words(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    """The message has the value and the right form; no word of the library that reads options."""
+    assert cli.main(arguments) == Exit.USAGE
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert "range." not in error
+
+
+@pytest.mark.parametrize("written", ["2.5", "2.5s", "2500ms"])
+def test_a_duration_is_written_alike_in_every_command(listener: FakeAdminListener, written: str) -> None:
+    """With a unit, as in config files, or as a number of seconds, as monitoring plugins have it."""
+    lag = {"cluster": "west", "uuid": "u", "queue": "q", "bucket_type": "default", "seconds": 2.6, "objects": 1}
+    listener.respond("/admin/lag", {"lag": [lag]})
+    listener.respond("/admin/gaps", {"gaps": []})
+    assert cli.main(["lag", "--over", written]) == Exit.DIFFERS
+    listener.respond("/admin/lag", {"lag": [{**lag, "seconds": 2.4}]})
+    assert cli.main(["lag", "--over", written]) == Exit.OK
+
+
+def test_no_option_takes_a_time_a_size_or_a_number_in_a_form_of_its_own() -> None:
+    """Durations, sizes, partitions and numbers of all commands are read by the four types of `parameters`."""
+    from tests.project.test_command_words import commands
+
+    found = []
+    for path, command in commands(cli.root):
+        for each in command.params:
+            kind = type(each.type)
+            if kind in (click.types.IntParamType, click.types.FloatParamType, click.IntRange, click.FloatRange):
+                found.append(f"{path} {each.name}: {kind.__name__}")
+            text = kind is click.types.StringParamType and isinstance(each, click.Option)
+            if text and ("SIZE" in str(each.metavar) or each.name in ("timeout", "interval", "lease", "settle")):
+                found.append(f"{path} {each.name} is read as a text")
+            if each.name == "partition" and kind is not PartitionParameter:
+                found.append(f"{path} {each.name}: {kind.__name__}")
+    assert found == []
+
+
+def test_a_partition_is_named_by_its_number_or_by_its_place_in_a_bucket_type(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both are what `isthmus partition list` prints; TYPE/INDEX is looked up in the cluster."""
+    rows = [{"index": index, "partition": 12 + index, "bucket_type": "notes"} for index in range(3)]
+    listener.respond("/admin/partitions?bucket_type=notes", {"partitions": rows})
+    listener.respond("/admin/partitions?bucket_type=none", {"partitions": []})
+    plan = {"partition": 14, "version": 3, "epoch": 2, "replicas": [], "node": "n"}
+    listener.respond("/admin/partitions/14/force-leader", plan)
+    for name in ("14", "notes/2"):
+        assert cli.main(["partition", "force-leader", name, "n", "--yes"]) == Exit.OK
+    assert {path for path, _ in listener.posted} == {"/admin/partitions/14/force-leader"}
+    capsys.readouterr()
+    assert cli.main(["partition", "force-leader", "notes/3", "n", "--yes"]) == Exit.USAGE
+    assert "there is no partition notes/3: notes has 3 partitions, the first is notes/0" in capsys.readouterr().err
+    assert cli.main(["partition", "force-leader", "none/0", "n", "--yes"]) == Exit.USAGE
+    assert "there is no bucket type none" in capsys.readouterr().err

@@ -48,7 +48,7 @@ HEALTHY = """\
 \u2713  east     3 of 3  12 of 12  0     0     0        60 %  90 d   0     0
 \u2713  west     3 of 3  12 of 12  0     0     0        60 %  90 d   0     0
 
-   LINK         QUEUE    BEHIND  OBJECTS  PROVEN EQUAL
+   LINK         QUEUE    BEHIND  OBJECTS  PROVEN
 \u2713  east \u2192 west  to-west  0.0 ms  0        180.0 s ago
 \u2713  west \u2192 east  to-east  0.0 ms  0        180.0 s ago
 
@@ -265,7 +265,8 @@ def test_a_link_from_a_cluster_that_is_not_asked_is_shown_as_unknown(
     found = json.loads(capsys.readouterr().out)
     links = found["links"]
     sentence = "queue to-west: east is not asked here: it alone knows how far west is behind"
-    assert found["amiss"] == [{"cluster": "west", "state": "unknown", "sentence": sentence}]
+    about = {"code": "lag", "subject": "queue to-west", "remedy": "ask that cluster, too: --admin URL"}
+    assert found["amiss"] == [{"cluster": "west", "state": "unknown", "sentence": sentence, **about}]
     assert [(row["from"], row["to"], row["seconds"]) for row in links] == [
         ("west", "east", 0.0),
         ("east", "west", None),

@@ -19,7 +19,8 @@ from isthmus.queues.leases import LeasedBatch, Session
 from isthmus.queues.object_reader import read_objects
 from isthmus.queues.window_rules import Item
 from isthmus.repl.model.errors import Retryable
-from isthmus.repl.model.objects import Content, Object, decode_object
+from isthmus.repl.model.objects import Content, Object, decode_object, merge
+from isthmus.repl.model.properties import DEFAULTS
 from isthmus.repl.model.reference import ReferenceKind
 from isthmus.repl.model.requests import PushOutcome, PushResult
 from isthmus.repl.model.vclock import Clock, Dot, covers, descends
@@ -33,6 +34,17 @@ BATCH_BYTES: Final = 10_000
 PATIENCE: Final = 0.02
 """A slow worker continues at every fiftieth turn: its push may arrive after its lease and long after other events."""
 
+
+SKEWS_MS: Final = (20, 50, 100, 2_000)
+"""By how much wall clocks may be wrong: about the time between two writes of a key, and far more."""
+
+KEEPING_ONE: Final = (
+    DEFAULTS._replace(allow_mult=False),
+    DEFAULTS._replace(last_write_wins=True),
+    DEFAULTS._replace(allow_mult=False, last_write_wins=True),
+    DEFAULTS,
+)
+"""Properties of clusters of which some keep one sibling alone; the last keeps all."""
 
 DRAIN_ROUNDS_MAX = 40_000
 """Rounds until all queues must be empty. Most simulations need some hundred; a hub whose queues began at 0 late needed
@@ -72,7 +84,9 @@ class MeshSimulation:
 
     `unreplicated_check` False disables R-OWED. `waiting` False sends a batch before its queue was notified of the
     entries that its objects were read from. Each is for a test that must fail. `homes`: every key is written at one
-    cluster only. `locking`: there are clients, too, that read and write later by the tag alone."""
+    cluster only. `locking`: there are clients, too, that read and write later by the tag alone. `keeps_one`: clusters
+    have properties of KEEPING_ONE, in half of the seeds all the same, and leaders whose wall clocks step back and
+    forth by up to one of SKEWS_MS."""
 
     def __init__(
         self,
@@ -85,6 +99,7 @@ class MeshSimulation:
         homes: bool = False,
         reaps: bool = False,
         repl_reap: bool = False,
+        keeps_one: bool = False,
         discard: bool = False,
         late: Collection[Link] = (),
         drops: bool = False,
@@ -103,7 +118,10 @@ class MeshSimulation:
         self.waiting = waiting
         self.homes = homes
         self.reaps = reaps
-        self.now = 1_000
+        self.skew_ms = self.rng.choice(SKEWS_MS) if keeps_one else 0
+        self.emptied = 0
+        """Merges of objects that had dropped all of each other's siblings."""
+        self.now = 1_000_000 if keeps_one else 1_000
         self.made: list[ClientWrite] = []
         self.contents: dict[Dot, bytes] = {}
         self.known: dict[tuple[str, bytes], set[Dot]] = {}
@@ -116,6 +134,10 @@ class MeshSimulation:
         self.cycles: list[FetchCycle] = []
         self.acks: dict[tuple[str, LinkName, int], tuple[bytes, int, tuple[int, ...]]] = {}
         names = sorted({name for link in (*links, *self.late) for name in link[:2]})
+        properties = {name: DEFAULTS._replace(repl_reap=repl_reap) for name in names}
+        if keeps_one:
+            equal = self.rng.choice((None, *KEEPING_ONE[:2]))
+            properties = {name: equal or self.rng.choice(KEEPING_ONE) for name in names}
         self.clusters = {
             name: Cluster(
                 name,
@@ -123,11 +145,14 @@ class MeshSimulation:
                 links,
                 self.look_at,
                 unreplicated_check=unreplicated_check,
-                repl_reap=repl_reap,
+                properties=properties[name],
                 discard=discard,
             )
             for number, name in enumerate(names)
         }
+        if keeps_one:
+            for cluster in self.clusters.values():
+                cluster.now_ms = self.now
         self.rosters: dict[str, FetchScheduler] = {}
         for name in self.clusters:
             self.begin(name)
@@ -161,6 +186,8 @@ class MeshSimulation:
             events += [self.cut_or_mend] * 2 + [self.restart, self.reelect]
         if self.locking:
             events += [self.client_reads] * 2 + [self.client_replaces] * 2
+        if self.skew_ms:
+            events += [self.wall_steps] * 3
         if self.reaps:
             events += [self.reap] * 12 + [self.save] * 6
         for _ in range(steps):
@@ -314,11 +341,18 @@ class MeshSimulation:
             self.acknowledges(cycle, source, sink, tuple(range(len(cycle.items))))
             return
         changes = [(item[5], item[8], item[0] == ReferenceKind.LEAVING) for item in cycle.items]
+        if self.skew_ms:
+            self.emptied += sum(self.keeps_nothing(sink.get(key), payload) for key, payload, _ in changes)
         cycle.answers = sink.push(changes, source.uuid)
         for (answer, _), (again, _) in zip(cycle.answers, sink.push(changes, source.uuid), strict=True):
             if isinstance(answer, PushResult):
                 assert again == PushResult(PushOutcome.SUPERSEDED), "I-IDEMP"
         cycle.step = "waits"
+
+    @staticmethod
+    def keeps_nothing(current: Object | None, payload: bytes) -> bool:
+        """Whether a plain merge with a pushed object would have no sibling."""
+        return current is not None and not merge(current, decode_object(payload)).siblings
 
     def waits(self, cycle: FetchCycle, source: Cluster, sink: Cluster) -> None:
         """The pushed objects are applied: the batch may be acknowledged."""
@@ -364,6 +398,10 @@ class MeshSimulation:
             cluster.now_ms = self.now
             for queue in cluster.queues.values():
                 queue.expire(self.now)
+
+    def wall_steps(self) -> None:
+        """Another node leads a cluster, whose wall clock is ahead or behind."""
+        self.any_cluster().skew_ms = self.rng.randint(-self.skew_ms, self.skew_ms)
 
     def save(self) -> None:
         """Moved cursors are written."""
@@ -459,6 +497,18 @@ class MeshSimulation:
                 assert dots == want, (cluster.name, key)
         payloads = {tuple(self.values_of(cluster)) for cluster in self.clusters.values()}
         assert len(payloads) == 1, "I-COMM: same pushes, other bytes"
+
+    def agree(self) -> None:
+        """Where clusters keep one sibling alone: all hold the same bytes, no key that was ever written is without an
+        object, and each value is one that a client has written."""
+        for key in KEYS:
+            held = {cluster.store.object(P, b"b", key) for cluster in self.clusters.values()}
+            assert len(held) == 1, "I-COMM: same pushes, other bytes"
+            (payload,) = held
+            written = any(made.key == key for made in self.made)
+            assert (payload is not None) == written, "R-KEEP"
+            if payload is not None:
+                assert decode_object(payload).siblings, "R-KEEP"
 
     def objects_of(self, cluster: Cluster) -> list[Object]:
         """The objects of all existing keys."""

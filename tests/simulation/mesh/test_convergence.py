@@ -14,12 +14,24 @@ from tests.simulation.mesh.scenarios import (
     converges,
     crosses_once,
     gives_its_own,
+    keeps_one,
     locks,
 )
 from tests.simulation.mesh.simulator import MeshSimulation
 from tests.support.samples import seeds
 
 SEEDS = len(seeds(range(6)))
+
+EMPTY_SEEDS = {
+    "two-way": (3, 39),
+    "mesh": (9, 18),
+    "mesh with cascade": (18, 39),
+    "chain": (27, 93),
+    "hub": (12, 93),
+    "ring": (0, 9),
+}
+"""Seeds in which two objects met that had dropped all of each other's siblings: pushes failed for ever, and the batch
+with them."""
 
 OWED_SEEDS = (378, 579, 1268, 1531, 1554, 2112)
 """Lost a write of a when R-OWED compared the cursor with the offset of our dot instead of the key's row."""
@@ -42,6 +54,15 @@ def test_a_write_by_tag_replaces_exactly_what_its_client_has_read(name: str, see
     simulation = locks(name, seed)
     assert simulation.locked[True] > 2
     assert simulation.locked[False] > 2
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_clusters_that_keep_one_sibling_agree_under_clocks_that_step_back(name: str) -> None:
+    """R-KEEP: without allow_mult, and with last_write_wins, in all clusters or in some, no merge keeps nothing,
+    whatever wall clocks say; in the end every queue is empty, and all clusters hold the same bytes. Such merges do
+    occur."""
+    simulations = [keeps_one(name, seed) for seed in (*range(4 * SEEDS), *EMPTY_SEEDS[name])]
+    assert sum(simulation.emptied for simulation in simulations)
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))

@@ -68,4 +68,13 @@ def test_a_gap_holds_a_tombstone_until_it_is_closed() -> None:
     """Changes in a gap were never acknowledged, wherever the cursor is."""
     gap = QueueGap(8, 11, 1, 2, 0, "discard", "ann", "full")
     assert "gap (discard)" in wait_reason(CursorState(20, gaps=(gap,)))
-    assert wait_reason(replace(CursorState(20), gaps=(gap._replace(end=10),))) == ""
+    assert "gap (discard)" in wait_reason(CursorState(20, gaps=(gap._replace(start=10),))), "it is the gap's first"
+    for before_or_after in (gap._replace(end=10), gap._replace(start=11, end=12)):
+        assert wait_reason(replace(CursorState(20), gaps=(before_or_after,))) == ""
+
+
+def test_while_queues_are_unread_every_tombstone_waits() -> None:
+    """A node that does not know which queues there are cannot know that none of them needs the tombstone."""
+    queues: Any = SimpleNamespace(machines=dict, unread="which queues there are cannot be read")
+    barrier = TombstoneBarrier(queues, FakeCursorRows(None), SimpleNamespace(lineage=lambda _partition: 0))  # type: ignore[arg-type]
+    assert barrier.blocked_by(3, 10, b"t", b"b") == "which queues there are cannot be read"

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from isthmus.aae.exchange.compare import BehindSide, DifferenceKind
 from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.exchange.run import ExchangeOutcome
 from isthmus.aae.scheduling.check import PeerCheck, PeerChecker
@@ -61,6 +62,8 @@ def test_which_times_prove_a_gap_and_which_checks_do() -> None:
     assert proven(gaps, {"default": START, "other": START - 57_000}) == [ENDED, LOWER]
     assert proven(gaps, {"default": START - 57_000, "other": START}) == [LOWER, FOREIGN]
     assert proven(gaps, {}) == []
+    assert proven([ENDED], {"default": START - 50_000 + MARGIN_MS}) == [ENDED]
+    assert proven([ENDED], {"default": START - 50_000 + MARGIN_MS - 1}) == [], "the clocks of two machines differ"
 
 
 class Clock:
@@ -94,7 +97,7 @@ class FakeChecker(PeerChecker):
         self.outcomes = list(outcomes)
         self.queues = 0
         self.uuid = WEST_UUID
-        self.unexplained = 0
+        self.unexplained = self.ahead = self.lacks = 0
         self.checks: list[PeerCheck] = []
         self.modified_ms = []
         self.buckets = set()
@@ -113,6 +116,11 @@ class FakeChecker(PeerChecker):
         verdict = self.outcomes.pop(0)
         findings.queued = self.queues if verdict is ExchangeVerdict.REPAIRED else 0
         findings.segments_unexplained = self.unexplained
+        found = {
+            (DifferenceKind.MISSING, BehindSide.SOURCE): self.ahead,
+            (DifferenceKind.MISSING, BehindSide.SINK): self.lacks,
+        }
+        findings.by_kind.update({what: count for what, count in found.items() if count})
         findings.branches_differing = int(verdict is not ExchangeVerdict.IN_SYNC)
         return ExchangeOutcome(verdict, "", findings)
 
@@ -134,7 +142,7 @@ class FakeGaps(Gaps):
 
     async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
         """See Gaps."""
-        assert (by, reason) == ("full-sync", "west is in sync")
+        assert (by, reason) == ("full-sync", "west is up to date")
         before = len(self.gaps)
         self.gaps = [
             g for g in self.gaps if g.queue != queue or g.id not in ids or g.upto_ms is None or g.upto_ms > upto_ms
@@ -200,6 +208,42 @@ async def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bo
     assert scheduler.peer("west").history.schedule_state.learned == TimeRange(1, 2), "the operator's range is unused"
     await healer.heal("west")
     await healer.stop()
+    await scheduler.stop()
+
+
+async def test_a_sink_with_keys_of_its_own_keeps_no_gap_open(tmp_path: Path) -> None:
+    """One-way, and the sink has keys of its own: a check that found all of ours there closes the gap, nothing further
+    is checked for it, and the next range begins with that check. Both clusters were not equal then, which is kept
+    beside it, and survives a restart."""
+
+    clock, gaps, checker = Clock(), FakeGaps(ENDED), FakeChecker([ExchangeVerdict.UP_TO_DATE])
+    checker.ahead = 3
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    healer = GapHealer(scheduler, gaps, clock)
+    await healer.heal("west")
+    assert gaps.gaps == []
+    clock.ms += WAIT_MS
+    await healer.heal("west")
+    assert len(checker.checks) == 1
+    assert scheduler.peer("west").history.schedule_state == PeerScheduleState(START)
+    await scheduler.stop()
+    history = scheduler_of(tmp_path, checker, clock).peer("west").history
+    assert (history.proven_ms, history.equal_ms) == ({"default": START}, {})
+    (result,) = history.results
+    assert (result.proven, result.left, result.differences) == (True, 0, {"missing@source": 3})
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+async def test_repairs_that_only_the_other_side_makes_prove_ours(tmp_path: Path, lacking: int) -> None:
+    """A check that asks the other side for its keys ends as repaired: if nothing of ours was missing, it closes the
+    gap; one key of ours that was not there keeps it open."""
+
+    clock, gaps, checker = Clock(), FakeGaps(ENDED), FakeChecker([ExchangeVerdict.REPAIRED])
+    checker.ahead, checker.lacks, checker.queues = 2, lacking, 2 + lacking
+    scheduler = scheduler_of(tmp_path, checker, clock, replace(WEST, bidirectional=True))
+    healer = GapHealer(scheduler, gaps, clock)
+    await healer.heal("west")
+    assert gaps.gaps == [ENDED] * lacking
     await scheduler.stop()
 
 
@@ -353,6 +397,28 @@ async def test_a_gap_that_has_grown_while_it_was_checked_is_not_proven(tmp_path:
     clock.ms += WAIT_MS + 1_000 * int(POLL_S)
     await healer.heal("west")
     assert gaps.gaps == []
+    await scheduler.stop()
+
+
+async def test_a_gap_that_grows_between_the_check_and_its_closing_is_not_closed(tmp_path: Path) -> None:
+    """The proof covers what was left out before the check began. A gap is closed only if it has not grown since: what
+    it contains when it is closed may be more than what was seen when the check ended."""
+
+    clock = Clock()
+
+    class GrowingGaps(FakeGaps):
+        """A gap that grows just before it is closed."""
+
+        async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
+            """See Gaps."""
+            self.gaps = [ENDED._replace(upto_ms=clock.ms - 1)]
+            return await super().close(queue, ids, upto_ms, by, reason)
+
+    gaps = GrowingGaps(ENDED)
+    scheduler = scheduler_of(tmp_path, FakeChecker([ExchangeVerdict.IN_SYNC]), clock)
+    healer = GapHealer(scheduler, gaps, clock)
+    await healer.heal("west")
+    assert gaps.gaps == [ENDED._replace(upto_ms=clock.ms - 1)]
     await scheduler.stop()
 
 

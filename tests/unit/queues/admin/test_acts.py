@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from isthmus.config.settings import QueueSettings
+from isthmus.queues import cursor_keeper
 from isthmus.queues.admin import GapChoice
 from isthmus.queues.queue_documents import PUBLISHING, SERVING, AuditInfo
 from isthmus.queues.rate_limit import Rates
@@ -271,6 +272,30 @@ async def test_a_clear_drops_the_backlog_and_records_a_gap() -> None:
         assert queue_node.acts.gaps("q") == []
 
 
+async def test_a_clear_of_more_changes_than_are_looked_at_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clear looks at the first changes that it gives up, whether the queue offers one of them. Beyond that number it
+    does not know, and an offered change among the later ones must not be dropped without a trace: it records a gap."""
+
+    monkeypatch.setattr(cursor_keeper, "SINCE_ROWS", 8)
+    first = PARTITIONS[0]
+    async with audited_node(QueueSettings("q", filter=f"bucketname:{BUCKET.decode()}")) as queue_node:
+        queue_node.put(b"first")
+        assert await queue_node.drain() == [b"first"]
+        await settled(queue_node)
+        queue_node.queues.leadership(first, False, queue_node.fake_store.ends[first])
+        for number in range(8):
+            put_into_bucket(queue_node, b"other", b"%d" % number)
+        queue_node.put(b"offered")
+        queue_node.clock.skew_ms += 2_000
+        await queue_node.acts.clear("q", audit_info(queue_node))
+        queue_node.lead(first)
+        await settled(queue_node)
+        assert await queue_node.drain() == []
+        (row,) = [row for row in queue_node.store.changes(first, 0, 100) if row.key == b"offered"]
+        (gap,) = [gap for gap in queue_node.acts.gaps("q") if gap["partition"] == first]
+        assert gap["from_offset"] <= row.offset < gap["upto_offset"]
+
+
 async def test_a_clear_of_an_unstarted_queue_covers_its_whole_backlog() -> None:
     """A partition without a leader since the queue was registered gets the registration and the clear at once; it
     records the changes given up as a gap, as a partition that had a position does."""
@@ -430,6 +455,31 @@ async def test_a_queue_registered_under_an_earlier_name_begins_anew() -> None:
         queue_node.put(b"new")
         reply = await queue_node.fetch(queue="again", cluster=THIRD)
         assert [item[5] for item in reply.items] == [b"new"]
+
+
+async def test_a_queue_registered_under_an_earlier_name_has_its_own_filter_and_no_gap() -> None:
+    """What an earlier queue of the name left out is not missing to the new one, which offers by its own definition: no
+    gap of the earlier one counts, and no change that operators made of the earlier one's filter."""
+
+    async with audited_node() as queue_node:
+        await queue_node.acts.register("again", {"filter": f"bucketname:{BUCKET.decode()}"}, 0, audit_info(queue_node))
+        await settled(queue_node, "again")
+        put_into_bucket(queue_node, b"other", b"passed over")
+        queue_node.put(b"a")
+        await queue_node.drain(queue="again")
+        await queue_node.acts.change_settings("again", {"filter": "any"}, audit_info(queue_node))
+        await settled(queue_node, "again")
+        assert {gap["what"] for gap in queue_node.acts.gaps("again")} == {"offer-changed"}
+        await queue_node.acts.delist("again", audit_info(queue_node))
+        await queue_node.eventually(lambda: len(queue_node.served()) == 1)
+        queue_node.clock.skew_ms += 2_000
+        mine = "bucketname:mine"
+        await queue_node.acts.register("again", {"filter": mine}, 0, audit_info(queue_node))
+        await settled(queue_node, "again")
+        assert queue_node.acts.gaps("again") == []
+        assert str(queue_node.queues.named("again").filter) == mine
+        put_into_bucket(queue_node, b"mine", b"b")
+        assert await queue_node.drain(queue="again", cluster=THIRD) == [b"b"]
 
 
 async def test_bulk_references_go_last_and_are_bounded() -> None:

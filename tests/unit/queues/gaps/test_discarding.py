@@ -69,6 +69,38 @@ async def test_a_gap_that_is_closed_takes_none_with_it_whose_entry_is_under_way(
     await queue_node.close()
 
 
+async def test_no_gap_is_closed_beside_a_cursor_entry_under_way() -> None:
+    """Each CURSOR entry has the whole state: one that closes a gap, written beside another one, would undo what the
+    other one records, or be undone by it. The call is refused as retryable, and changes nothing."""
+
+    queue_node = QueueNode(QueueSettings("q", queue_limit_count=LIMIT, overflow="discard"))
+    await queue_node.start()
+    (queue,) = queue_node.served()
+    await queue_node.drain()
+    for partition in PARTITIONS:
+        queue_node.put(*(b"%d/%d" % (partition, number) for number in range(2 * LIMIT)), partition=partition)
+    await queue_node.eventually(lambda: all(window.state.gaps for window in queue.machine.windows.values()))
+    before = queue_node.acts.gaps("q")
+    proven = {partition: queue.machine.windows[partition].state.gaps for partition in PARTITIONS}
+    end = dict(queue_node.fake_store.ends)
+    queue.writing_cursor.add(PARTITIONS[0])
+    with pytest.raises(NotReady, match="another cursor entry of partition 3 is under way"):
+        await queue_node.queues._cursors.close_gaps(queue, proven)
+    assert (queue_node.acts.gaps("q"), queue_node.fake_store.ends) == (before, end)
+    queue.writing_cursor.clear()
+    write = queue_node.write_cursor
+
+    async def writing(partition: int, name: bytes, payload: bytes) -> int:
+        queue.writing_cursor.add(PARTITIONS[1])  # an entry of the other partition begins meanwhile
+        return await write(partition, name, payload)
+
+    queue_node.write_cursor = writing  # type: ignore[method-assign]
+    assert await queue_node.queues._cursors.close_gaps(queue, proven) == 1
+    assert {gap["partition"] for gap in queue_node.acts.gaps("q")} == {PARTITIONS[1]}
+    queue.writing_cursor.clear()
+    await queue_node.close()
+
+
 async def test_the_entry_that_closes_a_gap_records_all_changes_dropped_since(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each CURSOR entry has the whole state, so one entry closes the old gap and records the new one: an earlier entry
     of the new gap, of unknown outcome, may be applied before or after it."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 
+from isthmus.queues import cursor_keeper
 from isthmus.queues.cursors import CursorState, decode_soft, encode_soft, encode_state, position_of
 from isthmus.queues.gaps import QueueGap
-from isthmus.queues.queue_documents import CursorCommand
+from isthmus.queues.queue_documents import AuditInfo, CursorCommand
 from isthmus.queues.wire import BatchAck
 from isthmus.repl.store.port import Cursor, PartitionStep
 from tests.support.queue_node import PARTITIONS, QueueNode
@@ -109,7 +111,7 @@ async def test_a_decision_of_another_leader_during_a_read_stands(monkeypatch: py
         def slow(partition: int, queue: bytes) -> Cursor:
             if threading.current_thread() is here:
                 return read(partition, queue)
-            assert goes_on.wait(5)
+            assert goes_on.wait(60)
             return before
 
         monkeypatch.setattr(queue_node.store, "cursor", slow)
@@ -124,6 +126,43 @@ async def test_a_decision_of_another_leader_during_a_read_stands(monkeypatch: py
         windows = queue_node.queues.machines()["q"].windows
         await queue_node.eventually(lambda: P in windows)
         assert windows[P].base == entry.offset
+
+
+@pytest.mark.virtual_time(False)  # a thread waits for the loop
+async def test_a_command_read_under_an_earlier_leadership_undoes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a clear reads what it gives up, leadership is lost and regained; in between another leader executed it,
+    and the queue went on. The state under which this one began to execute it is out of date: it writes none of it."""
+
+    async with QueueNode() as queue_node:
+        queue_node.put(b"a")
+        assert await queue_node.drain() == [b"a"]
+        queue_node.put(b"b")
+        read, goes_on, reading = cursor_keeper.read_changes, threading.Event(), threading.Event()
+
+        def slow(store: Any, window: Any, cursor: int, limit: int) -> Any:
+            if window.partition == P:
+                reading.set()
+                assert goes_on.wait(60)
+            return read(store, window, cursor, limit)
+
+        monkeypatch.setattr(cursor_keeper, "read_changes", slow)
+        await queue_node.acts.clear("q", AuditInfo("ann", queue_node.clock.wall_ms(), ""))
+        await queue_node.eventually(reading.is_set)
+        (queue,) = queue_node.served()
+        assert queue.stored.command is not None
+        version, end = queue.stored.command.version, queue_node.fake_store.ends[P]
+        queue_node.queues.leadership(P, False, end)
+        gap = QueueGap(0, end, 5, 6, 1, "cleared", "ann", "")
+        state = CursorState(end, 1, SINK, version, (gap,))
+        entry = queue_node.factory.cursor(P, b"q", encode_state(state))
+        queue_node.fake_store.put(P, entry)
+        queue_node.store.write([PartitionStep(P, [entry])])
+        queue_node.lead(P)
+        windows = queue_node.queues.machines()["q"].windows
+        await queue_node.eventually(lambda: P in windows)
+        goes_on.set()
+        await queue_node.eventually(lambda: not queue.writing_cursor)
+        assert (windows[P].base, windows[P].state) == (entry.offset, state)
 
 
 @pytest.mark.virtual_time(False)  # a thread waits for the loop
@@ -146,7 +185,7 @@ async def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_
             return read(partition, name) if partition != P or decided.is_set() else Cursor(0, None, None)
 
         def slow(_partition: int, _at_ms: int) -> int:
-            assert goes_on.wait(5)
+            assert goes_on.wait(60)
             return 0
 
         monkeypatch.setattr(queue_node.store, "cursor", cursor)

@@ -378,6 +378,19 @@ def test_a_run_accepted_under_another_request_is_left() -> None:
     assert receiver.acknowledge(replicas) == ack(1, 1, 1, 2)
 
 
+def test_a_run_refused_in_an_earlier_group_is_named_by_the_acknowledgement_that_covers_a_later_one() -> None:
+    """One acknowledgement covers several groups: each partition that left in any of them is named. A refused run that
+    is not named would count as durable at its leader, which may acknowledge a write that is on too few disks."""
+    replicas = {0: FakeFollower(nonce=0), 1: FakeFollower(), 2: FakeFollower(nonce=0)}
+    receiver = StreamReceiver("n1")
+    receiver.receive(a_group(1, a_run(0, 0), a_run(1, 0)), replicas, 0)
+    receiver.receive(a_group(2, a_run(1, 1), a_run(2, 0)), replicas, 0)
+    receiver.receive(a_group(3, a_run(1, 2)), replicas, 0)
+    assert receiver.acknowledge(replicas) is None
+    replicas[1].durable = 3
+    assert receiver.acknowledge(replicas) == ack(1, 3, 0, 2)
+
+
 def test_left_partitions_are_named_once_for_the_groups_covered() -> None:
     """A partition that left in one group and not in the next is named in the acknowledgement of the first alone."""
     replicas = {0: FakeFollower(nonce=0), 1: FakeFollower()}

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.config.bucket_properties import ABSENT, FIXED, PROPERTIES, parse_property, shown_properties
 from isthmus.repl.controller.bucket_properties import effective
-from isthmus.repl.model.objects import TOMBSTONE, Content, Object, Sibling, merge, resolved, written
+from isthmus.repl.model.objects import TOMBSTONE, Content, Object, merge, pushed, written
 from isthmus.repl.model.properties import DEFAULTS
 from isthmus.repl.model.vclock import actor_of, covers, pack_counter
 
@@ -111,8 +111,9 @@ def test_without_allow_mult_the_newest_by_last_modified_stays():
     skewed = put(later, None, b"3", 3, now_ms=5, properties=ONE)
     assert values(skewed) == {b"2"}, "an older time loses"
     assert covers(skewed.clock, dot(3))
-    tie = Object(first.clock, (first.siblings[0], Sibling(dot(9), 1_001, True, b"")))
-    assert values(resolved(tie, dot(10), 7, ONE)) == {b"1"}, "of one moment a value wins over a tombstone"
+    tie = written(None, (), TOMBSTONE, dot(9), 1_001, DEFAULTS)
+    theirs = written(None, (), Content(b"1"), dot(1, WEST), 1_001, DEFAULTS)
+    assert values(pushed(tie, theirs, dot(10), 7, ONE)) == {b"1"}, "of one moment a value wins over a tombstone"
 
 
 def test_last_write_wins_replaces_what_was_never_read():
@@ -141,14 +142,14 @@ def test_a_merge_that_drops_a_sibling_has_a_clock_of_its_own():
     mine = put(None, None, b"east", 1)
     theirs = written(None, (), Content(b"west"), dot(1, WEST), 2_000, DEFAULTS)
     merged = merge(mine, theirs)
-    assert resolved(merged, dot(5), 9_000, DEFAULTS) is merged
-    here = resolved(merged, dot(5), 9_000, ONE)
+    assert pushed(mine, theirs, dot(5), 9_000, DEFAULTS) == merged
+    here = pushed(mine, theirs, dot(5), 9_000, ONE)
     assert values(here) == {b"west"}
     assert here.clock != merged.clock
     assert merge(here, merged) == here, "the other cluster takes what was decided"
-    there = resolved(merged, dot(5, WEST), 9_000, ONE)
+    there = pushed(theirs, mine, dot(5, WEST), 9_000, ONE)
     end = merge(here, there)
-    assert resolved(end, dot(6), 9_000, ONE) == end, "both decided the same: nothing is decided again"
+    assert pushed(here, there, dot(6), 9_000, ONE) == end, "both decided the same: nothing is decided again"
     assert values(end) == {b"west"}
 
 

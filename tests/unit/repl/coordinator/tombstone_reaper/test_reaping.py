@@ -426,6 +426,28 @@ async def test_a_push_of_a_reaped_key_is_taken_only_when_it_comes_again() -> Non
         assert (await coordinator.push([new]))[0].outcome is PushOutcome.APPLIED
 
 
+async def test_a_push_beside_the_first_reap_of_a_partition_is_taken_only_when_it_comes_again() -> None:
+    """The REAP entry is appended and not applied, and the partition has never reaped before. A push that has seen a
+    write of this cluster, and another one that the tombstone has not, may be older than the reap: it is refused once,
+    as it is after the reap."""
+
+    async with reaping_cluster() as w:
+        coordinator, runtime = w.made.coordinators["n1"], w.made.runtimes["n1"]
+        ours = decode_object((await coordinator.write(WriteRequest(KEY, Content(b"old")))).payload)
+        theirs = write(ours, ours.clock, Content(b"theirs"), (actor_of(OTHER, 0), pack_counter(1, 1)), 2)
+        await coordinator.write(WriteRequest(KEY, TOMBSTONE))
+        assert w.made.store.cursor(0, REAPED).entry_offset < 0
+        runtime.hold = True
+        assert (await w.reapers["n1"].ask(KEY)).outcome == "reaped"
+        asked = asyncio.ensure_future(coordinator.push([PushItem(KEY, OTHER, encode_object(theirs))]))
+        await asyncio.sleep(0.01)
+        runtime.hold = False
+        runtime.apply(runtime.partitions[0])
+        (first,) = await asked
+        assert (first.outcome, getattr(first.error, "reason", "")) == (PushOutcome.FAILED, "stale-push")
+        assert w.in_store() is None
+
+
 def a_value_and_its_tombstone() -> tuple[Object, Object]:
     """An object and its tombstone, as another cluster made them."""
     dots = [(actor_of(OTHER, 0), pack_counter(1, number)) for number in (1, 2)]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from isthmus.repl.coordinator.write_batch import TooManySiblings
 from isthmus.repl.model.errors import TooLarge
 from isthmus.repl.model.keys import Key
-from isthmus.repl.model.objects import Content, Object, decode_object, encode_object, write
+from isthmus.repl.model.objects import Content, Object, Sibling, decode_object, encode_object, write
 from isthmus.repl.model.properties import DEFAULTS, FixedProperties, Properties, TypeProperties
 from isthmus.repl.model.requests import MergedWith, PushItem, PushOutcome, WriteRequest
-from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack_counter
-from tests.support.coordinator_cluster import OTHER, Cluster, cluster, keys_of
+from isthmus.repl.model.vclock import actor_of, decode_clock, descends, encode_clock, pack_counter
+from tests.support.coordinator_cluster import OTHER, UUID, Cluster, cluster, keys_of
 
 pytestmark = pytest.mark.virtual_time
 
@@ -76,6 +78,48 @@ async def test_a_push_that_is_concurrent_is_resolved_by_the_bucket_and_counts_as
         assert values(here) == {b"newer"}
         change = made.store.changes(0, 0, 100)[-1]
         assert change.origin != OTHER
+
+
+@pytest.mark.parametrize(
+    "properties", [DEFAULTS._replace(allow_mult=False), DEFAULTS._replace(last_write_wins=True), DEFAULTS]
+)
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_push_whose_merge_keeps_nothing_is_a_write_of_the_newest(properties: Properties, together: bool):
+    """Each clock covers the only dot of the other object: the newer value is stored under a dot of this cluster, which
+    is sent back. Innocent pushes and writes of the same turn are answered as ever."""
+
+    def one(dot: tuple[bytes, int], modified_ms: int) -> Sibling:
+        return Sibling(dot, modified_ms, False, b"v%d" % modified_ms, b"text/plain")
+
+    x = Object(((b"c0", 10, 1000), (b"c1", 3, 1000)), (one((b"c1", 3), 1000202),))
+    y = Object(((b"c0", 7, 1000), (b"c1", 5, 1000)), (one((b"c0", 7), 1000173),))
+    async with cluster() as made:
+        under(made, properties)
+        n1 = made.coordinators["n1"]
+        innocent = [foreign(b"theirs", number, 5)._replace(key=key) for number, key in enumerate(keys_of(0, 30)[1:], 1)]
+        if together:
+            results = await n1.push(
+                [PushItem(KEY, OTHER, encode_object(x)), PushItem(KEY, OTHER, encode_object(y)), *innocent]
+            )
+        else:
+            results = await n1.push([PushItem(KEY, OTHER, encode_object(x))])
+            pushing = n1.push([PushItem(KEY, OTHER, encode_object(y)), *innocent])
+            more, _ = await asyncio.gather(pushing, put(made, b"mine", key=keys_of(0, 31)[30], node="n1"))
+            results += more
+        assert [each.outcome for each in results] == [
+            PushOutcome.APPLIED, PushOutcome.MERGED, *[PushOutcome.APPLIED] * 29
+        ]  # fmt: skip
+        assert results[1].met == MergedWith(encode_clock(x.clock), 1)
+        here = decode_object(await n1.get(KEY) or b"")
+        (kept,) = here.siblings
+        assert (kept.value, kept.last_modified_ms) == (b"v1000202", 1000202)
+        assert kept.dot[0] == actor_of(UUID, 0)
+        assert descends(here.clock, x.clock)
+        assert descends(here.clock, y.clock)
+        (change,) = [each for each in made.store.changes(0, 0, 100) if each.key == KEY.key]
+        assert change.origin == UUID
+        (again,) = await n1.push([PushItem(KEY, OTHER, encode_object(y))])
+        assert again.outcome is PushOutcome.SUPERSEDED
 
 
 async def test_a_push_that_dominates_is_kept_as_it_came():

@@ -9,12 +9,14 @@ import pytest
 
 from isthmus.repl.coordinator.coordinator import Coordinator
 from isthmus.repl.coordinator.write_batch import TooManySiblings
+from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import BadInput, Corruption, IsthmusError, OutcomeUnknown, Retryable, TooFewInSync
-from isthmus.repl.model.keys import Key
-from isthmus.repl.model.objects import TOMBSTONE, Content, decode_object, encode_object, write
+from isthmus.repl.model.keys import Key, key_hash
+from isthmus.repl.model.objects import TOMBSTONE, Content, Summary, decode_object, encode_object, write
 from isthmus.repl.model.requests import PushItem, PushOutcome, WriteRequest, WriteResult
 from isthmus.repl.model.vclock import actor_of, pack_counter
 from isthmus.repl.store.leveldb import LevelStore
+from isthmus.repl.store.reaped_pushes import EntryHeader, reap_entry
 from tests.support.coordinator_cluster import OTHER, UUID, Cluster, cluster, key_of, keys_of
 
 pytestmark = pytest.mark.virtual_time
@@ -92,6 +94,51 @@ async def test_a_pending_request_is_waited_for() -> None:
         assert forwarded.repeated
         assert [r.repeated for r in batch] == [False, True]
         assert await values(c) == [b"a", b"one"]
+
+
+async def test_a_repeat_waits_for_the_uncommitted_version_that_its_answer_contains() -> None:
+    """R-WAIT: the request is applied, and a later write of its key is pending. The repeat is answered with the key's
+    current version, so not before that is applied; if it is dropped instead, the repeat is not answered with it."""
+
+    for applied in (True, False):
+        async with cluster() as c:
+            first = await c.coordinators["n1"].write(named(b"one"))
+            c.runtimes["n1"].hold = True
+            later = asyncio.create_task(c.coordinators["n1"].write(WriteRequest(KEY, Content(b"two"))))
+            await pending(c)
+            repeats = [asyncio.create_task(asked.write(named(b"one"))) for asked in both(c)]
+            await asyncio.sleep(0.01)
+            assert not any(task.done() for task in (later, *repeats))
+            if applied:
+                c.runtimes["n1"].apply(c.runtimes["n1"].partitions[0])
+                assert {(await task).clock for task in repeats} == {(await later).clock} != {first.clock}
+            else:
+                c.runtimes["n1"].step_down(0)
+                results = await asyncio.gather(later, *repeats, return_exceptions=True)
+                assert all(isinstance(result, IsthmusError) for result in results), results
+
+
+async def test_a_repeat_waits_for_the_pending_removal_that_its_answer_contains() -> None:
+    """R-WAIT: the key was deleted, and the first reap of its partition is pending. The repeat would be answered with
+    the clock of the reaped tombstone, so not before the reap is applied."""
+
+    async with cluster() as c:
+        coordinator, runtime = c.coordinators["n1"], c.runtimes["n1"]
+        await coordinator.write(named(b"one"))
+        gone = await coordinator.write(WriteRequest(KEY, TOMBSTONE))
+        runtime.hold = True
+        partition = runtime.partitions[0]
+        row = decode_key_row(c.store.key_row(0, key_hash(KEY.bucket, KEY.key), KEY.bucket, KEY.key) or b"")
+        stamp = EntryHeader(partition.replica.epoch, partition.replica.leo, 1)
+        reap = reap_entry(stamp, UUID, KEY, key_hash(KEY.bucket, KEY.key), row.offset, Summary(*row[:-1]))
+        assert runtime.append(partition, [reap], 0) is None
+        partition.unapplied.add_pending_rows({(KEY.bucket, KEY.key): reap})
+        repeats = [asyncio.create_task(asked.write(named(b"one"))) for asked in both(c)]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in repeats)
+        runtime.apply(partition)
+        answers = await asyncio.gather(*repeats)
+        assert {(answer.repeated, answer.clock, answer.payload) for answer in answers} == {(True, gone.clock, b"")}
 
 
 async def test_a_request_that_was_dropped_is_unknown_and_then_free() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr import messages as ms
+from isthmus.repl.isr.read_index import CHECK_REPEAT_MS
 from isthmus.repl.isr.replica import Replica
 from isthmus.repl.model.record import Member
 from tests.support.replica_builders import MEMBER, NODE, a_serving_leader, online
@@ -62,3 +63,19 @@ def test_an_answer_to_an_earlier_question_confirms_nothing() -> None:
     second = check_nonce(leader.step(ev.ReadRequested(2), 3))
     assert effects_of_answer(leader, first) == []
     assert effects_of_answer(leader, second) == [fx.ReadReady((2,))]
+
+
+def test_a_synced_read_for_an_earlier_round_confirms_nothing() -> None:
+    """The metastore stands in for a silent member by what it held after the round began. An answer to the request of an
+    earlier round may be older than the reads of the present one: only the present round's own request ends it."""
+    leader = a_leader_of_two()
+    first = check_nonce(leader.step(ev.ReadRequested(1), 1))
+    repeated = leader.step(ev.Tick(), 1 + CHECK_REPEAT_MS)
+    assert fx.ReadRecordSync(first) in repeated
+    assert fx.ReadReady((1,)) in effects_of_answer(leader, first)
+    now_ms = 2 + CHECK_REPEAT_MS
+    second = check_nonce(leader.step(ev.ReadRequested(2), now_ms))
+    unchanged = leader.record
+    assert unchanged is not None
+    assert leader.step(ev.RecordSynced(first, unchanged), now_ms) == []
+    assert fx.ReadReady((2,)) in leader.step(ev.RecordSynced(second, unchanged), now_ms)

@@ -11,7 +11,7 @@ import pytest
 from isthmus.repl.isr import effects as fx
 from isthmus.repl.isr import events as ev
 from isthmus.repl.isr.follower_tracker import ANNOUNCE_MS, LIVE_AHEAD, RESEND_MS
-from isthmus.repl.isr.messages import AppendRejected
+from isthmus.repl.isr.messages import AppendRejected, LeadershipCheck, LeadershipCheckOk
 from isthmus.repl.isr.pair_stream import HOLD_MS, Commit, SentRun, StreamAck
 from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.record import Member
@@ -471,3 +471,80 @@ def test_a_leader_commits_what_becomes_durable_without_effects_only_while_its_re
     twins[2].step(ev.Resign(None), group.now_ms)
     assert twins[2].persisted_quietly(3, group.now_ms) is None
     assert not twins[2].settled
+
+
+def test_a_report_of_the_disk_from_before_a_truncation_is_no_matter_of_the_short_way() -> None:
+    """While a truncation is under way, a report means the log before it: its entries may be the ones that go. The short
+    way leaves it, unchanged, to the event, which ignores it; at a follower in the stream and at a settled leader."""
+    group = StreamedGroup.joined()
+    group.slow_disks.update(("n1", "n2"))
+    group.append(2)
+    group.receive("n2", group.sealed("n2"))
+    for node in ("n1", "n2"):
+        replica = group.replicas[node]
+        assert deepcopy(replica).persisted_quietly(4, group.now_ms) is not None, "without a truncation it is taken"
+        replica._state.pending_truncations = 1
+        before, twin = deepcopy(replica), deepcopy(replica)
+        assert replica.persisted_quietly(4, group.now_ms) is None
+        assert twin.step(ev.Persisted(4), group.now_ms) == []
+        for one in (replica, twin):
+            assert one._state == before._state
+            assert one._role_state == before._role_state
+
+
+def test_an_applied_entry_that_a_confirmed_read_waits_for_is_no_matter_of_the_short_way() -> None:
+    """The event answers the read; the short way has no effects, so it leaves the event to the core."""
+    group = StreamedGroup.joined()
+    leader = group.leader
+    role_state = leader._leader
+    assert role_state is not None
+    assert deepcopy(leader).applied_quietly(leader.leo)
+    leader._state.progress.hw += 1  # committed, not applied
+    leader._state.progress.leo += 1
+    leader._state.progress.durable += 1
+    (check, *_) = [e.message for e in leader.step(ev.ReadRequested(7), group.now_ms) if isinstance(e, fx.Send)]
+    assert isinstance(check, LeadershipCheck)
+    for node in ("n2", "n3"):
+        ok = LeadershipCheckOk(leader.epoch, 1, check.nonce, leader.leo)
+        assert fx.ReadReady((7,)) not in leader.step(ev.Received(node, ok), group.now_ms)
+    assert role_state.reads.confirmed
+    before = deepcopy(leader._state)
+    assert not leader.applied_quietly(leader.leo)
+    assert leader._state == before
+    assert leader.step(ev.AppliedTo(leader.leo), group.now_ms) == [fx.ReadReady((7,))]
+
+
+def test_a_copy_whose_store_is_beyond_its_log_takes_no_run() -> None:
+    """Its rows may hold entries that the new leader never had: it follows by AppendEntries, which check that, until its
+    log covers what the store had applied (R-FAR)."""
+    group = StreamedGroup.joined(TWO)
+    group.append()
+    follower = group.replicas["n2"]
+    run = group.sealed("n2").runs[0]
+    sound = deepcopy(follower)
+    assert sound.stream_accept("n1", run.epoch, run.start, run.entry_count, group.now_ms)
+    follower.must_replay(run.epoch, run.start + 5)
+    before = deepcopy(follower._state)
+    assert follower.stream_accept("n1", run.epoch, run.start, run.entry_count, group.now_ms) == 0
+    assert follower._state == before
+
+
+def test_a_broken_connection_ends_the_join_of_a_stream() -> None:
+    """What is under way may be lost with the connection: acknowledgements of its runs do not count any more, and new
+    entries go into no stream to the node before its next FollowRequest."""
+    group = StreamedGroup.joined()
+    group.append()
+    leader = group.leader._leader
+    assert leader is not None
+    join = leader.followers["n2"].join
+    assert join
+    run = SentRun(PARTITION, join, group.leader.leo)
+    group.isolated.add("n2")
+    group.deliver("n1", ev.LinkDown("n2"))
+    assert leader.followers["n2"].join == 0
+    assert group.leader.stream_commit("n2", run) is Commit.LEFT
+    assert group.leader.stream_acknowledged("n2", run, group.now_ms) == 0
+    assert leader.acked.get(Member("n2", 1), 0) < run.end
+    streamed = list(group.streamed)
+    group.append()
+    assert [each for each in group.streamed[len(streamed) :] if each[0] == "n2"] == []

@@ -1,0 +1,619 @@
+"""Findings: what is amiss in one cluster, or not known, each with its severity, its subject and what to do. Pure.
+
+The one list behind `isthmus check`, `isthmus status`, `GET /admin/findings` and the dashboard. The functions take the
+answers that `isthmus lag`, `cluster status`, `fullsync status` and `gaps` show, and return facts. A value that an
+answer lacks is unknown, never OK. Severities of the shipped alerts are the same (deploy/prometheus).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum, StrEnum
+from typing import Any, Final, NamedTuple
+
+from isthmus.config.text import quantity
+from isthmus.config.units import parse_duration
+from isthmus.node.http.answer_texts import (
+    Row,
+    cell,
+    is_of_failing_links,
+    milliseconds,
+    named,
+    object_in,
+    objects_in,
+    percent,
+    silent_sentence,
+)
+
+DOCUMENTS: Final[Mapping[str, str]] = {
+    "cluster": "/admin/cluster",
+    "health": "/admin/nodes/health",
+    "lag": "/admin/lag",
+    "sinks": "/admin/sink/nodes",
+    "fullsync": "/admin/fullsync/nodes",
+    "gaps": "/admin/gaps",
+}
+"""Name of an answer that `findings_of` judges -> the request for it."""
+
+LAG: Final = ("30s", "5m")
+"""A healthy link delivers a write in well below a second; minutes mean a link or a sink that is down. A guess."""
+
+PROVEN: Final = ("26h", "50h")
+"""One check a day and two hours of its slot, and a day more; with hourly checks less will do."""
+
+ISR: Final = (0, 0)
+"""Any partition is worth a look."""
+
+GAPS: Final = ("0s", "2h")
+"""A gap is a missing change, so it is a warning at once; full-sync closes it within two hours where it can, since its
+pauses are an hour at most."""
+
+LETTERS: Final = (0, 100)
+"""A dead letter is a change that is missing until an operator acts; a hundred have a common cause. A guess."""
+
+
+class ProbeState(IntEnum):
+    """State of a probe; the value is its exit code, as monitoring plugins have them."""
+
+    OK = 0
+    WARNING = 1
+    CRITICAL = 2
+    UNKNOWN = 3
+
+
+RANK: Final = (ProbeState.OK, ProbeState.UNKNOWN, ProbeState.WARNING, ProbeState.CRITICAL)
+"""From best to worst: a known problem outranks an unknown state."""
+
+
+class Code(StrEnum):
+    """What a finding is about, for programs; the sentence is for people."""
+
+    CERTIFICATE = "certificate"
+    CREDENTIALS = "credentials"
+    BUCKET_TYPE_LACKING = "bucket-type-lacking"
+    CLUSTER = "cluster"
+    DEAD_LETTERS = "dead-letters"
+    DISK_FREE = "disk-free"
+    FULLSYNC = "fullsync"
+    FULLSYNC_LACKING = "fullsync-lacking"
+    FULLSYNC_UNPROVEN = "fullsync-unproven"
+    GAPS = "gaps"
+    LAG = "lag"
+    LINKS_FAIL = "links-fail"
+    METASTORE = "metastore"
+    MIN_ISR = "min-isr"
+    NODE_DOWN = "node-down"
+    NODE_SILENT = "node-silent"
+    NOT_KNOWN = "not-known"
+    OFFLINE = "offline"
+    OUT_OF_SYNC = "out-of-sync"
+
+
+REMEDIES: Final[Mapping[Code, str]] = {
+    Code.CERTIFICATE: "put a new certificate in the place of the file: nodes read it without a restart",
+    Code.CREDENTIALS: "see the file that the sentence names: nodes read it again without a restart",
+    Code.BUCKET_TYPE_LACKING: "make the bucket type where it is lacking: isthmus bucket-type create NAME",
+    Code.CLUSTER: "see what the cluster does: isthmus cluster status",
+    Code.DEAD_LETTERS: "read why, then retry or drop them: isthmus sink dead-letters list",
+    Code.DISK_FREE: "make room on that disk, or move replicas away (runbook: a disk is full)",
+    Code.FULLSYNC: "see the newest results: isthmus fullsync status",
+    Code.FULLSYNC_LACKING: "let a full-sync compare what the queue sends: isthmus fullsync add-peer, or [[fullsync]]",
+    Code.FULLSYNC_UNPROVEN: "compare now: isthmus fullsync run all --wait",
+    Code.GAPS: "full-sync closes them; compare now: isthmus fullsync run all --wait",
+    Code.LAG: "see the cause here (isthmus lag), and the sinks of the cluster that fetches (isthmus sink list there)",
+    Code.LINKS_FAIL: "see each link and its error: isthmus sink list",
+    Code.METASTORE: "see ZooKeeper and this node's log: isthmus cluster status",
+    Code.MIN_ISR: "start the nodes that lack: isthmus partition list",
+    Code.NODE_DOWN: "start the node; if it is lost for good: isthmus node drain NODE, then node remove",
+    Code.NODE_SILENT: "look at the node's process, its load and its log",
+    Code.NOT_KNOWN: "ask again; if it stays so, see the node's log",
+    Code.OFFLINE: "start the replicas that it waits for: isthmus partition list",
+    Code.OUT_OF_SYNC: "see which replicas lack, and why: isthmus partition list",
+}
+"""What an operator does next about a finding of each code."""
+
+
+class Fact(NamedTuple):
+    """One finding of a probe, as a sentence; OK is a finding, too."""
+
+    state: ProbeState
+    sentence: str
+    code: Code
+    subject: str
+    """What it is about, as "queue to-west", "node east-1", "cluster"."""
+    own_remedy: str = ""
+    """What to do, where it is not what REMEDIES has for the code."""
+
+    @property
+    def remedy(self) -> str:
+        """What an operator does next."""
+        return self.own_remedy or REMEDIES[self.code]
+
+    def as_dict(self) -> dict[str, str]:
+        """The form of `GET /admin/findings`."""
+        return {
+            "code": self.code.value,
+            "severity": self.state.name.lower(),
+            "subject": self.subject,
+            "sentence": self.sentence,
+            "remedy": self.remedy,
+        }
+
+
+class ProbeThresholds(NamedTuple):
+    """A value above `warning` is a warning, above `critical` critical. Milliseconds or counts."""
+
+    warning: int
+    critical: int
+
+    def state(self, value: float) -> ProbeState:
+        """The state of a value."""
+        return (
+            ProbeState.CRITICAL
+            if value > self.critical
+            else ProbeState.WARNING
+            if value > self.warning
+            else ProbeState.OK
+        )
+
+
+def worst(facts: Iterable[Fact]) -> ProbeState:
+    """The worst state; UNKNOWN without facts."""
+    return max((fact.state for fact in facts), key=RANK.index, default=ProbeState.UNKNOWN)
+
+
+def staleness_facts(cluster: Mapping[str, Any]) -> list[Fact]:
+    """Why the node's view of its cluster may be stale; nothing when it is current."""
+    node, metastore = cell(cluster.get("node")), cluster.get("metastore")
+    if metastore != "connected":
+        why = f"node {node}: its session with the metastore is {cell(metastore)}: what it shows may be old"
+    elif cluster.get("read_at_ms") is None:
+        why = f"node {node} has not read the metastore yet"
+    elif cluster.get("registered") is False:
+        why = f"node {node} is not registered and takes no part: {cell(cluster.get('reason'))}"
+    else:
+        return []
+    return [Fact(ProbeState.UNKNOWN, why, Code.METASTORE, f"node {node}")]
+
+
+def lag_facts(rows: Sequence[Mapping[str, Any]], limits: ProbeThresholds) -> list[Fact]:
+    """A fact for each queue and bucket type: rows of `/admin/lag`."""
+    facts = []
+    for row in rows:
+        about = Code.LAG, f"queue {cell(row.get('queue'))}"
+        where = f"queue {cell(row.get('queue'))}, bucket type {cell(row.get('bucket_type'))}"
+        because = f" ({row['reason']})" if row.get("reason") else ""
+        seconds = _number(row.get("seconds"))
+        if seconds is None:
+            facts.append(Fact(ProbeState.UNKNOWN, f"{where}: how far it is behind is not known{because}", *about))
+        else:
+            waiting = f", keys that wait: {cell(row.get('objects'))}"
+            sentence = f"{where}: {milliseconds(1000 * seconds)} behind{waiting}{because}"
+            facts.append(Fact(limits.state(1000 * seconds), sentence, *about))
+    return facts
+
+
+def isr_facts(cluster: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
+    """Facts about replicas in sync and partitions that accept writes: the answer of `/admin/cluster`.
+
+    `limits`: the first for partitions that lack replicas in sync, the second for partitions without leader or below
+    min-ISR.
+    """
+    counts = cluster.get("partitions")
+    found = counts if isinstance(counts, dict) else {}
+    total, online = _number(found.get("total")), _number(found.get("online"))
+    under, below = cluster.get("under_replicated"), cluster.get("below_min_isr")
+    if total is None or online is None or not isinstance(under, list) or not isinstance(below, list):
+        return [
+            Fact(
+                ProbeState.UNKNOWN,
+                f"node {cell(cluster.get('node'))} does not report which partitions are in sync",
+                Code.NOT_KNOWN,
+                f"node {cell(cluster.get('node'))}",
+            )
+        ]
+    facts = []
+    waiting = cluster.get("waiting")
+    if waiting:
+        facts.append(Fact(ProbeState.CRITICAL, f"bucket type default: {waiting}", Code.OFFLINE, "bucket type default"))
+    elif not total:
+        facts.append(Fact(ProbeState.UNKNOWN, "no partition is known", Code.NOT_KNOWN, "cluster"))
+    if online < total:
+        words = {key.replace("_", "-"): n for key, n in found.items() if key not in ("total", "online") and n}
+        states = ", ".join(f"{n} {word}" for word, n in words.items())
+        stopped = ProbeState.CRITICAL if total - online > limits.critical else ProbeState.WARNING
+        facts.append(
+            Fact(stopped, f"{total - online} of {total} partitions are not online: {states}", Code.OFFLINE, "cluster")
+        )
+    if below:
+        stopped = ProbeState.CRITICAL if len(below) > limits.critical else ProbeState.WARNING
+        facts.append(
+            Fact(
+                stopped,
+                f"too few replicas are in sync to take writes (min-ISR) in {_some(below)}",
+                Code.MIN_ISR,
+                "cluster",
+            )
+        )
+    lacking = ProbeState.WARNING if not under or len(under) > limits.warning else ProbeState.OK
+    if under:
+        facts.append(
+            Fact(
+                lacking,
+                f"{len(under)} of {total} partitions lack replicas in sync: {named(under)}",
+                Code.OUT_OF_SYNC,
+                "cluster",
+            )
+        )
+    facts += _absent(cluster, lacking)
+    if all(fact.state is ProbeState.OK for fact in facts) and not under:
+        facts += [
+            Fact(ProbeState.WARNING, str(problem), Code.CLUSTER, "cluster") for problem in cluster.get("problems") or ()
+        ]
+    return facts
+
+
+def isr_fine(cluster: Mapping[str, Any]) -> str:
+    """The sentence about a healthy cluster."""
+    partitions, replicas = cluster.get("partitions") or {}, cluster.get("replicas") or {}
+    live = sum(1 for row in cluster.get("nodes") or () if isinstance(row, dict) and row.get("state") == "live")
+    nodes = "node" if live == 1 else "nodes"
+    return (
+        f"{cell(partitions.get('online'))} of {cell(partitions.get('total'))} partitions online, "
+        f"{cell(replicas.get('in_sync'))} of {cell(replicas.get('total'))} replicas in sync, {live} {nodes} live"
+    )
+
+
+def _absent(cluster: Mapping[str, Any], gone: ProbeState) -> list[Fact]:
+    """Facts about nodes that are down, and about live nodes that did not answer."""
+    facts = []
+    for row in cluster.get("nodes") or ():
+        emptied = row.get("drained") and not row.get("replicas")
+        if row.get("state") != "live" and not emptied:
+            subject = f"node {cell(row.get('name'))}"
+            facts.append(Fact(gone, f"{subject} is {cell(row.get('state'))}", Code.NODE_DOWN, subject))
+    silent = cluster.get("silent")
+    if silent is None:
+        words = "the nodes that did not answer are not reported"
+        return [*facts, Fact(ProbeState.UNKNOWN, words, Code.NOT_KNOWN, "cluster")]
+    names = [f"node {cell(node)}" for node in silent]
+    words = "lives and did not answer"
+    return [*facts, *(Fact(ProbeState.UNKNOWN, f"{name} {words}", Code.NODE_SILENT, name) for name in names)]
+
+
+def sync_facts(
+    nodes: Mapping[str, Any],
+    limits: ProbeThresholds,
+    *,
+    at_ms: int,
+    queue: str | None = None,
+    gone: Mapping[str, Any] | None = None,
+) -> tuple[list[Fact], list[str]]:
+    """A fact for each queue and bucket type that full-sync compares, and the names of the queues.
+
+    `nodes`, `at_ms` and `gone` (since when nodes are down) are those of `/admin/fullsync/nodes`; checks of all nodes
+    count. `queue`: only comparisons that prove this queue, whichever queue their repairs use. A bucket type that a
+    queue sends and no full-sync compares is a warning.
+    """
+    facts = _silent(nodes, gone or {}, at_ms)
+    known: dict[str, dict[str, list[tuple[str, Mapping[str, Any]]]]] = {}
+    for node, entry in nodes.items():
+        for peer in () if entry is None else entry.get("peers") or ():
+            for bucket_type in peer.get("bucket_types") or ():
+                if queue is None or queue in (peer.get("queue"), *_for_queues(peer, bucket_type)):
+                    known.setdefault(str(peer.get("queue")), {}).setdefault(bucket_type, []).append((node, peer))
+    facts += [
+        _synced(name, bucket_type, peers, limits, at_ms)
+        for name in sorted(known)
+        for bucket_type, peers in sorted(known[name].items())
+    ]
+    answers = [entry for entry in nodes.values() if entry is not None]
+    peers = [peer for entry in answers for peer in entry.get("peers") or ()]
+    names = {str(peer.get("queue")) for peer in peers} | {name for peer in peers for name in peer.get("compares") or ()}
+    sent = {str(row.get("queue")): row for entry in answers for row in entry.get("sent") or ()}
+    silent = len(answers) < len(nodes)
+    for name, row in sorted(sent.items()) if names else ():
+        for bucket_type in row.get("bucket_types") or () if queue in (None, name) else ():
+            if not any(name in _for_queues(peer, bucket_type) for peer in peers):
+                words = f"queue {name} sends bucket type {bucket_type} to {cell(row.get('cluster'))}, and no full-sync"
+                state = ProbeState.UNKNOWN if silent else ProbeState.WARNING
+                sentence = f"{words} {'of a node that answers ' if silent else ''}compares it"
+                facts.append(Fact(state, sentence, Code.FULLSYNC_LACKING, f"queue {name}"))
+    return facts, sorted(names | sent.keys()) if names else []
+
+
+def _for_queues(peer: Mapping[str, Any], bucket_type: str) -> list[str]:
+    """Queues that a peer's comparisons of a bucket type prove complete. A node of an older version lists only the queue
+    of its repairs."""
+    compares = peer.get("compares")
+    if not isinstance(compares, dict):
+        return [str(peer.get("queue"))] if bucket_type in (peer.get("bucket_types") or ()) else []
+    return [str(name) for name, types in compares.items() if bucket_type in types]
+
+
+GONE_MARGIN_MS: Final = 5_000
+"""How much later than a node's end a check must have begun to count as later, since clocks of machines differ."""
+
+
+def _silent(nodes: Mapping[str, Any], gone: Mapping[str, Any], at_ms: int) -> list[Fact]:
+    """A fact for each node that does not answer. The results of a node that is down no longer matter once others have
+    proven everything after its end; `gone`: the latest time at which nodes went down."""
+    newest: dict[tuple[str, str], float] = {}
+    for peer in (peer for entry in nodes.values() if entry is not None for peer in entry.get("peers") or ()):
+        for bucket_type in peer.get("bucket_types") or ():
+            of, at = (str(peer.get("queue")), str(bucket_type)), (peer.get("proven_ms") or {}).get(bucket_type)
+            newest[of] = max(newest.get(of, 0), _number(at) or 0)
+    facts = []
+    for node in (node for node, entry in nodes.items() if entry is None):
+        down_ms = _number(gone.get(node))
+        if down_ms is not None and newest and min(newest.values()) > down_ms + GONE_MARGIN_MS:
+            old = milliseconds(max(0, at_ms - down_ms))
+            sentence = f"node {node} is down for {old}, and other nodes have proven all since"
+            facts.append(Fact(ProbeState.OK, sentence, Code.FULLSYNC, f"node {node}"))
+        else:
+            sentence = f"node {node} does not answer: what its checks found is not known"
+            facts.append(Fact(ProbeState.UNKNOWN, sentence, Code.NODE_SILENT, f"node {node}"))
+    return facts
+
+
+def _synced(
+    queue: str, bucket_type: str, peers: Sequence[tuple[str, Mapping[str, Any]]], limits: ProbeThresholds, at_ms: int
+) -> Fact:
+    """The fact about one queue and bucket type, from the newest results of the nodes that compare it."""
+    where, subject = f"{cell(peers[0][1].get('name'))}, bucket type {bucket_type} (queue {queue})", f"queue {queue}"
+    newest, latest = (_newest(peers, bucket_type, key, at_ms) for key in ("newest", "newest_looked"))
+    if newest is not None and newest[1].get("lacking"):
+        there = cell(peers[0][1].get("cluster") or peers[0][1].get("name"))
+        what = f"{there} has no such bucket type: its changes are held back until it is made there"
+        sentence = f"{where}: {what} (isthmus bucket-type create {bucket_type})"
+        remedy = f"at {there}: isthmus bucket-type create {bucket_type}"
+        return Fact(ProbeState.WARNING, sentence, Code.BUCKET_TYPE_LACKING, subject, remedy)
+    both_ways = any(peer.get("both_ways") for _, peer in peers)
+    proof = "proven equal" if both_ways else "proven up to date"
+    proven, ahead = _newest_proof([peer for _, peer in peers], bucket_type, at_ms, both_ways=both_ways)
+    notes = [f"{node} is {cell(peer.get('state'))}: {peer.get('reason')}" for node, peer in peers if _rests(peer)]
+    if newest is not None and newest != latest:
+        notes.append(f"the newest check, of node {newest[0]}, could not look: {newest[1].get('reason')}")
+    because = f" ({'; '.join(notes)})" if notes else ""
+    age = f"never {proof}" if proven is None else f"{proof} {milliseconds(max(0, at_ms - proven))} ago"
+    if proven is None and ahead:
+        clocks = f"as of a time that is {milliseconds(ahead)} ahead of this node's clock: when is not known"
+        return Fact(ProbeState.UNKNOWN, f"{where}: {proof} {clocks}{because}", Code.FULLSYNC_UNPROVEN, subject)
+    if latest is not None and latest[1].get("verdict") not in ("in-sync", *["up-to-date"] * (not both_ways)):
+        node, result = latest
+        if proven is None or result["began_ms"] >= proven:
+            count, left = result.get("queued"), cell(result.get("left"))
+            queued = quantity(count, "key") if isinstance(count, int) else f"{cell(count)} keys"
+            mended = result.get("verdict") in ("repaired", "up-to-date")
+            state = ProbeState.WARNING if mended else ProbeState.CRITICAL
+            why = f" ({result['reason']})" if result.get("reason") else ""
+            ended = f"the newest check ended as {cell(result.get('verdict'))} at node {node}{why}"
+            since = f"{ended}: {queued} queued, {left} not; {age}"
+            state = max(state, limits.state(max(0, at_ms - (proven or at_ms))), key=RANK.index)
+            return Fact(state, f"{where}: {since}{because}", Code.FULLSYNC, subject)
+    if proven is None:
+        return Fact(ProbeState.UNKNOWN, f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
+    return Fact(limits.state(max(0, at_ms - proven)), f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
+
+
+AHEAD_MS: Final = 1_000
+"""How far ahead of the clock of the node that answers a proof may be stamped: clocks that differ by more are a finding
+of their own. A proof from further ahead has no known age."""
+
+
+def _newest_proof(
+    peers: Iterable[Mapping[str, Any]], bucket_type: str, at_ms: float, *, both_ways: bool
+) -> tuple[float | None, float]:
+    """(when the newest proof of any node was made, None for none; how far the newest proof lies in the future, 0: it
+    does not). Where both directions are configured, only equality is a proof. A node of an older version reports
+    equality as `proven_ms`, and nothing else."""
+    found = []
+    for peer in peers:
+        times = peer.get("equal_ms", peer.get("proven_ms")) if both_ways else peer.get("proven_ms")
+        if (at := _number((times or {}).get(bucket_type))) is not None:
+            found.append(at)
+    known = [at for at in found if at <= at_ms + AHEAD_MS]
+    return max(known, default=None), max(0.0, max(found, default=at_ms) - at_ms) if not known else 0.0
+
+
+def _newest(
+    peers: Sequence[tuple[str, Mapping[str, Any]]], bucket_type: str, key: str, at_ms: float
+) -> tuple[str, Mapping[str, Any]] | None:
+    """(node, result) of the check that began last; one that is stamped in the future only if there is no other."""
+    results = [(node, (peer.get(key) or {}).get(bucket_type)) for node, peer in peers]
+    found = [(node, one) for node, one in results if one]
+    known = [(node, one) for node, one in found if one["began_ms"] <= at_ms + AHEAD_MS]
+    return max(known or found, key=lambda at: at[1]["began_ms"], default=None)
+
+
+def _rests(peer: Mapping[str, Any]) -> bool:
+    """True where this peer neither proves nor repairs anything until an operator acts."""
+    return peer.get("state") != "scheduled" or bool(peer.get("queue_delisted") or peer.get("queue_of_other"))
+
+
+def gap_facts(answer: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
+    """A fact for each queue with open gaps: the answer of `/admin/gaps`. `limits`: milliseconds since the oldest change
+    that was given up."""
+    facts = [
+        Fact(
+            ProbeState.UNKNOWN,
+            f"node {cell(node)} does not answer: its gaps are not known",
+            Code.NODE_SILENT,
+            f"node {cell(node)}",
+        )
+        for node in answer.get("unknown") or ()
+    ]
+    unknown = answer.get("unknown_partitions")
+    if not isinstance(unknown, dict):
+        words = "the node does not report which partitions have unknown gaps"
+        facts.append(Fact(ProbeState.UNKNOWN, words, Code.NOT_KNOWN, "cluster"))
+    else:
+        facts += [
+            Fact(
+                ProbeState.UNKNOWN,
+                f"queue {cell(name)}: gaps of {_some(partitions)} are not known",
+                Code.NOT_KNOWN,
+                f"queue {cell(name)}",
+            )
+            for name, partitions in sorted(unknown.items())
+        ]
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for row in answer.get("gaps") or ():
+        rows.setdefault(cell(row.get("queue")), []).append(row)
+    at_ms = _number(answer.get("at_ms"))
+    for name, found in sorted(rows.items()):
+        since = [at for row in found if (at := _number(row.get("from_ms")))]
+        oldest = None if at_ms is None or not since else max(0, at_ms - min(since))
+        old = "since when is not known" if oldest is None else f"the oldest of {milliseconds(oldest)} ago"
+        dated = "" if oldest is None or len(since) == len(found) else f", {len(found) - len(since)} of unknown age"
+        grows = sum(1 for row in found if row.get("upto_ms") is None)
+        growing = f", {grows} still growing" if grows else ""
+        state = ProbeState.WARNING if oldest is None else limits.state(oldest)
+        if dated:  # as old as can be: it is no less than a warning
+            state = max(state, ProbeState.WARNING, key=RANK.index)
+        count = quantity(len(found), "gap")
+        sentence = f"queue {name}: {count} not proven yet, {old}{dated}{growing}"
+        facts.append(Fact(state, sentence, Code.GAPS, f"queue {name}"))
+    return facts
+
+
+def sink_facts(nodes: Mapping[str, Any], limits: ProbeThresholds) -> list[Fact]:
+    """Facts about changes that this cluster's nodes cannot accept.
+
+    `nodes`: the entry of each node in `/admin/sink/nodes`, None for a node that did not answer. `limits`: dead letters
+    of all nodes. Missing bucket types and failing links are a warning.
+    """
+    facts = [
+        Fact(
+            ProbeState.UNKNOWN,
+            f"node {node} does not answer: what its sink does is not known",
+            Code.NODE_SILENT,
+            f"node {node}",
+        )
+        for node, entry in nodes.items()
+        if entry is None
+    ]
+    kept: dict[str, int] = {}
+    held: dict[str, set[str]] = {}
+    for node, entry in nodes.items():
+        if entry is None:
+            continue
+        letters = _number((entry.get("dead_letters") or {}).get("kept"))
+        if letters is None:
+            words = f"node {node}: its dead letters cannot be counted"
+            facts.append(Fact(ProbeState.UNKNOWN, words, Code.NOT_KNOWN, f"node {node}"))
+        elif letters:
+            kept[node] = int(letters)
+        rows = entry.get("sinks") or ()
+        failing = [row for row in rows if row.get("state") == "failing"]
+        if failing:
+            words = f"node {node}: {len(failing)} of {len(rows)} links fail: {failing[0].get('reason')}"
+            facts.append(Fact(ProbeState.WARNING, words, Code.LINKS_FAIL, f"node {node}"))
+        for row in rows:
+            for name in row.get("held_types") or ():
+                held.setdefault(str(name), set()).add(cell(row.get("source_cluster")))
+    if kept:
+        where = ", ".join(f"{count} at {node}" for node, count in sorted(kept.items()))
+        words = f"dead letters: {where} (isthmus sink dead-letters list)"
+        facts.append(Fact(limits.state(sum(kept.values())), words, Code.DEAD_LETTERS, "sink"))
+    facts += [
+        Fact(
+            ProbeState.WARNING,
+            f"bucket type {name} of {', '.join(sorted(sources))} is lacking here: its changes wait there "
+            f"(isthmus bucket-type create {name})",
+            Code.BUCKET_TYPE_LACKING,
+            f"bucket type {name}",
+            f"isthmus bucket-type create {name}",
+        )
+        for name, sources in sorted(held.items())
+    ]
+    return facts
+
+
+def _number(value: Any) -> int | float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _some(numbers: Sequence[Any]) -> str:
+    noun = "partition" if len(numbers) == 1 else f"{len(numbers)} partitions:"
+    return f"{noun} {named(numbers)}"
+
+
+DISK_FREE_WARNING: Final = 0.1
+DISK_FREE_CRITICAL: Final = 0.03
+"""Free shares of a disk below which it is a warning, and critical. A node stops taking writes at 128 MiB; a tenth
+leaves time to act. A guess."""
+
+
+def findings_of(answers: Mapping[str, Row], errors: Mapping[str, str]) -> list[Fact]:
+    """Everything about one cluster that is not well or not known, the worst first.
+
+    `answers`: by the names of DOCUMENTS; what was not answered is absent. `errors`: name -> why it was not answered.
+    """
+    if "cluster" not in answers:
+        words = errors.get("cluster", "no node answers")
+        return [Fact(ProbeState.UNKNOWN, words, Code.NOT_KNOWN, "cluster")]
+    cluster = answers["cluster"]
+    found = [Fact(ProbeState.UNKNOWN, f"{name}: {why}", Code.NOT_KNOWN, name) for name, why in errors.items()]
+    found += [*staleness_facts(cluster), *isr_facts(cluster, ProbeThresholds(*ISR)), *_health_facts(answers)]
+    if "lag" in answers:
+        found += lag_facts(objects_in(answers["lag"], "lag"), ProbeThresholds(*map(parse_duration, LAG)))
+    fullsync = answers.get("fullsync", {})
+    nodes, at_ms = fullsync.get("nodes"), fullsync.get("at_ms")
+    if isinstance(nodes, dict) and isinstance(at_ms, int):
+        limits = ProbeThresholds(*map(parse_duration, PROVEN))
+        found += sync_facts(nodes, limits, at_ms=at_ms, gone=fullsync.get("gone"))[0]
+    if "gaps" in answers:
+        found += gap_facts(answers["gaps"], ProbeThresholds(*map(parse_duration, GAPS)))
+    if "sinks" in answers:
+        rows = objects_in(answers["sinks"], "nodes")
+        found += sink_facts({str(row.get("node")): row.get("sink") for row in rows}, ProbeThresholds(*LETTERS))
+    return by_severity(fact for fact in dict.fromkeys(found) if fact.state is not ProbeState.OK)
+
+
+def by_severity(facts: Iterable[Fact]) -> list[Fact]:
+    """The facts, the worst first."""
+    return sorted(facts, key=lambda fact: -RANK.index(fact.state))
+
+
+def findings_document(answers: Mapping[str, Row], errors: Mapping[str, str]) -> dict[str, Any]:
+    """What `GET /admin/findings` shows of the answers: {"state", "findings"}; each finding as `Fact.as_dict`."""
+    found = findings_of(answers, errors)
+    state = worst(found) if found else ProbeState.OK
+    return {"state": state.name.lower(), "findings": [fact.as_dict() for fact in found]}
+
+
+def free_share(disk: Row) -> float | None:
+    """The free part of a disk, from 0 to 1; None: unknown."""
+    free, total = disk.get("free_bytes"), disk.get("total_bytes")
+    return free / total if isinstance(free, int) and isinstance(total, int) and total > 0 else None
+
+
+def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
+    """Disks that are nearly full, and certificates that need an operator."""
+    cluster, health = answers["cluster"], answers.get("health", {})
+    silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
+    failing = _nodes_with_failing_links(answers)  # `sink_facts` names them
+    for each in dict.fromkeys(map(str, cluster.get("warnings") or ())):
+        if each not in silent and not any(is_of_failing_links(each, node) for node in failing):
+            yield Fact(ProbeState.WARNING, each, Code.CLUSTER, "cluster")
+    for node, one in object_in(health, "nodes").items():
+        subject = f"node {node}"
+        if not isinstance(one, dict):
+            why = object_in(health, "unknown").get(node)
+            words = f"node {node}: its disk and certificates are not known: {cell(why)}"
+            yield Fact(ProbeState.UNKNOWN, words, Code.NODE_SILENT, subject)
+            continue
+        for each in one.get("problems") or ():
+            yield Fact(ProbeState.WARNING, str(each), Code.CREDENTIALS, subject)
+        share = free_share(one)
+        if share is not None and share < DISK_FREE_WARNING:
+            state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
+            words = f"node {node}: {percent(share)} of its disk are free"
+            yield Fact(state, words, Code.DISK_FREE, subject)
+
+
+def _nodes_with_failing_links(answers: Mapping[str, Row]) -> list[str]:
+    rows = objects_in(answers.get("sinks", {}), "nodes")
+    links = {str(row.get("node")): objects_in(object_in(row, "sink"), "sinks") for row in rows}
+    return [node for node, found in links.items() if any(link.get("state") == "failing" for link in found)]
