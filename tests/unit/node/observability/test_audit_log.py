@@ -240,7 +240,7 @@ async def test_a_disk_that_hangs_bounds_the_wait_and_the_queue(tmp_path: Path, m
     goes_on, sync = threading.Event(), os.fsync
 
     def hanging(fd: int) -> None:
-        assert goes_on.wait(20)
+        assert goes_on.wait(60)
         sync(fd)
 
     monkeypatch.setattr(audit_log.os, "fsync", hanging)
