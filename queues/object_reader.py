@@ -13,7 +13,7 @@ from isthmus.repl.model.errors import CodecError
 from isthmus.repl.model.keys import segment_of
 from isthmus.repl.model.objects import is_deleted_object
 from isthmus.repl.model.reference import ReferenceKind
-from isthmus.repl.model.vclock import actor_of, counter_of, decode_clock
+from isthmus.repl.model.vclock import decode_clock, of_partition, partition_prefix
 from isthmus.repl.store.port import Change, DamagedChange, Store
 
 _LEAVING: Final = int(ReferenceKind.LEAVING)
@@ -46,23 +46,23 @@ def backfilled(store: Store, window: Window, rows: list[Change]) -> list[Change]
     if not rows or rows[0].offset >= window.backfill_end:
         return rows
     own = window.origins.own
-    actor = actor_of(own, window.partition)
+    prefix = partition_prefix(own, window.partition)
     return [
-        row._replace(origin=own) if window.may_backfill(row) and _has_seen(store, window, row, actor) else row
+        row._replace(origin=own) if window.may_backfill(row) and _has_seen(store, window, row, prefix) else row
         for row in rows
     ]
 
 
-def _has_seen(store: Store, window: Window, change: Change, actor: bytes) -> bool:
-    """Whether the object's clock has a write of `actor`. False when the key has changed again: its newer row is read
-    at its own offset. True when the key row is damaged: a reference sent needlessly changes nothing at the sink, and
-    one left out would lose a change."""
+def _has_seen(store: Store, window: Window, change: Change, prefix: bytes) -> bool:
+    """Whether the object's clock has a write of the partition of `prefix`. False when the key has changed again: its
+    newer row is read at its own offset. True when the key row is damaged: a reference sent needlessly changes nothing
+    at the sink, and one left out would lose a change."""
     found = store.key_row(window.partition, change.key_hash, change.bucket, change.key)
     if found is None:
         return False
     try:
         row = decode_key_row(found)
-        return row.offset == change.offset and counter_of(decode_clock(row.clock), actor) > 0
+        return row.offset == change.offset and bool(of_partition(decode_clock(row.clock), prefix))
     except CodecError:
         window.damage_listener.on_damaged_row(window.partition, segment_of(change.key_hash))
         return True

@@ -19,7 +19,7 @@ from isthmus.node.http.router import Router
 from isthmus.node.services.container import NodeServices
 from isthmus.node.services.replica_query import REPLICAS, NodeReplicaFacts, ReplicaForm
 from isthmus.repl.controller import unclean_election
-from isthmus.repl.controller.unclean_election import ReplicaReport
+from isthmus.repl.controller.unclean_election import ReplicaReport, new_incarnation
 from isthmus.repl.isr.effects import ReplicaRole
 from isthmus.repl.metastore.port import Ambiguous, Unavailable
 from isthmus.repl.model.errors import Fenced, IsthmusError
@@ -104,7 +104,12 @@ class UnsafeRecoveryAdmin:
         records = controller.records
         facts = await self._facts(list(records.values()))
         dry_run, incomplete, by = body.dry_run, body.incomplete, acting_user(body.by)
-        if not dry_run:
+        went_back = [
+            record
+            for _, record in sorted(records.items())
+            if record.overtaken or any(_rolled_back(facts.get(node), record.partition) for node in record.replicas)
+        ]
+        if went_back and not dry_run:
             seen = [row for reported in facts.values() if reported is not None for row in reported.items()]
             await unclean_election.raise_counters(
                 controller.metastore,
@@ -112,11 +117,8 @@ class UnsafeRecoveryAdmin:
                 max((partition + 1 for partition, _ in seen), default=0),
             )
         plans = []
-        for _, record in sorted(records.items()):
+        for record in went_back:
             copies, silent = self._copies(record, facts)
-            known = any(_rolled_back(facts.get(node), record.partition) for node in record.replicas)
-            if not (known or record.overtaken):
-                continue
             plans.append(await self._reseeded(record, copies, silent, by, dry_run=dry_run, incomplete=incomplete))
         keys = ("partition", "node", "record_epoch", "outcome", "epoch")
         request.changed(None, [{key: plan.get(key) for key in keys} for plan in plans])
@@ -164,7 +166,8 @@ class UnsafeRecoveryAdmin:
         controller = self._services.controller
         who = Incarnation(chosen.node, controller.registrations[chosen.node].session_id)
         reason = f"{act} by {by}: waits for {chosen.node} to promote itself"
-        made = unclean_election.forced(record, chosen, who, (copy.epoch for copy in copies), reason)
+        epochs = (copy.epoch for copy in copies)
+        made = unclean_election.forced(record, chosen, who, epochs, new_incarnation(), reason)
         written = await unclean_election.order(controller.metastore, made, by, act)
         controller.wake()
         return written

@@ -14,6 +14,7 @@ from email.utils import formatdate
 from time import time
 from typing import Any, Final, Protocol
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -167,6 +168,9 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._broken = False
+        self._body_framing: tuple[bytes, bytes] | None = None
+        """The framing header of a request whose body the parser skips, since it offers another protocol."""
+        self._in_framing = False
         self._fault = RequestRefused(400, "bad-http", "what was sent is not a valid HTTP request")
         self._chunk_bytes = 0
         self._fed_bytes = 0
@@ -210,7 +214,7 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(RequestRefused(503, "overloaded", f"{limit} connections are open here, which is the limit"))
             return
         self._chunk_bytes = len(data)
-        super().data_received(data)
+        self._feed(data)
         if not (self._in_head or self._in_body):
             return
         if not self._counting:
@@ -224,6 +228,37 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(self._head_too_large())
         elif self._fed_bytes - self._body_bytes > self._head_limit + FRAMING_PER_BYTE * self._body_bytes:
             self._refuse(RequestRefused(400, "bad-http", "a chunked body with more framing than content"))
+
+    def _feed(self, data: bytes) -> None:
+        """Parse what has arrived, in place of uvicorn's `data_received`."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except HttpParserUpgrade as offer:
+                data = data[offer.args[0] :]
+                self._decline_offer()
+            except HttpParserError:
+                self._refuse(self._fault)
+                return
+            else:
+                return
+
+    def _decline_offer(self) -> None:
+        """Go on in HTTP/1.1 behind the head of a request that offered another protocol (RFC 9110, 7.8).
+
+        The parser takes everything behind that head, the body included, for the other protocol. A new parser continues
+        at the same byte; where a body follows, it gets a head with the same framing first, of which nothing is told.
+        """
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+        if self._body_framing is not None:
+            name, value = self._body_framing
+            self._body_framing = None
+            self._in_framing = True
+            try:
+                self.parser.feed_data(b"POST / HTTP/1.1\r\nhost: x\r\n%b: %b\r\n\r\n" % (name, value))
+            finally:
+                self._in_framing = False
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """The client sends no more. A request cut short is refused; answers under way are still written."""
@@ -249,31 +284,33 @@ class HttpConnection(HttpToolsProtocol):
     # -- the parser's calls -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if self._in_framing:
+            return
         self._in_head = True
         self._counting = False
         self._fed_bytes = 0
         self._since_s = self.loop.time()
         super().on_message_begin()
 
+    def on_url(self, url: bytes) -> None:
+        if not self._in_framing:
+            super().on_url(url)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # else a trailer, which this server ignores
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._in_framing:
+            return
         if self._fed_bytes + self._chunk_bytes > self._head_limit:
             # The chunk may hold more than this head: only now is counting worth its cost.
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if size > self._head_limit:
                 self._fault = self._head_too_large()
                 raise self._fault
-        if self.parser.should_upgrade() and any(
-            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-            for name, value in self.headers
-        ):
-            # The parser would take the body for the other protocol: a PUT would store an empty value.
-            self._fault = RequestRefused(
-                400, "upgrade", "no other protocol is spoken here: send the body without Upgrade"
-            )
+        if self.parser.get_method() == b"CONNECT":
+            self._fault = RequestRefused(501, "no-proxy", "this is no proxy: CONNECT is not answered here")
             raise self._fault
         version = self.parser.get_http_version()
         if version not in VERSIONS:
@@ -296,6 +333,9 @@ class HttpConnection(HttpToolsProtocol):
                 400, "bad-http", f"more than {PIPELINE_MAX} requests sent ahead on one connection"
             )
             raise self._fault
+        if self.parser.should_upgrade():
+            framing = (header for header in self.headers if header[0] in (b"content-length", b"transfer-encoding"))
+            self._body_framing = next(framing, None)
         super().on_headers_complete()
         self._in_head = False
         self._in_body = True
@@ -306,12 +346,10 @@ class HttpConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._body_framing is not None:
+            return  # the parser skips the body: `_decline_offer` goes on with it
         self._in_body = False
         super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the name is uvicorn's
-        """uvicorn calls this when the parser fails; `msg` says less than this class knows."""
-        self._refuse(self._fault)
 
     def on_response_complete(self) -> None:
         """As uvicorn's, but `sweep` limits the wait for the next request: a timer each cost a tenth of a request."""
@@ -324,20 +362,6 @@ class HttpConnection(HttpToolsProtocol):
             self._start_asgi_task(cycle, app)
         else:
             self._since_s = self.loop.time()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """uvicorn calls this after a request without body that offered another protocol.
-
-        The request is answered as if it had not, and then the connection ends, since the parser no longer knows which
-        protocol follows.
-        """
-        self._broken = True
-        last = self._last_unanswered()
-        if last is None:
-            self.transport.close()
-        else:
-            last.keep_alive = False
-            self.flow.pause_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle

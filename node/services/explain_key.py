@@ -23,14 +23,21 @@ from isthmus.repl.model.entry import decode_key_row
 from isthmus.repl.model.errors import LocalFault
 from isthmus.repl.model.keys import Key, key_hash, segment_of
 from isthmus.repl.model.objects import decode_object
-from isthmus.repl.model.vclock import EPOCH_BITS, OFFSET_BITS, decode_clock, offset_of
+from isthmus.repl.model.vclock import (
+    EPOCH_BITS,
+    OFFSET_BITS,
+    decode_clock,
+    of_partition,
+    offset_of,
+    partition_prefix,
+    parts_of,
+)
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.store.port import Change, DamagedChange, Store
 from isthmus.sink.service import Sink
 
 log = structlog.get_logger(__name__)
 
-OUR_ACTOR_BYTES: Final = 20
 """Cluster uuid and partition; an actor of another length is not Isthmus'."""
 
 assert EPOCH_BITS + OFFSET_BITS == 64
@@ -125,21 +132,21 @@ class KeyExplainer:
 
 def place_of(clock: bytes, own: bytes, partition: int, offset: int) -> int | None:
     """The epoch of our write at `offset`, by the clock; None when the newest change is no write of ours."""
-    actor = own + partition.to_bytes(4, "big")
-    for seen, counter, _ in decode_clock(clock):
-        if seen == actor and offset_of(counter) == offset:
+    for _, counter, _ in of_partition(decode_clock(clock), partition_prefix(own, partition)):
+        if offset_of(counter) == offset:
             return counter >> OFFSET_BITS
     return None
 
 
 def dot_shown(actor: bytes, counter: int) -> dict[str, Any]:
     """The cluster, partition and log position that accepted a write; None for an actor that is not Isthmus'."""
-    if len(actor) != OUR_ACTOR_BYTES:
+    parts = parts_of(actor)
+    if parts is None:
         return {"uuid": None, "actor": actor.hex(), "partition": None, "epoch": None, "offset": None}
     return {
-        "uuid": actor[:16].hex(),
+        "uuid": parts.cluster_uuid.hex(),
         "actor": actor.hex(),
-        "partition": int.from_bytes(actor[16:], "big"),
+        "partition": parts.partition,
         "epoch": counter >> OFFSET_BITS,
         "offset": offset_of(counter),
     }

@@ -14,6 +14,7 @@ from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
 from isthmus.node.services.history import History
 from isthmus.node.services.history_series import ALL_TYPES
 from isthmus.repl.shortage import DESCRIPTORS, warnings_of
+from isthmus.repl.unforeseen import unforeseen
 
 METHOD: Final = "node-health"
 
@@ -32,6 +33,8 @@ class NodeHealth(msgspec.Struct, frozen=True):
     """Credentials that need an operator soon, a sentence each."""
     short: list[str] = []
     """What is short, or will be soon: descriptors, inodes; a sentence each. Nodes of older versions do not say."""
+    defects: list[str] = []
+    """Unforeseen exceptions of the last day, a sentence each. Nodes of the version before do not send it."""
 
 
 NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, NodeHealth))
@@ -64,7 +67,8 @@ class NodeHealthResponder:
             _whole(self._newest("disk.total_bytes")),
             self._credentials.expiries_ms(),
             self._credentials.problems(),
-            warnings_of(DESCRIPTORS.limit, DESCRIPTORS.reached, self._connections_limit, self._free_inodes()),
+            short=warnings_of(DESCRIPTORS.limit, DESCRIPTORS.reached, self._connections_limit, self._free_inodes()),
+            defects=[each.sentence for each in unforeseen.recent()],
         )
 
 

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
 import structlog
-from msgspec import Meta, Struct
 
 from isthmus.config.dynamic_options import BY_FILE, MIN_ISR
 from isthmus.repl.controller.dynamic_options import OPTIONS_DOCUMENT, OptionSettings, Setting, read_options
 from isthmus.repl.controller.placement import ReplicaMap, check_nodes, placed
 from isthmus.repl.controller.reassignment_orders import ORDERS_DOCUMENT, ORDERS_PATH, Placement, read_placement
+from isthmus.repl.metastore.counters import CHAIN_COUNTER, PARTITIONS_COUNTER, StoredCounter
 from isthmus.repl.metastore.port import (
     Ambiguous,
     ConditionalWrite,
@@ -30,44 +29,13 @@ from isthmus.repl.metastore.port import (
     Precondition,
     Unavailable,
     VersionConflict,
-    Versioned,
 )
-from isthmus.repl.metastore.watched_document import Document, decode_json
 from isthmus.repl.model.errors import BadInput, NotReady, OutcomeUnknown, Unreadable
 from isthmus.repl.model.keys import DEFAULT_BUCKET_TYPE
 from isthmus.repl.model.record import Member, PartitionRecord, Registration
 
 log = structlog.get_logger(__name__)
 
-
-class StoredCounter(NamedTuple):
-    """A counter and its version in the metastore; None before it was ever written."""
-
-    next: int
-    version: int | None = None
-
-
-class _CounterForm(Struct):
-    v: Literal[1]
-    next: Annotated[int, Meta(ge=0, lt=1 << 53)]
-
-
-def counter_document(path: str) -> Document[StoredCounter]:
-    """The document of the counter at `path`."""
-
-    def decode(found: Versioned | None) -> StoredCounter:
-        if found is None:
-            return StoredCounter(0)
-        return StoredCounter(decode_json(path, found.value, _CounterForm).next, found.version)
-
-    return Document(path, decode, lambda counter: msgspec.json.encode(_CounterForm(1, counter.next)))
-
-
-CHAIN_COUNTER: Final = counter_document("/placement/chain")
-"""The index at which the next computed placement starts. A placement from a file does not move it."""
-
-PARTITIONS_COUNTER: Final = counter_document("/placement/partitions")
-"""The next partition id; ids are never used again, since logs and clocks may still name them."""
 
 SETTLE_MS: Final = 2_000
 """How long no other node must have registered before the first bucket type is placed, if several share a metastore:

@@ -22,7 +22,7 @@ import structlog
 
 from isthmus.config.dynamic_options import MIN_ISR
 from isthmus.config.text import quantity
-from isthmus.repl.controller.bucket_types import PARTITIONS_COUNTER, StoredCounter, read_all_records
+from isthmus.repl.controller.bucket_types import read_all_records
 from isthmus.repl.controller.dynamic_options import OptionSettings, read_options
 from isthmus.repl.controller.reassignment_orders import (
     WHO_MAX,
@@ -33,6 +33,7 @@ from isthmus.repl.controller.reassignment_orders import (
 )
 from isthmus.repl.controller.reassignment_plan import AssignmentDraft, PlanningNode, PlanRefused, ReplicaMove
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind, ReassignmentOrder, Records, Registrations
+from isthmus.repl.metastore.counters import PARTITIONS_COUNTER, StoredCounter
 from isthmus.repl.metastore.liveness import IDS_PATH
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Precondition, Unavailable, VersionConflict
 from isthmus.repl.model.errors import BadInput, Corruption, NotReady, OutcomeUnknown

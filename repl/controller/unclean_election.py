@@ -2,28 +2,26 @@
 
 A forced leader is a copy outside the guard, or whose rivals are gone: whatever it lacks is lost. A re-seeded record is
 one that the metastore forgot (docs/protocol.md H32): it is written again, above everything that any replica has seen.
-Both are one conditional write: a new epoch, one more lineage, a guard of exactly one copy, and that copy as the
-candidate; the rest is an ordinary election. The caller gathers the copies; nothing here happens by itself.
+Both are one conditional write: a new epoch, one more lineage, a new incarnation, a guard of exactly one copy, and that
+copy as the candidate; the rest is an ordinary election. The caller gathers the copies; nothing here happens by itself.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
 import structlog
 
-from isthmus.repl.controller.bucket_types import PARTITIONS_COUNTER, StoredCounter
+from isthmus.repl.metastore.counters import GEN_PATH, ID_MARGIN, PARTITIONS_COUNTER, StoredCounter
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import Fenced, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
-from isthmus.repl.model.vclock import MAX_EPOCH
+from isthmus.repl.model.vclock import INCARNATION_MAX, MAX_EPOCH
 
 log = structlog.get_logger(__name__)
-
-GEN_PATH: Final = "/gen"
-"""The counter of gens (`repl.metastore.metastore`)."""
 
 ATTEMPTS_MAX: Final = 8
 """Attempts to raise a counter that others raise at the same time."""
@@ -83,11 +81,23 @@ def data_loss(chosen: ReplicaReport, copies: Collection[ReplicaReport], silent: 
     return said
 
 
+def new_incarnation() -> int:
+    """An incarnation that no partition ever had. It is random, since whoever counts may have lost the count."""
+    return 1 + secrets.randbelow(INCARNATION_MAX)
+
+
 def forced(
-    record: PartitionRecord, chosen: ReplicaReport, who: Incarnation, epochs: Iterable[int], reason: str
+    record: PartitionRecord,
+    chosen: ReplicaReport,
+    who: Incarnation,
+    epochs: Iterable[int],
+    incarnation: int,
+    reason: str,
 ) -> PartitionRecord:
-    """The record by which `chosen` alone is elected, in an epoch above all known ones. Raises Fenced if there is none
-    left."""
+    """The record by which `chosen` alone is elected, in an epoch above all known ones, with `incarnation` as a new one.
+
+    What `chosen` lacks may be held by other clusters, under the actor that wrote it. Its next writes have not seen
+    that, so they name another actor (R-ACTOR). Raises Fenced if there is no epoch left."""
     epoch = max([record.epoch, *epochs]) + 1
     if epoch > MAX_EPOCH:
         raise Fenced(f"partition {record.partition} has used up its {MAX_EPOCH} epochs")
@@ -102,6 +112,7 @@ def forced(
         tried=frozenset({chosen.node}),
         preferred=None,
         lineage=record.lineage + 1,
+        incarnation=incarnation,
         overtaken=0,
         reason=reason,
     )
@@ -154,14 +165,16 @@ def disqualification(registration: Registration | None, partition: int, copy: Re
 
 
 async def raise_counters(metastore: Metastore, log_id: int, next_partition: int) -> None:
-    """Raise the counters of log ids and partition ids above all that were given: a metastore that went back has
-    forgotten some (R-GEN, R-DOT). Raises NotReady, Corruption."""
-    next_id = StoredCounter(next_partition)
+    """Raise the counters of log ids and partition ids by a margin above `log_id` and `next_partition`, the highest that
+    any node knows: a metastore that went back has forgotten some, and so may the nodes (R-GEN, R-DOT). A counter that
+    is above these is left, unless it is within the margin. Raises NotReady, Corruption."""
+    log_id += ID_MARGIN
+    next_id = StoredCounter(next_partition + ID_MARGIN)
     await _raise(metastore, GEN_PATH, lambda found: int(found.value) >= log_id, str(log_id).encode())
     await _raise(
         metastore,
         PARTITIONS_COUNTER.path,
-        lambda found: PARTITIONS_COUNTER.decode(found).next >= next_partition,
+        lambda found: PARTITIONS_COUNTER.decode(found).next >= next_id.next,
         PARTITIONS_COUNTER.encode(next_id),
     )
 

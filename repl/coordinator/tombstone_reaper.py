@@ -31,7 +31,7 @@ from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import Object, Summary, encode_with_summary
 from isthmus.repl.model.ports import AppliedEntries, NoDifferences, ReapBarrier, UnrepairedDifferences
 from isthmus.repl.model.properties import PropertySource, TypeProperties
-from isthmus.repl.model.vclock import counter_of, increment, pack_counter
+from isthmus.repl.model.vclock import increment, of_partition, pack_counter
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.store.port import DamagedChange
@@ -65,7 +65,7 @@ class ReapBatch:
             return False
         current, actor = CurrentVersion(row, None), batch.partition.actor
         obj = batch.read_object(current, key)
-        if not counter_of(obj.clock, actor):
+        if not of_partition(obj.clock, batch.partition.actor_prefix):
             clock = increment(obj.clock, actor, pack_counter(batch.epoch, batch.next_offset), batch.now_ms // 1000)
             obj = Object(clock, obj.siblings)
         encoded, summary = encode_with_summary(obj)

@@ -61,6 +61,7 @@ from isthmus.repl.model.vclock import (
     descends,
     encode_clock,
     increment,
+    of_partition,
     pack_counter,
 )
 from isthmus.repl.model.vclock import merge as merge_clocks
@@ -382,12 +383,12 @@ class WriteBatch:
         """Whether a push that replaces `current` gets this cluster's origin, so that clusters other than the pusher
         receive it (R-OWED). It does if it replaces a write of this cluster that some of them lack, or returns one that
         was lost here: then no cursor shows who received it before."""
-        actor = self.partition.actor
-        here = 0 if current is None else counter_of(decode_clock(current.row.clock), actor)
+        prefix = self.partition.actor_prefix
+        here = () if current is None else of_partition(decode_clock(current.row.clock), prefix)
         # The offset of the row, not of our dot: merges, and pushes that count as ours, move the row up.
         if current is not None and here and self._unreplicated(self.partition.id, current.row.offset, pusher, key):
             return True
-        if actor not in summary.clock or counter_of(decode_clock(summary.clock), actor) <= here:
+        if prefix not in summary.clock or descends(here, of_partition(decode_clock(summary.clock), prefix)):
             return False
         return self._unreplicated(self.partition.id, self.next_offset, pusher, key)
 
@@ -434,7 +435,7 @@ class WriteBatch:
         if last and descends(last, decode_clock(summary.clock)):
             return PushResult(PushOutcome.SUPERSEDED), under_way
         if not leaving:
-            if partition.actor not in summary.clock:
+            if partition.actor_prefix not in summary.clock:
                 return None, under_way
             if pending is None and self.store.cursor(partition.id, REAPED).entry_offset < 0:
                 return None, 0
@@ -519,6 +520,16 @@ class WriteBatch:
         self.next_offset = entry.offset + 1
         self.entries.append(entry)
         self.new_rows[entry.bucket, entry.key] = entry
+
+    def take_back(self, first: int) -> None:
+        """Remove the entries at `first` and above: the work on their item failed."""
+        if self.next_offset == first:
+            return
+        self.next_offset = first
+        self.entries[:] = [entry for entry in self.entries if entry.offset < first]
+        self.new_rows.clear()  # in place, as `entries`: the fast path has them in hand
+        self.new_rows.update({(entry.bucket, entry.key): entry for entry in self.entries})
+        self.new_requests = {name: at for name, at in self.new_requests.items() if at < first}
 
     def too_long(self, wire: bytes) -> TooLarge:
         """The refusal of an entry that other nodes or clusters would not take."""

@@ -23,7 +23,7 @@ from isthmus.repl.model.vclock import MAX_EPOCH
 
 LOG_IDENTITY_FORM_VERSION: Final = 1
 
-RECORD_FORM_VERSION: Final = 4
+RECORD_FORM_VERSION: Final = 5
 """Form 1 had no adding and removing, form 2 no overtaken, form 3 no before. The last two are nearly always empty. A
 record is written in the oldest form that holds it, so that programs of earlier versions can read it."""
 
@@ -83,6 +83,7 @@ class _RecordForm(_Form, kw_only=True):
     removing: tuple[Name, ...] | UnsetType = UNSET
     overtaken: Epoch | UnsetType = UNSET
     before: tuple[Name, ...] | UnsetType = UNSET
+    incarnation: Positive | UnsetType = UNSET
     reason: str
 
 
@@ -107,7 +108,7 @@ def encode_record(record: PartitionRecord) -> bytes:
     """Canonical bytes of `record`, without its metastore version."""
     return msgspec.json.encode(
         _RecordForm(
-            v=4 if record.before else 3 if record.overtaken else 2,
+            v=5 if record.incarnation else 4 if record.before else 3 if record.overtaken else 2,
             partition=record.partition,
             bucket_type=record.bucket_type,
             index=record.index,
@@ -125,8 +126,9 @@ def encode_record(record: PartitionRecord) -> bytes:
             lineage=record.lineage,
             adding=record.adding,
             removing=record.removing,
-            overtaken=record.overtaken if record.overtaken or record.before else UNSET,
-            before=record.before or UNSET,
+            overtaken=record.overtaken if record.overtaken or record.before or record.incarnation else UNSET,
+            before=record.before if record.before or record.incarnation else UNSET,
+            incarnation=record.incarnation or UNSET,
             reason=record.reason,
         )
     )
@@ -136,7 +138,7 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
     """The record in `data`, whose metastore version is `version`. Raises CodecError."""
     noun = "partition record"
     form = _decode(data, _RecordForm, noun, RECORD_FORM_VERSION, oldest=1)
-    _check_fields_of_form(form, noun, {"adding": 2, "removing": 2, "overtaken": 3, "before": 4})
+    _check_fields_of_form(form, noun, {"adding": 2, "removing": 2, "overtaken": 3, "before": 4, "incarnation": 5})
     record = PartitionRecord(
         partition=form.partition,
         bucket_type=form.bucket_type,
@@ -157,6 +159,7 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
         removing=form.removing or (),
         overtaken=form.overtaken or 0,
         before=form.before or (),
+        incarnation=form.incarnation or 0,
         reason=form.reason,
         version=version,
     )
@@ -169,7 +172,7 @@ def decode_record(data: bytes, version: int) -> PartitionRecord:
         raise CodecError("not a partition record: adding and removing overlap, leave none, or are not replicas")
     if form.v == 3 and not record.overtaken:
         raise CodecError("not a partition record: overtaken: 0 where at least 1 is needed")
-    if form.v == RECORD_FORM_VERSION and not (changing and record.before):
+    if (form.v == 4 and not record.before) or (record.before and not changing):
         raise CodecError("not a partition record: before is named without a change under way, or is empty")
     if len(set(record.before)) != len(record.before) or not set(record.before) <= set(record.replicas):
         raise CodecError("not a partition record: before names a node twice, or one that is not a replica")

@@ -20,12 +20,13 @@
           DamagedRow       one row of a copy; the others of the partition can be read
             DamagedChange  a row of the change index (`repl.store.port`)
           DamagedChunk     rows from another node that differ from what it made
+        InternalError      a defect of this program ended one item                               (500)
         WrongIdentity      a data directory or metastore of another cluster or node
         StorageShort       descriptors, inodes or space are short; nothing was done, it can be done later
       BadConfig            a setting is wrong (all faults at once: see `config.loader`)
 
-Bugs are assertions, not members of this tree. Each error carries a `reason` code, stable over
-releases: it goes into HTTP answers, logs and `REASON` columns.
+Bugs are assertions, not members of this tree; `repl.unforeseen` makes an InternalError of what an item's work raised.
+Each error carries a `reason` code, stable over releases: it goes into HTTP answers, logs and `REASON` columns.
 """
 
 from __future__ import annotations
@@ -142,6 +143,13 @@ class StorageShort(LocalFault):
     written or synced, so the same may be done again later; a caller that cannot wait takes it for a LocalFault."""
 
     reason = "out-of-storage"
+
+
+class InternalError(LocalFault):
+    """An exception that nobody foresaw ended the work on one item; for a write, before anything was appended. Made by
+    `repl.unforeseen` alone."""
+
+    reason = "internal"
 
 
 class Corruption(LocalFault):

@@ -40,7 +40,9 @@ class PartitionRecord:
     """One partition's record; `version` is the metastore's, the base of the next conditional write.
 
     The partition is number `index` of the `partition_count` partitions of `bucket_type`. `min_isr` is as configured;
-    the effective value is clamped to 1 .. replication factor. `lineage` counts unclean elections.
+    the effective value is clamped to 1 .. replication factor. `lineage` counts the returns to an earlier state: unclean
+    elections, re-seeded records, renewed actors. `incarnation` is the one of the actor that its next writes name, 0
+    before any such return (R-ACTOR).
 
     During a reassignment, `adding` names the replicas to add, and `removing` those to remove once the added ones are in
     sync; both are among `replicas` and never overlap (R-RF). `before` names the replicas at the start of the
@@ -66,6 +68,7 @@ class PartitionRecord:
     tried: frozenset[str] = frozenset()
     preferred: str | None = None
     lineage: int = 0
+    incarnation: int = 0
     adding: tuple[str, ...] = ()
     removing: tuple[str, ...] = ()
     before: tuple[str, ...] = ()

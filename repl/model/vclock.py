@@ -1,15 +1,16 @@
 """Vector clocks with dots: which writes an object has seen, and which write made a value.
 
 A clock is a tuple of entries (actor, counter, timestamp in seconds), sorted by actor, at most one entry per actor. An
-actor is a partition of a cluster (16 bytes of cluster uuid, 4 bytes of partition id, big-endian). Its counter packs the
-(epoch, offset) of a log entry into 64 bits (20 + 44), so a dot (actor, counter) is never used twice, and clocks do not
-grow with restarts (docs/protocol.md R-DOT, H41). The timestamp belongs to its counter and decides nothing; it keeps
-Riak's clocks exact. Clocks are never pruned (H42).
+actor is an incarnation of a partition of a cluster: 16 bytes of cluster uuid, 4 bytes of partition id, and 8 bytes of
+incarnation unless that is 0, all big-endian. Its counter packs the (epoch, offset) of a log entry into 64 bits (20 +
+44), so a dot (actor, counter) is never used twice, and clocks do not grow with restarts (docs/protocol.md R-DOT, H41).
+A partition takes a new incarnation whenever its log may have lost entries that others have seen (R-ACTOR). The
+timestamp belongs to its counter and decides nothing; it keeps Riak's clocks exact. Clocks are never pruned (H42).
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgpack
 
@@ -29,7 +30,15 @@ MAX_OFFSET: Final = (1 << OFFSET_BITS) - 1
 MAX_EPOCH: Final = (1 << EPOCH_BITS) - 1
 
 ACTOR_BYTES_MAX: Final = 255
-"""Maximum length of an actor: Isthmus's have 20 bytes, Riak's vnode ids 4 to 24."""
+"""Maximum length of an actor: Isthmus's have 20 or 28 bytes, Riak's vnode ids 4 to 24."""
+
+PARTITION_BYTES: Final = 20
+"""Length of what all actors of one partition begin with: 16 bytes of cluster uuid, 4 of partition id."""
+
+INCARNATION_BYTES: Final = 8
+
+INCARNATION_MAX: Final = (1 << 63) - 1
+"""Largest incarnation: the metastore's record keeps it as a signed number of 64 bits."""
 
 CLOCK_ENTRIES_MAX: Final = 4096
 """Maximum entries in one clock. Usual clocks have one per cluster and partition move, a handful. A longer clock is
@@ -41,10 +50,32 @@ _pack: Final = msgpack.Packer().pack
 packer for each object, which costs as much as packing."""
 
 
-def actor_of(cluster_uuid: bytes, partition: int) -> bytes:
-    """Return the 20-byte actor of a partition: 16 bytes of cluster uuid, 4 of partition id."""
+def partition_prefix(cluster_uuid: bytes, partition: int) -> bytes:
+    """Return the 20 bytes that the actors of all incarnations of a partition begin with."""
     assert len(cluster_uuid) == 16
     return cluster_uuid + partition.to_bytes(4, "big")
+
+
+def actor_of(cluster_uuid: bytes, partition: int, incarnation: int = 0) -> bytes:
+    """Return the actor of an incarnation of a partition: 20 bytes for incarnation 0, else 28."""
+    prefix = partition_prefix(cluster_uuid, partition)
+    return prefix + incarnation.to_bytes(INCARNATION_BYTES, "big") if incarnation else prefix
+
+
+class ActorParts(NamedTuple):
+    """What an actor of an Isthmus cluster names."""
+
+    cluster_uuid: bytes
+    partition: int
+    incarnation: int
+
+
+def parts_of(actor: bytes) -> ActorParts | None:
+    """Return the parts of an actor; None for one that no Isthmus cluster makes."""
+    if len(actor) not in (PARTITION_BYTES, PARTITION_BYTES + INCARNATION_BYTES):
+        return None
+    incarnation = int.from_bytes(actor[PARTITION_BYTES:], "big")
+    return ActorParts(actor[:16], int.from_bytes(actor[16:PARTITION_BYTES], "big"), incarnation)
 
 
 def pack_counter(epoch: int, offset: int) -> int:
@@ -67,6 +98,11 @@ def counter_of(clock: Clock, actor: bytes) -> int:
     return 0
 
 
+def of_partition(clock: Clock, prefix: bytes) -> Clock:
+    """Return the entries of `clock` by the partition whose actors begin with `prefix`, of all its incarnations."""
+    return tuple(entry for entry in clock if entry[0].startswith(prefix))
+
+
 def covers(clock: Clock, dot: Dot) -> bool:
     """True when `clock` has seen the write `dot`."""
     actor, counter = dot
@@ -78,22 +114,43 @@ def covers(clock: Clock, dot: Dot) -> bool:
 
 _ONE_WRITER_BYTES: Final = 38
 _ONE_WRITER_HEAD: Final = b"\x91\x93\xc4\x14"
+_LONG_WRITER_BYTES: Final = _ONE_WRITER_BYTES + INCARNATION_BYTES
+_LONG_WRITER_HEAD: Final = b"\x91\x93\xc4\x1c"
 
 
 def of_one_writer(older: bytes, newer: bytes) -> bool:
-    """True when both encoded clocks have one entry, of the same 20-byte actor, and `newer` has the greater counter.
+    """True when both encoded clocks have one entry, of the same actor of ours, and `newer` has the greater counter.
 
-    False for any other clocks. Costs a fraction of decoding them. The encoding of such a clock: head, actor, 0xCF, the
-    counter in 8 bytes (big-endian, at least 2^32: epochs begin at 1), 0xCE, the time in 4 bytes (at least 2^16).
+    False for any other clocks. Costs a fraction of decoding them. The encoding of such a clock: head, actor (20 or 28
+    bytes), 0xCF, the counter in 8 bytes (big-endian, at least 2^32: epochs begin at 1), 0xCE, the time in 4 bytes (at
+    least 2^16).
     """
+    if len(newer) == _ONE_WRITER_BYTES:
+        return (
+            len(older) == _ONE_WRITER_BYTES
+            and older[:25] == newer[:25]
+            and newer.startswith(_ONE_WRITER_HEAD)
+            and newer[24] == 0xCF
+            and newer[33] == 0xCE
+            and older[25:33] < newer[25:33]
+        )
     return (
-        len(older) == len(newer) == _ONE_WRITER_BYTES
-        and older[:25] == newer[:25]
-        and newer.startswith(_ONE_WRITER_HEAD)
-        and newer[24] == 0xCF
-        and newer[33] == 0xCE
-        and older[25:33] < newer[25:33]
+        len(older) == len(newer) == _LONG_WRITER_BYTES
+        and older[:33] == newer[:33]
+        and newer.startswith(_LONG_WRITER_HEAD)
+        and newer[32] == 0xCF
+        and newer[41] == 0xCE
+        and older[33:41] < newer[33:41]
     )
+
+
+def dot_of_one_writer(clock: bytes) -> tuple[bytes, int] | None:
+    """Return (actor, counter) of an encoded clock with one entry, of an actor of ours; None for any other clock."""
+    if len(clock) == _ONE_WRITER_BYTES and clock.startswith(_ONE_WRITER_HEAD) and clock[24] == 0xCF:
+        return clock[4:24], int.from_bytes(clock[25:33], "big")
+    if len(clock) == _LONG_WRITER_BYTES and clock.startswith(_LONG_WRITER_HEAD) and clock[32] == 0xCF:
+        return clock[4:32], int.from_bytes(clock[33:41], "big")
+    return None
 
 
 def descends(a: Clock, b: Clock) -> bool:

@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple
 import structlog
 
 from isthmus.repl.metastore.codecs import decode_record, encode_record
-from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
+from isthmus.repl.metastore.counters import GEN_PATH, ID_MARGIN, PARTITIONS_COUNTER, StoredCounter
+from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict, Versioned
 from isthmus.repl.model.errors import BadInput, CodecError, Corruption, IsthmusError, LocalFault, NotReady
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.model.record import PartitionRecord, PartitionStatus
@@ -31,8 +32,6 @@ NAME: Final = "metastore-copy"
 VERSION: Final = 1
 
 UUID_PATH: Final = "/uuid"
-
-GEN_PATH: Final = "/gen"
 
 NOT_COPIED: Final = frozenset({"uuid", "p", "nodes", "ids", "replicas", "controller"})
 """Top-level names that are not restored as documents: the uuid comes from the data directory's identity, records are
@@ -49,10 +48,6 @@ INTERVAL_S: Final = 10.0
 
 LOOK_S: Final = 60.0
 """Longest interval between two comparisons of the copy with the metastore; a change notification starts one earlier."""
-
-GEN_MARGIN: Final = 1_000_000
-"""Margin between the highest known gen and the restored counter of gens. It is larger than the number of gens that a
-cluster allocates between the last copy and the loss (one for each new replica on a node), and far below 2**63."""
 
 
 class MetastoreCopy(NamedTuple):
@@ -222,6 +217,9 @@ async def plan_adoption(
         records[number] = _overtaken(decode_record(documents[f"/p/{number}"], 0), held.get(number), node, by)
         documents[f"/p/{number}"] = encode_record(records[number])
     documents[GEN_PATH] = str(_gen_above(identity, documents.get(GEN_PATH))).encode()
+    if records:  # else the bucket type default is created again, by the ids that its replicas have
+        counter = documents.get(PARTITIONS_COUNTER.path)
+        documents[PARTITIONS_COUNTER.path] = _partitions_above({*records, *held}, counter)
     found = await _refused_unless_empty(metastore, cluster_uuid, records)
     types: dict[str, int] = {}
     for record in records.values():
@@ -271,7 +269,13 @@ def _gen_above(identity: Mapping[str, Any], copied: bytes | None) -> int:
             known.append(int(copied))
         except ValueError:
             raise CodecError(f"{GEN_PATH} of the copy is not a number: {copied!r:.80}") from None
-    return max(known) + GEN_MARGIN
+    return max(known) + ID_MARGIN
+
+
+def _partitions_above(known: set[int], copied: bytes | None) -> bytes:
+    """The counter of partition ids above all that were ever given: those that are known, and a margin (R-DOT)."""
+    found = PARTITIONS_COUNTER.decode(None if copied is None else Versioned(copied, 0))
+    return PARTITIONS_COUNTER.encode(StoredCounter(max(found.next, max(known) + 1) + ID_MARGIN))
 
 
 async def _refused_unless_empty(
@@ -308,8 +312,9 @@ def _lost(copy: MetastoreCopy | None, without_record: list[int]) -> tuple[str, .
             "bucket types other than default: their data stays in the data directories, and no command can read it",
             f"{SET_BY_OPERATORS}: set them again",
         )
+    since = "since this directory's node last ran (of a restored one: since its backup)"
     lost = [
-        f"changes after the copy was made, to bucket types, replica assignments, {SET_BY_OPERATORS}",
+        f"changes made {since}, to bucket types, replica assignments, {SET_BY_OPERATORS}",
         "the ISRs: no leader is elected before `isthmus cluster reseed`, which compares the replicas of all nodes",
     ]
     if without_record:

@@ -21,6 +21,7 @@ from isthmus.repl.model.errors import (
     TooFewInSync,
 )
 from isthmus.repl.model.record import PartitionRecord
+from isthmus.repl.model.vclock import actor_of, partition_prefix
 from isthmus.repl.runtime.cursor_gossip import CursorGossip
 from isthmus.repl.runtime.entry_timestamps import EntryTimestamps
 from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
@@ -37,7 +38,10 @@ class Partition:
     """A replica with its unapplied entries, waiting requests, entry timestamps and soft cursors."""
 
     __slots__ = (
-        "actor",
+        "_actor",
+        "_cluster_uuid",
+        "_incarnation",
+        "actor_prefix",
         "bucket_type",
         "cursor_gossip",
         "deletion_note",
@@ -55,15 +59,18 @@ class Partition:
     )
 
     def __init__(
-        self, record: PartitionRecord, replica: Replica, actor: bytes, log_start: int, window: MemoryWindow
+        self, record: PartitionRecord, replica: Replica, cluster_uuid: bytes, log_start: int, window: MemoryWindow
     ) -> None:
         self.id = record.partition
         self.bucket_type = record.bucket_type.encode()
         self.index = record.index
         self.partition_count = record.partition_count
         self.replica = replica
-        self.actor = actor
-        """This partition's entry in vector clocks."""
+        self.actor_prefix = partition_prefix(cluster_uuid, record.partition)
+        """What this partition's entries in vector clocks begin with, of all incarnations."""
+        self._cluster_uuid = cluster_uuid
+        self._actor = actor_of(cluster_uuid, record.partition, record.incarnation)
+        self._incarnation = record.incarnation
         self.unapplied = UnappliedBuffer(replica.applied, replica.leo, window)
         self.waiters = Waiters()
         self.timestamps = EntryTimestamps()
@@ -77,6 +84,15 @@ class Partition:
         """When this copy will be deleted, once no record names it; set by ReplicaRemover."""
         self.transfer_note = ""
         """Progress of a state transfer to this copy; set by TransferReceiver."""
+
+    @property
+    def actor(self) -> bytes:
+        """The actor that this partition's next writes name in vector clocks: of the record's incarnation (R-ACTOR)."""
+        record = self.replica.record
+        if record is not None and record.incarnation != self._incarnation:
+            self._incarnation = record.incarnation
+            self._actor = actor_of(self._cluster_uuid, self.id, record.incarnation)
+        return self._actor
 
     @property
     def leads(self) -> bool:

@@ -36,7 +36,6 @@ from isthmus.repl.isr.succession import successors
 from isthmus.repl.metastore.port import Ambiguous, Metastore, Unavailable, VersionConflict
 from isthmus.repl.model.errors import IsthmusError, LocalFault
 from isthmus.repl.model.record import PartitionRecord
-from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.replog.port import Replog
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.patience import once_possible
@@ -132,7 +131,7 @@ class ReplicaOpener:
                     leo=leo,
                     advice="its rows are given up for a leader's; forced to lead, it serves what its log lost",
                 )
-        return Partition(record, replica, actor_of(self._cluster_uuid, partition), log_start, self._window)
+        return Partition(record, replica, self._cluster_uuid, log_start, self._window)
 
     def _committed(self, partition: int, leo: int) -> int:
         """The offset up to which the log is known to be committed: the store's applied offset, also where its rows must

@@ -13,7 +13,6 @@ from isthmus.repl.controller.bucket_properties import (
     decode_properties,
     encode_properties,
 )
-from isthmus.repl.controller.bucket_types import CHAIN_COUNTER, StoredCounter
 from isthmus.repl.controller.dynamic_options import OptionSettings, Setting, decode_options, encode_options
 from isthmus.repl.controller.reassignment_orders import (
     DrainedNode,
@@ -24,6 +23,7 @@ from isthmus.repl.controller.reassignment_orders import (
 )
 from isthmus.repl.controller.reassignment_plan import ReplicaMove
 from isthmus.repl.controller.reassignment_progress import ReassignmentKind, ReassignmentOrder
+from isthmus.repl.metastore.counters import CHAIN_COUNTER, StoredCounter
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import Corruption
 

@@ -20,7 +20,7 @@ from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.keys import Key, key_hash, partition_index
 from isthmus.repl.model.properties import NO_SETTINGS, PropertySource
 from isthmus.repl.model.record import Incarnation, PartitionRecord
-from isthmus.repl.model.vclock import actor_of
+from isthmus.repl.model.vclock import PARTITION_BYTES, actor_of
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
 from isthmus.repl.runtime.latency import ReplicationLatency
 from isthmus.repl.runtime.rounds import Rounds
@@ -65,6 +65,10 @@ class FakePartition:
     waiters: Waiters = field(default_factory=Waiters)
     reaped_pushes: ReapedPushes = field(default_factory=ReapedPushes)
 
+    @property
+    def actor_prefix(self) -> bytes:
+        return self.actor[:PARTITION_BYTES]
+
 
 class Clock:
     """A time source that does not advance."""
@@ -96,6 +100,12 @@ class FakeRuntime:
         self.read_refusals: list[IsthmusError] = []
         self.confirmed: list[int] = []
         self.appends: list[int] = []
+        self.quarantined: list[int] = []
+
+    def quarantine(self, place: FakePartition, _bug: Exception) -> None:
+        """Leadership of the copy ends, as far as its coordinator sees."""
+        self.quarantined.append(place.id)
+        place.replica.ready = False
 
     def append(self, place: FakePartition, entries: Sequence[Entry], _now_ms: int) -> IsthmusError | None:
         if self.refusal is not None:

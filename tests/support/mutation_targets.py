@@ -52,7 +52,6 @@ from isthmus.queues.queue_documents import (
 )
 from isthmus.queues.sink_shares import TypeShare
 from isthmus.repl.controller import bucket_properties, dynamic_options, placement, reassignment_orders
-from isthmus.repl.controller.bucket_types import CHAIN_COUNTER
 from isthmus.repl.coordinator import kv_rpc
 from isthmus.repl.http.routes import HASH, parse_routes
 from isthmus.repl.isr.messages import (
@@ -66,6 +65,7 @@ from isthmus.repl.isr.messages import (
 )
 from isthmus.repl.isr.pair_stream import StreamAck, StreamGroup, StreamRun
 from isthmus.repl.metastore import codecs
+from isthmus.repl.metastore.counters import CHAIN_COUNTER
 from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import Document
 from isthmus.repl.model.conditions import Condition
@@ -381,6 +381,11 @@ def _cluster_targets() -> Iterator[MutationTarget]:
     yield MutationTarget(
         "tree questions: clocks", (exchange.encode_clocks_request(clocks),),
         exchange.decode_clocks_request, Encoding.MSGPACK,
+    )  # fmt: skip
+    applied = exchange.AppliedTree(3, exchange.PartitionHistory(1, 1 << 60), 7, 1 << 40)
+    yield MutationTarget(
+        "tree answers: applied offsets", (exchange.encode_applied([applied, applied._replace(partition=4)]),),
+        exchange.decode_applied, Encoding.MSGPACK,
     )  # fmt: skip
     hashes = exchange.encode_hashes(exchange.HashesResponse(readiness, HashTree(0, 1024).branch_hashes()[:4]))
     yield MutationTarget(

@@ -52,7 +52,7 @@ def lets_a_controller_force(
         return decision
     name, found = there[0], registrations[there[0]]
     copy = unclean_election.ReplicaReport(name, 0, 0, 0, 0, 0, found.log_id_of(record.partition))
-    return ProposeRecord(unclean_election.forced(record, copy, Incarnation(name, found.session_id), (), "forced"))
+    return ProposeRecord(unclean_election.forced(record, copy, Incarnation(name, found.session_id), (), 0, "forced"))
 
 
 def gives_up_what_its_leader_lacks(patch: Patch) -> None:

@@ -27,7 +27,6 @@ from isthmus.repl.model.errors import IsthmusError, NotReady, OutcomeUnknown
 from isthmus.repl.model.ports import ApplyListener
 from isthmus.repl.model.properties import FixedProperties
 from isthmus.repl.model.record import PartitionRecord
-from isthmus.repl.model.vclock import actor_of
 from isthmus.repl.runtime.apply_listeners import ApplyListeners
 from isthmus.repl.runtime.latency import ReplicationLatency
 from isthmus.repl.runtime.partition import Partition
@@ -242,7 +241,7 @@ class QueueProcess(Process):
         """See Process."""
         super().attach(partition)
         record = self.simulation.metastore.records[partition]
-        place = Partition(record, self.replicas[partition], actor_of(ORIGIN, partition), 0, self.window)
+        place = Partition(record, self.replicas[partition], ORIGIN, 0, self.window)
         self.partitions[partition] = place
         self.store.untold.pop(partition, None)
 

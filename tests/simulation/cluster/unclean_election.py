@@ -8,6 +8,7 @@ one; at times it is any.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from isthmus.repl.controller import unclean_election
@@ -42,6 +43,7 @@ class UncleanElections:
     def __init__(self, simulation: ClusterSimulation) -> None:
         self.simulation = simulation
         self._offline_since_ms: int | None = None
+        self._incarnations = itertools.count(1)
 
     def start(self) -> None:
         """Begin at the time in the plan."""
@@ -164,7 +166,8 @@ class UncleanElections:
         if registration is None or unclean_election.disqualification(registration, PARTITION, chosen):
             return
         who = Incarnation(chosen.node, registration.session_id)
-        made = unclean_election.forced(record, chosen, who, (copy.epoch for copy in copies), "forced")
+        epochs = (copy.epoch for copy in copies)
+        made = unclean_election.forced(record, chosen, who, epochs, next(self._incarnations), "forced")
         simulation.checkers.declared.shown(record, chosen)
         simulation.log_event("operator", "forces", chosen.node, made)
         asker = simulation.rng.choice(simulation.controllers).name

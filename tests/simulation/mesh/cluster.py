@@ -27,7 +27,7 @@ from isthmus.repl.model.keys import Key, key_hash
 from isthmus.repl.model.objects import TOMBSTONE, Content, Object, decode_object
 from isthmus.repl.model.properties import DEFAULTS, Properties, TypeProperties
 from isthmus.repl.model.requests import PushItem, WriteRequest, WriteResult
-from isthmus.repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter
+from isthmus.repl.model.vclock import Clock, Dot, actor_of, encode_clock, pack_counter, partition_prefix
 from isthmus.repl.runtime.unapplied import MemoryWindow, UnappliedBuffer
 from isthmus.repl.store.port import Change, PartitionStep
 from isthmus.repl.store.reaped_pushes import ReapedPushes
@@ -91,19 +91,21 @@ class Cluster:
         """Sinks whose queue has a CURSOR entry under way."""
         self.properties = TypeProperties(properties, {})
         self.uuid = bytes([number]) * 16
-        self.actor = actor_of(self.uuid, P)
         self.store = MemoryStore()
         self.replica = SimpleNamespace(epoch=1, leo=0, applied=0)
         self.place: Any = SimpleNamespace(
             id=P,
             bucket_type=TYPE,
-            actor=self.actor,
+            actor=actor_of(self.uuid, P),
+            actor_prefix=partition_prefix(self.uuid, P),
             replica=self.replica,
             unapplied=UnappliedBuffer(0, 0, MemoryWindow(0)),
             reaped_pushes=ReapedPushes(),
         )
         self.log: list[Entry] = []
         """Committed, and not in the store."""
+        self.history: list[Entry] = []
+        """All entries in the store."""
         self.unnotified: list[Entry] = []
         """Entries in the store of which the loop has not been notified."""
         self.reads: list[IndexRead] = []
@@ -149,6 +151,16 @@ class Cluster:
             position = position_of(self.store.cursor(P, queue.name.encode()), 0)
             assert position is not None
             queue.lead(P, TYPE, position, self.replica.applied)
+
+    def go_back(self, length: int, incarnation: int) -> None:
+        """The cluster is restored from a backup of its first `length` entries, and begins an incarnation. `start`
+        follows."""
+        self.store, self.history, self.log = MemoryStore(), self.history[:length], []
+        self.barrier = TombstoneBarrier(self, self.store, self)  # type: ignore[arg-type]
+        self.store.write([PartitionStep(P, self.history)])
+        self.replica.leo = self.replica.applied = length
+        self.place.actor = actor_of(self.uuid, P, incarnation)
+        self.place.unapplied.clear_pending_rows()
 
     def _make_queue(self, link: Link, owner: bytes) -> SourceQueue:
         budget = Budget(*BUDGET, discard=self._discard)
@@ -238,7 +250,7 @@ class Cluster:
         request = WriteRequest(Key(TYPE, BUCKET, key), content, context)
         answer, _ = batch.write(request, key_hash(BUCKET, key))
         assert isinstance(answer, WriteResult)
-        dot = (self.actor, pack_counter(1, self.replica.leo))
+        dot = (self.place.actor, pack_counter(1, self.replica.leo))
         self.append(batch)
         return dot if batch.entries else None
 
@@ -259,7 +271,7 @@ class Cluster:
             return None
         assert isinstance(answer, WriteResult)
         assert answer.sibling_count == 1, "a version was kept beside the one that replaced it"
-        dot = (self.actor, pack_counter(1, self.replica.leo))
+        dot = (self.place.actor, pack_counter(1, self.replica.leo))
         self.append(batch)
         return dot
 
@@ -284,6 +296,7 @@ class Cluster:
         entries, self.log = self.log[:count], self.log[count:]
         if entries:
             self.store.write([PartitionStep(P, entries)])
+            self.history += entries
             self.unnotified += entries
 
     def notify(self, count: int) -> None:

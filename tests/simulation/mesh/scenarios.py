@@ -12,6 +12,7 @@ from isthmus.repl.model.vclock import covers
 from tests.simulation.mesh.cluster import Link
 from tests.simulation.mesh.discarding import DiscardingSimulation
 from tests.simulation.mesh.queue_moves import QueueMoveSimulation
+from tests.simulation.mesh.restoring import RestoringSimulation
 from tests.simulation.mesh.simulator import MeshSimulation
 
 STEPS: Final = 2_000
@@ -146,6 +147,18 @@ def reaps(name: str, seed: int) -> MeshSimulation:
     return simulation
 
 
+def restores(name: str, seed: int) -> RestoringSimulation:
+    """R-ACTOR: clusters go back to backups. Every write that another cluster ever stored is in all of them in the end,
+    unless a write replaced it whose client had seen it; I-DOT-UNIQUE at every step."""
+    simulation = RestoringSimulation(seed, TOPOLOGIES[name])
+    simulation.run(STEPS)
+    simulation.drain()
+    simulation.full_sync()
+    simulation.forget_lost()
+    simulation.equal()
+    return simulation
+
+
 def _each(scenario: Callable[[str, int], MeshSimulation], *names: str) -> dict[str, Callable[[int], MeshSimulation]]:
     return {f"{scenario.__name__}: {name}": lambda seed, name=name: scenario(name, seed) for name in names}  # type: ignore[misc]
 
@@ -155,6 +168,7 @@ SCENARIOS: Final[dict[str, Callable[[int], MeshSimulation]]] = {
     "gives_its_own": gives_its_own,
     **_each(gives_up, *GAPS),
     **_each(reaps, "two-way", "mesh", "mesh with cascade", "chain", "hub"),
+    **_each(restores, "two-way", "mesh", "chain"),
     **_each(converges, *TOPOLOGIES),
     **_each(crosses_once, *TOPOLOGIES),
     **_each(locks, *TOPOLOGIES),

@@ -132,6 +132,24 @@ def test_a_record_is_written_in_the_oldest_format_that_holds_all_its_fields() ->
         decode_record(encode_record(replace(GOOD, overtaken=4)).replace(b'"overtaken":4', b'"overtaken":0'), 1)
 
 
+def test_a_record_of_an_incarnation_has_a_form_of_its_own() -> None:
+    """R-ACTOR: earlier programs refuse such a record by its version, and read any other; it is read back whole, during
+    a change of replicas and after one, and without an incarnation it is no such record."""
+    assert json.loads(encode_record(GOOD))["v"] < 5
+    changing = replace(GOOD, adding=GOOD.replicas[:1], before=GOOD.replicas[1:])
+    for record in (GOOD, changing, replace(GOOD, overtaken=4)):
+        made = replace(record, incarnation=(1 << 63) - 1)
+        assert json.loads(encode_record(made))["v"] == 5
+        assert decode_record(encode_record(made), GOOD.version) == made
+    raw = json.loads(encode_record(replace(GOOD, incarnation=7)))
+    for wrong in (0, -1, 1 << 63, "7", None):
+        with pytest.raises(CodecError, match="incarnation"):
+            decode_record(json.dumps(raw | {"incarnation": wrong}).encode(), 1)
+    del raw["incarnation"]
+    with pytest.raises(CodecError, match="incarnation is missing"):
+        decode_record(json.dumps(raw).encode(), 1)
+
+
 def test_equal_records_have_equal_bytes() -> None:
     """Sets are written in one order, so an undecided write is repeated verbatim."""
     turned = replace(GOOD, isr=frozenset(sorted(GOOD.isr, reverse=True)))
@@ -141,7 +159,7 @@ def test_equal_records_have_equal_bytes() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("v", 5), ("v", "1"), ("partition", -1), ("partition", True), ("partition", 1.5), ("bucket_type", ""),
+        ("v", 6), ("v", "1"), ("partition", -1), ("partition", True), ("partition", 1.5), ("bucket_type", ""),
         ("index", 12), ("partition_count", 0), ("replicas", []), ("replicas", ["n1", "n1"]), ("replicas", "n1"),
         ("epoch", 1 << 63), ("status", "asleep"), ("leader", ["n1"]), ("leader", "n1"), ("isr", [["n1", "1"]]),
         ("elr", None), ("min_isr", 0), ("preferred", 3), ("reason", None), ("extra", 1),

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from isthmus.repl.metastore.counters import ID_MARGIN, PARTITIONS_COUNTER, StoredCounter
+from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.model.errors import BadInput, LocalFault, WrongIdentity
 from isthmus.repl.model.record import Incarnation, Member, PartitionRecord, PartitionStatus, Registration
 from isthmus.repl.runtime.metastore_copy import (
-    GEN_MARGIN,
     CopyKeeper,
     MetastoreCopy,
     adopt,
@@ -152,10 +153,31 @@ async def test_an_adopted_metastore_elects_no_leader_without_an_operator(planted
             (None, 3, ("n1", "n2")),
         ]
         assert "adopted by ann" in found[0].reason
-        assert await metastore.allocate_log_id() > GEN_MARGIN + 11
+        assert await metastore.allocate_log_id() > ID_MARGIN + 11
         assert {p: v for p, v in (await read_documents(metastore)).items() if p in ("/options", "/queues/q/owner")} == {
             p: copy.documents[p] for p in ("/options", "/queues/q/owner")
         }
+
+
+async def test_adopted_partition_ids_are_never_given_again() -> None:
+    """R-DOT: the counter of partition ids is far above all that the copy and the directory know, since bucket types may
+    have been made after the copy. Without records the counter is left: `default` is made again under its old ids."""
+
+    async with started_metastore() as metastore:
+        copy = await copied()
+        await adopt(metastore, await plan_adoption(metastore, IDENTITY, copy, node="n1", by="ann"))
+        assert (await PARTITIONS_COUNTER.read(metastore)).next == ID_MARGIN + 2
+    async with started_metastore() as metastore:
+        held = {**IDENTITY, "partitions": {**HELD, 40: [7, 2]}}
+        counted = {**copy.documents, PARTITIONS_COUNTER.path: PARTITIONS_COUNTER.encode(StoredCounter(30))}
+        for documents, above in ((counted, 41), ({**counted, PARTITIONS_COUNTER.path: b'{"v":1,"next":90}'}, 90)):
+            adoption = await plan_adoption(metastore, held, copy._replace(documents=documents), node="n1", by="ann")
+            assert PARTITIONS_COUNTER.decode(Versioned(adoption.documents[PARTITIONS_COUNTER.path], 1)).next == (
+                ID_MARGIN + above
+            )
+        bare = {path: value for path, value in copy.documents.items() if not path.startswith("/p/")}
+        adoption = await plan_adoption(metastore, IDENTITY, copy._replace(documents=bare), node="n1", by="ann")
+        assert PARTITIONS_COUNTER.path not in adoption.documents
 
 
 async def test_an_adoption_that_was_cut_off_is_finished_by_doing_it_again() -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from isthmus.repl.controller.bucket_types import (
-    CHAIN_COUNTER,
-    PARTITIONS_COUNTER,
     SETTLE_TURNS_MAX,
     DefaultType,
     DefaultTypeCreation,
@@ -19,6 +17,7 @@ from isthmus.repl.controller.bucket_types import (
 from isthmus.repl.controller.dynamic_options import OptionSettings, Setting
 from isthmus.repl.controller.placement import BadReplicaMap, computed, placed
 from isthmus.repl.controller.reassignment_orders import change_placement
+from isthmus.repl.metastore.counters import CHAIN_COUNTER, PARTITIONS_COUNTER
 from isthmus.repl.model.errors import Corruption, NotReady, OutcomeUnknown
 from isthmus.repl.model.record import Member, PartitionStatus, Registration
 from tests.support.controller_cluster import Cluster, eventually, running

@@ -11,9 +11,9 @@ from isthmus.repl.coordinator import routing
 from isthmus.repl.coordinator.routing import MOVING
 from isthmus.repl.coordinator.write_batch import ForgedClock
 from isthmus.repl.model.errors import BadInput, IsthmusError, NotReady, TimedOut
-from isthmus.repl.model.objects import Content, encode_object, write
+from isthmus.repl.model.objects import Content, decode_object, encode_object, write
 from isthmus.repl.model.requests import PushItem, PushOutcome, PushResult, WriteRequest
-from isthmus.repl.model.vclock import actor_of, pack_counter
+from isthmus.repl.model.vclock import actor_of, decode_clock, pack_counter
 from tests.support.coordinator_cluster import OTHER, UUID, Cluster, cluster, key_of
 
 pytestmark = pytest.mark.virtual_time
@@ -106,3 +106,34 @@ async def test_a_clock_ahead_in_the_leaders_own_epoch_is_refused_at_once(asked: 
         assert runtime.reads == []
         written = await asked(c, core.epoch, core.leo - 1)
         assert _error(written) is None
+
+
+async def test_writes_of_an_earlier_incarnation_come_back() -> None:
+    """R-ACTOR: once the partition is another actor, a clock with counters of the earlier one, however high, is that of
+    a write that was lost here: it is stored, beside what was written since, and none is taken for forged."""
+
+    async with cluster() as c:
+        place = c.runtimes["n1"].partitions[0]
+        core = place.replica
+        assert type(_error(await _push(c, core.epoch, core.leo + 5))) is ForgedClock
+        place.actor = actor_of(UUID, 0, 77)
+        fresh = await c.coordinators["n1"].write(WriteRequest(KEY, Content(b"since"), ()))
+        assert [actor for actor, _, _ in decode_clock(fresh.clock)] == [actor_of(UUID, 0, 77)]
+        lost = write(None, (), Content(b"lost"), (actor_of(UUID, 0), pack_counter(core.epoch, core.leo + 5)), 5)
+        (result,) = await c.coordinators["n1"].push([PushItem(KEY, OTHER, encode_object(lost))])
+        assert result.outcome is PushOutcome.MERGED
+        found = await c.coordinators["n1"].read(KEY, None)
+        assert found is not None
+        assert {sibling.value for sibling in decode_object(found).siblings} == {b"since", b"lost"}
+
+
+async def test_a_clock_of_the_current_incarnation_may_still_be_forged() -> None:
+    """A counter of the partition's own actor that its log has not reached is refused, in whichever incarnation."""
+
+    async with cluster() as c:
+        place = c.runtimes["n1"].partitions[0]
+        core = place.replica
+        place.actor = actor_of(UUID, 0, 77)
+        ahead = write(None, (), Content(b"v"), (actor_of(UUID, 0, 77), pack_counter(core.epoch, core.leo + 5)), 5)
+        (result,) = await c.coordinators["n1"].push([PushItem(KEY, OTHER, encode_object(ahead))])
+        assert type(_error(result)) is ForgedClock
