@@ -134,7 +134,6 @@ def test_a_read_without_a_descriptor_is_refused_and_damages_nothing(memory_direc
             lambda: [view.get(name) for name in names],
             lambda: list(view.scan(names[0], names[-1])),
             lambda: list(view.names(names[0], names[-1])),
-            lambda: [view.last_before(name) for name in names[1:]],
         ):
             with pytest.raises(StorageShort, match="Too many open files"):
                 read()
