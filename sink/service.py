@@ -526,7 +526,9 @@ class Sink:
         sentences = [f"{quantity(suspended, 'link')} suspended"] * (suspended > 0)
         sentences += [sentence for sentence in (self.failing(), self.passed_over()) if sentence]
         sentences += [f"dead letters: {letters} (isthmus sink dead-letters list)"] * (letters > 0)
-        return {"actor": "sink", "state": "running", "reason": "; ".join(sentences)}
+        errors = [self._pool.scheduler.errors(name) for name in self._pool.links if not self.is_suspended(name)]
+        state = "failing" if errors and all(errors) else "running"
+        return {"actor": "sink", "state": state, "reason": "; ".join(sentences)}
 
     def failing(self) -> str:
         """How many links fail, and why the first does; "" when none."""

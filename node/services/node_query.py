@@ -29,6 +29,9 @@ class NodeHealth(msgspec.Struct, frozen=True):
     """Setting that names a file of certificates -> when the first of them expires, in ms since 1970."""
     problems: list[str]
     """Credentials that need an operator soon, a sentence each."""
+    urgent: list[str] = []
+    """Those of `problems` because of which connections are refused, now or within days. A node of an earlier version
+    does not say."""
 
 
 NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, NodeHealth))
@@ -51,6 +54,7 @@ class NodeHealthResponder:
             _whole(self._newest("disk.total_bytes")),
             self._credentials.expiries_ms(),
             self._credentials.problems(),
+            self._credentials.urgent(),
         )
 
 
