@@ -71,6 +71,7 @@ class Code(StrEnum):
 
     CERTIFICATE = "certificate"
     CREDENTIALS = "credentials"
+    DEFECT = "defect"
     BUCKET_TYPE_LACKING = "bucket-type-lacking"
     CLUSTER = "cluster"
     DEAD_LETTERS = "dead-letters"
@@ -93,6 +94,7 @@ class Code(StrEnum):
 REMEDIES: Final[Mapping[Code, str]] = {
     Code.CERTIFICATE: "put a new certificate in the place of the file: nodes read it without a restart",
     Code.CREDENTIALS: "see the file that the sentence names: nodes read it again without a restart",
+    Code.DEFECT: "report it with the node's log: isthmus support-bundle",
     Code.BUCKET_TYPE_LACKING: "make the bucket type where it is lacking: isthmus bucket-type create NAME",
     Code.CLUSTER: "see what the cluster does: isthmus cluster status",
     Code.DEAD_LETTERS: "read why, then retry or drop them: isthmus sink dead-letters list",
@@ -610,7 +612,7 @@ def free_share(disk: Row) -> float | None:
 
 
 def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
-    """Disks that are nearly full, and certificates that need an operator."""
+    """Disks that are nearly full, certificates that need an operator, and defects of the program."""
     cluster, health = answers["cluster"], answers.get("health", {})
     silent = {silent_sentence(str(node)) for node in cluster.get("silent") or ()}  # each is named beside its replicas
     failing = _nodes_with_failing_links(answers)  # `sink_facts` names them
@@ -631,6 +633,8 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             code = Code.CERTIFICATE if each in urgent else Code.CREDENTIALS
             state = ProbeState.CRITICAL if each in urgent else ProbeState.WARNING
             yield Fact(state, str(each), code, subject)
+        for each in one.get("defects") or ():
+            yield Fact(ProbeState.WARNING, f"{subject}: {each}", Code.DEFECT, subject)
         share = free_share(one)
         if share is not None and share < DISK_FREE_WARNING:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING

@@ -13,6 +13,7 @@ from isthmus.node.security.credentials import NodeCredentials
 from isthmus.node.services.cluster_query import EmptyBody, JsonBody, Query
 from isthmus.node.services.history import History
 from isthmus.node.services.history_series import ALL_TYPES
+from isthmus.repl.unforeseen import unforeseen
 
 METHOD: Final = "node-health"
 
@@ -32,6 +33,8 @@ class NodeHealth(msgspec.Struct, frozen=True):
     urgent: list[str] = []
     """Those of `problems` because of which connections are refused, now or within days. A node of an earlier version
     does not say."""
+    defects: list[str] = []
+    """Unforeseen exceptions of the last day, a sentence each. Nodes of the version before do not send it."""
 
 
 NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, NodeHealth))
@@ -55,6 +58,7 @@ class NodeHealthResponder:
             self._credentials.expiries_ms(),
             self._credentials.problems(),
             self._credentials.urgent(),
+            [each.sentence for each in unforeseen.recent()],
         )
 
 
