@@ -67,6 +67,7 @@ RANK: Final = (ProbeState.OK, ProbeState.UNKNOWN, ProbeState.WARNING, ProbeState
 class Code(StrEnum):
     """What a finding is about, for programs; the sentence is for people."""
 
+    ACTOR_RENEWED = "actor-renewed"
     CERTIFICATE = "certificate"
     CREDENTIALS = "credentials"
     BUCKET_TYPE_LACKING = "bucket-type-lacking"
@@ -89,6 +90,7 @@ class Code(StrEnum):
 
 
 REMEDIES: Final[Mapping[Code, str]] = {
+    Code.ACTOR_RENEWED: "compare at a node of each cluster: isthmus fullsync run all --wait; see docs/backup.md",
     Code.CERTIFICATE: "put a new certificate in the place of the file: nodes read it without a restart",
     Code.CREDENTIALS: "see the file that the sentence names: nodes read it again without a restart",
     Code.BUCKET_TYPE_LACKING: "make the bucket type where it is lacking: isthmus bucket-type create NAME",
@@ -578,11 +580,25 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             continue
         for each in one.get("problems") or ():
             yield Fact(ProbeState.WARNING, str(each), Code.CREDENTIALS, subject)
+        yield from _renewed_facts(node, objects_in(one, "renewed"))
         share = free_share(one)
         if share is not None and share < DISK_FREE_WARNING:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
             words = f"node {node}: {100 * share:.0f} % of its disk are free"
             yield Fact(state, words, Code.DISK_FREE, subject)
+
+
+def _renewed_facts(node: str, renewed: Sequence[Row]) -> Iterable[Fact]:
+    """Partitions that took another actor: their cluster went back to an earlier state."""
+    by_cluster: dict[str, list[Any]] = {}
+    for row in renewed:
+        by_cluster.setdefault(str(row.get("cluster")), []).append(row.get("partition"))
+    for cluster, partitions in sorted(by_cluster.items()):
+        words = (
+            f"{cluster} holds writes of this cluster that it has lost, in {_some(sorted(set(partitions)))}: it went "
+            "back to an earlier state, and writes under another actor since"
+        )
+        yield Fact(ProbeState.WARNING, words, Code.ACTOR_RENEWED, f"node {node}")
 
 
 def _nodes_with_failing_links(answers: Mapping[str, Row]) -> list[str]:

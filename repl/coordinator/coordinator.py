@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final, NamedTuple, cast
 
@@ -29,6 +29,7 @@ from isthmus.repl.coordinator.round_gate import RoundGate
 from isthmus.repl.coordinator.routing import RoutingTable
 from isthmus.repl.coordinator.upcoming_leadership import UpcomingLeaderships
 from isthmus.repl.coordinator.write_batch import (
+    ForgedClock,
     UnreplicatedCheck,
     Warned,
     WriteBatch,
@@ -196,6 +197,9 @@ class Coordinator:
         applied."""
         self._gate = RoundGate(runtime.rounds, self._loop, self._take)
         self.unreplicated: UnreplicatedCheck = never_unreplicated
+        self.on_ahead: Callable[[Partition, int], bool] = lambda _partition, _counter: False
+        """Whether the partition takes another actor, since a push names this counter of its current one
+        (`repl.runtime.actor_renewal`)."""
         """Set by the node once its source queues exist."""
         self._metrics = CoordinatorMetrics()
         runtime.listeners.add(self)
@@ -523,6 +527,8 @@ class Coordinator:
     def _append_batch(self, partition: Partition, shares: list[_LocalPart], wall_ms: int, now_ms: int) -> None:
         """Make the entries of all items and append them together; register who waits for which offset."""
         refused: IsthmusError | None = not_led(self._runtime, self.routes, partition.id)
+        if refused is None and partition.overtaken_actor == partition.actor:
+            refused = _another_actor(partition)
         if refused is not None:
             _refuse(shares, refused)
             return
@@ -542,6 +548,12 @@ class Coordinator:
             end = add_items(batch, requests, slots, hashes, waiter.results)
             pending.append(PendingBatch(end, waiter, slots))
         self._metrics.count_batch(batch)
+        if batch.ahead_counter and self.on_ahead(partition, batch.ahead_counter):
+            again = _another_actor(partition)
+            for _, waiter, slots, _ in shares:
+                for slot in slots:
+                    if isinstance(waiter.results[slot], ForgedClock):
+                        waiter.results[slot] = again
         if batch.entries:
             refused = runtime.append(partition, batch.entries, now_ms)
             if refused is not None:
@@ -574,6 +586,14 @@ class Coordinator:
     def metrics(self) -> list[Sample]:
         """Samples of items since start: by kind, forwarded, refused by reason; reads by isolation."""
         return [*self._metrics.samples(), *self._reads.samples(), *self._forwarder.samples()]
+
+
+def _another_actor(partition: Partition) -> NotReady:
+    """The refusal while a partition takes another actor, which takes as long as an election."""
+    return NotReady(
+        f"partition {partition.id}: another cluster holds writes of this one that its log lacks; nothing is written "
+        "until it has a new actor"
+    )
 
 
 def _refuse(shares: Sequence[_LocalPart], error: IsthmusError) -> None:
