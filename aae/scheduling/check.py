@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from isthmus.aae.exchange.compare import BehindSide, DifferenceKind, KeyDifference
-from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
+from isthmus.aae.exchange.exchange import PROVING, ExchangeVerdict, Findings
 from isthmus.aae.exchange.remote import PeerTrees
 from isthmus.aae.exchange.run import ExchangeActions, ExchangeEnd, ExchangeOutcome, ExchangeScope, run
 from isthmus.aae.scheduling.history import DifferingKeys
@@ -45,7 +45,9 @@ REST_S_MAX: Final = 2.0
 NAMED_MAX: Final = 10_000
 """Differing keys remembered of the newest check of a bucket type: some 2 MB."""
 
-CONCLUSIVE: Final = frozenset({ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED, ExchangeVerdict.DIFFERING})
+CONCLUSIVE: Final = frozenset(
+    {ExchangeVerdict.IN_SYNC, ExchangeVerdict.UP_TO_DATE, ExchangeVerdict.REPAIRED, ExchangeVerdict.DIFFERING}
+)
 """Verdicts of checks that compared all differing segments, except those of a range without `DifferingKeys.every`."""
 
 CORRUPT_LOGGED: Final = 20
@@ -137,6 +139,7 @@ class PeerChecker:
             bucket=times.bucket,
             segment_limit=settings.segment_limit_count,
             start=self._random.randrange(1 << 20),
+            both_ways=settings.bidirectional,
         )
         outcome = await run(
             self._source,
@@ -146,7 +149,7 @@ class PeerChecker:
             actions=actions,
             timeout_s=settings.run_timeout_ms / 1000,
         )
-        if refused > 0 and outcome.verdict is not ExchangeVerdict.IN_SYNC:
+        if refused > 0 and outcome.verdict not in PROVING:
             words = (
                 f"{refused} of the repairs before were refused there for good (isthmus sink dead-letters list there)"
             )
@@ -182,7 +185,8 @@ class PeerChecker:
         before = self.named.get(bucket_type)
         if not conclusive and before is not None:
             keys = dict(islice({**before.keys, **keys}.items(), NAMED_MAX))
-        every = conclusive and len(keys) >= findings.differences and not findings.segments_unexplained
+        unnamed = findings.segments_unexplained or findings.segments_ahead
+        every = conclusive and len(keys) >= findings.differences and not unnamed
         self.named[bucket_type] = DifferingKeys(check.began_ms, keys, every)
 
     async def wait_between_comparisons(self) -> None:

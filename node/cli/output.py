@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import textwrap
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ from isthmus.node.http.answer_texts import milliseconds as milliseconds
 from isthmus.node.http.answer_texts import named as named
 from isthmus.node.http.answer_texts import object_in as object_in
 from isthmus.node.http.answer_texts import objects_in as objects_in
+from isthmus.node.http.answer_texts import percent as percent
 from isthmus.node.http.answer_texts import printable as printable
 
 FORMATS: Final = ("table", "wide", "json")
@@ -420,3 +422,13 @@ def attribution(change: Row) -> str:
     """A change's author, time and reason."""
     reason = f": {change['reason']}" if change.get("reason") else ""
     return f"by {change.get('by')}, {moment(change.get('at_ms'))}{reason}"
+
+
+def value_as_json(sibling: dict[str, Any]) -> dict[str, Any]:
+    """A sibling as JSON: its value as text when it is that, and always in base64."""
+    value: bytes = sibling["value"]
+    try:
+        text: str | None = value.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {**sibling, "value": text, "value_base64": b64encode(value).decode()}

@@ -309,7 +309,9 @@ class NodeServices:
         self.replicas = NodeReplicas(self.runtime, self.store)
         self.fullsync = self._build_fullsync(metastore)
         self.reaper.differences = ComparedDifferences(self.fullsync.scheduler)
-        self.fullsync_status = FullSyncStatus(self.fullsync, self.queue_coverage, name, self.time)
+        self.fullsync_status = FullSyncStatus(
+            self.fullsync, self.queue_coverage, name, self.time, lambda: self.sink.source_clusters()
+        )
         self.runtime.listeners.add(self.fullsync.trees)
         self.folding = self._build_folding()
         self.row_streams = RowStreams(
@@ -415,7 +417,9 @@ class NodeServices:
         runs = RunReader(self.settings.reconcile.runs_dir, self.time)
         self.query.serve(RUNS, RunsResponder(runs))
         self.query.serve(RUN, RunResponder(runs))
-        self.query.serve(QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status))
+        self.query.serve(
+            QUEUES, QueueResponder(self.queue_acts, self.key_explainer, self.fullsync_status, self.replicas.history)
+        )
 
     def _build_fullsync(self, metastore: Metastore) -> FullSync:
         settings = self.settings

@@ -15,6 +15,7 @@ from isthmus.node.services.history import History
 from isthmus.node.services.history_series import ALL_TYPES
 from isthmus.repl.model.ports import TimeSource
 from isthmus.repl.runtime.actor_renewal import Renewal
+from isthmus.repl.unforeseen import unforeseen
 
 METHOD: Final = "node-health"
 
@@ -48,6 +49,8 @@ class NodeHealth(msgspec.Struct, frozen=True):
     """Credentials that need an operator soon, a sentence each."""
     renewed: list[RenewedActor] = []
     """Partitions that took another actor in the last day, since this cluster went back (R-ACTOR)."""
+    defects: list[str] = []
+    """Unforeseen exceptions of the last day, a sentence each. Nodes of the version before do not send it."""
 
 
 NODE_HEALTH: Final[Query[None, NodeHealth]] = Query(METHOD, EmptyBody(), JsonBody(METHOD, NodeHealth))
@@ -84,6 +87,7 @@ class NodeHealthResponder:
                 for renewal in self._renewals()
                 if self._time.wall_ms() - renewal.at_ms < RENEWED_SHOWN_MS
             ],
+            [each.sentence for each in unforeseen.recent()],
         )
 
 

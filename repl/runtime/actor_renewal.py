@@ -27,6 +27,7 @@ from isthmus.repl.runtime.held_counters import HeldCounters
 from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.telemetry import Sample
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -168,7 +169,7 @@ class ActorRenewal:
     def _ended(self, partition: int, task: asyncio.Task[None]) -> None:
         del self._tasks[partition]
         if not task.cancelled() and (bug := task.exception()) is not None:
-            log.error("actor.renewal_bug", partition=partition, exc_info=bug)
+            unforeseen.exception("actor.renewal_bug", bug, partition=partition)
 
     async def _renew(self, place: Partition, counter: int, cluster: str) -> None:
         """Write the record with another incarnation, as long as this node leads and its log lacks `counter`."""

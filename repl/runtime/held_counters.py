@@ -22,6 +22,7 @@ from isthmus.repl.model.keys import SEGMENT_COUNT
 from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.vclock import decode_clock, dot_of_one_writer, parts_of
 from isthmus.repl.store.port import Store
+from isthmus.repl.unforeseen import unforeseen
 
 log = structlog.get_logger(__name__)
 
@@ -110,6 +111,9 @@ class HeldCounters:
                 except IsthmusError as error:
                     # Rows that cannot be read are reported and mended elsewhere (R-MEND); the others still count.
                     log.info("held_counters.unread", partition=partition, segment=first, error=str(error))
+                    continue
+                except Exception as bug:
+                    unforeseen.exception("held_counters.pass_bug", bug, partition=partition, segment=first)
                     continue
                 self._take(found)
                 await asyncio.sleep((clock.monotonic() - began) * PASS_SHARE)

@@ -54,21 +54,38 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
 def test_addresses_are_typed_once(
     file: Path, east: FakeAdminListener, west: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A cluster is added under its own name, the first context is in use, and commands find it; --cluster chooses."""
+    """A cluster is added under its own name, the first context is in use, and its first cluster is the one that is
+    meant without --cluster; `use` chooses another one."""
     assert main(["context", "add", "prod", "--admin", f"http://127.0.0.1:9,{east.url}"]) == Exit.OK
     assert main(["context", "add", "prod", "--admin", west.url, "--cluster", "west"]) == Exit.OK
     assert capsys.readouterr().out.splitlines() == [
         "context prod: cluster east added, in use",
-        "context prod: cluster west added, in use",
+        (
+            "context prod: cluster west added, in use; cluster east is meant without --cluster (isthmus context use "
+            "prod --cluster NAME)"
+        ),
     ]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert main(["lag", "-o", "json"]) == Exit.USAGE
-    assert "context prod has clusters east, west: --cluster NAME chooses one" in capsys.readouterr().err
+    assert main(["lag", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["lag"][0]["queue"] == "to-west"
     assert main(["lag", "-o", "json", "--cluster", "west"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)["lag"][0]["queue"] == "to-east"
-    assert main(["context", "use", "prod", "--cluster", "east"]) == Exit.OK
+    assert main(["context", "use", "prod", "--cluster", "west"]) == Exit.OK
     assert main(["lag", "-o", "json"]) == Exit.OK
-    assert '"to-west"' in capsys.readouterr().out
+    assert '"to-east"' in capsys.readouterr().out
+    assert main(["context", "remove", "prod", "--cluster", "west"]) == Exit.OK
+    assert main(["context", "add", "prod", "--admin", west.url, "--cluster", "west"]) == Exit.OK
+    assert main(["lag", "-o", "json"]) == Exit.OK
+
+
+def test_without_a_chosen_cluster_a_command_names_those_that_there_are(
+    file: Path, east: FakeAdminListener, west: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A context of several clusters whose chosen one was removed does not guess."""
+    entries = {"east": ClusterEntry((east.url,)), "west": ClusterEntry((west.url,))}
+    save(file, ContextFile({"prod": ContextEntry(entries)}, "prod"))
+    assert main(["lag", "-o", "json"]) == Exit.USAGE
+    assert "context prod has clusters east, west: --cluster NAME chooses one" in capsys.readouterr().err
 
 
 def test_status_shows_all_clusters_of_the_context(
@@ -120,19 +137,32 @@ def test_options_count_before_variables_and_these_before_the_context(
 
 
 def test_a_token_of_a_context_goes_to_its_addresses_alone(
-    file: Path, tmp_path: Path, east: FakeAdminListener, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, east: FakeAdminListener, west: FakeAdminListener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node that --admin names does not get it, and ISTHMUS_TOKEN counts before it."""
+    """Its address gets it however it is named, by --admin, ISTHMUS_ADMIN or `status --admin`, with or without http://;
+    any other address does not get it. ISTHMUS_TOKEN counts before it."""
     token = written(tmp_path / "token", "0123456789abcdef0123456789abcdef\n")
     entries = {"east": ClusterEntry((east.url,), token_file=str(token))}
     save(file, ContextFile({"prod": ContextEntry(entries)}, "prod"))
     shown: list[str | None] = []
-    east.on_headers = lambda headers: shown.append(headers.get("Authorization"))
+    east.on_headers = west.on_headers = lambda headers: shown.append(headers.get("Authorization"))
+    own = "Bearer 0123456789abcdef0123456789abcdef"
     assert main(["lag", "-o", "json"]) == Exit.OK
     assert main(["lag", "-o", "json", "--admin", east.url]) == Exit.OK
+    assert main(["lag", "-o", "json", "--admin", east.url.removeprefix("http://")]) == Exit.OK
+    monkeypatch.setenv("ISTHMUS_ADMIN", f"{east.url}/")
+    assert main(["lag", "-o", "json"]) == Exit.OK
+    monkeypatch.delenv("ISTHMUS_ADMIN")
+    assert shown == [own] * 4
+    main(["status", "--admin", east.url])
+    assert set(shown) == {own}
+    shown.clear()
+    assert main(["lag", "-o", "json", "--admin", west.url]) == Exit.OK
+    assert shown == [None]
+    shown.clear()
     monkeypatch.setenv("ISTHMUS_TOKEN", "f" * 32)
     assert main(["lag", "-o", "json"]) == Exit.OK
-    assert shown == ["Bearer 0123456789abcdef0123456789abcdef", None, f"Bearer {'f' * 32}"]
+    assert shown == [f"Bearer {'f' * 32}"]
 
 
 def test_a_context_knows_files_by_their_absolute_path_and_no_token(

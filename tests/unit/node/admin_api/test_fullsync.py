@@ -30,7 +30,7 @@ from isthmus.node.services.fullsync_query import (
 from isthmus.node.services.fullsync_status import FullSyncStatus
 from isthmus.repl.clock import SystemTime
 from isthmus.repl.model.errors import BadInput, NotReady
-from tests.support.fullsync_fakes import FakeMembers
+from tests.support.fullsync_fakes import FakeMembers, FakeProofs
 
 WEST = FullSyncSettings("west", "http://10.0.0.7:8098", "to-west")
 
@@ -74,6 +74,7 @@ def manager_in(directory: Path) -> CheckScheduler:
         alarm=SilentAlarm(),
         members=FakeMembers(),
         queue_types=FakeMembers(),
+        proofs=FakeProofs(),
         time=SystemTime(),
     )
 
@@ -103,7 +104,7 @@ def services_of(node: str, manager: CheckScheduler, others: dict[str, ClusterQue
     """The parts of a node that the routes need. `others` are its live fellows, `down` are unreachable ones."""
     live = {node, *others}
     fullsync = SimpleNamespace(scheduler=manager)
-    shown = FullSyncStatus(fullsync, SimpleNamespace(), node, SystemTime())  # type: ignore[arg-type]
+    shown = FullSyncStatus(fullsync, SimpleNamespace(), node, SystemTime(), frozenset)  # type: ignore[arg-type]
     query = ClusterQuery(node, Wires(others))
     query.serve(FULLSYNC_STATUS, NoChecks())
     query.serve(FULLSYNC_ORDER, FullSyncOrderResponder(manager, SystemTime()))

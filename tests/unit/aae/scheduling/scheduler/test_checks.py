@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -23,13 +23,14 @@ from isthmus.aae.scheduling.check import PeerCheck, PeerChecker, Repairs, rest_s
 from isthmus.aae.scheduling.gap_healing import GapHealer, Gaps, GapToHeal
 from isthmus.aae.scheduling.history import NAMED_BYTES, DifferingKeys, FullSyncHistory, _plain
 from isthmus.aae.scheduling.last_comparison import ComparedDifferences, last_comparisons
+from isthmus.aae.scheduling.proofs import Proof, QueueMarks
 from isthmus.aae.scheduling.schedule import DAY_MS, HOUR_MS, CheckKind, TimeRange, parse_window
 from isthmus.aae.scheduling.scheduler import Busy, CheckScheduler, UnknownPeer
 from isthmus.aae.status import Owner, Owners, listed, samples, scheduled
 from isthmus.config.settings import FullSyncSettings
 from isthmus.repl.model.errors import BadInput
 from isthmus.repl.model.keys import Key
-from tests.support.fullsync_fakes import FakeMembers
+from tests.support.fullsync_fakes import FakeMembers, FakeProofs
 
 pytestmark = pytest.mark.virtual_time
 
@@ -137,6 +138,7 @@ class SchedulerFixture:
             alarm=self.alarm,
             members=self.members,
             queue_types=self.members,
+            proofs=FakeProofs(),
             time=self.clock,
         )
         self.scheduler.start()
@@ -179,9 +181,13 @@ class NoGaps(Gaps):
         assert queue
         return []
 
-    async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
+    async def close(self, gaps: Sequence[GapToHeal], proofs: Mapping[str, Proof], by: str, reason: str) -> int:
         """See Gaps."""
         raise AssertionError
+
+    def marks(self, queue: str) -> QueueMarks:
+        """See Gaps."""
+        return QueueMarks(queue, "any", frozenset())
 
     def waiting(self, queue: str) -> int:
         """See Gaps."""
@@ -560,6 +566,29 @@ async def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(
         checker.outcomes = [ExchangeVerdict.INCOMPLETE]
         await fixture.scheduler.run("west", CheckKind.RANGE, "ann")
         assert ("could not name" in ComparedDifferences(fixture.scheduler).difference_of(key)) == bool(unexplained)
+    await fixture.scheduler.stop()
+
+
+async def test_the_reaper_waits_for_no_key_that_only_the_other_side_has_newer(tmp_path: Path) -> None:
+    """One-way, and the sink has more keys of its own than a check names: its clocks contain our tombstones where they
+    are newer, so no tombstone waits for it. A key that the sink lacks, and one that a check could not name because more
+    was lacking, hold their tombstone up."""
+
+    fixture = SchedulerFixture(tmp_path, WEST)
+    checker, key = fixture.checkers["west"], Key(b"default", b"b", b"k")
+    for verdict, named, every, waits in (
+        (ExchangeVerdict.UP_TO_DATE, {(b"b", b"k"): "behind@source"}, True, ""),
+        (ExchangeVerdict.UP_TO_DATE, {(b"b", b"other"): "missing@source"}, False, ""),
+        (ExchangeVerdict.REPAIRED, {(b"b", b"k"): "behind@source", (b"b", b"a"): "missing@sink"}, True, ""),
+        (ExchangeVerdict.REPAIRED, {(b"b", b"k"): "behind@sink"}, True, "found the key different"),
+        (ExchangeVerdict.REPAIRED, {(b"b", b"k"): "concurrent@both"}, True, "found the key different"),
+        (ExchangeVerdict.REPAIRED, {(b"b", b"other"): "missing@sink"}, False, "could not name"),
+    ):
+        checker.named[b"default"] = DifferingKeys(START, named, every)
+        checker.outcomes = [verdict]
+        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+        said = ComparedDifferences(fixture.scheduler).difference_of(key)
+        assert (waits in said) if waits else not said, verdict
     await fixture.scheduler.stop()
 
 
