@@ -63,6 +63,7 @@ from isthmus.repl.model.requests import (
     WriteRequest,
     WriteResult,
 )
+from isthmus.repl.runtime.partition import Partition
 from isthmus.repl.runtime.runtime import Runtime
 from isthmus.repl.runtime.waiters import BatchResult, PendingBatch, RequestTimeouts
 from isthmus.repl.store.request_dedup import request_name
