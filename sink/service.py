@@ -31,6 +31,7 @@ from isthmus.repl.telemetry import Sample
 from isthmus.sink import discovery, limits, peers, suspensions
 from isthmus.sink import status as listing
 from isthmus.sink.conflicts import Conflicts
+from isthmus.sink.counter_exchange import CounterExchange
 from isthmus.sink.dead_letter_retry import DeadLetterRetry
 from isthmus.sink.dead_letters import DeadLetters
 from isthmus.sink.discovery import LinkTarget, PassedOver
@@ -120,6 +121,7 @@ class Sink:
         credentials: SourceAccess,
         cluster: SinkNodes,
         traces: SinkTraces | None = None,
+        counters: CounterExchange | None = None,
     ) -> None:
         self._settings = settings
         self._kv = kv
@@ -147,7 +149,7 @@ class Sink:
         self._effective_limits = self._default_limits
         self._pool = WorkerPool(
             settings,
-            SinkContext(kv, time, letters, conflicts, self, self._stopping, traces),
+            SinkContext(kv, time, letters, conflicts, self, self._stopping, traces, counters),
             self._local,
             seeds=self._seeds,
             node=node_name,

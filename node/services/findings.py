@@ -69,6 +69,7 @@ RANK: Final = (ProbeState.OK, ProbeState.UNKNOWN, ProbeState.WARNING, ProbeState
 class Code(StrEnum):
     """What a finding is about, for programs; the sentence is for people."""
 
+    ACTOR_RENEWED = "actor-renewed"
     CERTIFICATE = "certificate"
     CREDENTIALS = "credentials"
     DEFECT = "defect"
@@ -92,6 +93,7 @@ class Code(StrEnum):
 
 
 REMEDIES: Final[Mapping[Code, str]] = {
+    Code.ACTOR_RENEWED: "compare at a node of each cluster: isthmus fullsync run all --wait; see docs/backup.md",
     Code.CERTIFICATE: "put a new certificate in the place of the file: nodes read it without a restart",
     Code.CREDENTIALS: "see the file that the sentence names: nodes read it again without a restart",
     Code.DEFECT: "report it with the node's log: isthmus support-bundle",
@@ -633,6 +635,7 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             code = Code.CERTIFICATE if each in urgent else Code.CREDENTIALS
             state = ProbeState.CRITICAL if each in urgent else ProbeState.WARNING
             yield Fact(state, str(each), code, subject)
+        yield from _renewed_facts(node, objects_in(one, "renewed"))
         for each in one.get("defects") or ():
             yield Fact(ProbeState.WARNING, f"{subject}: {each}", Code.DEFECT, subject)
         share = free_share(one)
@@ -640,6 +643,19 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
             words = f"node {node}: {percent(share)} of its disk are free"
             yield Fact(state, words, Code.DISK_FREE, subject)
+
+
+def _renewed_facts(node: str, renewed: Sequence[Row]) -> Iterable[Fact]:
+    """Partitions that took another actor: their cluster went back to an earlier state."""
+    by_cluster: dict[str, list[Any]] = {}
+    for row in renewed:
+        by_cluster.setdefault(str(row.get("cluster")), []).append(row.get("partition"))
+    for cluster, partitions in sorted(by_cluster.items()):
+        words = (
+            f"{cluster} holds writes of this cluster that it has lost, in {_some(sorted(set(partitions)))}: it went "
+            "back to an earlier state, and writes under another actor since"
+        )
+        yield Fact(ProbeState.WARNING, words, Code.ACTOR_RENEWED, f"node {node}")
 
 
 def _nodes_with_failing_links(answers: Mapping[str, Row]) -> list[str]:
