@@ -83,7 +83,7 @@ function timesOf(splits) {
 export function chart({ title, series, unit = number, signal, sync, stepped = [] }) {
   const box = h("div", { class: "plot" });
   const summary = h("p", { class: "hidden" });
-  const note = h("p", { class: "hint" });
+  const note = h("div", { class: "hint" });
   const element = h("figure", { class: "chart", "aria-label": title }, h("figcaption", {}, title), box, note, summary);
   /** @type {uPlot | null} */
   let plot = null;

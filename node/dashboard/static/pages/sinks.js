@@ -475,7 +475,7 @@ function nodeCard(nodes, links, done) {
           title: "Set by",
           cell: ({ sink }) => h("div", { class: "wrap" }, sink ? madeBy(sink.limits_set) : "unknown"),
         },
-        { title: "Reason", cell: ({ sink }) => h("div", { class: "wrap" }, visible(sink?.reason ?? "")) },
+        { title: "Reason", cell: ({ sink }) => sink?.reason ? h("div", { class: "wrap" }, visible(sink.reason)) : "–" },
       ],
       nodes.nodes,
       { stacks: true },
