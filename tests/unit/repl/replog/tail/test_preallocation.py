@@ -22,7 +22,6 @@ from isthmus.repl.replog.reader import SEARCH_BYTES, LogFileReader
 from isthmus.repl.replog.recovery import recover
 from tests.support.log_history import (
     CLUSTER,
-    DEADLINE_S,
     DIRECTORY,
     Listener,
     entries,
@@ -32,6 +31,7 @@ from tests.support.log_history import (
     whole_frames,
 )
 from tests.support.memory_disk import MemoryDisk
+from tests.support.waiting import PATIENCE_S
 
 FIRST = "0000000000000001.log"
 SECOND = "0000000000000002.log"
@@ -221,7 +221,7 @@ def test_a_frame_is_reported_before_room_is_made() -> None:
 
     class Slow(MemoryDisk):
         def allocate(self, fd: int, position: int, length: int) -> None:
-            assert answer.wait(DEADLINE_S)
+            assert answer.wait(PATIENCE_S)
             super().allocate(fd, position, length)
 
     disk = Slow()
