@@ -27,11 +27,10 @@ from tests.support.log_history import (
     entries,
     kill,
     open_log,
-    wait_until,
     whole_frames,
 )
 from tests.support.memory_disk import MemoryDisk
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_until
 
 FIRST = "0000000000000001.log"
 SECOND = "0000000000000002.log"
