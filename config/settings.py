@@ -341,7 +341,8 @@ class ListenSettings:
     it."""
 
     advertise: Annotated[str, HOST] = ""
-    """Host under which others reach this node's listeners. Empty: the host of each listener."""
+    """Host under which others reach this node's listeners. Empty: the host of each listener, or, where that is every
+    address (`0.0.0.0`, `::`), this machine's name, which the others must be able to resolve."""
 
     # Below 1 no client connects; above 100,000 the usual limit of open files is exceeded.
     connections_limit: Annotated[int, ValueRange(1, 100_000)] = 4096

@@ -301,6 +301,7 @@ class Node:
         services.controller.start()
         await services.property_cache.start()
         services.metastore_copy.start()
+        services.witness.start()
         services.reaper.start()
         await services.queues.start()
         await services.sink.start()
@@ -407,6 +408,7 @@ class Node:
                 services.leader_balance.samples,
                 services.controller.moving.samples,
                 services.registrar.samples,
+                services.witness.renewal.samples,
                 services.controller.samples,
                 self._session.samples,
                 services.coordinator.metrics,
@@ -568,6 +570,7 @@ class Node:
         await services.reaper.stop()
         await services.property_cache.stop()
         await services.metastore_copy.stop()
+        await services.witness.stop()
         await services.controller.resign()
         await services.runtime.resign(STOP_TIMEOUT_S)
         await services.links.drain()

@@ -60,6 +60,11 @@ HELP: Final[Mapping[str, Family]] = {
     "isthmus_unclean_elections": Family(
         "Unclean elections, ordered by operators, in the history of the partitions led here.", "elections", "partitions"
     ),
+    "isthmus_actors_renewed_total": Family(
+        "Partitions that took another actor, since another cluster holds writes of theirs that their log lacks.",
+        "partitions",
+        "partitions",
+    ),
     "isthmus_isr_worst_members": Family(
         "Members in sync of the partition led here that is closest to its min-ISR.",
         "replicas",
