@@ -126,7 +126,7 @@ class Operator:
         self.sees("check lag -w 1s", lambda ran: ran.code == 0, "what waited is sent", CALM_S)
         for cluster in ("east", "west"):
             assert "in-sync" in self.done(f"fullsync run all --wait --cluster {cluster}")
-        row = re.compile(r"✓  east → west  to-west  0\.0 ms  0        \d[\d.]* \S+ ago$", re.M)
+        row = re.compile(r"✓  east → west  to-west  0\.0 ms  0        equal \d[\d.]* \S+ ago$", re.M)
         screen = self.sees("status", lambda ran: ran.code == 0 and row.search(ran.out), "all is well", CALM_S)
         assert "HELD BY PEOPLE" not in screen
         assert screen.rstrip().endswith("✓ all is well")
