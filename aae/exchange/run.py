@@ -91,7 +91,7 @@ class ExchangeOutcome:
     retryable: bool = False
     type_missing: bool = False
     refused: int = 0
-    """Repairs of the previous check that the other cluster has refused for good."""
+    """Repairs of checks before that the other cluster has refused for good, or that had no effect."""
 
 
 async def run(

@@ -80,7 +80,7 @@ class CheckResult:
     unexplained: int = 0
     """Segments that differ in keys that this check did not compare."""
     refused: int = 0
-    """Repairs enqueued before it that the other cluster refused for good."""
+    """Repairs enqueued before it that the other cluster refused for good, or that had no effect."""
     lacking: bool = False
     """The other cluster does not have the bucket type: nothing was compared."""
 
