@@ -36,7 +36,10 @@ HELP: Final[Mapping[str, Family]] = {
         "Key rows that were held against the tree that serves.", "rows", "full-sync"
     ),
     "isthmus_fullsync_proven_age_seconds": Family(
-        "Time since the peer was proven in sync; absent: never.", "seconds", "full-sync", ("bucket_type", "peer")
+        "Time since the peer was proven to have all of this cluster's writes; absent: never.",
+        "seconds",
+        "full-sync",
+        ("bucket_type", "peer"),
     ),
 }
 """Metric name -> description (see repl.telemetry)."""
@@ -148,6 +151,7 @@ def _peer(manager: CheckScheduler, peer: PeerState, healing: GapHealer, results:
         "gaps_wait_s": healing.wait_s(settings.name),
         "gaps_closed": 0 if healed is None else healed.closed_count,
         "proven_ms": {name: history.proven_ms.get(name) for name in bucket_types},
+        "equal_ms": {name: history.equal_ms.get(name) for name in bucket_types},
         "named": _named(peer),
         "newest": {name: _newest(peer, name, frozenset(ExchangeVerdict)) for name in bucket_types},
         "newest_looked": {name: _newest(peer, name, CONCLUSIVE) for name in bucket_types},

@@ -7,6 +7,7 @@ The only place that reads a config file. The keys come from the dataclasses (`co
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import tomllib
@@ -24,6 +25,9 @@ from isthmus.config.validation import Choice, TextForm, ValueRange, parse_addres
 
 FILE_BYTES_MAX: Final = 1_000_000
 """A config file has some hundred lines; a larger file was named by mistake."""
+
+KEYS_NAMED_MAX: Final = 10
+"""Keys of a section that a message names beside a guess."""
 
 DEFAULT: Final = "default"
 """Origin of a value that the file does not set."""
@@ -307,12 +311,16 @@ def _unknown(section: type, name: str, value: Any) -> str:
     for other in keys_of(Settings).values():
         if other.inner is not None and other.inner is not section and name in keys_of(other.inner):
             brackets = f"[[{other.name}]]" if other.kind is SettingKind.TABLES else f"[{other.name}]"
-            return f"unknown here; there is such a key in {brackets}"
+            few = f"; known here: {', '.join(keys)}" if len(keys) <= KEYS_NAMED_MAX else ""
+            return f"unknown here; there is such a key in {brackets}{few}"
     return f"unknown {noun}; known here: {', '.join(keys)}"
 
 
 _AT_POSITION = re.compile(r"(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)")
 
+
+_TWICE = re.compile(r"Cannot (?:declare|mutate immutable namespace|redefine namespace) (?P<keys>\(.*\))(?: twice)?")
+_SECTION_AGAIN = "section [{0}] stands twice, or also as [[{0}]]; it stands once, with all of its keys"
 
 _CLEARER: Final = {
     "Cannot overwrite a value": "a key is set twice",
@@ -329,6 +337,8 @@ def syntax_fault(text: str, message: str) -> Fault:
     if found["line"] is None:
         return Fault("", text.count("\n") + 1, f"not TOML: {found['what']}, at the end of the file")
     what = _CLEARER.get(found["what"], found["what"])
+    if (twice := _TWICE.fullmatch(found["what"])) is not None:
+        what = _SECTION_AGAIN.format(".".join(ast.literal_eval(twice["keys"])))
     return Fault("", int(found["line"]), f"not TOML: {what}, at column {found['column']}")
 
 

@@ -65,7 +65,7 @@ def _parse(text: str, units: Mapping[str, int], noun: str, whole: str, example: 
         raise ValueError(f'{shown(text)} lacks a unit; write "{number}{likeliest}" or another of {", ".join(units)}')
     if unit not in units:
         meant = _meant(unit, units)
-        raise ValueError(f'{shown(text)}: there is no {noun} unit "{unit}"{meant}; units are {", ".join(units)}')
+        raise ValueError(f'{shown(text)}: there is no {noun} unit "{unit}"; {meant}units are {", ".join(units)}')
     value = Fraction(number) * units[unit]
     if value.denominator != 1:
         raise ValueError(f"{shown(text)} is not a whole number of {whole}")
@@ -89,4 +89,4 @@ def _meant(unit: str, units: Mapping[str, int]) -> str:
     spelled |= {"bytes": "B", "byte": "B"}
     folded = {known.lower(): known for known in units}
     guess = folded.get(unit.lower()) or spelled.get(unit.lower())
-    return f'; did you mean "{guess}"?' if guess in units else ""
+    return f'did you mean "{guess}"? ' if guess in units else ""

@@ -71,6 +71,8 @@ def parse_address(value: str) -> Address:
     """The address in HOST:PORT, an IPv6 host in brackets; ValueError with the reason."""
     host, colon, port_text = value.rpartition(":")
     form = 'write HOST:PORT, such as "127.0.0.1:8098" or "[::1]:8098"'
+    if "://" in value:
+        raise ValueError(f"{shown(_without_secrets(value))} is a URL; {form}, without a scheme and without a path")
     if not colon or not host or not port_text:
         raise ValueError(f"{shown(value)} is not an address; {form}")
     if host.startswith("[") and host.endswith("]"):
@@ -92,11 +94,13 @@ def check_hosts(value: str) -> str:
         return ""
     hosts = []
     for part in value.split(","):
-        if "/" in part:
+        if "/" in part and "://" not in part:
             raise ValueError(f"{shown(part)}: a path does not belong here; set metastore.root instead")
         address = parse_address(part.strip())
         if address.port == 0:
             raise ValueError(f"{shown(part)}: port 0 cannot be dialled; ZooKeeper listens on 2181 by default")
+        if str(address) in hosts:
+            raise ValueError(f"{shown(str(address))} stands twice; name each ZooKeeper once")
         hosts.append(str(address))
     return ",".join(hosts)
 

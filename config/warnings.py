@@ -12,6 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from isthmus.config.settings import UNENCRYPTED, Address, FullSyncSettings, PeerSettings, Settings
+from isthmus.config.units import format_duration
 
 
 class ConfigWarning(NamedTuple):
@@ -52,6 +53,14 @@ def warnings_of(settings: Settings) -> Iterator[ConfigWarning]:
         host = urlsplit(traces.endpoint).hostname or ""
         if not is_loopback(host):
             yield ConfigWarning("traces.endpoint", "the headers travel to the collector in the clear; write https://")
+    replication, session_ms = settings.replication, settings.metastore.session_timeout_ms
+    if replication.max_time_lag_ms >= session_ms:
+        yield ConfigWarning(
+            "replication.max_time_lag",
+            f"{format_duration(replication.max_time_lag_ms)} is not below metastore.session_timeout, "
+            f"{format_duration(session_ms)}: a node that hangs is declared dead before it leaves the ISR, and writes "
+            "wait for it until then",
+        )
     sink = settings.sink
     if sink.peer_limit_count > sink.workers:
         yield ConfigWarning(

@@ -16,7 +16,7 @@ import structlog
 from isthmus.config.text import quantity
 from isthmus.queues.explain import explained, explained_bulk
 from isthmus.queues.gaps import QueueGap
-from isthmus.queues.lag import TIMEOUT_S, lags
+from isthmus.queues.lag import TIMEOUT_S, LagMemory
 from isthmus.queues.object_reader import backfilled, sound_changes
 from isthmus.queues.queue_documents import (
     CLEARED,
@@ -77,6 +77,7 @@ class QueueActs:
         self._queues = queues
         self._store = store
         self._pool = pool
+        self._lag_memory = LagMemory()
 
     # ---------------------------------------------------------------- acts that hold on all nodes
 
@@ -307,18 +308,18 @@ class QueueActs:
 
     async def lags(self) -> list[dict[str, Any]]:
         """Lag of every queue in the partitions led here: {"queue", "cluster", "uuid", "reason", "partitions"}, see
-        `queues.lag`. Values that take too long to read are None, and the reason says so."""
+        `queues.lag`. Values that take too long to read are None, and the reason says so; seconds come first."""
         rows = []
         by_s = asyncio.get_running_loop().time() + TIMEOUT_S
-        for name in self._queues.machines():
-            queue = self._queues.named(name)
-            owner = queue.stored.owner
-            shown = await lags(queue, self._store, self._pool, self._queues.time.wall_ms(), by_s)
+        queues = {name: self._queues.named(name) for name in self._queues.machines()}
+        found = await self._lag_memory.read(queues, self._store, self._pool, self._queues.time.wall_ms(), by_s)
+        for name, queue in queues.items():
+            owner, shown = queue.stored.owner, found[name]
             told = [reason(queue, self._queues.time.now_ms())]
-            if shown.late:
-                told.append(
-                    f"{quantity(shown.late, 'partition')} could not be read within {TIMEOUT_S} s: the node is busy"
-                )
+            for count, what in ((shown.late, ""), (shown.uncounted, "keys and bytes of ")):
+                if count:
+                    partitions = quantity(count, "partition")
+                    told.append(f"{what}{partitions} could not be read within {TIMEOUT_S} s: the node is busy")
             owned = (None, None) if owner is None or not owner.cluster else (owner.name, owner.cluster.hex())
             rows.append(
                 {

@@ -3,12 +3,15 @@
 Measured from the cursor and the store's time marks, not from the times of the waiting rows: a key that keeps changing
 moves to a newer row each time, and would always look young. A value that is unknown, or could not be read in time, is
 None, never a guess. `node.services.replication_lag` combines the nodes of a cluster.
+
+Seconds of all queues are read first, then objects, then bytes, so that a queue with much to count takes no other one's
+seconds. A reading that runs out of time begins the next one with the queue at which it ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final, NamedTuple
 
@@ -17,8 +20,12 @@ from isthmus.queues.queue_server import QueueServer
 from isthmus.queues.window import Window
 from isthmus.repl.store.port import Change, DamagedChange, Store
 
+FIRST_ROWS: Final = 64
+"""Rows of the change index read for the seconds of a partition: the first one that waits is enough, and is among these
+unless a filter leaves many out."""
+
 STEP_ROWS: Final = 4_096
-"""Rows of the change index read at once."""
+"""Rows of the change index read at once, to count them."""
 
 ROWS_MAX: Final = 50_000
 """Rows read in one partition to count what waits; beyond it the count is unknown: 0.1 s of the read pool."""
@@ -32,35 +39,69 @@ TIMEOUT_S: Final = 1.5
 second and more while objects of 100 MB are merged; otherwise the whole request takes some 10 ms."""
 
 
-class Pending(NamedTuple):
-    """Rows of a partition's change index that are not acknowledged: the first SIZES_MAX of them, and the total (None:
-    too many to count, or a damaged row among them)."""
+class OldestWaiting(NamedTuple):
+    """Since when the oldest waiting change of a partition waits, in ms, as read when the cursor was at `cursor`. While
+    the cursor stays there, the change still waits."""
 
-    rows: Sequence[Change]
-    total: int | None
+    cursor: int
+    since_ms: int
 
 
 class Lags(NamedTuple):
     """One dict per partition: {"partition", "bucket_type", "seconds", "objects", "bytes", "in_flight", "cursor",
     "applied"}, where `objects` are keys whose newest change is not acknowledged; and how many partitions could not be
-    read in time (`late`)."""
+    read in time: their seconds (`late`), or else only their objects or bytes (`uncounted`)."""
 
     partitions: list[dict[str, Any]]
     late: int
+    uncounted: int
 
 
-async def lags(queue: QueueServer, store: Store, pool: Executor, wall_ms: int, by_s: float) -> Lags:
-    """The lags of the partitions led here. `by_s`: the loop's time after which values that were not read stay None."""
-    rows = []
-    late = 0
-    for window in list(queue.machine.windows.values()):
-        try:
-            async with asyncio.timeout_at(by_s):
-                rows.append(await _lag(window, store, pool, wall_ms))
-        except TimeoutError:
-            late += 1
-            rows.append(_head(window) | dict.fromkeys(("seconds", "objects", "bytes")))
-    return Lags(rows, late)
+class LagMemory:
+    """What the readings of one node remember: the oldest waiting change of each partition, and where the last one ran
+    out of time."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int], OldestWaiting] = {}
+        self._first = ""
+
+    async def read(
+        self, queues: Mapping[str, QueueServer], store: Store, pool: Executor, wall_ms: int, by_s: float
+    ) -> dict[str, Lags]:
+        """The lags of all queues in the partitions led here. `by_s`: the loop's time after which values that were not
+        read stay None; seconds that were read before and still hold are kept."""
+        names = list(queues)
+        if self._first in queues:
+            at = names.index(self._first)
+            names = [*names[at:], *names[:at]]
+        readings = [
+            (name, _Reading(window, store, pool, wall_ms))
+            for name in names
+            for window in list(queues[name].machine.windows.values())
+        ]
+        self._first = ""
+        for step in (_Reading.read_seconds, _Reading.count_objects, _Reading.add_sizes):
+            for name, reading in readings:
+                try:
+                    async with asyncio.timeout_at(by_s):
+                        await step(reading)
+                except TimeoutError:
+                    reading.uncounted = True
+                    self._first = self._first or name
+        known: dict[tuple[str, int], OldestWaiting] = {}
+        for name, reading in readings:
+            place = name, reading.window.partition
+            oldest = reading.remembered(self._known.get(place))
+            if oldest is not None:
+                known[place] = oldest
+        self._known = known
+        found = {}
+        for name in queues:
+            of_queue = [reading for owner, reading in readings if owner == name]
+            late = sum(each.shown["seconds"] is None and each.uncounted for each in of_queue)
+            uncounted = sum(each.uncounted for each in of_queue) - late
+            found[name] = Lags([each.shown for each in of_queue], late, uncounted)
+        return found
 
 
 def _head(window: Window) -> dict[str, Any]:
@@ -77,57 +118,120 @@ def _head(window: Window) -> dict[str, Any]:
     }
 
 
-async def _lag(window: Window, store: Store, pool: Executor, wall_ms: int) -> dict[str, Any]:
-    loop = asyncio.get_running_loop()
-    cursor, contiguous = window.advance(), window.contiguous
-    in_memory = window.unacknowledged_count()
-    shown = _head(window)
-    if contiguous and not in_memory:
-        return shown
-    pending = await _pending(window, cursor, store, pool)
-    # Changes that were acknowledged during the read do not count.
-    cursor = window.advance()
-    shown |= {"cursor": cursor, "in_flight": window.in_flight_count}
-    if pending.total == 0:
-        return shown
-    below, above = await loop.run_in_executor(pool, store.seconds_around, window.partition, cursor)
-    first_ms = pending.rows[0].time_ms if pending.rows else None
-    # In a contiguous window the cursor is the place of a change, whose second is that of the time mark before it. Else
-    # the change there is not known: nothing above is older than the next mark, or than the first row that is left.
-    second = below if contiguous else above
-    since_ms = None if second is None else second * 1000
-    if first_ms is not None and (second is None or first_ms // 1000 <= second):
-        since_ms = first_ms
-    shown["seconds"] = None if since_ms is None else max(0, wall_ms - since_ms) / 1000
-    # Objects and bytes come from the same read, if it was complete: memory has changed since.
-    shown["objects"] = in_memory if pending.total is None and contiguous else pending.total
-    shown["bytes"] = None
-    if pending.total is not None and pending.total == len(pending.rows):
-        shown["bytes"] = await loop.run_in_executor(pool, _sizes, store, window, pending.rows)
-    return shown
+class _Reading:
+    """The reading of one partition, in three steps."""
 
+    def __init__(self, window: Window, store: Store, pool: Executor, wall_ms: int) -> None:
+        self.window = window
+        self.shown = _head(window) | dict.fromkeys(("seconds", "objects", "bytes"))
+        self.uncounted = False
+        """Whether a step ran out of time."""
+        self._store = store
+        self._pool = pool
+        self._wall_ms = wall_ms
+        self._oldest: OldestWaiting | None = None
+        self._found: dict[tuple[bytes, bytes], Change] = {}  # a key that changes meanwhile has a second row
+        self._offset = 0
+        self._rows_read = 0
+        self._is_whole = False
+        """Whether all rows were read."""
+        self._is_done = False
+        """Whether no further row can be read or is needed."""
 
-async def _pending(window: Window, cursor: int, store: Store, pool: Executor) -> Pending:
-    """Rows from `cursor` on that are offered and not settled: read in the pool, selected here."""
-    loop = asyncio.get_running_loop()
-    found: dict[tuple[bytes, bytes], Change] = {}  # a key that changes meanwhile has a second row
-    read = 0
-    offset = cursor
-    while read < ROWS_MAX:
-        damaged = False
+    async def read_seconds(self) -> None:
+        """How long the oldest change waits. Every value is known then if nothing waits."""
+        window = self.window
+        cursor, contiguous = window.advance(), window.contiguous
+        in_memory = window.unacknowledged_count()
+        if contiguous and not in_memory:
+            self._end_empty()
+            return
+        self.shown["objects"] = in_memory if contiguous else None
+        self._offset = cursor
+        while not (self._found or self._is_done):
+            await self._page(min(FIRST_ROWS, STEP_ROWS))
+        # Changes that were acknowledged during the read do not count.
+        cursor = window.advance()
+        rows = self._still_waiting()
+        if self._is_whole and not rows:
+            self._end_empty()
+            return
+        self.shown |= {"cursor": cursor, "in_flight": window.in_flight_count}
+        below, above = await asyncio.get_running_loop().run_in_executor(
+            self._pool, self._store.seconds_around, window.partition, cursor
+        )
+        first_ms = rows[0].time_ms if rows else None
+        # In a contiguous window the cursor is the place of a change, whose second is that of the time mark before it.
+        # Else the change there is not known: nothing above is older than the next mark, or than the first row that is
+        # left.
+        second = below if contiguous else above
+        since_ms = None if second is None else second * 1000
+        if first_ms is not None and (second is None or first_ms // 1000 <= second):
+            since_ms = first_ms
+        if since_ms is not None:
+            self._oldest = OldestWaiting(cursor, since_ms)
+            self._show_seconds(since_ms)
+
+    async def count_objects(self) -> None:
+        """How many keys wait, as far as ROWS_MAX allows."""
+        while not self._is_done:
+            await self._page(STEP_ROWS)
+        if not self._is_whole:
+            return
+        rows = self._still_waiting()
+        if rows:
+            self.shown |= {"objects": len(rows), "in_flight": self.window.in_flight_count}
+        else:
+            self._end_empty()
+
+    async def add_sizes(self) -> None:
+        """Bytes of these objects, of the same read, if it was complete."""
+        rows = self._still_waiting()
+        if self._is_whole and 0 < len(rows) <= SIZES_MAX:
+            loop = asyncio.get_running_loop()
+            self.shown["objects"] = len(rows)
+            self.shown["bytes"] = await loop.run_in_executor(self._pool, _sizes, self._store, self.window, rows)
+
+    def remembered(self, before: OldestWaiting | None) -> OldestWaiting | None:
+        """The oldest waiting change, as read now; or as read `before`, where it could not be read now and the cursor
+        has not moved since: then it counts now, too."""
+        if self._oldest is None and before is not None and self.uncounted and self.shown["seconds"] is None:
+            if before.cursor != self.window.advance():
+                return None
+            self._show_seconds(before.since_ms)
+            return before
+        return self._oldest
+
+    async def _page(self, limit: int) -> None:
+        """Read on: rows that are offered and not settled are kept. Read in the pool, selected here."""
+        loop = asyncio.get_running_loop()
         try:
-            rows: Sequence[Change] = await loop.run_in_executor(pool, read_changes, store, window, offset, STEP_ROWS)
+            rows: Sequence[Change] = await loop.run_in_executor(
+                self._pool, read_changes, self._store, self.window, self._offset, limit
+            )
         except DamagedChange as error:  # an unknown number of rows behind it wait, too
-            rows, damaged = error.before, True
-        for row in window.unsettled(rows):
-            found.setdefault((row.bucket, row.key), row)
-        if damaged:
-            break
-        if len(rows) < STEP_ROWS:
-            return Pending(list(found.values())[:SIZES_MAX], len(found))
-        read += len(rows)
-        offset = rows[-1].offset + 1
-    return Pending(list(found.values())[:SIZES_MAX], None)
+            rows = error.before
+            self._is_done = True
+        else:
+            self._rows_read += len(rows)
+            self._is_whole = len(rows) < limit
+            self._is_done = self._is_whole or self._rows_read >= ROWS_MAX
+        for row in self.window.unsettled(rows):
+            self._found.setdefault((row.bucket, row.key), row)
+        if rows:
+            self._offset = rows[-1].offset + 1
+
+    def _still_waiting(self) -> list[Change]:
+        return self.window.unsettled(list(self._found.values()))
+
+    def _end_empty(self) -> None:
+        self.shown = _head(self.window)
+        self._found = {}
+        self._oldest = None
+        self._is_whole = self._is_done = True
+
+    def _show_seconds(self, since_ms: int) -> None:
+        self.shown["seconds"] = max(0, self._wall_ms - since_ms) / 1000
 
 
 def _sizes(store: Store, window: Window, rows: Sequence[Change]) -> int | None:

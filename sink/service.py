@@ -578,6 +578,10 @@ class Sink:
             "peers_unusable": [{"queue": n.queue, "url": n.peer, "reason": why} for n, why in self._unusable.items()],
         }
 
+    def source_clusters(self) -> frozenset[bytes]:
+        """Uuids of the clusters from which this node's links fetch, as far as they have answered."""
+        return frozenset(link.cluster for link in self._pool.links.values() if link.cluster is not None)
+
     def fetched_lags(self) -> list[FetchedLag]:
         """Changes that were fetched and are not stored yet, by queue, source cluster and bucket type. Queues with an
         unknown number of waiting changes are left out."""

@@ -14,7 +14,7 @@ sync that was not compared. Rules: docs/protocol.md I-AAE-*.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
@@ -91,14 +91,20 @@ Step = Roots | Leaves | Clocks | Pause | Repair
 
 
 class ExchangeVerdict(StrEnum):
-    """Result of a run. Only `in-sync` means that both clusters are equal."""
+    """Result of a run. `in-sync`: both clusters are equal. `up-to-date`: the sink has everything that the source has,
+    and keys of its own, or newer ones."""
 
     IN_SYNC = "in-sync"
+    UP_TO_DATE = "up-to-date"
     REPAIRED = "repaired"
     DIFFERING = "differing"
     TIMED_OUT = "timed-out"
     ERROR = "error"
     INCOMPLETE = "incomplete"
+
+
+PROVING: Final = frozenset({ExchangeVerdict.IN_SYNC, ExchangeVerdict.UP_TO_DATE})
+"""Verdicts of runs that found nothing missing at the sink."""
 
 
 @dataclass(slots=True)
@@ -116,10 +122,15 @@ class Findings:
     segments_unexplained: int = 0
     """Segments whose leaves differed every time although none of the compared rows did: something outside the scope
     differs."""
+    segments_ahead: int = 0
+    """Segments that differ outside the scope, and there only in keys that are ahead at the sink."""
     segments_left: int = 0
     """Lower bound of the differing segments left to later checks by the limit; they are unexplained as well."""
     segments_wrong: int = 0
     """Segments with equal rows and different leaves, neither of which changes: one tree is wrong."""
+    forgotten: int = 0
+    """Keys that are missing at the source, and that the sink has as the source's cluster wrote them: lost, or deleted
+    and reaped so long ago that it is forgotten. The sink may lack a delete, so they are not ahead there."""
     queued: int = 0
     queuing: int = 0
     """Keys that the repair under way has queued; they count in `queued` once it ends."""
@@ -130,17 +141,36 @@ class Findings:
         """Keys that differed at both reads."""
         return self.by_kind.total()
 
+    @property
+    def ahead(self) -> int:
+        """Keys that only the sink has, or that are newer there: the source has nothing to send for them."""
+        there = sum(count for (_, side), count in self.by_kind.items() if side is BehindSide.SOURCE)
+        return there - self.forgotten
+
+    @property
+    def up_to_date(self) -> bool:
+        """True, once the run has ended by itself, if the sink has everything that the source had at the run's begin."""
+        return self.differences == self.ahead and not self.segments_unexplained and not self.segments_wrong
+
 
 Machine = Generator[Step, object, ExchangeVerdict]
 
 
+def nobodys(_row: ComparedRow) -> bool:
+    """Rows of a source whose own writes are not known by their clocks."""
+    return False
+
+
 class CompareFilter(NamedTuple):
-    """The keys that count (`key_filter`; None: all), the bucket that is compared (None: all), and whether rows are of a
-    time range only (`partial`)."""
+    """The keys that count (`key_filter`; None: all), the bucket that is compared (None: all), whether rows are of a
+    time range only (`partial`), whether keys that are ahead at the sink are to be repaired, too (`both_ways`), and
+    which rows of the sink are as the source's cluster wrote them (`ours`)."""
 
     key_filter: Callable[[bytes, bytes], bool] | None
     bucket: bytes | None
     partial: bool
+    both_ways: bool = False
+    ours: Callable[[ComparedRow], bool] = nobodys
 
     @property
     def is_partial(self) -> bool:
@@ -151,6 +181,16 @@ class CompareFilter(NamedTuple):
         """False if the filter leaves the key out."""
         return self.key_filter is None or self.key_filter(difference.bucket, difference.key)
 
+    def lacks(self, difference: KeyDifference) -> bool:
+        """True if a cluster lacks something that this run is to bring there: the sink; with `both_ways` either."""
+        there = difference.side is BehindSide.SOURCE and not self.forgotten(difference)
+        return self.counts(difference) and (self.both_ways or not there)
+
+    def forgotten(self, difference: KeyDifference) -> bool:
+        """True for a key that is missing at the source, and that its cluster wrote; see `Findings.forgotten`."""
+        missing = difference.kind is DifferenceKind.MISSING and difference.side is BehindSide.SOURCE
+        return missing and difference.sink is not None and self.ours(difference.sink)
+
 
 def exchange(
     findings: Findings,
@@ -159,6 +199,8 @@ def exchange(
     key_filter: Callable[[bytes, bytes], bool] | None = None,
     partial: bool = False,
     bucket: bytes | None = None,
+    both_ways: bool = False,
+    ours: Callable[[ComparedRow], bool] = nobodys,
     branches_at_once: int = BRANCHES_AT_ONCE,
     segments_at_once: int = SEGMENTS_AT_ONCE,
     segment_limit: int = 0,
@@ -167,13 +209,16 @@ def exchange(
     """The generator of one run over trees of 2^size_bits segments. `key_filter(bucket, key)`: False for keys that may
     differ. `partial`: rows are of a time range only; `bucket`: only its rows are compared. `segment_limit`: compare the
     rows of no more segments, 0: no limit; `start`, any number, selects them, so that lasting differences in some do not
-    starve the others.
+    starve the others. `both_ways`: keys that are ahead at the sink are to be repaired, too; else they are only counted.
+    `ours`: whether a row of the sink is as the source's cluster wrote it; see `Findings.forgotten`.
 
-    The driver sends the result of each Step and receives the next. Returns IN_SYNC; REPAIRED when all that differs was
-    enqueued; DIFFERING; or INCOMPLETE when leaves differ that no compared row explains, or a tree is wrong. IN_SYNC
-    covers all keys that count, also in a partial run: each differing segment was explained.
+    The driver sends the result of each Step and receives the next. Returns IN_SYNC; UP_TO_DATE when the only
+    differences are keys that are ahead at the sink, which are not to be repaired; REPAIRED when all that is to be
+    repaired was enqueued; DIFFERING; or INCOMPLETE when leaves differ that no compared row explains, or a tree is
+    wrong. IN_SYNC and UP_TO_DATE cover all keys that count, also in a partial run: each differing segment was
+    explained.
     """
-    scope = CompareFilter(key_filter, bucket, partial)
+    scope = CompareFilter(key_filter, bucket, partial, both_ways, ours)
     findings.state = "root-compare"
     branches = yield from _confirm(_compare_roots, findings, "root-confirm")
     findings.branches_differing = len(branches)
@@ -186,10 +231,13 @@ def exchange(
             yield from _branches(findings, sorted(part), size_bits, scope, segments_at_once, segment_limit, start)
         findings.branches_done += len(part)
     findings.state = "done"
-    if not findings.differences:
-        unknown = findings.segments_unexplained or findings.segments_wrong
-        return ExchangeVerdict.INCOMPLETE if unknown else ExchangeVerdict.IN_SYNC
-    return ExchangeVerdict.REPAIRED if findings.queued >= findings.differences else ExchangeVerdict.DIFFERING
+    wanted = findings.differences if both_ways else findings.differences - findings.ahead
+    if wanted:
+        return ExchangeVerdict.REPAIRED if findings.queued >= wanted else ExchangeVerdict.DIFFERING
+    if findings.segments_unexplained or findings.segments_wrong:
+        return ExchangeVerdict.INCOMPLETE
+    ahead = findings.differences or findings.segments_ahead
+    return ExchangeVerdict.UP_TO_DATE if ahead else ExchangeVerdict.IN_SYNC
 
 
 def _branches(
@@ -243,9 +291,7 @@ def _segments(
     unexplained = [segment for segment in segments[:covered] if segment not in explained]
     equal: Sequence[int] = unexplained
     if scope.is_partial:
-        equal = ()
-        if scope.key_filter is not None or len(unexplained) <= FULL_COMPARE_MAX:
-            unexplained, equal = yield from _differing_beyond_range(findings, unexplained, size_bits, scope)
+        unexplained, equal = yield from _beyond_range(findings, unexplained, size_bits, scope)
         findings.segments_unexplained += len(unexplained)
     findings.segments_wrong += yield from _count_wrong_trees(equal, size_bits)
     findings.state = "clock-compare"
@@ -268,9 +314,13 @@ def _segments(
         findings.transient += transient
         if scope.is_partial:  # all times are read now: keys beyond the range may differ in the same segments
             known = {(difference.bucket, difference.key) for difference in still}
-            more += [d for d in compare(source, sink) if (d.bucket, d.key) not in known and scope.counts(d)]
+            beyond = [d for d in compare(source, sink) if (d.bucket, d.key) not in known and scope.counts(d)]
+            lacking = [difference for difference in beyond if scope.lacks(difference)]
+            more += lacking
+            findings.segments_ahead += len(_segments_of(beyond, shift) - _segments_of(lacking, shift))
         if still:
             findings.by_kind.update((difference.kind, difference.side) for difference in still)
+            findings.forgotten += sum(map(scope.forgotten, still))
             findings.state = "repair"
             queued = yield Repair(still)
             assert isinstance(queued, int)
@@ -280,12 +330,30 @@ def _segments(
     return covered
 
 
+def _beyond_range(
+    findings: Findings, segments: Sequence[int], size_bits: int, scope: CompareFilter
+) -> Generator[Step, object, tuple[list[int], list[int]]]:
+    """Explain `segments`, which differ in none of the compared rows, by their other rows. Returns (segments that differ
+    in keys of which a cluster lacks something, or that were not compared; segments in which no key differs).
+
+    Keys that a filter leaves out, and keys of the sink's own, differ for ever and hide others in their segments: with
+    either, all segments have to be compared. Without a filter the first FULL_COMPARE_MAX tell: where they lack
+    something, older changes differ, which another check compares, and the others are not read."""
+    tried = segments if scope.key_filter is not None else segments[:FULL_COMPARE_MAX]
+    lacking, equal = yield from _differing_beyond_range(findings, tried, size_bits, scope)
+    left = segments[len(tried) :]
+    if not left:
+        return lacking, equal
+    if lacking:
+        return [*lacking, *left], equal
+    return (yield from _differing_beyond_range(findings, left, size_bits, scope))
+
+
 def _differing_beyond_range(
     findings: Findings, segments: Sequence[int], size_bits: int, scope: CompareFilter
 ) -> Generator[Step, object, tuple[list[int], list[int]]]:
-    """Compare all rows of `segments` twice. Returns (segments in which a key that counts differs, segments in which no
-    key differs). With a filter this is necessary: keys that it leaves out differ forever and hide others in their
-    segments."""
+    """Compare all rows of `segments` twice. Returns (segments with a key of which a cluster lacks something, segments
+    in which no key differs), and counts those that differ only in keys that are ahead at the sink."""
     shift = 64 - size_bits
     suspects: list[KeyDifference] = []
     explained: set[int] = set()
@@ -297,7 +365,9 @@ def _differing_beyond_range(
         explained |= {_segment(difference, shift) for difference in found}
         counting = [difference for difference in found if scope.counts(difference)]
         findings.filtered += len(found) - len(counting)
-        suspects += counting
+        lacking = [difference for difference in counting if scope.lacks(difference)]
+        findings.segments_ahead += len(_segments_of(counting, shift) - _segments_of(lacking, shift))
+        suspects += lacking
     outside = yield from _confirm_segments(findings, suspects, size_bits)
     return outside, [segment for segment in segments if segment not in explained]
 
@@ -355,6 +425,10 @@ def _confirm_segments(
         still, _ = confirm((d for d in suspects if _segment(d, shift) in looked), source, sink)
         found |= {_segment(difference, shift) for difference in still}
     return sorted(found)
+
+
+def _segments_of(differences: Iterable[KeyDifference], shift: int) -> set[int]:
+    return {_segment(difference, shift) for difference in differences}
 
 
 def _segment(difference: KeyDifference, shift: int) -> int:

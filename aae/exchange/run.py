@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from isthmus.aae.exchange.cluster import Incomplete
-from isthmus.aae.exchange.compare import BehindSide, DifferenceKind, KeyDifference
+from isthmus.aae.exchange.compare import ComparedRow, DifferenceKind, KeyDifference
 from isthmus.aae.exchange.exchange import (
     SEGMENTS_AT_ONCE,
     Clocks,
@@ -26,11 +26,12 @@ from isthmus.aae.exchange.exchange import (
     RowPage,
     Step,
     exchange,
+    nobodys,
 )
 from isthmus.aae.exchange.remote import TypeLacking
 from isthmus.aae.exchange.wire import ClocksRequest, LeavesRequest, RootsRequest, RowsResponse
 from isthmus.aae.trees.tree import Hashes
-from isthmus.config.text import clause
+from isthmus.config.text import clause, quantity
 from isthmus.repl.model.errors import IsthmusError, Retryable
 from isthmus.repl.model.keys import SEGMENT_BITS
 
@@ -67,8 +68,8 @@ class ExchangeScope(NamedTuple):
     """Scope of a comparison.
 
     Trees are always compared whole; rows only if changed in [since_ms, before_ms) (0: no bound) and of `bucket`, if
-    given. `key_filter(bucket, key)`: False for keys that may differ; None: none may. `segment_limit`, `start`: see
-    `aae.exchange.exchange.exchange`."""
+    given. `key_filter(bucket, key)`: False for keys that may differ; None: none may. `segment_limit`, `start`,
+    `both_ways`, `ours`: see `aae.exchange.exchange.exchange`."""
 
     bucket_type: bytes
     since_ms: int = 0
@@ -78,6 +79,8 @@ class ExchangeScope(NamedTuple):
     bucket: bytes | None = None
     segment_limit: int = 0
     start: int = 0
+    both_ways: bool = False
+    ours: Callable[[ComparedRow], bool] = nobodys
 
 
 @dataclass(slots=True)
@@ -123,11 +126,13 @@ async def run(
         )
     except IsthmusError as error:
         return ExchangeOutcome(ExchangeVerdict.ERROR, f"{findings.state}: {error}", findings, retryable=True)
-    return ExchangeOutcome(verdict, _reason(verdict, findings), findings)
+    return ExchangeOutcome(verdict, _reason(verdict, findings, scope.both_ways), findings)
 
 
-def _reason(verdict: ExchangeVerdict, findings: Findings) -> str:
+def _reason(verdict: ExchangeVerdict, findings: Findings, both_ways: bool) -> str:
     match verdict:
+        case ExchangeVerdict.UP_TO_DATE:
+            return _ahead(findings)
         case ExchangeVerdict.INCOMPLETE | ExchangeVerdict.REPAIRED if findings.segments_wrong:
             wrong = clause(findings.segments_wrong, "segment", "has", "have")
             return f"{wrong} equal keys and other hashes: a tree is wrong on one side"
@@ -138,9 +143,9 @@ def _reason(verdict: ExchangeVerdict, findings: Findings) -> str:
                 f"{clause(findings.segments_unexplained, 'segment', 'differs', 'differ')} by changes outside the range"
             )
         case ExchangeVerdict.DIFFERING if findings.segments_left:
-            return f"{_unqueued(findings)}; {_limited(findings)}"
+            return f"{_unqueued(findings, both_ways)}; {_limited(findings)}"
         case ExchangeVerdict.DIFFERING:
-            return _unqueued(findings)
+            return _unqueued(findings, both_ways)
         case _:
             return ""
 
@@ -150,14 +155,21 @@ def _limited(findings: Findings) -> str:
     return f"at least {left} left to the next checks (segment_limit)"
 
 
-def _unqueued(findings: Findings) -> str:
+def _ahead(findings: Findings) -> str:
+    """How much only the other side has, or has newer."""
+    parts = [quantity(findings.ahead, "key")] * bool(findings.ahead)
+    parts += [f"keys of {quantity(findings.segments_ahead, 'segment')}"] * bool(findings.segments_ahead)
+    return f"all of ours is there; only there or newer there: {', '.join(parts)}"
+
+
+def _unqueued(findings: Findings, both_ways: bool) -> str:
     """How many keys were not enqueued, and what would repair them."""
-    left = findings.differences - findings.queued
-    there = sum(count for (_, side), count in findings.by_kind.items() if side is BehindSide.SOURCE)
+    left = findings.differences - (0 if both_ways else findings.ahead) - findings.queued
+    there = findings.ahead
     corrupt = sum(count for (kind, _), count in findings.by_kind.items() if kind is DifferenceKind.CORRUPT)
     found = [f"{clause(left, 'key', 'differs and was', 'differ and were')} not queued"]
-    if there and left >= there:
-        found.append(f"{there} are ahead on the other side (its full-sync sends them, or bidirectional = true)")
+    if both_ways and there and left >= there:
+        found.append(f"{there} are ahead on the other side, whose queue has not taken them")
     if corrupt:
         found.append(f"{corrupt} have the same clock and other content (write them again)")
     return ": ".join((found[0], ", ".join(found[1:]))) if found[1:] else found[0]
@@ -178,6 +190,8 @@ async def _drive(
         partial=scope.since_ms > 0 or scope.before_ms > 0,
         bucket=scope.bucket,
         segments_at_once=segments_at_once,
+        both_ways=scope.both_ways,
+        ours=scope.ours,
         segment_limit=scope.segment_limit,
         start=scope.start,
     )

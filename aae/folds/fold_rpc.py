@@ -19,8 +19,9 @@ from isthmus.repl.model.errors import CodecError, NotReady
 
 METHOD: Final = "aae.fold"
 
-TIMEOUT_MS: Final = 60_000
-"""Time-out of a page: an act waits for capacity of a queue, or for writes."""
+TIMEOUT_MS: Final = 15_000
+"""Time-out of a page of another node: an act waits for capacity of a queue (5 s), or for writes. Below what the command
+line waits, so that the sentence reaches it."""
 
 VERSION: Final = 1
 

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 
 from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, KeyDifference
-from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
+from isthmus.aae.exchange.exchange import PROVING, ExchangeVerdict, Findings
 from isthmus.aae.exchange.remote import PeerTrees
 from isthmus.aae.exchange.run import ExchangeActions, ExchangeEnd, ExchangeOutcome, ExchangeScope, run
 from isthmus.aae.scheduling.history import DifferingKeys
@@ -47,7 +47,9 @@ REST_S_MAX: Final = 2.0
 NAMED_MAX: Final = 10_000
 """Differing keys remembered of the newest check of a bucket type: some 2 MB."""
 
-CONCLUSIVE: Final = frozenset({ExchangeVerdict.IN_SYNC, ExchangeVerdict.REPAIRED, ExchangeVerdict.DIFFERING})
+CONCLUSIVE: Final = frozenset(
+    {ExchangeVerdict.IN_SYNC, ExchangeVerdict.UP_TO_DATE, ExchangeVerdict.REPAIRED, ExchangeVerdict.DIFFERING}
+)
 """Verdicts of checks that compared all differing segments, except those of a range without `DifferingKeys.every`."""
 
 CORRUPT_LOGGED: Final = 20
@@ -173,6 +175,8 @@ class PeerChecker:
             bucket=times.bucket,
             segment_limit=settings.segment_limit_count,
             start=self._random.randrange(1 << 20),
+            both_ways=settings.bidirectional,
+            ours=self.only_ours,
         )
         outcome = await run(
             self._source,
@@ -182,7 +186,7 @@ class PeerChecker:
             actions=actions,
             timeout_s=settings.run_timeout_ms / 1000,
         )
-        if refused > 0 and outcome.verdict is not ExchangeVerdict.IN_SYNC:
+        if refused > 0 and outcome.verdict not in PROVING:
             words = (
                 f"{refused} of the repairs before were refused there for good (isthmus sink dead-letters list there)"
             )
@@ -246,21 +250,21 @@ class PeerChecker:
         whole = conclusive and check.times is None and not findings.segments_unexplained
         sent = actions.sent if whole else {**self.sent.get(bucket_type, {}), **actions.sent}
         self.sent[bucket_type] = dict(islice(sent.items(), NAMED_MAX))
-        every = conclusive and len(keys) >= findings.differences and not findings.segments_unexplained
+        unnamed = findings.segments_unexplained or findings.segments_ahead
+        every = conclusive and len(keys) >= findings.differences and not unnamed
         self.named[bucket_type] = DifferingKeys(check.began_ms, keys, every)
 
     async def wait_between_comparisons(self) -> None:
         """The pause of the settings, give or take a half."""
         await asyncio.sleep(self._settings.pause_ms / 1000 * (0.5 + self._random.random()))
 
-    def has_written(self, row: ComparedRow | None) -> bool:
-        """Whether a row of the other cluster has seen a write of this one."""
+    def only_ours(self, row: ComparedRow) -> bool:
+        """Whether a row of the other cluster has seen writes of this one alone."""
         try:
-            clock = () if row is None else decode_clock(row.clock)
+            parts = [parts_of(actor) for actor, _, _ in decode_clock(row.clock)]
         except CodecError:
             return False
-        parts = (parts_of(actor) for actor, _, _ in clock)
-        return any(each is not None and each.cluster_uuid == self._own for each in parts)
+        return bool(parts) and all(each is not None and each.cluster_uuid == self._own for each in parts)
 
     def repairs(self, difference: KeyDifference) -> bool:
         """Whether a check queues the key, here or at the other cluster."""
@@ -329,7 +333,7 @@ class _CheckActions(ExchangeActions):
         self.ineffective: list[tuple[bytes, bytes]] = []
         """Keys that INEFFECTIVE_AFTER checks in a row queued before, and that differ as they did."""
         self.forgotten: list[tuple[bytes, bytes]] = []
-        """Keys that only the other cluster has, and that this cluster once wrote."""
+        """Keys that only the other cluster has, as this cluster wrote them."""
 
     async def repair(self, differences: Sequence[KeyDifference]) -> int:
         """See ExchangeActions. References that were taken before an error or a cancellation count in `findings`."""
@@ -356,8 +360,8 @@ class _CheckActions(ExchangeActions):
     def _note(self, d: KeyDifference) -> None:
         """Note a key that is about to be queued, or that only the other cluster has."""
         name = (d.bucket, d.key)
-        if d.kind is DifferenceKind.MISSING and d.side is BehindSide.SOURCE and self._checker.has_written(d.sink):
-            self.forgotten.append(name)
+        if d.kind is DifferenceKind.MISSING and d.side is BehindSide.SOURCE and d.sink is not None:
+            self.forgotten += [name] * self._checker.only_ours(d.sink)
         if not self._checker.repairs(d) or len(self.sent) >= NAMED_MAX:
             return
         before = self._before.get(name)
@@ -383,9 +387,9 @@ def ineffective_words(names: Sequence[tuple[bytes, bytes]]) -> str:
 def forgotten_words(names: Sequence[tuple[bytes, bytes]]) -> str:
     """That these keys were written here once and are gone, and what that means."""
     return (
-        f"{clause(len(names), 'key', 'is', 'are')} missing here with writes of this cluster, which knows of no delete "
-        f"that had seen them ({_shown(names)}): lost, or deleted and reaped so long ago that it is forgotten; the "
-        "other side's full-sync brings back what is not deleted there first"
+        f"{clause(len(names), 'key', 'is', 'are')} missing here, and as this cluster wrote "
+        f"{'it' if len(names) == 1 else 'them'} there ({_shown(names)}): lost here, or deleted and reaped so long ago "
+        "that it is forgotten; the other side's full-sync brings back what is not deleted there first"
     )
 
 

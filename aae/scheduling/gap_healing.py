@@ -3,8 +3,9 @@
 A gap belongs to the cluster that owns its queue, and to the bucket types and keys that may be missing. Once a minute
 this node looks at all gaps, of all nodes' queues, that belong to a peer's cluster. A gap that has ended and is not
 proven gets a check of its time range; if that does not explain all differences, a check of everything; further ones at
-doubling intervals. A check compares whole trees, so checks that found all of a gap's bucket types in sync, and began
-after its end, prove the gap, and it is closed. A check that compares fewer keys than the gap's queue offers proves
+doubling intervals. A check compares whole trees, so checks that found the other cluster up to date in all of a gap's
+bucket types, and began after its end, prove the gap, and it is closed; keys that only the other cluster has do not
+matter. A check that compares fewer keys than the gap's queue offers proves
 nothing about it.
 
 Repairs are references in a node's memory. When those of the newest check are gone, delivered or lost with the process,
@@ -92,7 +93,7 @@ class HealStatus:
 
 
 def proven(gaps: Iterable[GapToHeal], began_ms: Mapping[str, int]) -> list[GapToHeal]:
-    """The gaps whose bucket types were all proven in sync by checks that began after the gap's end; `began_ms`: bucket
+    """The gaps whose bucket types were all proven up to date by checks that began after their end; `began_ms`: bucket
     type -> begin of its newest such check."""
     return [
         gap for gap in gaps if gap.upto_ms is not None and gap.upto_ms <= proven_upto_ms(gap.bucket_types, began_ms)
@@ -118,7 +119,7 @@ def range_to_check(gaps: Iterable[GapToHeal], bucket_types: Iterable[str], now_m
 
 
 def repairs_unproven(history: PeerHistory, bucket_types: Iterable[str]) -> bool:
-    """True if the newest conclusive check of some bucket type enqueued repairs and no later check proved it in sync.
+    """True if the newest conclusive check of some bucket type enqueued repairs and no later check proved it up to date.
     Repairs that the other cluster refuses for good are not followed."""
     for name in bucket_types:
         for result in reversed(history.results):
@@ -261,7 +262,7 @@ class GapHealer:
         for queue, bucket_types in sorted({(gap.queue, gap.bucket_types) for gap in found}, key=str):
             ids = [gap.id for gap in found if (gap.queue, gap.bucket_types) == (queue, bucket_types)]
             upto_ms = proven_upto_ms(bucket_types, proven_ms)
-            closed = await self._gaps.close(queue, ids, upto_ms, "full-sync", f"{name} is in sync")
+            closed = await self._gaps.close(queue, ids, upto_ms, "full-sync", f"{name} is up to date")
             status.closed_count += closed
             log.info("fullsync.gaps_closed", peer=name, queue=queue, count=closed)
         left = [gap for gap in gaps if gap not in found]

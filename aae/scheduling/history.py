@@ -58,8 +58,8 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """Result of one check of one bucket type. Times are wall clock. `proven`: all keys that the filter lets through
-    were equal at `began_ms`."""
+    """Result of one check of one bucket type. Times are wall clock. `proven`: the other cluster had all of this
+    cluster's writes of `began_ms`, as far as the filter lets them through."""
 
     bucket_type: str
     kind: CheckKind
@@ -73,6 +73,7 @@ class CheckResult:
     differences: Mapping[str, int]
     queued: int
     left: int
+    """Keys that were to be repaired and were not queued."""
     transient: int
     filtered: int
     by: str
@@ -81,6 +82,8 @@ class CheckResult:
     """Segments that differ in keys that this check did not compare."""
     refused: int = 0
     """Repairs enqueued before it that the other cluster refused for good, or that had no effect."""
+    segments_ahead: int = 0
+    """Segments outside the check's range that differ, and there only in keys that are ahead on the other side."""
     lacking: bool = False
     """The other cluster does not have the bucket type: nothing was compared."""
 
@@ -102,7 +105,9 @@ class PeerHistory:
     suspended: Suspended | None = None
     results: deque[CheckResult] = field(default_factory=lambda: deque(maxlen=RESULTS_KEPT))
     proven_ms: dict[str, int] = field(default_factory=dict)
-    """Bucket type -> begin of the newest check that proved it in sync with `cluster`."""
+    """Bucket type -> begin of the newest check that proved `cluster` up to date."""
+    equal_ms: dict[str, int] = field(default_factory=dict)
+    """Bucket type -> begin of the newest check that found both clusters equal."""
     cluster: str = ""
     """The uuid of the other cluster in hex; "" before its first response."""
     named: dict[bytes, DifferingKeys] = field(default_factory=dict)
@@ -121,6 +126,7 @@ class PeerHistory:
             self.schedule_state = replace(self.schedule_state, learned=None)
         if added_ms != self.added_ms or (self.queue and queue != self.queue):
             self.proven_ms.clear()
+            self.equal_ms.clear()
             self.named.clear()
             self.schedule_state = replace(self.schedule_state, failed=True, quiet=0)
         self.queue, self.added_ms = queue, added_ms
@@ -135,6 +141,7 @@ class PeerHistory:
         if uuid and uuid != self.cluster:
             if self.cluster:
                 self.proven_ms.clear()
+                self.equal_ms.clear()
             self.cluster = uuid
 
 
@@ -191,7 +198,13 @@ class FullSyncHistory:
         LocalFault. Concurrent saves are ordered; one that is older than the state on disk does nothing."""
         number = next(self._numbers)
         peers = {
-            name: replace(one, results=one.results.copy(), proven_ms={**one.proven_ms}, named={**one.named})
+            name: replace(
+                one,
+                results=one.results.copy(),
+                proven_ms={**one.proven_ms},
+                equal_ms={**one.equal_ms},
+                named={**one.named},
+            )
             for name, one in self.peers.items()
         }
 
@@ -224,6 +237,7 @@ def _plain(one: PeerHistory, named_bytes: int, results_kept: int = RESULTS_KEPT)
             for result in islice(one.results, max(0, len(one.results) - results_kept), None)
         ],
         "proven": one.proven_ms,
+        "equal": one.equal_ms,
         "cluster": one.cluster,
         "queue": one.queue,
         "added_ms": one.added_ms,
@@ -249,7 +263,8 @@ def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
             return otherwise
 
     if isinstance(raw, dict):
-        raw = {"named": (), "cluster": "", "queue": "", "added_ms": 0, **raw}  # which earlier programs did not remember
+        # Parts that earlier programs did not save; what they called proven was equal.
+        raw = {"named": (), "cluster": "", "queue": "", "added_ms": 0, "equal": raw.get("proven"), **raw}
     suspended = isinstance(raw, dict) and raw.get("suspended") is not None
     return PeerHistory(
         read("standing", _schedule_state, PeerScheduleState(started_ms)),
@@ -261,12 +276,17 @@ def _peer(name: str, raw: Any, started_ms: int) -> PeerHistory:
             lambda part: deque((msgspec.convert(one, CheckResult) for one in part), maxlen=RESULTS_KEPT),
             deque(maxlen=RESULTS_KEPT),
         ),
-        read("proven", lambda part: {str(bucket_type): int(at_ms) for bucket_type, at_ms in part.items()}, {}),
+        read("proven", _times, {}),
+        read("equal", _times, {}),
         cluster=read("cluster", lambda part: bytes.fromhex(part).hex(), ""),
         queue=read("queue", str, ""),
         added_ms=read("added_ms", int, 0),
         named=read("named", lambda part: {bytes(bucket_type): _named(*rest) for bucket_type, *rest in part}, {}),
     )
+
+
+def _times(raw: Any) -> dict[str, int]:
+    return {str(bucket_type): int(at_ms) for bucket_type, at_ms in raw.items()}
 
 
 def _decode_suspended(raw: Any) -> Suspended | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from isthmus.aae.exchange.compare import BehindSide
 from isthmus.aae.exchange.compare import VerdictKind as KeyVerdict
 from isthmus.aae.exchange.exchange import ExchangeVerdict
 from isthmus.aae.scheduling.check import CONCLUSIVE
@@ -22,8 +23,8 @@ UNKNOWN: Final = "unknown"
 
 def last_comparisons(manager: CheckScheduler, key: Key) -> list[dict[str, Any]]:
     """One row for each peer that compares the key's bucket type: {"fullsync", "verdict", "difference", "reason",
-    "check", "by", "kind", "at_ms", "proven_ms", "suspended"}. Times are the begin of a check, None if there was none;
-    `suspended`: who suspended the peer, or None."""
+    "check", "by", "kind", "at_ms", "proven_ms", "equal_ms", "suspended"}. Times are the begin of a check, None if there
+    was none; `suspended`: who suspended the peer, or None."""
     name = key.bucket_type.decode(errors="replace")
     return [_row(peer, name, key) for peer in manager.peers.values() if name in peer.bucket_types]
 
@@ -37,12 +38,13 @@ class ComparedDifferences:
     def difference_of(self, key: Key) -> str:
         """A peer whose newest check found the key different, or found differences that it could not name, and the
         difference; "" otherwise. Called before a tombstone is reaped (docs/protocol.md R-REAP): if the other side has
-        an older value, only the tombstone can repair it."""
+        an older value, only the tombstone can repair it. A key that is ahead there has the tombstone's clock in its
+        own."""
         for row in last_comparisons(self._scheduler, key):
-            if row["verdict"] == KeyVerdict.DIVERGED:
+            if row["verdict"] == KeyVerdict.DIVERGED and not is_ahead(row["difference"]):
                 return f"full-sync {row['fullsync']}: its newest check found the key different: {row['difference']}"
             newest = _newest(self._scheduler.peers[row["fullsync"]], key.bucket_type.decode(errors="replace"))
-            unnamed = row["check"] in CONCLUSIVE or (newest is not None and newest.unexplained)
+            unnamed = newest is not None and not newest.proven and (newest.verdict in CONCLUSIVE or newest.unexplained)
             if row["verdict"] == KeyVerdict.UNREACHABLE and unnamed:
                 return f"full-sync {row['fullsync']}: its newest check found differences that it could not name"
         return ""
@@ -69,8 +71,17 @@ def _row(peer: PeerState, bucket_type: str, key: Key) -> dict[str, Any]:
         "kind": None if newest is None else newest.kind.value,
         "at_ms": None if newest is None else newest.began_ms,
         "proven_ms": history.proven_ms.get(bucket_type),
+        "equal_ms": history.equal_ms.get(bucket_type),
         "suspended": None if history.suspended is None else history.suspended.by,
     }
+
+
+AHEAD: Final = "ahead there: nothing of this cluster is missing"
+
+
+def is_ahead(difference: str | None) -> bool:
+    """True for a key that only the other side has, or that is newer there."""
+    return difference is not None and difference.endswith(f"@{BehindSide.SOURCE.value}")
 
 
 def _found(peer: PeerState, verdict: ExchangeVerdict, began_ms: int, key: Key) -> tuple[KeyVerdict, str | None, str]:
@@ -84,7 +95,7 @@ def _found(peer: PeerState, verdict: ExchangeVerdict, began_ms: int, key: Key) -
         return KeyVerdict.UNREACHABLE, None, "which keys differed then is not known any more"
     found = named.keys.get((key.bucket, key.key))
     if found is not None:
-        return KeyVerdict.DIVERGED, found, peer.checker.ineffective_of(key)
+        return KeyVerdict.DIVERGED, found, AHEAD if is_ahead(found) else peer.checker.ineffective_of(key)
     if verdict not in CONCLUSIVE:
         return KeyVerdict.UNREACHABLE, None, ""
     if not named.every:

@@ -175,10 +175,10 @@ class CheckHours:
 
 @dataclass(frozen=True, slots=True)
 class PeerScheduleState:
-    """Input for the choice of a peer's checks. `succeeded_ms`: begin of the newest check that was in sync (initially
-    the node's start); `failed`: the newest check was not in sync; `quiet`: checks of kind auto to skip, because the
-    newest one found differences that cannot be repaired from here. `learned`: where repairs were, or a range set by an
-    operator."""
+    """Input for the choice of a peer's checks. `succeeded_ms`: begin of the newest check that found nothing to repair
+    (initially the node's start); `failed`: the newest check was not one of these; `quiet`: checks of kind auto to skip,
+    because the newest one found differences that cannot be repaired from here. `learned`: where repairs were, or a
+    range set by an operator."""
 
     succeeded_ms: int
     failed: bool = False
@@ -191,9 +191,9 @@ class PeerScheduleState:
 def choose_auto(
     state: PeerScheduleState, window: CheckHours, wall_ms: int, *, both_ways: bool
 ) -> tuple[CheckKind, PeerScheduleState]:
-    """(kind that an `auto` check becomes, next state). After a check in sync: the range since then; a learned range
-    goes first; after a failure: everything within the window, else a day. `both_ways`: this peer is asked to repair,
-    too, so every difference can be repaired."""
+    """(kind that an `auto` check becomes, next state). After a check that found nothing to repair: the range since
+    then; a learned range goes first; after a failure: everything within the window, else a day. `both_ways`: this peer
+    is asked to repair, too, so every difference can be repaired."""
     if state.suppressed:
         return CheckKind.NONE, replace(state, suppressed=state.suppressed - 1)
     if state.learned is not None or not state.failed:
@@ -204,8 +204,8 @@ def choose_auto(
 
 
 def compared_times(kind: CheckKind, state: PeerScheduleState, wall_ms: int) -> TimeRange | None:
-    """The time range of a check that begins now; None: all. The default range begins with the newest check that was in
-    sync."""
+    """The time range of a check that begins now; None: all. The default range begins with the newest check that found
+    nothing to repair."""
     until_ms = wall_ms + RANGE_AHEAD_MS
     if kind is CheckKind.DAY:
         return TimeRange(wall_ms - DAY_MS, until_ms)
@@ -221,17 +221,17 @@ def state_after(
     kind: CheckKind,
     began_ms: int,
     *,
-    in_sync: bool,
+    up_to_date: bool,
     repaired: int,
     learned: TimeRange | None,
     own_times: bool = False,
     quiet_checks: int = 2,
 ) -> PeerScheduleState:
-    """The state after a check. A learned range is used once; `learned` is the next one. `own_times`: the check had
-    given times, and used no range. `quiet_checks`: checks of kind auto to skip when no difference could be repaired
-    from here."""
+    """The state after a check; `up_to_date`: it found nothing to repair. A learned range is used once; `learned` is the
+    next one. `own_times`: the check had given times, and used no range. `quiet_checks`: checks of kind auto to skip
+    when no difference could be repaired from here."""
     keeps = state.learned if kind is not CheckKind.RANGE or own_times else None
-    if in_sync:
+    if up_to_date:
         return PeerScheduleState(began_ms, learned=keeps, suppressed=state.suppressed)
     quiet = 0 if repaired else quiet_checks
     return PeerScheduleState(state.succeeded_ms, True, quiet, learned or keeps, state.suppressed)

@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
+from isthmus.aae.exchange.exchange import PROVING, ExchangeVerdict, Findings
 from isthmus.aae.ports import Members, PeerAccess, QueueTypes
 from isthmus.aae.scheduling.alarm import Alarm
-from isthmus.aae.scheduling.check import PeerCheck, PeerChecker
+from isthmus.aae.scheduling.check import CONCLUSIVE, PeerCheck, PeerChecker
 from isthmus.aae.scheduling.history import CheckResult, FullSyncHistory, PeerHistory, Suspended
 from isthmus.aae.scheduling.operator_documents import (
     EffectivePeer,
@@ -460,7 +460,7 @@ class CheckScheduler:
                 state,
                 kind,
                 began_ms,
-                in_sync=all(result.verdict is ExchangeVerdict.IN_SYNC or result.lacking for result in results),
+                up_to_date=all(result.verdict in PROVING or result.lacking for result in results),
                 repaired=repaired,
                 learned=learned_range(modified, buckets, LEARNS_FROM),
                 own_times=given is not None,
@@ -479,8 +479,12 @@ class CheckScheduler:
         outcome = await peer.checker.check(check, findings)
         if outcome.retryable:
             peer.incomplete_reason = outcome.reason
-        left = findings.differences - findings.queued
-        proven = outcome.verdict is ExchangeVerdict.IN_SYNC  # trees are compared whole, whatever the check's times
+        wanted = findings.differences - (0 if peer.settings.bidirectional else findings.ahead)
+        # Trees are compared whole, whatever the check's times. A check that asks the other side for repairs may queue
+        # such keys alone, and then proves as much as one that does not.
+        proven = outcome.verdict in PROVING or (
+            outcome.verdict in CONCLUSIVE and findings.differences > 0 and findings.up_to_date
+        )
         result = CheckResult(
             bucket_type=check.bucket_type,
             kind=check.kind,
@@ -493,11 +497,12 @@ class CheckScheduler:
             keys=findings.keys_compared,
             differences={f"{kind.value}@{side.value}": count for (kind, side), count in findings.by_kind.items()},
             queued=findings.queued,
-            left=left,
+            left=max(0, wanted - findings.queued),
             transient=findings.transient,
             filtered=findings.filtered,
             by=check.by,
             unexplained=findings.segments_unexplained,
+            segments_ahead=findings.segments_ahead,
             lacking=outcome.type_missing,
             refused=outcome.refused,
         )
@@ -509,6 +514,8 @@ class CheckScheduler:
         peer.history.answered(peer.checker.cluster)
         if proven:
             peer.history.proven_ms[check.bucket_type] = check.began_ms
+        if outcome.verdict is ExchangeVerdict.IN_SYNC:
+            peer.history.equal_ms[check.bucket_type] = check.began_ms
         self.totals[name, result.verdict] = self.totals.get((name, result.verdict), 0) + 1
         self.queued_total += findings.queued
         tell = log.warning if outcome.verdict in (ExchangeVerdict.ERROR, ExchangeVerdict.TIMED_OUT) else log.info

@@ -115,6 +115,7 @@ class AdminApi(HttpApplication):
 
     def stop(self) -> None:
         """End the streams of viewers, and questions that are under way."""
+        super().stop()
         self.live.stop()
         self.findings.stop()
 

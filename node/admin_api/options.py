@@ -137,6 +137,7 @@ class OptionsAdmin:
             {
                 "outcome": outcome,
                 "before": None if before is None else before.value,
+                "before_by": None if before is None else before.by,
                 **await self._shown(rows, None if changed else after, after.version if changed else None),
                 "warnings": warnings(after, records, option.name, kind),
             }

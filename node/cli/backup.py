@@ -21,7 +21,7 @@ from isthmus.node.backup import restore as restoring
 from isthmus.node.backup.create import Progress
 from isthmus.node.backup.manifest import Manifest
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
-from isthmus.node.cli.output import echo_json, moment, output_option, printable
+from isthmus.node.cli.output import echo_json, moment, output_option, percent, printable
 
 PROGRESS_INTERVAL_S: Final = 0.5
 """Between two updates of the progress on a terminal."""
@@ -188,7 +188,7 @@ def _progress() -> Iterator[Progress]:
         if now_s - shown_s < PROGRESS_INTERVAL_S:
             return
         shown_s = now_s
-        line = f"{phase}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB ({100 * done / max(1, total):.0f} %)"
+        line = f"{phase}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB ({percent(done / max(1, total))})"
         click.echo(f"\r{line:<{wide}}", err=True, nl=False)
         wide = len(line)
 

@@ -147,13 +147,14 @@ def isr(warning: int, critical: int, quiet: bool, query: AdminCommand) -> None:
     _end("isr", facts, isr_fine(cluster), query.output, limits, quiet=quiet)
 
 
-@check_group.command("sync", short_help="When full-sync last proved both sides equal.")
-@_limits(PROVEN, Duration(), "how long ago both sides were proven equal")
+@check_group.command("sync", short_help="When full-sync last proved the other side up to date.")
+@_limits(PROVEN, Duration(), "how long ago the other side was proven up to date")
 @QUEUE
 @admin_query
 def sync(warning: int, critical: int, queue: str | None, quiet: bool, query: AdminCommand) -> None:
-    """When full-sync last proved both sides equal, and the newest result of any node. Differing keys that are queued
-    are a warning, those that are not are critical."""
+    """When full-sync last proved that the other side has all of ours, or, where both directions are configured, that
+    both are equal; and the newest result of any node. Keys that differ and are queued are a warning, those that are not
+    are critical."""
     limits = _checked(warning, critical)
     answer = query.get("/admin/fullsync/nodes")
     nodes, at_ms = answer.get("nodes"), answer.get("at_ms")

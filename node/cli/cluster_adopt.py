@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -140,8 +139,9 @@ def _echo_plan(adoption: Adoption, settings: Settings, hosts: str, copy: Metasto
     click.echo(printable(f"metastore {hosts} of cluster {settings.node.cluster}: {now}, and no node uses it"))
     click.echo(printable(f"data directory {settings.node.data_dir}: cluster {adoption.cluster_uuid.hex()}"))
     if copy is not None and adoption.as_of_ms is not None:
-        age_s = max(0, int(time.time() - adoption.as_of_ms / 1000))
-        click.echo(printable(f"copy of the metastore: of {moment(adoption.as_of_ms)}, {age_s} s ago"))
+        since = f"nothing had changed there from {moment(adoption.as_of_ms)} on"
+        until = "when this directory's node last ran, or the backup was made that it was restored from"
+        click.echo(printable(f"copy of the metastore: as it was {until}; {since}"))
     for bucket_type, count in adoption.bucket_types.items():
         click.echo(printable(f"restored: bucket type {bucket_type}, {quantity(count, 'partition')}"))
     others = sorted(path for path in adoption.documents if not path.startswith("/p/"))

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -242,11 +244,32 @@ def _checked(file: Path) -> Checked:
             return Checked(str(file), (), (), None)
     except ConfigError as error:
         return Checked(error.file, error.faults, (), None)
-    faults = [placed(settings, *fault) for fault in file_faults(settings)]
+    faults = [placed(settings, *fault) for fault in (*_unusable_directory(settings), *file_faults(settings))]
     if faults:
         return Checked(str(file), sorted(faults, key=lambda fault: (fault.line, fault.path)), (), None)
     warnings = [*warnings_of(settings), *_single_replica(settings), *_missing_directories(settings)]
     return Checked(str(file), (), [placed(settings, *each) for each in warnings], settings)
+
+
+def _unusable_directory(settings: Settings) -> list[tuple[str, str]]:
+    """(key, message) of a data directory that a start would refuse here, whoever runs the node: it, or what is to hold
+    it, is no directory, or lies on a file system that keeps nothing. Who may write there is seen at the start: this
+    check may run as another user."""
+    directory = settings.node.data_dir
+    place = next(each for each in (directory, *directory.parents) if os.path.lexists(each))
+    is_it = place == directory
+    try:
+        if not stat.S_ISDIR(place.stat().st_mode):
+            what = "is a file" if is_it else f"cannot be made: {place} is a file"
+            return [("node.data_dir", f"{directory} {what}; name a directory, which is made at the first start")]
+        space = os.statvfs(place)
+    except OSError as error:
+        return [("node.data_dir", f"{directory}: {place}: {(error.strerror or str(error)).lower()}")]
+    if space.f_flag & os.ST_RDONLY:
+        return [("node.data_dir", f"{directory} lies on a file system that is mounted read-only")]
+    if not space.f_blocks:
+        return [("node.data_dir", f"{directory} lies on a file system without space for files, as /proc is")]
+    return []
 
 
 def _single_replica(settings: Settings) -> list[tuple[str, str]]:

@@ -86,7 +86,7 @@ def add(
     **given: str | None,
 ) -> None:
     """Add a cluster to context NAME, which is made if it is not there; a cluster of that name is replaced. The first
-    context becomes the one in use.
+    context becomes the one in use, the first cluster the one that is meant without --cluster.
 
     Several addresses of one cluster: the first that answers is asked. Without --http `isthmus kv` asks a node of
     --admin for them.
@@ -111,7 +111,8 @@ def add(
     path = path_of_file()
     file = load(path)
     old = file.contexts.get(name, ContextEntry({}))
-    new = ContextEntry({**old.clusters, cluster: entry}, old.cluster)
+    clusters = {**old.clusters, cluster: entry}
+    new = ContextEntry(clusters, old.cluster or next(iter(clusters)))
     if len(new.clusters) > CLUSTERS_MAX:
         raise BadInput(f"context {name} has {CLUSTERS_MAX} clusters already, the most there may be")
     if len(file.contexts | {name: new}) > CONTEXTS_MAX:
@@ -120,6 +121,8 @@ def add(
     save(path, ContextFile({**file.contexts, name: new}, current))
     outcome = "replaced" if cluster in old.clusters else "added"
     sentence = f"context {name}: cluster {cluster} {outcome}" + (", in use" if current == name else "")
+    if new.cluster != cluster:
+        sentence += f"; cluster {new.cluster} is meant without --cluster (isthmus context use {name} --cluster NAME)"
     echo_result({"context": name, "cluster": cluster, "outcome": outcome, "current": current}, output, sentence)
 
 

@@ -129,7 +129,7 @@ def load(path: Path) -> ContextFile:
 
 def _parsed(raw: bytes, path: Path) -> ContextFile:
     try:
-        text = raw.decode().replace("\r\n", "\n")
+        text = raw.decode("utf-8-sig").replace("\r\n", "\n")
         values = tomllib.loads(text)
         lines = line_of_keys(text)
     except UnicodeDecodeError as error:

@@ -28,6 +28,7 @@ from isthmus.node.cli.output import (
     moment_of,
     objects_in,
     output_option,
+    percent,
     printable,
 )
 from isthmus.node.cli.parameters import (
@@ -316,7 +317,7 @@ def _pages(kind: str, more: dict[str, Any], scope: dict[str, Any]) -> Iterator[d
             place = page["next"]
             if shows_progress:
                 share = (index + _share(place, index, len(partitions))) / len(partitions)
-                click.echo(f"\r{kind}: {100 * share:.0f} %", err=True, nl=False)
+                click.echo(f"\r{kind}: {percent(share)}", err=True, nl=False)
             if place is None:
                 break
     if shows_progress:

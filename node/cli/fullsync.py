@@ -59,6 +59,7 @@ PROGRESS_S: Final = 2.0
 
 VERDICTS: Final = {
     "in-sync": Exit.OK,
+    "up-to-date": Exit.OK,
     "repaired": Exit.DIFFERS,
     "differing": Exit.DIFFERS,
     "error": Exit.USAGE,
@@ -84,6 +85,12 @@ def _next_check(row: Row) -> str:
     return "-" if at_ms is None or row.get("state") == "suspended" else moment(at_ms)
 
 
+def _equal(row: Row) -> str:
+    """When both clusters were last found equal; a node of an earlier version proves nothing else."""
+    equal_ms = row["equal_ms"].get(row["bucket_type"]) if isinstance(row.get("equal_ms"), dict) else row["proven_at_ms"]
+    return "never" if equal_ms is None else moment(equal_ms)
+
+
 def _queue(peer: Row) -> str:
     """The queue of repairs, with what is wrong with it."""
     if peer.get("queue_delisted"):
@@ -98,7 +105,8 @@ PEERS: Final = TableSpec(
     column("next", _next_check, leave=3),
     column("kind", lambda row: row.get("next_kind") or "-", leave=4),
     column("bucket_type", leave=1),
-    ("proven in sync as of", lambda row: "never" if row["proven_at_ms"] is None else moment(row["proven_at_ms"])),
+    ("proven as of", lambda row: "never" if row["proven_at_ms"] is None else moment(row["proven_at_ms"])),
+    column("equal as of", lambda row: _equal(row), leave=5),
     column("repairs to", _queue, leave=2),
     column("reason", text=True),
 )
@@ -135,8 +143,8 @@ NODE_RESULTS: Final = TableSpec(column("node"), *RESULTS.columns)
 )  # fmt: skip
 @admin_query
 def status(node: str | None, results: int, query: AdminCommand) -> None:
-    """Every cluster that the nodes compare with, the next check of each node, since when it is proven in sync, and the
-    newest results. With --node what one node has planned, and its last results.
+    """Every cluster that the nodes compare with, the next check of each node, as of when it is proven to have all of
+    ours and both were equal, and the newest results. With --node what one node has planned, and its last results.
     """
     if node is None:
         _echo_cluster(query, results)
@@ -282,13 +290,18 @@ class FinishedCheck(NamedTuple):
 @fullsync_group.command("run", short_help="Begin a check now: everything or a range.")
 @click.argument("kind", type=click.Choice(KINDS), default="all")
 @PEER
-@click.option("--wait", is_flag=True, help="Wait for the end: exit code 0 in sync, 1 differs, 2 error, 3 incomplete.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait for the end: exit code 0 nothing is missing there, 1 differs, 2 error, 3 incomplete.",
+)
 @admin_act()
 def run(kind: str, peer: str | None, wait: bool, act: AdminCommand) -> None:
     """Begin a check now: everything, the last day or hour, a learned range, or what `auto` chooses. Several peers are
     checked one after the other.
 
-    With --wait the verdict is the exit code: 0 in sync, 1 differing, 2 an error, 3 when something was not looked at.
+    With --wait the verdict is the exit code: 0 in sync or up to date (all of ours is there, and keys of its own), 1
+    differing, 2 an error, 3 when something was not looked at.
     """
     begun = act.post("/admin/fullsync/run", peer=peer, kind=kind)
     names = [str(name) for name in begun.get("peers", ())] or [str(begun.get("peer"))]

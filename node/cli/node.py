@@ -42,6 +42,10 @@ def run(file: Path) -> int:
     On SIGHUP certificates, keys, tokens, and log.level of FILE are read again; nothing stops.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the daemon handles it: a hang-up must not end a starting node
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(
+            number, _ignored
+        )  # tools of other servers send them after a log's rotation; the default is an end
     settings = load_file(file)
     from isthmus.node import daemon
     from isthmus.node.observability import logs
@@ -61,6 +65,10 @@ def run(file: Path) -> int:
         sentence = "\n".join(failure.sentences)
         log.critical("node.failed", sentence=sentence, reason=failure.reason, exit_code=int(failure.exit_code))
         return failure.exit_code
+
+
+def _ignored(_number: int, _frame: object) -> None:
+    """A signal that means nothing. Not SIG_IGN, which the node's children would inherit."""
 
 
 @node_group.command("init", short_help="Write the commented config of a new node.")

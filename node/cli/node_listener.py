@@ -16,6 +16,7 @@ import click
 from isthmus.config.validation import check_peer_url
 from isthmus.node.cli.credentials import ConnectionOption, Endpoint, endpoint_of, is_typed
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
+from isthmus.node.http.patience import header_of
 from isthmus.repl.http.client import OPEN, PeerCredentials, WrongPeer, session
 from isthmus.repl.security.tls import tls_failure
 
@@ -108,7 +109,7 @@ class NodeListener:
                 method,
                 self.url + path,
                 data=body,
-                headers=headers,
+                headers={**header_of(wait_s), **(headers or {})},
                 timeout=(connect_s, wait_s),
                 allow_redirects=False,
                 stream=True,

@@ -105,7 +105,10 @@ def _query(bucket_type: str | None) -> str:
 
 def _echo_set(act: AdminCommand, name: str, answer: Row) -> None:
     before = answer.get("before")
-    was = "" if before is None else f" (it was set to {cell(before)})"
+    by = f", by {cell(answer['before_by'])}" if answer.get("before_by") else ""
+    was = " (before, it was not set)" if before is None else f" (before: {cell(before)}{by})"
+    if answer.get("outcome") == "was not set":
+        was = ""
     act.note(f"{name}: {cell(answer.get('outcome'))}{was}")
     for warning in answer.get("warnings") or ():
         act.note(f"note: {warning}")

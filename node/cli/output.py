@@ -35,6 +35,7 @@ from isthmus.node.http.answer_texts import milliseconds as milliseconds
 from isthmus.node.http.answer_texts import named as named
 from isthmus.node.http.answer_texts import object_in as object_in
 from isthmus.node.http.answer_texts import objects_in as objects_in
+from isthmus.node.http.answer_texts import percent as percent
 from isthmus.node.http.answer_texts import printable as printable
 
 FORMATS: Final = ("table", "wide", "json")

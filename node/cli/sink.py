@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import click
 
+from isthmus.config.text import clause
 from isthmus.node.cli.admin_client import AdminClient
 from isthmus.node.cli.admin_command import AdminCommand, admin_act, admin_query
 from isthmus.node.cli.exit_codes import CommandFailed, Exit
@@ -27,6 +28,7 @@ from isthmus.node.cli.output import (
     moment_of,
     object_in,
     objects_in,
+    printable,
     value_or_nothing,
 )
 from isthmus.node.cli.parameters import ONE_NODE, Count, Size, of_node
@@ -370,12 +372,30 @@ def resume(queue: str | None, peer: str | None, act: AdminCommand) -> None:
 @click.argument("queue")
 @CLUSTER
 @click.option("--peer-token-file", metavar="PATH", help="On every node of this cluster: the token to show there.")
-@admin_act(reason=True)
+@admin_act(reason=True, yes=True)
 def add_peer(queue: str, url: str, cluster: str, peer_token_file: str | None, act: AdminCommand) -> None:
-    """Fetch from QUEUE at URL, a node of another cluster, on all nodes, from now on and over restarts. `isthmus sink
-    check` tests before whether it would work."""
-    answer = act.post("/admin/sink/peers/add", queue=queue, url=url, cluster=cluster, token_file=peer_token_file)
-    act.echo(answer, f"sink: fetches from queue {queue} at {url}")
+    """Fetch from QUEUE at URL, a node of another cluster, on all nodes, from now on and over restarts. The link is
+    tested before, as by `isthmus sink check`; where a line fails it asks for confirmation."""
+    link = {"queue": queue, "url": url, "cluster": cluster, "token_file": peer_token_file}
+    if not act.yes:
+        failed = _failing_checks(act, link)
+        for row in failed:
+            right = f"; right: {cell(row['right'])}" if row.get("right") else ""
+            click.echo(printable(f"{cell(row.get('what'))}: {cell(row.get('found'))}{right}"), err=True)
+        if failed:
+            act.confirm(f"This link would not work now: {clause(len(failed), 'check', 'fails', 'fail')}. Add it?")
+    act.echo(act.post("/admin/sink/peers/add", **link), f"sink: fetches from queue {queue} at {url}")
+
+
+def _failing_checks(act: AdminCommand, link: Row) -> list[dict[str, Any]]:
+    """The lines of `sink check` that fail; none at a node of a version before it."""
+    try:
+        rows = objects_in(act.admin.post("/admin/sink/check", dict(link)), "checks")
+    except CommandFailed as error:
+        if error.reason == "unknown-path":
+            return []
+        raise
+    return [row for row in rows if row.get("state") == "fail"]
 
 
 CHECKS: Final = TableSpec(("check", "what"), "state", "found", "right")

@@ -20,11 +20,12 @@ from isthmus.node.cli.output import (
     column,
     milliseconds,
     moment,
+    percent,
     printable,
     styled,
     table_lines,
 )
-from isthmus.node.services.findings import free_share
+from isthmus.node.services.findings import AHEAD_MS, free_share
 
 MARKS: Final = {
     "ok": Mark.GOOD,
@@ -51,7 +52,7 @@ LINKS: Final[tuple[Column, ...]] = (
     column("queue"),
     column("behind"),
     column("objects"),
-    column("proven equal"),
+    column("proven"),
 )
 DAY_MS: Final = 86_400_000
 
@@ -130,7 +131,7 @@ def _cluster_cells(row: Row, at_ms: int) -> tuple[Mark, list[Any]]:
         below,
         least,
         offline,
-        f"{100 * min(shares):.0f} %" if shares else None,
+        percent(min(shares)) if shares else None,
         "" if expires is None else f"{(expires - at_ms) // DAY_MS} d",
         row["gaps"],
         row["dead_letters"],
@@ -147,14 +148,31 @@ def _links(links: Sequence[Row], at_ms: int, width: int) -> list[str]:
 
 
 def _link_cells(row: Row, at_ms: int) -> list[Any]:
-    seconds, proven = row["seconds"], row["proven_ms"]
+    seconds = row["seconds"]
     return [
         f"{row['from']} \u2192 {row['to'] or 'nobody yet'}",
         row["queue"],
         None if seconds is None else milliseconds(1000 * seconds),
         row["objects"],
-        "never" if proven is None else f"{milliseconds(max(0, at_ms - proven))} ago",
+        _proven(row, at_ms),
     ]
+
+
+def _proven(row: Row, at_ms: int) -> str:
+    """When the other cluster was proven to have all of this one's writes; where they are to be equal, when they were
+    so."""
+    proven, equal = row["proven_ms"], row["equal_ms"]
+    if proven is None:
+        return "never"
+    if not row["both_ways"]:
+        return _ago(proven, at_ms)
+    if equal is None:
+        return f"{_ago(proven, at_ms)}, never equal"
+    return f"equal {_ago(equal, at_ms)}" if equal >= proven else f"{_ago(proven, at_ms)}, equal {_ago(equal, at_ms)}"
+
+
+def _ago(then_ms: int, at_ms: int) -> str:
+    return f"{milliseconds(max(0, at_ms - then_ms))} ago" if then_ms <= at_ms + AHEAD_MS else "unknown"
 
 
 def _held(row: Row) -> str:

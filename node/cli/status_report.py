@@ -166,6 +166,7 @@ def _link(
     elif uuid is not None and len(by_uuid) > 1:
         causes.append(f"{cell(rows[0].get('cluster'))} is not asked here: what its sinks do is not known")
     proven = [row.get("proven_ms") for row in rows]
+    equal = [row.get("equal_ms") for row in rows if row.get("both_ways")]
     state = max((fact.state for fact in lag_facts(rows, ProbeThresholds(*map(parse_duration, LAG)))), key=RANK.index)
     return {
         "from": source.name,
@@ -177,13 +178,23 @@ def _link(
         "seconds": _most(rows, "seconds"),
         "objects": _sum(rows, "objects"),
         "bytes": _sum(rows, "bytes"),
-        "proven_ms": None if None in proven else min(at for at in proven if at is not None),
+        "proven_ms": _earliest(proven),
+        "both_ways": bool(equal),
+        "equal_ms": _earliest(equal) if equal else None,
         "causes": causes[:CAUSES_MAX],
         "bucket_types": [
-            {key: row.get(key) for key in ("bucket_type", "seconds", "objects", "bytes", "proven_ms", "reason")}
+            {
+                key: row.get(key)
+                for key in ("bucket_type", "seconds", "objects", "bytes", "proven_ms", "equal_ms", "reason")
+            }
             for row in rows
         ],
     }
+
+
+def _earliest(times: Sequence[int | None]) -> int | None:
+    """The earliest of some times; None if one of them is never."""
+    return None if None in times else min(at for at in times if at is not None)
 
 
 def _most(rows: Sequence[Row], key: str) -> float | None:
@@ -240,7 +251,8 @@ def _links_from_elsewhere(
             "to": sink.name,
             "queue": queue,
             "state": "unknown",
-            **dict.fromkeys(("seconds", "objects", "bytes", "proven_ms")),
+            **dict.fromkeys(("seconds", "objects", "bytes", "proven_ms", "equal_ms")),
+            "both_ways": False,
             "causes": [
                 f"{name} is not asked here: it alone knows how far {sink.name} is behind",
                 *_causes_at(sink, queue, source)[: CAUSES_MAX - 1],

@@ -214,6 +214,7 @@ class ClientApi(HttpApplication):
 
     def stop(self) -> None:
         """The node is stopping: end long polls, so that they do not delay the listener's drain."""
+        super().stop()
         self._queues.stop()
 
     def samples(self) -> Iterator[Sample]:

@@ -24,6 +24,8 @@ READ_CONDITIONS: Final = frozenset((IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, 
 
 _TAG: Final = re.compile(rb'[ \t,]*(W/)?(?:"([\x21\x23-\x7e\x80-\xff]*)"|([^\s",*]+))[ \t]*(?=,|$)')
 _REST: Final = re.compile(rb"[ \t,]*")
+_LEAP_SECOND: Final = re.compile(r"\b([0-9]{2}:[0-9]{2}):60\b")
+"""Second 60, which HTTP's grammar has (RFC 9110, 5.6.7). Seconds since 1970 have none: it is the one after 59."""
 
 
 def parse_tags(name: bytes, value: bytes) -> tuple[str, ...]:
@@ -46,9 +48,10 @@ def parse_tags(name: bytes, value: bytes) -> tuple[str, ...]:
 
 def parse_date(value: bytes) -> int | None:
     """Seconds since 1970 of a date in any of HTTP's forms; None when it is invalid."""
+    text, leaps = _LEAP_SECOND.subn(r"\1:59", value.decode("latin-1"), count=1)
     try:
-        date = parsedate_to_datetime(value.decode("latin-1"))
-        return int((date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp())
+        date = parsedate_to_datetime(text)
+        return leaps + int((date if date.tzinfo is not None else date.replace(tzinfo=UTC)).timestamp())
     except (ValueError, TypeError, OverflowError, IndexError):
         return None
 

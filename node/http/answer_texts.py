@@ -77,10 +77,19 @@ def milliseconds(value: Any) -> str:
     """A duration as text: "1.8 ms", "12.3 s", "5.0 min"; anything but a number is "unknown"."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return UNKNOWN
-    for factor, unit, below in ((1, "ms", 1_000), (1_000, "s", 300_000), (60_000, "min", 7_200_000)):
-        if value < below:
+    for factor, unit, below in ((1, "ms", 1_000), (1_000, "s", 300), (60_000, "min", 120)):
+        if round(value / factor, 1) < below:  # as it is shown: 999.96 ms are not "1000.0 ms"
             return f"{value / factor:.1f} {unit}"
     return f"{value / 3_600_000:.1f} h"
+
+
+def percent(share: float) -> str:
+    """A share from 0 to 1 as whole percent. Only 1 is "100 %" and only 0 is "0 %": what is nearly so is "> 99 %" or
+    "< 1 %"."""
+    whole = round(100 * share)
+    if whole == 100 and share < 1:
+        return "> 99 %"
+    return "< 1 %" if whole == 0 and share > 0 else f"{whole} %"
 
 
 def named(values: Sequence[Any]) -> str:

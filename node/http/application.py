@@ -23,9 +23,10 @@ from isthmus.node.http.authorization import READING_POSTS, Guard
 from isthmus.node.http.csrf import check_origin
 from isthmus.node.http.durations import OTHER, RequestDurations
 from isthmus.node.http.operations import parameters_of
+from isthmus.node.http.patience import answer_by_s
 from isthmus.node.http.responses import JSON, PLAIN, Headers, Reply, RequestRefused, refusal, refusal_in_json
 from isthmus.node.http.router import Match, Router, check_parameters, parse_query
-from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TooLarge, clear_traceback
+from isthmus.repl.model.errors import IsthmusError, OutcomeUnknown, Overloaded, TimedOut, TooLarge, clear_traceback
 from isthmus.repl.security.tls import NodeName
 
 Message = dict[str, Any]
@@ -146,6 +147,10 @@ read would see a reset instead of the refusal. Beyond either, the connection is 
 JSON_BODY_LIMIT_BYTES: Final = 1000 * 1000
 """Largest JSON body (operators' requests); above it 413."""
 
+
+LATE_MAX: Final = 64
+"""Requests that go on after their client has been answered that it takes too long; further ones are cancelled. Each
+holds its body. A guess."""
 
 DIGITS_MAX: Final = 19
 """Digits of a number in a query, leading zeros included: those of the largest of 64 bits."""
@@ -365,6 +370,8 @@ class HttpApplication:
         """Authorizes requests; None: every request is allowed."""
         self.audit: RequestAudit | None = None
         """Records acts; None: nothing is recorded."""
+        self._late: set[asyncio.Future[Any]] = set()
+        """Work of requests whose client has its refusal already (`_in_time`)."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; raises only when the answer itself cannot be sent."""
@@ -426,7 +433,9 @@ class HttpApplication:
             series.add(perf_counter() - timing.began_s)
 
     def stop(self) -> None:
-        """The node is stopping: end long waits. There are none here; see ClientApi."""
+        """The node is stopping: end long waits, and work that nobody waits for."""
+        for work in self._late:
+            work.cancel()
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Find the handler, call it, send what it returns. Raises what `__call__` turns into refusals."""
@@ -438,7 +447,8 @@ class HttpApplication:
         try:
             if self.audit is not None and self.audit.is_act(method, match.pattern):
                 handled = self.audit.watch(scope, match.pattern, request, handled)
-            reply = await handled
+            limit_s = answer_by_s(scope["headers"])
+            reply = await (handled if limit_s is None else self._in_time(handled, request, limit_s))
             if isinstance(reply, Stream):
                 await self._stream(reply, scope, receive, send)
             else:
@@ -446,6 +456,44 @@ class HttpApplication:
             self.answered(scope, match.pattern, reply.status)
         finally:
             request.release()
+
+    async def _in_time(self, handled: Awaitable[Reply | Stream], request: Request, limit_s: float) -> Reply | Stream:
+        """The answer, if it comes while the client waits. Else the work goes on, as that of a client which left, and a
+        refusal says so. Raises TimedOut for a request that reads, OutcomeUnknown for one that may change something."""
+        work = asyncio.ensure_future(handled)
+        try:
+            await asyncio.wait((work,), timeout=limit_s)
+        except asyncio.CancelledError:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            raise
+        if work.done():
+            return work.result()
+        if len(self._late) < LATE_MAX:
+            self._late.add(work)
+        else:
+            work.cancel()
+        work.add_done_callback(lambda _: request.release())  # of a body that it reads from now on
+        work.add_done_callback(self._ended_late)
+        waited = f"no answer within {limit_s:g} s, as long as this client waits"
+        if request.method in ("GET", "HEAD") or request.raw_path in READING_POSTS:
+            raise TimedOut(f"{waited}: the node is busy, or waits for others")
+        raise OutcomeUnknown(f"{waited}: it may still be done; ask what became of it before it is repeated")
+
+    def _ended_late(self, work: asyncio.Future[Reply | Stream]) -> None:
+        """Nobody waits for the answer any more: an unforeseen error is logged, a stream closed."""
+        self._late.discard(work)
+        if work.cancelled():
+            return
+        error = work.exception()
+        if error is None:
+            reply = work.result()
+            if isinstance(reply, Stream):
+                closing = asyncio.ensure_future(reply.close())
+                self._late.add(closing)
+                closing.add_done_callback(self._late.discard)
+        elif not isinstance(error, IsthmusError | UnreadBody | ClientGone):
+            log.error("http.bug", exc_info=error)
 
     async def _handled(self, match: Match[RoutedHandler], request: Request) -> Reply | Stream:
         """Call the handler, unless the query has parameters that the route does not have: a part of the act, so that

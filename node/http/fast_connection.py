@@ -33,6 +33,7 @@ from isthmus.node.http.connection import (
     loaded_config,
 )
 from isthmus.node.http.csrf import OF_BROWSERS
+from isthmus.node.http.patience import HEADER
 from isthmus.node.http.responses import Reply
 from isthmus.repl.model.requests import WriteRequest
 
@@ -45,8 +46,9 @@ _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _FRAMING: Final = frozenset((b"connection", b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 """Headers that control the connection."""
 
-_ELSEWHERE: Final = _FRAMING | OF_BROWSERS
-"""Headers that send a request to the parser: those of browsers, because `check_origin` must see them."""
+_ELSEWHERE: Final = _FRAMING | OF_BROWSERS | {HEADER.lower().encode()}
+"""Headers that send a request to the parser: those of browsers, because `check_origin` must see them, and the time that
+a client waits, which needs a task to be kept."""
 
 _USUAL_CONNECTION: Final = (b"connection", b"keep-alive")
 

@@ -20,7 +20,7 @@ from isthmus.config.settings import TracesSettings
 from isthmus.node.observability.version import program_version
 from isthmus.repl.extras import check_packages
 from isthmus.repl.model.errors import BadConfig
-from isthmus.repl.security.watched_files import check_private
+from isthmus.repl.security.watched_files import check_private, encoding_fault
 from isthmus.repl.telemetry import Family, Sample
 from isthmus.repl.traces import Attributes, SpanKind, TraceContext
 
@@ -73,7 +73,10 @@ def read_headers(path: Path | None) -> dict[str, str]:
         return {}
     check_private(path)
     try:
-        text = path.read_bytes()[: HEADER_BYTES_MAX + 1].decode("ascii")
+        raw = path.read_bytes()[: HEADER_BYTES_MAX + 1]
+        if fault := encoding_fault(raw):
+            raise BadConfig(f"{path} {fault}")
+        text = raw.decode("ascii")
     except OSError as error:
         raise BadConfig(f"{path}: {(error.strerror or str(error)).lower()}") from error
     except UnicodeDecodeError:

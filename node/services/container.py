@@ -303,7 +303,9 @@ class NodeServices:
         self.replicas = NodeReplicas(self.runtime, self.store)
         self.fullsync = self._build_fullsync(metastore)
         self.reaper.differences = ComparedDifferences(self.fullsync.scheduler)
-        self.fullsync_status = FullSyncStatus(self.fullsync, self.queue_coverage, name, self.time)
+        self.fullsync_status = FullSyncStatus(
+            self.fullsync, self.queue_coverage, name, self.time, lambda: self.sink.source_clusters()
+        )
         self.runtime.listeners.add(self.fullsync.trees)
         self.folding = self._build_folding()
         self.row_streams = RowStreams(

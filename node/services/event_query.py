@@ -100,7 +100,7 @@ class EventResponder:
                     continue
                 verdict, reason = result["verdict"], f": {result['reason']}" if result.get("reason") else ""
                 text = f"{peer['name']}, bucket type {result['bucket_type']}, {result['kind']}: {verdict}{reason}"
-                level = "info" if verdict in ("in-sync", "repaired") else "warning"
+                level = "info" if verdict in ("in-sync", "up-to-date", "repaired") else "warning"
                 number = f"c{peer['name']}/{result['bucket_type']}/{result['began_ms']}"
                 yield Event(number, at_ms, self._node, CHECK, f"check.{verdict}", level, text)
 

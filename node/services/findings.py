@@ -21,6 +21,7 @@ from isthmus.node.http.answer_texts import (
     named,
     object_in,
     objects_in,
+    percent,
     silent_sentence,
 )
 
@@ -360,42 +361,69 @@ def _synced(
 ) -> Fact:
     """The fact about one queue and bucket type, from the newest results of the nodes that compare it."""
     where, subject = f"{cell(peers[0][1].get('name'))}, bucket type {bucket_type} (queue {queue})", f"queue {queue}"
-    newest, latest = _newest(peers, bucket_type, "newest"), _newest(peers, bucket_type, "newest_looked")
+    newest, latest = (_newest(peers, bucket_type, key, at_ms) for key in ("newest", "newest_looked"))
     if newest is not None and newest[1].get("lacking"):
         there = cell(peers[0][1].get("cluster") or peers[0][1].get("name"))
         what = f"{there} has no such bucket type: its changes are held back until it is made there"
         sentence = f"{where}: {what} (isthmus bucket-type create {bucket_type})"
         remedy = f"at {there}: isthmus bucket-type create {bucket_type}"
         return Fact(ProbeState.WARNING, sentence, Code.BUCKET_TYPE_LACKING, subject, remedy)
-    proven = [_number((peer.get("proven_ms") or {}).get(bucket_type)) for _, peer in peers]
-    proven_ms = max((at for at in proven if at is not None), default=None)
+    both_ways = any(peer.get("both_ways") for _, peer in peers)
+    proof = "proven equal" if both_ways else "proven up to date"
+    proven, ahead = _newest_proof([peer for _, peer in peers], bucket_type, at_ms, both_ways=both_ways)
     notes = [f"{node} is {cell(peer.get('state'))}: {peer.get('reason')}" for node, peer in peers if _rests(peer)]
     if newest is not None and newest != latest:
         notes.append(f"the newest check, of node {newest[0]}, could not look: {newest[1].get('reason')}")
     because = f" ({'; '.join(notes)})" if notes else ""
-    age = None if proven_ms is None else f"proven in sync {milliseconds(max(0, at_ms - proven_ms))} ago"
-    if latest is not None and latest[1].get("verdict") != "in-sync":
+    age = f"never {proof}" if proven is None else f"{proof} {milliseconds(max(0, at_ms - proven))} ago"
+    if proven is None and ahead:
+        clocks = f"as of a time that is {milliseconds(ahead)} ahead of this node's clock: when is not known"
+        return Fact(ProbeState.UNKNOWN, f"{where}: {proof} {clocks}{because}", Code.FULLSYNC_UNPROVEN, subject)
+    if latest is not None and latest[1].get("verdict") not in ("in-sync", *["up-to-date"] * (not both_ways)):
         node, result = latest
-        if proven_ms is None or result["began_ms"] >= proven_ms:
+        if proven is None or result["began_ms"] >= proven:
             count, left = result.get("queued"), cell(result.get("left"))
             queued = quantity(count, "key") if isinstance(count, int) else f"{cell(count)} keys"
-            state = ProbeState.WARNING if result.get("verdict") == "repaired" else ProbeState.CRITICAL
+            mended = result.get("verdict") in ("repaired", "up-to-date")
+            state = ProbeState.WARNING if mended else ProbeState.CRITICAL
             why = f" ({result['reason']})" if result.get("reason") else ""
             ended = f"the newest check ended as {cell(result.get('verdict'))} at node {node}{why}"
-            since = f"{ended}: {queued} queued, {left} not; {age or 'never proven in sync'}"
-            state = max(state, limits.state(max(0, at_ms - (proven_ms or at_ms))), key=RANK.index)
+            since = f"{ended}: {queued} queued, {left} not; {age}"
+            state = max(state, limits.state(max(0, at_ms - (proven or at_ms))), key=RANK.index)
             return Fact(state, f"{where}: {since}{because}", Code.FULLSYNC, subject)
-    if proven_ms is None:
-        return Fact(ProbeState.UNKNOWN, f"{where}: never proven in sync{because}", Code.FULLSYNC_UNPROVEN, subject)
-    return Fact(limits.state(max(0, at_ms - proven_ms)), f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
+    if proven is None:
+        return Fact(ProbeState.UNKNOWN, f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
+    return Fact(limits.state(max(0, at_ms - proven)), f"{where}: {age}{because}", Code.FULLSYNC_UNPROVEN, subject)
+
+
+AHEAD_MS: Final = 1_000
+"""How far ahead of the clock of the node that answers a proof may be stamped: clocks that differ by more are a finding
+of their own. A proof from further ahead has no known age."""
+
+
+def _newest_proof(
+    peers: Iterable[Mapping[str, Any]], bucket_type: str, at_ms: float, *, both_ways: bool
+) -> tuple[float | None, float]:
+    """(when the newest proof of any node was made, None for none; how far the newest proof lies in the future, 0: it
+    does not). Where both directions are configured, only equality is a proof. A node of an older version reports
+    equality as `proven_ms`, and nothing else."""
+    found = []
+    for peer in peers:
+        times = peer.get("equal_ms", peer.get("proven_ms")) if both_ways else peer.get("proven_ms")
+        if (at := _number((times or {}).get(bucket_type))) is not None:
+            found.append(at)
+    known = [at for at in found if at <= at_ms + AHEAD_MS]
+    return max(known, default=None), max(0.0, max(found, default=at_ms) - at_ms) if not known else 0.0
 
 
 def _newest(
-    peers: Sequence[tuple[str, Mapping[str, Any]]], bucket_type: str, key: str
+    peers: Sequence[tuple[str, Mapping[str, Any]]], bucket_type: str, key: str, at_ms: float
 ) -> tuple[str, Mapping[str, Any]] | None:
-    """(node, result) of the check that began last."""
+    """(node, result) of the check that began last; one that is stamped in the future only if there is no other."""
     results = [(node, (peer.get(key) or {}).get(bucket_type)) for node, peer in peers]
-    return max(((node, one) for node, one in results if one), key=lambda at: at[1]["began_ms"], default=None)
+    found = [(node, one) for node, one in results if one]
+    known = [(node, one) for node, one in found if one["began_ms"] <= at_ms + AHEAD_MS]
+    return max(known or found, key=lambda at: at[1]["began_ms"], default=None)
 
 
 def _rests(peer: Mapping[str, Any]) -> bool:
@@ -581,7 +609,7 @@ def _health_facts(answers: Mapping[str, Row]) -> Iterable[Fact]:
         share = free_share(one)
         if share is not None and share < DISK_FREE_WARNING:
             state = ProbeState.CRITICAL if share < DISK_FREE_CRITICAL else ProbeState.WARNING
-            words = f"node {node}: {100 * share:.0f} % of its disk are free"
+            words = f"node {node}: {percent(share)} of its disk are free"
             yield Fact(state, words, Code.DISK_FREE, subject)
 
 

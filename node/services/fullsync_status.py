@@ -3,6 +3,7 @@ queues in sync."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 from isthmus.aae import status
@@ -17,11 +18,20 @@ from isthmus.repl.model.ports import TimeSource
 class FullSyncStatus:
     """Joins the state of full-sync with the queues that its comparisons prove."""
 
-    def __init__(self, fullsync: FullSync, coverage: QueueCoverage, node: str, time: TimeSource) -> None:
+    def __init__(
+        self,
+        fullsync: FullSync,
+        coverage: QueueCoverage,
+        node: str,
+        time: TimeSource,
+        sources: Callable[[], Collection[bytes]],
+    ) -> None:
+        """`sources`: uuids of the clusters from which this node fetches."""
         self._fullsync = fullsync
         self._coverage = coverage
         self._node = node
         self._time = time
+        self._sources = sources
 
     def trees(self) -> dict[str, Any]:
         """The trees of this node's replicas."""
@@ -45,14 +55,24 @@ class FullSyncStatus:
         manager, now_ms = self._fullsync.scheduler, self._time.wall_ms()
         found = status.listed(manager, self._fullsync.gap_healer, results, now_ms, self._coverage.owners())
         for shown in found["peers"]:
-            shown["compares"] = self.compared(manager.peers[shown["name"]])
+            peer = manager.peers[shown["name"]]
+            shown["compares"] = self.compared(peer)
+            shown["both_ways"] = self.both_ways(peer)
         found |= status.operator_overrides(manager)
         return {**self._fullsync.status(), "node": self._node, "sent": self._coverage.sent(), **found}
 
+    def both_ways(self, peer: PeerState) -> bool:
+        """True if the clusters replicate in both directions, so that they are to be equal: this one fetches from the
+        other one, or asks it for repairs."""
+        cluster = peer.history.cluster
+        return peer.settings.bidirectional or (bool(cluster) and bytes.fromhex(cluster) in self._sources())
+
     def proven(self) -> list[dict[str, Any]]:
-        """The times up to which queues are proven in sync: {"queue", "bucket_type", "at_ms"}."""
+        """The times as of which the other cluster is proven to have all that a queue offers: {"queue", "bucket_type",
+        "at_ms"}. With "equal_at_ms" where the clusters are to be equal: when they were found so, None for never."""
         return [
             {"queue": queue, "bucket_type": bucket_type, "at_ms": at_ms}
+            | ({"equal_at_ms": peer.history.equal_ms.get(bucket_type)} if self.both_ways(peer) else {})
             for peer in self._fullsync.scheduler.peers.values()
             for queue, bucket_types in self.compared(peer).items()
             for bucket_type, at_ms in peer.history.proven_ms.items()

@@ -26,7 +26,11 @@ from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.model.vclock import decode_clock
 
 ROOM_WAIT_MS: Final = 30_000
-"""How long references wait for free queue space before the push is refused."""
+"""How long references of full-sync wait for free queue space before the push is refused: no client waits for it."""
+
+FOLD_ROOM_WAIT_MS: Final = 5_000
+"""The same of a fold, for whose page a client waits: as long as a push by hand, and well within the 20 s of the command
+line (`node.cli.node_listener.ANSWER_TIMEOUT_S`), so that the refusal names the queue."""
 
 
 class RepairQueue(Repairs):
@@ -69,16 +73,16 @@ class RepairQueue(Repairs):
 
     async def push(self, queue: str, keys: Sequence[Key]) -> int:
         """See Repairs."""
-        return await self._pushed(queue, keys, FULL_SYNC)
+        return await self._pushed(queue, keys, FULL_SYNC, ROOM_WAIT_MS)
 
     async def push_last(self, queue: str, keys: Sequence[Key]) -> int:
         """As `push`, at fold priority."""
-        return await self._pushed(queue, keys, FOLD)
+        return await self._pushed(queue, keys, FOLD, FOLD_ROOM_WAIT_MS)
 
-    async def _pushed(self, queue: str, keys: Sequence[Key], priority: int) -> int:
+    async def _pushed(self, queue: str, keys: Sequence[Key], priority: int, wait_ms: int) -> int:
         served: QueueServer = self._queues.named(queue)
         fitting = [key for key in keys if self._fits(served, key)]
-        taken = await served.push(fitting, priority, self._time.now_ms() + ROOM_WAIT_MS)
+        taken = await served.push(fitting, priority, self._time.now_ms() + wait_ms)
         if taken < len(fitting):
             raise QueueFull(f"queue {queue} took {taken} of {len(fitting)} references and is full", taken)
         return taken

@@ -34,15 +34,16 @@ RECEIVED: Final = ("fetched", "fetched_bytes", *OUTCOMES, "failed", "under_way")
 
 def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> list[dict[str, Any]]:
     """One row for each queue and bucket type: {"queue", "cluster", "uuid", "bucket_type", "seconds", "objects",
-    "bytes", "in_flight", "partitions", "unknown_partitions", "reason", "proven_ms"}.
+    "bytes", "in_flight", "partitions", "unknown_partitions", "reason", "proven_ms", "both_ways", "equal_ms"}.
 
     `answers`: {"queues", "proven"} of each node. `seconds` is the worst partition's; a partition that no node reports
-    makes the row unknown.
+    makes the row unknown. `both_ways`: the clusters are to be equal, and were found so at `equal_ms` (None: never).
     """
     parts: dict[str, dict[int, dict[str, Any]]] = {}
     heads: dict[str, dict[str, Any]] = {}
     reasons: dict[str, dict[str, list[str]]] = {}
     proven: dict[tuple[str, str], int] = {}
+    equal: dict[tuple[str, str], int] = {}
     for node, answer in answers.items():
         for queue in () if answer is None else answer["queues"]:
             name = queue["queue"]
@@ -57,6 +58,8 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
         for one in () if answer is None else answer["proven"]:
             at = (one["queue"], one["bucket_type"])
             proven[at] = max(proven.get(at, 0), one["at_ms"])
+            if "equal_at_ms" in one:
+                equal[at] = max(equal.get(at, 0), one["equal_at_ms"] or 0)
     for name, told in reasons.items():
         heads[name]["reason"] = joined_reasons(told)
     types: dict[str, list[PartitionRecord]] = {}
@@ -69,6 +72,8 @@ def lag_rows(answers: NodeAnswers, records: Mapping[int, PartitionRecord]) -> li
             "bucket_type": bucket_type,
             **_lag(parts.get(name, {}), of_type, answers, heads[name]["reason"]),
             "proven_ms": proven.get((name, bucket_type)),
+            "both_ways": (name, bucket_type) in equal,
+            "equal_ms": equal.get((name, bucket_type)) or None,
         }
         for name in sorted(heads)
         for bucket_type, of_type in sorted(types.items())

@@ -312,8 +312,9 @@ def _lost(copy: MetastoreCopy | None, without_record: list[int]) -> tuple[str, .
             "bucket types other than default: their data stays in the data directories, and no command can read it",
             f"{SET_BY_OPERATORS}: set them again",
         )
+    since = "since this directory's node last ran (of a restored one: since its backup)"
     lost = [
-        f"changes after the copy was made, to bucket types, replica assignments, {SET_BY_OPERATORS}",
+        f"changes made {since}, to bucket types, replica assignments, {SET_BY_OPERATORS}",
         "the ISRs: no leader is elected before `isthmus cluster reseed`, which compares the replicas of all nodes",
     ]
     if without_record:

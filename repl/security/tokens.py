@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from isthmus.repl.model.errors import BadConfig
-from isthmus.repl.security.watched_files import ReloadingFile, check_private
+from isthmus.repl.security.watched_files import ReloadingFile, check_private, encoding_fault
 
 TOKENS_MAX: Final = 64
 """Most tokens of a file: each request is compared with all of them. Rotation needs two."""
@@ -94,6 +94,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadConfig(f"{path}: {(error.strerror or str(error)).lower()}") from error
     if len(raw) > FILE_BYTES_MAX:
         raise BadConfig(f"{path} is larger than {FILE_BYTES_MAX} bytes, too large for a file of tokens")
+    if fault := encoding_fault(raw):
+        raise BadConfig(f"{path} {fault}")
     try:
         text = raw.decode("ascii")
     except UnicodeDecodeError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -32,6 +33,16 @@ def check_private(path: Path) -> None:
         raise BadConfig(f"{path} is not a file")
     if mode & 0o006:
         raise BadConfig(f"{path} holds a secret, and every user of this machine may read or write it: chmod o-rw it")
+
+
+def encoding_fault(raw: bytes) -> str:
+    """What makes a file of ASCII lines unreadable from its first byte on, as editors of some systems write it; "" where
+    nothing does. A sentence without the content."""
+    if raw.startswith(BOM_UTF8):
+        return "begins with a byte-order mark (BOM), three bytes before the text: save it without one"
+    if raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        return "is UTF-16: save it as ASCII, or as UTF-8 without a byte-order mark (BOM)"
+    return ""
 
 
 class ReloadingFile(Generic[T]):

@@ -37,6 +37,13 @@ class RowBatch(Protocol):
         """Delete the row `name`, if it is there."""
 
 
+def put_object(batch: RowBatch, prefixes: Prefixes, tail: bytes, payload: bytes) -> None:
+    """Write the object row of a key, and the separator if it is large."""
+    batch.put(prefixes.object + tail, payload)
+    if len(payload) >= rows.LARGE_OBJECT_BYTES:
+        batch.put(rows.SEPARATOR_KEY, rows.SEPARATOR)
+
+
 def fill(
     batch: RowBatch,
     steps: Sequence[PartitionStep],
@@ -53,6 +60,7 @@ def fill(
     put, delete = batch.put, batch.delete
     pack_u64, pack_head = rows.U64.pack, rows.CHANGE_HEAD.pack
     bucket, head = b"", rows.bucket_head(b"")
+    large_bytes, large = rows.LARGE_OBJECT_BYTES, False
     requests, slots = remembered.requests, remembered.names.slots
     ends = []
     for step in steps:
@@ -79,6 +87,8 @@ def fill(
                 tail = head + key
                 number = pack_u64(offset)
                 put(object_prefix + tail, payload)
+                if len(payload) >= large_bytes:
+                    large = True
                 name = key_prefix + (hash64 >> 44).to_bytes(3, "big") + tail
                 slots[hash(name) & SLOT_MASK] = 1
                 put(name, row)
@@ -116,4 +126,6 @@ def fill(
         if end.moves_applied:
             put(applied_name, rows.encode_position(end.position))
         ends.append(end)
+    if large:
+        put(rows.SEPARATOR_KEY, rows.SEPARATOR)
     return tuple(ends)

@@ -126,13 +126,20 @@ class LevelDbView:
             raise fault(error, self.directory) from error
         raise damaged("a table cannot be read", self.directory)
 
-    def last_before(self, name: bytes) -> tuple[bytes, bytes]:
-        """The last row before `name`, which must not be the first row."""
+    @contextmanager
+    def seeking(self, stop: bytes) -> Iterator[Callable[[bytes], tuple[bytes, bytes] | None]]:
+        """See Source."""
         try:
-            with self._driver.raw_iterator(verify_checksums=True) as iterator:
-                iterator.seek(name)
-                iterator.prev()
-                return iterator.key(), iterator.value()
+            with self._driver.iterator(verify_checksums=True, fill_cache=False) as iterator:
+
+                def first_from(name: bytes) -> tuple[bytes, bytes] | None:
+                    iterator.seek(name)
+                    row: tuple[bytes, bytes] | None = next(iterator, None)
+                    if row is None:
+                        raise damaged("a table cannot be read", self.directory)
+                    return row if row[0] < stop else None
+
+                yield first_from
         except plyvel.Error as error:
             raise fault(error, self.directory) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -21,8 +21,12 @@ class Source(Protocol):
     def names(self, start: bytes, stop: bytes) -> Generator[bytes, None, None]:
         """The names of the rows [start, stop), in order."""
 
-    def last_before(self, name: bytes) -> tuple[bytes, bytes]:
-        """The last row before `name`; there is one."""
+    def seeking(self, stop: bytes) -> AbstractContextManager[Callable[[bytes], tuple[bytes, bytes] | None]]:
+        """A function, for as long as the context is open, that returns the first row at or above a name; None where it
+        is `stop` or above. Names may be asked for in any order.
+
+        There is no read backwards: LevelDB then reads a block before the range from each table, and a block may be one
+        object of 100 MB."""
 
     def snapshot(self) -> AbstractContextManager[Source]:
         """A snapshot, for as long as the context is open."""

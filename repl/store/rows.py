@@ -8,6 +8,7 @@ any change of it needs a new FORMAT_VERSION.
     a | partition                       -> epoch, offset, newest time mark         applied
     o | partition | bucket | key        -> canonical object bytes                  in key order
     k | partition | segment | bucket | key -> key row                              in segment order
+    n                                   -> zeros                                   keeps objects apart
     c | partition | offset              -> kind, hash, time, origin, bucket, key   in order of change
     t | partition | second              -> offset                                  time marks
     q | partition | queue               -> offset, payload of a CURSOR entry
@@ -33,6 +34,18 @@ FORMAT_KEY: Final = b"f"
 END_KEY: Final = b"\xff"
 """The last row, always present. plyvel's iterators end in the same way at the end of the database and at a damaged
 table. Every range is followed by a row, so an iterator that reaches no further row has met damage."""
+
+SEPARATOR_KEY: Final = b"n"
+SEPARATOR: Final = bytes(4096)
+"""The separator: a row between all small rows and the objects, as long as a block of LevelDB's tables (its default).
+
+LevelDB ends a block behind the row that makes it long enough, so without it the rows before an object of 50 MB share
+its block, and each scan or read of one of them reads and checks 50 MB. It is written with each large object: a table
+that has such an object has the separator before it, when it is written and, since both are merged together, later."""
+
+LARGE_OBJECT_BYTES: Final = 32 * 1024
+"""Objects from which on the separator is written with them: eight blocks, so that a separator costs an eighth of the
+object at most, and a block that a scan reads in vain is never much longer. A guess."""
 
 APPLIED_TAG: Final = b"a"
 OBJECT_TAG: Final = b"o"

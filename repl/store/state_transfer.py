@@ -18,6 +18,7 @@ import structlog
 from isthmus.repl.model.errors import Corruption, DamagedChunk, DamagedRow
 from isthmus.repl.model.keys import segment_of
 from isthmus.repl.store import row_codec, rows
+from isthmus.repl.store.batch import put_object
 from isthmus.repl.store.memory_index import MemoryIndexes
 from isthmus.repl.store.port import AppliedPosition, DamagedChange, StateChunk, TransferChunk, TransferMark
 from isthmus.repl.store.positions import PositionTable
@@ -26,6 +27,7 @@ from isthmus.repl.store.row_codec import ROW_BYTES, STATE_TAGS
 from isthmus.repl.store.row_source import Source
 from isthmus.repl.store.rows import MarkKind, StoredPosition
 from isthmus.repl.store.scans import scan_key_pages, scan_key_rows, scan_segments
+from isthmus.repl.store.time_index import newest_mark_s
 
 log = structlog.get_logger(__name__)
 
@@ -310,7 +312,7 @@ class LevelTransfers:
             mine = get(name)
             for stale in () if mine is None else self._changes_of(prefixes.change, tail, mine, before.position):
                 batch.delete(prefixes.change + rows.U64.pack(stale))
-            put(prefixes.object + tail, row.object)
+            put_object(batch, prefixes, tail, row.object)
             self._remembered.names.note(name)
             put(name, row.key_row)
             put(prefixes.change + rows.U64.pack(row.offset), row.change)
@@ -356,9 +358,7 @@ class LevelTransfers:
         above the end of a round that began with an empty copy, and would count as damage."""
         self._store.checkpoint()
         prefixes = rows.prefixes(partition)
-        name, _ = self._source.last_before(rows.after_prefix(prefixes.mark))
-        found = name.startswith(prefixes.mark)
-        mark_s = rows.decode_u64(name[len(prefixes.mark) :]) if found else rows.NO_MARK
+        mark_s = newest_mark_s(self._source, prefixes.mark)
         position = StoredPosition(end.epoch, end.offset, mark_s)
         batch = self._store.new_batch()
         batch.delete(rows.TRANSFER_TAG + rows.U32.pack(partition))
@@ -388,7 +388,7 @@ class LevelTransfers:
             with suppress(Corruption):
                 if before is not None and rows.change_place(stale, before)[1] == tail:
                     batch.delete(prefixes.change + rows.U64.pack(stale))
-        batch.put(prefixes.object + tail, row.object)
+        put_object(batch, prefixes, tail, row.object)
         self._remembered.names.note(name)
         batch.put(name, row.key_row)
         batch.put(prefixes.change + rows.U64.pack(row.offset), row.change)

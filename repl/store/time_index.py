@@ -7,9 +7,9 @@ on begin earlier than asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from isthmus.repl.store import rows
 from isthmus.repl.store.batch import RowBatch
@@ -70,33 +70,51 @@ def offset_at(source: Source, prefix: bytes, newest_s: int, applied: int, time_m
         # No second of the last hour lost its mark, so no change was made from this second to the next mark's.
         with closing(source.scan(prefix + rows.U64.pack(second), rows.after_prefix(prefix))) as scan:
             return min(applied, rows.decode_u64(next(scan)[1]))
-    mark = _last_upto(source, prefix, second)
-    return 0 if mark is None else mark[1]
+    before, _ = _around(source, prefix, second + 1, lambda mark: mark.second <= second)
+    return 0 if before is None else before.offset
 
 
 def seconds_around(source: Source, prefix: bytes, newest_s: int, offset: int) -> tuple[int | None, int | None]:
     """(second of the last mark at or below `offset`, of the first one at or above it), None where there is none. Takes
     some 30 seeks: a binary search, since offsets rise with seconds."""
-    # Seconds below `low` have their last mark below `offset`, those from `high` on at or above it.
-    end = newest_s + 1
-    low, high = 0, end
-    while low < high:
-        middle = (low + high) // 2
-        found = _last_upto(source, prefix, middle)
-        if found is not None and found[1] >= offset:
-            high = found[0]
-        else:
-            low = middle + 1
-    above = low if low < end else None
-    if above is not None:
-        exact = _last_upto(source, prefix, above)
-        if exact is not None and exact[1] == offset:
-            return above, above
-    below = _last_upto(source, prefix, low - 1) if low else None
-    return None if below is None else below[0], above
+    below, above = _around(source, prefix, newest_s + 1, lambda mark: mark.offset < offset)
+    if above is not None and above.offset == offset:
+        return above.second, above.second
+    return None if below is None else below.second, None if above is None else above.second
 
 
-def _last_upto(source: Source, prefix: bytes, second: int) -> tuple[int, int] | None:
-    """(second, offset) of the last mark at or before `second`."""
-    name, value = source.last_before(prefix + rows.U64.pack(second + 1))
-    return (rows.decode_u64(name[len(prefix) :]), rows.decode_u64(value)) if name.startswith(prefix) else None
+def newest_mark_s(source: Source, prefix: bytes) -> int:
+    """The second of the newest mark; NO_MARK without one."""
+    newest = rows.NO_MARK
+    with closing(source.names(prefix, rows.after_prefix(prefix))) as names:
+        for name in names:
+            newest = rows.decode_u64(name[len(prefix) :])
+    return newest
+
+
+class _Mark(NamedTuple):
+    """A time mark."""
+
+    second: int
+    offset: int
+
+
+def _around(
+    source: Source, prefix: bytes, end_s: int, is_before: Callable[[_Mark], bool]
+) -> tuple[_Mark | None, _Mark | None]:
+    """(the last mark that `is_before`, the first one that is not), each None where there is none. Marks that are before
+    come first; those from the second `end_s` on are not looked at."""
+    before: _Mark | None = None
+    behind: _Mark | None = None
+    at = len(prefix)
+    low, high = 0, end_s
+    with source.seeking(prefix + rows.U64.pack(end_s)) as first_from:
+        while low < high:
+            middle = (low + high) // 2
+            row = first_from(prefix + rows.U64.pack(middle))
+            mark = None if row is None else _Mark(rows.decode_u64(row[0][at:]), rows.decode_u64(row[1]))
+            if mark is not None and is_before(mark):
+                before, low = mark, mark.second + 1
+            else:
+                behind, high = mark, middle
+    return before, behind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from isthmus.repl.model.record import PartitionRecord, PartitionStatus, Registra
 from isthmus.repl.runtime.handover import METHOD as HAND_OVER
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.virtual_time import LoopTime
+from tests.support.waiting import eventually as eventually
 
 
 class FakeNode:
@@ -198,10 +199,3 @@ async def running(default: DefaultType, *numbers: int, balance: BalanceOptions |
         yield cluster
     finally:
         await cluster.stop()
-
-
-async def eventually(holds: Callable[[], object], timeout_s: float = 10.0) -> None:
-    """Wait until `holds()`; fail after `timeout_s`."""
-    async with asyncio.timeout(timeout_s):
-        while not holds():
-            await asyncio.sleep(0.002)

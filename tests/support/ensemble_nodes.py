@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from isthmus.node.local.ports import free_port
 from isthmus.node.observability.service_manager import ServiceManager
 from isthmus.repl.metastore.port import Metastore
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.waiting import eventually as eventually
 
 SETTINGS = """\
 [node]
@@ -33,7 +34,6 @@ partitions = 6
 factor = 3
 balance = false
 """
-PATIENCE_S = 60.0
 
 
 class NodeOfEnsemble(Node):
@@ -56,16 +56,6 @@ class NodeOfEnsemble(Node):
         """Batches of writes that clients have sent here."""
         counts = self.client_api.counts
         return sum(count for (route, _, _), count in counts.items() if route == "/batch/put")
-
-
-async def eventually(holds: Callable[[], object], what: str) -> None:
-    """Wait until `holds()`; after PATIENCE_S fail with `what`."""
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while not holds():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"not within {PATIENCE_S:g} s: {what}") from None
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from isthmus.repl.transport.frames import FrameKind, FrameReader, Lane, WireFram
 from isthmus.repl.transport.handshake import Handshake, decode_handshake, encode_handshake
 from isthmus.repl.transport.links import ClusterLinks
 from isthmus.repl.transport.port import Delivery
+from tests.support.waiting import eventually as eventually
 
 UUID: Final = b"u" * 16
 PATIENCE_S: Final = 20.0
@@ -31,15 +32,6 @@ def run(scenario: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
     """Run `scenario` on one of LOOPS."""
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         runner.run(scenario)
-
-
-async def eventually(holds: Callable[[], object], what: str = "it") -> None:
-    """Wait until `holds()` is true. Raises AssertionError after PATIENCE_S seconds."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + PATIENCE_S
-    while not holds():
-        assert loop.time() < deadline, f"waited {PATIENCE_S} s for {what}"
-        await asyncio.sleep(0.005)
 
 
 def entries_of(count: int, size: int, start: int = 0, epoch: int = 1) -> tuple[Entry, ...]:

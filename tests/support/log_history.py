@@ -21,7 +21,7 @@ from tests.support.memory_disk import MemoryDisk
 
 CLUSTER = bytes(range(16))
 DIRECTORY = Path("/log")
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 def entries(epoch: int, first: int, count: int, *, size: int = 20, tag: int = 0) -> list[Entry]:

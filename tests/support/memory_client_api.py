@@ -35,6 +35,7 @@ from isthmus.repl.model.requests import (
 )
 from isthmus.repl.model.vclock import actor_of, encode_clock, pack_counter
 from tests.support.node_status import FakeNodeStatus
+from tests.support.waiting import PATIENCE_S, eventually
 
 ACTOR = actor_of(b"\x01" * 16, 0)
 NOW_MS = 1_700_000_000_000
@@ -428,13 +429,6 @@ def logged() -> Iterator[list[Any]]:
         yield events
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 @pytest.fixture(name="eventually")
 def eventually_fixture() -> Callable[..., Any]:
     return eventually
@@ -449,7 +443,7 @@ class ServedApp:
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        assert self._up.wait(10)
+        assert self._up.wait(PATIENCE_S)
 
     def _run(self) -> None:
         uvloop.run(self._main())
@@ -470,14 +464,14 @@ class ServedApp:
         async def run() -> Any:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(PATIENCE_S)
 
     def wait(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds on the server's loop."""
-        asyncio.run_coroutine_threadsafe(eventually(condition), self.loop).result(15)
+        asyncio.run_coroutine_threadsafe(eventually(condition), self.loop).result(2 * PATIENCE_S)
 
     def connect(self) -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        sock = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
@@ -491,7 +485,7 @@ class ServedApp:
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(15)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Protocol
 
 from isthmus.repl.metastore.port import Metastore, SessionState
 from isthmus.repl.model.record import Member, PartitionRecord, Registration
+from tests.support.waiting import eventually as eventually
 
 
 class MetastoreClients(Protocol):
@@ -38,14 +37,6 @@ async def started(clients: MetastoreClients) -> AsyncIterator[tuple[Metastore, R
         yield client, events
     finally:
         await client.stop()
-
-
-async def eventually(condition: Callable[[], bool], what: str, seconds: float = 15) -> None:
-    """Wait until `condition()` is true, driven by events of other threads."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"never came: {what}"
-        await asyncio.sleep(0.01)
 
 
 def a_record(partition: int = 3, *members: Member, **fields: object) -> PartitionRecord:

@@ -30,6 +30,7 @@ from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
 from tests.support.memory_store import MemoryStore
 from tests.support.queue_source import OURS, SINK, EntryFactory, FakeStore
 from tests.support.virtual_time import LoopTime
+from tests.support.waiting import PATIENCE_S, eventually
 
 PARTITIONS = (3, 8)
 
@@ -171,12 +172,8 @@ class QueueNode:
 
     # ------------------------------------------------------------------ the sink's part
 
-    async def eventually(self, condition: object, seconds: float = 10.0) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while not condition():  # type: ignore[operator]
-            assert loop.time() < deadline, "waited too long"
-            await asyncio.sleep(0.002)
+    async def eventually(self, condition: object, seconds: float = PATIENCE_S) -> None:
+        await eventually(condition, timeout_s=seconds)  # type: ignore[arg-type]
 
     async def fetch(
         self,

@@ -3,7 +3,6 @@ connections in memory."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -33,6 +32,8 @@ from isthmus.repl.store.leveldb import LevelStore
 from tests.support.coordinator_cluster import handlers_of
 from tests.support.memory_links import MemoryLinks, MemoryNetwork
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore
+from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import eventually as eventually
 
 UUID = b"east-cluster-016"
 PARTITIONS = 4
@@ -278,9 +279,9 @@ class Cluster:
         del self.members[node]
         await self._open.pop(node).__aexit__(None, None, None)
 
-    async def settled(self, timeout_s: float = 15.0) -> None:
+    async def settled(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until all replicas of running nodes serve."""
-        await eventually(lambda: all(member.ready for member in self.members.values()), timeout_s)
+        await eventually(lambda: all(member.ready for member in self.members.values()), timeout_s=timeout_s)
 
     def leader(self, partition: int = 0) -> Node | None:
         """The node that leads and serves a partition."""
@@ -293,24 +294,25 @@ class Cluster:
             None,
         )
 
-    async def led(self, partition: int = 0, timeout_s: float = 15.0) -> Node:
+    async def led(self, partition: int = 0, timeout_s: float = PATIENCE_S) -> Node:
         """Wait for a serving leader."""
-        await eventually(lambda: self.leader(partition) is not None, timeout_s)
-        found = self.leader(partition)
-        assert found is not None
+        found = await eventually(lambda: self.leader(partition), timeout_s=timeout_s)
+        assert isinstance(found, Node)
         return found
 
-    async def led_by_another(self, old: Node, partition: int = 0, timeout_s: float = 15.0) -> Node:
+    async def led_by_another(self, old: Node, partition: int = 0, timeout_s: float = PATIENCE_S) -> Node:
         """Wait until a node other than `old` leads and serves."""
         others = [member for member in self.members.values() if member is not old]
-        await eventually(lambda: any(member.partition(partition).replica.ready for member in others), timeout_s)
+        await eventually(
+            lambda: any(member.partition(partition).replica.ready for member in others), timeout_s=timeout_s
+        )
         return next(member for member in others if member.partition(partition).replica.ready)
 
     def followers(self, partition: int = 0) -> list[Node]:
         """The nodes that follow a partition's leader."""
         return [member for member in self.members.values() if member.partition(partition).replica.following]
 
-    async def level(self, partition: int = 0, timeout_s: float = 15.0) -> None:
+    async def level(self, partition: int = 0, timeout_s: float = PATIENCE_S) -> None:
         """Wait until all replicas of a partition are applied to the same end and in sync under their current log ids:
         the record may still have a replica's id from before it lost its log."""
 
@@ -324,7 +326,7 @@ class Cluster:
                 and record.isr == {r.member for r in found}
             )
 
-        await eventually(same, timeout_s)
+        await eventually(same, timeout_s=timeout_s)
 
 
 @asynccontextmanager
@@ -342,13 +344,6 @@ async def run_cluster(
     finally:
         for node in list(cluster.members):
             await cluster.kill(node)
-
-
-async def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until `holds()`; fail after `timeout_s`."""
-    async with asyncio.timeout(timeout_s):
-        while not holds():
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture

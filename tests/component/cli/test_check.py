@@ -165,7 +165,7 @@ def test_a_node_that_is_down_is_no_doubt_once_others_have_proven_later(
     assert "node e2 is down for 61" in capsys.readouterr().out
 
 
-def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
+def test_a_proof_is_judged_by_its_age_and_by_what_was_found_since(
     listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The newest proof of any node counts, and the newest completed check: differences that it queued are a warning,
@@ -177,7 +177,7 @@ def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
         listener.respond("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": hour * HOUR_MS})
         return cli.main(["check", "sync", *options]), printed(capsys)
 
-    fine = "SYNC OK: west, bucket type default (queue to-west): proven in sync 60.0 min ago"
+    fine = "SYNC OK: west, bucket type default (queue to-west): proven up to date 60.0 min ago"
     assert sync(e1=checks(), e2=checks(None), e3={"peers": []}) == (OK, fine)
     assert [sync(hour=hour, e1=checks())[0] for hour in (27, 28, 51, 52)] == [OK, WARNING, WARNING, CRITICAL]
     assert sync("-w", "30m", "-c", "50m", e1=checks())[0] == CRITICAL
@@ -191,7 +191,7 @@ def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
     repaired, differing = check("repaired", later, queued=7), check("differing", later, left=2)
     assert sync(e1=checks(), e2=checks(None, looked=repaired))[0] == WARNING
     code, line = sync(e1=checks(None, looked=differing))
-    assert (code, "0 keys queued, 2 not; never proven in sync" in line) == (CRITICAL, True)
+    assert (code, "0 keys queued, 2 not; never proven up to date" in line) == (CRITICAL, True)
     assert sync(e1=checks(looked=check("differing", before)))[0] == OK, "proven since"
     assert sync(e1=checks(None, looked=differing), e2=checks(later + 1))[0] == OK, "proven since by another node"
     assert sync(hour=60, e1=checks(looked=repaired))[0] == CRITICAL, "queued, and not proven for too long"
@@ -205,6 +205,51 @@ def test_proof_of_equality_is_judged_by_its_age_and_by_what_was_found_since(
     other = {"peers": [*checks(None)["peers"], *checks(queue="to-north", bucket_types=["default"])["peers"]]}
     assert (sync(e1=other)[0], sync("--queue", "to-north", e1=other)[0]) == (UNKNOWN, OK)
     assert sync("--queue", "to-nroth", e1=other)[0] == UNKNOWN
+
+
+def test_keys_of_the_sinks_own_matter_only_where_both_are_to_be_equal(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One-way, a check that found all of ours there is a proof, whatever else the sink has. Where both directions are
+    configured only equality is: until the other side's keys are here, it is a warning, and an old equality counts by
+    its age. A node of an earlier version proves nothing but equality."""
+    listener.respond("/admin/cluster", CLUSTER)
+    reason = "all of ours is there; only there or newer there: 2 keys"
+    newest = check("up-to-date", 2 * HOUR_MS, reason=reason)
+
+    def sync(hour: int = 2, **changed: Any) -> tuple[int, str]:
+        nodes = {"e1": checks(2 * HOUR_MS, looked=newest, **changed)}
+        listener.respond("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": hour * HOUR_MS})
+        return cli.main(["check", "sync"]), printed(capsys)
+
+    where = "west, bucket type default (queue to-west)"
+    never = {"equal_ms": {"default": None}}
+    assert sync(both_ways=False, **never) == (OK, f"SYNC OK: {where}: proven up to date 0.0 ms ago")
+    code, line = sync(both_ways=True, **never)
+    assert (code, reason in line, line.endswith("never proven equal")) == (WARNING, True, True)
+    before = {"equal_ms": {"default": HOUR_MS}}
+    code, line = sync(both_ways=True, **before)
+    assert (code, line.endswith("proven equal 60.0 min ago")) == (WARNING, True)
+    assert sync(hour=60, both_ways=True, **before)[0] == CRITICAL
+    newest = check("in-sync", 2 * HOUR_MS)
+    assert sync(both_ways=True) == (OK, f"SYNC OK: {where}: proven equal 0.0 ms ago"), "of an earlier version"
+
+
+def test_a_proof_from_the_future_has_no_age(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node whose clock is ten minutes ahead has made the only proof: how old it is is not known, and the word is
+    unknown, not 0.0 ms. Beside a proof of a node with the right clock it does not count, nor does its newest result."""
+    listener.respond("/admin/cluster", CLUSTER)
+    wrong = checks(2 * HOUR_MS + 600_000, looked=check("in-sync", 2 * HOUR_MS + 600_000))
+
+    def sync(**nodes: Any) -> tuple[int, str]:
+        listener.respond("/admin/fullsync/nodes", {"nodes": nodes, "at_ms": 2 * HOUR_MS})
+        return cli.main(["check", "sync"]), printed(capsys)
+
+    code, line = sync(e1=wrong)
+    assert (code, "10.0 min ahead of this node's clock: when is not known" in line) == (UNKNOWN, True)
+    assert sync(e1=wrong, e2=checks())[1].endswith("proven up to date 60.0 min ago")
+    differing = check("differing", 2 * HOUR_MS - 1, left=2)
+    assert sync(e1=wrong, e2=checks(looked=differing))[0] == CRITICAL
 
 
 def test_gaps_are_judged_by_the_age_of_what_was_given_up(

@@ -54,21 +54,38 @@ def written(path: Path, text: str, mode: int = 0o600) -> Path:
 def test_addresses_are_typed_once(
     file: Path, east: FakeAdminListener, west: FakeAdminListener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A cluster is added under its own name, the first context is in use, and commands find it; --cluster chooses."""
+    """A cluster is added under its own name, the first context is in use, and its first cluster is the one that is
+    meant without --cluster; `use` chooses another one."""
     assert main(["context", "add", "prod", "--admin", f"http://127.0.0.1:9,{east.url}"]) == Exit.OK
     assert main(["context", "add", "prod", "--admin", west.url, "--cluster", "west"]) == Exit.OK
     assert capsys.readouterr().out.splitlines() == [
         "context prod: cluster east added, in use",
-        "context prod: cluster west added, in use",
+        (
+            "context prod: cluster west added, in use; cluster east is meant without --cluster (isthmus context use "
+            "prod --cluster NAME)"
+        ),
     ]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert main(["lag", "-o", "json"]) == Exit.USAGE
-    assert "context prod has clusters east, west: --cluster NAME chooses one" in capsys.readouterr().err
+    assert main(["lag", "-o", "json"]) == Exit.OK
+    assert json.loads(capsys.readouterr().out)["lag"][0]["queue"] == "to-west"
     assert main(["lag", "-o", "json", "--cluster", "west"]) == Exit.OK
     assert json.loads(capsys.readouterr().out)["lag"][0]["queue"] == "to-east"
-    assert main(["context", "use", "prod", "--cluster", "east"]) == Exit.OK
+    assert main(["context", "use", "prod", "--cluster", "west"]) == Exit.OK
     assert main(["lag", "-o", "json"]) == Exit.OK
-    assert '"to-west"' in capsys.readouterr().out
+    assert '"to-east"' in capsys.readouterr().out
+    assert main(["context", "remove", "prod", "--cluster", "west"]) == Exit.OK
+    assert main(["context", "add", "prod", "--admin", west.url, "--cluster", "west"]) == Exit.OK
+    assert main(["lag", "-o", "json"]) == Exit.OK
+
+
+def test_without_a_chosen_cluster_a_command_names_those_that_there_are(
+    file: Path, east: FakeAdminListener, west: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A context of several clusters whose chosen one was removed does not guess."""
+    entries = {"east": ClusterEntry((east.url,)), "west": ClusterEntry((west.url,))}
+    save(file, ContextFile({"prod": ContextEntry(entries)}, "prod"))
+    assert main(["lag", "-o", "json"]) == Exit.USAGE
+    assert "context prod has clusters east, west: --cluster NAME chooses one" in capsys.readouterr().err
 
 
 def test_status_shows_all_clusters_of_the_context(

@@ -151,6 +151,29 @@ def test_config_check_warns_of_a_directory_of_runs_that_is_none(
     assert "reconcile.runs_dir" not in capsys.readouterr().out
 
 
+def test_config_check_refuses_what_a_start_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A data directory that is a file, that would lie below one, or on a file system that keeps nothing is a fault;
+    one that is not there yet is right. A time lag that the session's end overtakes is a warning."""
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    file = tmp_path / "n.toml"
+    for directory, words in (
+        (str(taken), f"n.toml:4: node.data_dir: {taken} is a file"),
+        (str(taken / "below"), f"cannot be made: {taken} is a file"),
+        ("/proc/isthmus", "without space for files, as /proc is"),
+        (str(tmp_path / "not" / "there" / "yet"), "no faults"),
+        (str(tmp_path), "no faults"),
+    ):
+        file.write_text(f'[node]\nname = "a"\ncluster = "c"\ndata_dir = "{directory}"\n')
+        assert (cli.main(["config", "check", str(file)]) == Exit.OK) == (words == "no faults")
+        assert words in capsys.readouterr().out
+    lag = file.read_text() + '[replication]\nmax_time_lag = "{}"\n[metastore]\nsession_timeout = "6s"\n'
+    for value, warned in (("30s", True), ("6s", True), ("5999ms", False)):
+        file.write_text(lag.format(value))
+        assert cli.main(["config", "check", str(file)]) == Exit.OK
+        assert ("is not below metastore.session_timeout, 6s" in capsys.readouterr().out) is warned
+
+
 def test_config_check_knows_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A topology is checked as one, and `config show` reports that it needs a node's own file."""
     sample = REPOSITORY / "config" / "samples" / "two-nodes.toml"

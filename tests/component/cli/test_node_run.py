@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 from isthmus.config.loader import load_file
@@ -40,3 +42,30 @@ def test_a_start_that_fails_ends_in_an_event_with_the_exit_code(tmp_path: Path) 
     assert (last["event"], last["level"], last["exit_code"]) == ("node.failed", "critical", 5)
     assert address in last["sentence"]
     assert last_line(log) == last["sentence"]
+
+
+def test_signals_that_mean_nothing_here_end_no_node(tmp_path: Path) -> None:
+    """SIGUSR1 and SIGUSR2, which log rotation sends to other servers, are ignored, also while a node starts; SIGTERM
+    still ends it."""
+    file = tmp_path / "n1.toml"
+    file.write_text(
+        '[node]\nname = "n1"\ncluster = "east"\ndata_dir = "data"\n[listen]\nhttp = "127.0.0.1:0"\n'
+        'admin = "127.0.0.1:0"\ncluster = "127.0.0.1:0"\n[metastore]\nhosts = "127.0.0.1:1"\nconnect_timeout = "50s"\n'
+    )
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(node_command(file), stderr=stderr, cwd=tmp_path, env={**os.environ})
+        try:
+            deadline = time.monotonic() + 40
+            while "node.starting" not in log.read_text():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                process.send_signal(number)
+            time.sleep(0.2)
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait(timeout=20) == Exit.OK
+        finally:
+            process.kill()
+            process.wait()

@@ -46,12 +46,18 @@ def test_options_are_listed_as_table_and_json(listener: FakeAdminListener, capsy
 
 def test_options_are_set_and_unset(listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]) -> None:
     """The typed value is sent unchanged, negative numbers too; notes and the previous setting are shown."""
-    answer = {"outcome": "set", "before": 2, "options": [ROW], "warnings": ["-1 is clamped"]}
+    answer = {
+        "outcome": "set",
+        "before": 2,
+        "before_by": "the file of node n",
+        "options": [ROW],
+        "warnings": ["-1 is clamped"],
+    }
     listener.respond("/admin/options/replication.min.isr/set", answer)
     listener.respond("/admin/options/replication.min.isr/unset", {**answer, "outcome": "unset", "warnings": []})
     assert cli.main(["option", "set", "replication.min.isr", "-1", "--by", "ann", "--bucket-type", "notes"]) == Exit.OK
     out = capsys.readouterr().out
-    assert out.startswith("replication.min.isr: set (it was set to 2)\nnote: -1 is clamped\n")
+    assert out.startswith("replication.min.isr: set (before: 2, by the file of node n)\nnote: -1 is clamped\n")
     assert cli.main(["option", "unset", "replication.min.isr", "--by", "ann", "--dry-run"]) == Exit.OK
     assert listener.posted == [
         (

@@ -54,6 +54,7 @@ def test_a_zone_that_is_named_counts() -> None:
     for text in ("2026-02-03T05:05+01:00", "2026-02-03 04:05:00Z", "2026-02-03T04:05Z", str(FEBRUARY_MS)):
         assert time_of(text) == FEBRUARY_MS
     assert time_of("2026-02-03T04:05:00.123") == FEBRUARY_MS + 123
+    assert time_of("2016-12-31T23:59:60Z") == time_of("2017-01-01"), "a leap second"
 
 
 @pytest.mark.parametrize(

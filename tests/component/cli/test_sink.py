@@ -218,6 +218,7 @@ def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
     """Added and removed peers and limits are sent as given, with who and why; contradictions are usage errors."""
     for path in ("peers/add", "peers/remove", "limits"):
         listener.respond(f"/admin/sink/{path}", OVERVIEW)
+    listener.respond("/admin/sink/check", {"checks": [{"what": "queue", "state": "pass", "found": "to-west"}]})
     act = {"by": "ann", "reason": "site"}
     said = ["--by", "ann", "--reason", "site"]
     url = "https://10.0.0.7:8098"
@@ -228,6 +229,7 @@ def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
     assert cli.main(["sink", "set-workers", "3", "--queue", "q", *said]) == Exit.OK
     assert cli.main(["sink", "set-workers", "--default", "--queue", "q", "--node", "w1", *said]) == Exit.OK
     assert [wish for _, wish in listener.posted] == [
+        {"queue": "q", "url": url, "cluster": "east", "token_file": "/t"},
         {"queue": "q", "url": url, "cluster": "east", "token_file": "/t", **act},
         {"queue": "q", "url": url, **act},
         {"queue": "q", "workers": 3, "forget": False, "node": None, **act},
@@ -236,3 +238,29 @@ def test_peers_and_workers_of_a_queue_are_asked_for_as_they_are_meant(
     assert "queue q: at most 3 workers" in capsys.readouterr().out
     for wrong in (["--queue", "q"], ["3", "--queue", "q", "--per-peer", "1"], ["3", "--queue", "q", "--default"]):
         assert cli.main(["sink", "set-workers", *wrong]) == Exit.USAGE
+
+
+def test_a_link_that_would_not_work_is_added_only_with_a_word(
+    listener: FakeAdminListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`sink add-peer` tests the link as `sink check` does: what fails is shown, and nothing is added where nobody can
+    answer; --yes adds it without a test. A node of a version without the test adds it as before."""
+    failing = {"what": "queue", "state": "fail", "found": 'no such queue: "nope"', "right": "register it"}
+    held = {"what": "clock", "state": "unknown", "found": "not told", "right": ""}
+    listener.respond("/admin/sink/check", {"checks": [failing, held]})
+    listener.respond("/admin/sink/peers/add", OVERVIEW)
+    command = ["sink", "add-peer", "http://10.0.0.7:8098", "nope"]
+    assert cli.main(command) == Exit.USAGE
+    error = capsys.readouterr().err
+    assert 'queue: no such queue: "nope"; right: register it' in error
+    assert "not told" not in error
+    assert [path for path, _ in listener.posted] == ["/admin/sink/check"]
+    assert cli.main([*command, "--yes"]) == Exit.OK
+    assert [path for path, _ in listener.posted] == ["/admin/sink/check", "/admin/sink/peers/add"]
+    listener.respond("/admin/sink/check", {"checks": [held]})
+    assert cli.main(command) == Exit.OK
+    listener.respond("/admin/sink/check", {"error": "no such path", "reason": "unknown-path"}, 404)
+    assert cli.main(command) == Exit.OK
+    listener.respond("/admin/sink/check", {"error": "the role operate is needed", "reason": "forbidden"}, 403)
+    assert cli.main(command) == Exit.REFUSED
+    assert [path for path, _ in listener.posted].count("/admin/sink/peers/add") == 3

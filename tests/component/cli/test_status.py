@@ -48,7 +48,7 @@ HEALTHY = """\
 \u2713  east     3 of 3  12 of 12  0     0     0        60 %  90 d   0     0
 \u2713  west     3 of 3  12 of 12  0     0     0        60 %  90 d   0     0
 
-   LINK         QUEUE    BEHIND  OBJECTS  PROVEN EQUAL
+   LINK         QUEUE    BEHIND  OBJECTS  PROVEN
 \u2713  east \u2192 west  to-west  0.0 ms  0        180.0 s ago
 \u2713  west \u2192 east  to-east  0.0 ms  0        180.0 s ago
 

@@ -7,7 +7,6 @@ import gc
 import os
 import random
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from isthmus.client import AsyncClient, BadRequest, Client, OutcomeUnknown
 from tests.support.raw_server import RawServer
+from tests.support.waiting import wait_until
 
 
 async def test_counters_of_many_tasks_add_up(url: str) -> None:
@@ -175,7 +175,5 @@ def test_closing_leaves_nothing(url: str) -> None:
             client.put("closed", "k", 1)
             list(client.list_keys("closed"))
         asyncio.run(run())
-    deadline = time.monotonic() + 10  # the node's ends of the connections are files of this process, too
-    while open_files() > before + 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert open_files() <= before + 2
+    # The node's ends of the connections are files of this process, too.
+    wait_until(lambda: open_files() <= before + 2, "the files are closed")

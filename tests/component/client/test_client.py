@@ -34,6 +34,7 @@ from isthmus.client import (
 from tests.support.both_clients import MakeClient
 from tests.support.raw_server import RawServer
 from tests.support.threaded_node import ThreadedNode
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -290,7 +291,7 @@ def test_last_write_wins(client: Any, url: str, bucket: str) -> None:
     body = json.dumps({"props": {"last_write_wins": True}}).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url}/buckets/{quote(bucket)}/props", body, headers, method="PUT")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=PATIENCE_S).close()
     first = client.put(bucket, "k", 1)
     client.put(bucket, "k", 2)
     assert client.get(bucket, "k").value == 2
@@ -357,7 +358,7 @@ def test_a_closed_client_refuses_calls(make_client: MakeClient, url: str, bucket
     threading.Event().wait(0.3)
     client.close()
     client.close()
-    thread.join(5)
+    thread.join(PATIENCE_S)
     assert [error.reason for error in failures if isinstance(error, BadRequest)] == ["closed"]
     with pytest.raises(BadRequest, match="closed"):
         client.get(bucket, "k")
@@ -401,6 +402,6 @@ def test_a_write_that_is_under_way_when_the_client_is_closed() -> None:
             time.sleep(0.01)
         time.sleep(0.05)
         client.close()
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     assert [(type(error), error.request_id) for error in errors] == [(OutcomeUnknown, "my-id")]

@@ -20,6 +20,7 @@ from isthmus.node.http.outgoing_ports import outgoing_ports
 from isthmus.queues.source_queue import Session
 from isthmus.queues.wire import FetchRequest, encode_request
 from isthmus.repl.model.errors import LocalFault
+from tests.support.waiting import PATIENCE_S
 
 PUT = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
 GET = b"GET /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -246,13 +247,13 @@ def test_a_connection_beyond_the_limit_gets_503(client_api, serve):
 
 def test_slow_clients_are_given_up(client_api, serve, monkeypatch):
     """A head or a body that does not arrive in time is 408; a silent connection is closed; nothing is written."""
-    monkeypatch.setattr("isthmus.node.http.connection.HEAD_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("isthmus.node.http.connection.KEEP_ALIVE_S", 0.3)
     monkeypatch.setattr("isthmus.node.http.listener.SWEEP_S", 0.05)
     server = serve(client_api.app, body_timeout_ms=300)
     with server.connect() as silent, server.connect() as idle:
         idle.sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
         assert statuses(idle.recv(4096)) == [200]
+        monkeypatch.setattr("isthmus.node.http.connection.HEAD_TIMEOUT_S", 0.3)
+        monkeypatch.setattr("isthmus.node.http.connection.KEEP_ALIVE_S", 0.3)
         for slow in (b"GET /ping HTTP/1.1\r\nhost", PUT % (b"k", 10, b"x"), PUT % (b"k", 200_000, b"x" * 100_000)):
             raw = server.exchange(slow)
             assert statuses(raw) == [408], slow[:40]
@@ -264,7 +265,6 @@ def test_slow_clients_are_given_up(client_api, serve, monkeypatch):
 
 def test_a_reader_that_stalls_is_cut_and_its_answer_forgotten(client_api, serve, monkeypatch):
     """A client that reads nothing of a large answer holds its memory for a bounded time only."""
-    monkeypatch.setattr("isthmus.node.http.connection.STALL_TIMEOUT_S", 0.2)
     monkeypatch.setattr("isthmus.node.http.listener.SWEEP_S", 0.05)
     server = serve(client_api.app)
     client_api.put("/buckets/b/keys/k", b"x" * 30_000_000)
@@ -273,6 +273,7 @@ def test_a_reader_that_stalls_is_cut_and_its_answer_forgotten(client_api, serve,
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(GET % b"k")
         server.wait(lambda: client_api.app.budget.used_bytes == 30_000_000)
+        monkeypatch.setattr("isthmus.node.http.connection.STALL_TIMEOUT_S", 0.2)
         server.wait(lambda: client_api.app.budget.used_bytes == 0)
     server.wait(lambda: not server.listener._state.connections)
 
@@ -285,7 +286,7 @@ def test_a_stop_lets_answers_out_and_refuses_new_connections(client_api, serve):
     with idle, busy:
         busy.sendall(PUT % (b"k", 1, b"x"))
         server.wait(lambda: client_api.app.budget.used_bytes == 1)
-        stopping = asyncio.run_coroutine_threadsafe(server.listener.stop(10), server.loop)
+        stopping = asyncio.run_coroutine_threadsafe(server.listener.stop(60), server.loop)
         assert idle.recv(10) == b""
         with pytest.raises(OSError, match="refused"):
             server.connect()
@@ -293,7 +294,7 @@ def test_a_stop_lets_answers_out_and_refuses_new_connections(client_api, serve):
         raw = b"".join(iter(lambda: busy.recv(4096), b""))
         assert statuses(raw) == [204]
         assert b"connection: close" in raw
-        stopping.result(10)
+        stopping.result(PATIENCE_S)
 
 
 def test_a_stop_ends_long_polls(client_api, serve):
@@ -304,7 +305,7 @@ def test_a_stop_ends_long_polls(client_api, serve):
     with server.connect() as sock:
         sock.sendall(b"POST /queues/q/fetch HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         server.wait(lambda: len(client_api.queue.asked) == 1)
-        asyncio.run_coroutine_threadsafe(server.listener.stop(60), server.loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.listener.stop(60), server.loop).result(PATIENCE_S)
         assert statuses(b"".join(iter(lambda: sock.recv(4096), b""))) == [503]
 
 
@@ -411,7 +412,7 @@ def test_a_large_answer_has_the_present_second_as_its_date(client_api_with, serv
     server = serve(client_api.app)
     server.listener._state.set_date(1_000_000_000)
     began_s = int(time.time())
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as link:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as link:
         link.sendall(b"GET /buckets/b/keys/large?timeout=0 HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
         head = b"".join(iter(lambda: link.recv(65_536), b"")).partition(b"\r\n\r\n")[0].decode()
     (date,) = re.findall(r"(?im)^date: (.*?)\r?$", head)

@@ -24,6 +24,7 @@ from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.model.vclock import encode_clock
 from tests.support.coordinator_cluster import cluster, key_of
 from tests.support.memory_client_api import FixedTime
+from tests.support.waiting import PATIENCE_S
 
 PUT = b"PUT /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
 GET = b"GET /buckets/b/keys/%b HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -353,7 +354,7 @@ def test_a_write_that_outlasts_the_drain_gives_its_body_back(client_api, serve, 
     with server.connect() as sock:
         sock.sendall(PUT % (b"1", 1, b"x"))
         server.wait(lambda: client_api.app.budget.used_bytes == 1)
-        asyncio.run_coroutine_threadsafe(server.listener.stop(0.05), server.loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.listener.stop(0.05), server.loop).result(PATIENCE_S)
         assert sock.recv(1) == b""
     server.wait(lambda: client_api.app.budget.used_bytes == 0)
     assert [(e["method"], e["path"]) for e in logged if e["event"] == "http.request_dropped"] == [
@@ -483,7 +484,7 @@ def test_a_request_pipelined_behind_a_large_answer_keeps_its_body_and_order(clie
     client_api.kv.reads_wait = True
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         sock.sendall(GET % b"large")
         server.wait(lambda: any(c._work is not None for c in server.listener._state.connections))
         write = PUT % (b"behind", 8, b"all of i")
@@ -506,7 +507,7 @@ def test_a_body_that_waits_for_its_turn_is_not_slow(client_api, server):
     for a slow body."""
     server.call(lambda: setattr(client_api.kv, "gate", asyncio.Event()))
     with server.connect() as sock:
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         sock.sendall(PUT % (b"1", 1, b"x"))
         server.wait(lambda: client_api.app.budget.used_bytes == 1)
         write = PUT % (b"behind", 8, b"all of i")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +16,7 @@ from isthmus.repl.model.errors import Overloaded
 from isthmus.repl.model.objects import Object, Sibling, encode_object
 from tests.support.riak_decoder import Answer, decode_answer
 from tests.support.threaded_node import ThreadedNode, running_node
+from tests.support.waiting import wait_until
 
 QUEUES = """
 [[queues]]
@@ -59,10 +59,8 @@ class NodeClient:
 
     def next(self) -> Answer:
         """The next change, which must come: the first of all waits until the queue has its owner."""
-        deadline = time.monotonic() + 20
-        while (found := self.popped()) is None:
-            assert time.monotonic() < deadline, "nothing came"
-            time.sleep(0.01)
+        found = wait_until(self.popped, "a change")
+        assert isinstance(found, Answer)
         return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from isthmus.node.local import supervisor_client
 from isthmus.node.local.child_process import ChildSpec, Restart
 from isthmus.node.local.supervisor import Spec, Supervisor
+from tests.support.waiting import eventually
 
 
 class SupervisorClient:
@@ -39,18 +39,21 @@ class SupervisorClient:
 
     async def eventually(self, name: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The child's state once the condition holds for it."""
-        deadline = time.monotonic() + 15
-        while not condition(child := await self.child(name)):
-            assert time.monotonic() < deadline, f"never came; {name} is {child}"
-            await asyncio.sleep(0.02)
+
+        async def reached() -> dict[str, Any] | None:
+            child = await self.child(name)
+            return child if condition(child) else None
+
+        child: dict[str, Any] = await eventually(reached, f"the state of {name}")
         return child
 
     async def wait_for_path(self, path: Path, exists: bool = True) -> None:
         """Wait for a file that another process makes or removes."""
-        deadline = time.monotonic() + 15
-        while await asyncio.to_thread(path.exists) is not exists:
-            assert time.monotonic() < deadline, f"never {'came' if exists else 'went'}: {path}"
-            await asyncio.sleep(0.01)
+
+        async def reached() -> bool:
+            return await asyncio.to_thread(path.exists) is exists
+
+        await eventually(reached, f"{path} {'came' if exists else 'went'}")
 
     def recorded(self) -> dict[str, Any]:
         """The content of the state file."""

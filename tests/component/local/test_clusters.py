@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -18,9 +19,11 @@ from isthmus.node.local import clusters as local
 from isthmus.node.local import directory as places
 from isthmus.node.local import supervisor_client
 from isthmus.node.local.clusters import LocalClusters
+from isthmus.node.local.ports import free_port
 from isthmus.node.local.process_id import ProcessId, wait_gone
-from isthmus.node.local.topology import load_topology
+from isthmus.node.local.topology import load_topology, parse_topology
 from isthmus.repl.model.errors import BadInput, LocalFault
+from tests.support.waiting import PATIENCE_S, wait_until
 
 SAMPLE = Path(__file__).parents[3] / "config" / "samples" / "two-nodes.toml"
 
@@ -56,11 +59,19 @@ def test_up_returns_where_the_nodes_are_and_is_idempotent(directory: Path) -> No
 
 def test_fixed_ports_that_are_taken_are_reported_before_anything_starts(directory: Path) -> None:
     """The file's own port, held by a stranger: one line that names port, node and the way out."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 18099))
-        sock.listen()
-        with pytest.raises(LocalFault, match=r"port 18099 .*east-1\.admin.*--auto-ports"):
-            clusters(directory, auto_ports=False).up(30)
+    chosen: dict[str, int] = {}
+
+    def of_our_own(found: re.Match[str]) -> str:
+        chosen[found[0]] = free_port(set(chosen.values()))
+        return str(chosen[found[0]])
+
+    topology = parse_topology(re.sub(r"\b18\d{3}\b", of_our_own, SAMPLE.read_text()), SAMPLE)
+    port = chosen["18099"]  # of east-1's admin listener
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(LocalFault, match=rf"port {port} .*east-1\.admin.*--auto-ports"),
+    ):
+        LocalClusters(topology, directory, auto_ports=False).up(30)
     assert supervisor_client.running_state(directory) is None
 
 
@@ -79,8 +90,8 @@ def test_a_node_that_is_never_ready_is_reported_after_the_time_out(directory: Pa
     """The time-out's message names the node and how many partitions it lacks."""
     (directory / "west-1" / "data").mkdir(parents=True)
     (directory / "west-1" / "data" / "slow").touch()
-    with pytest.raises(LocalFault, match=r"not online within 2 s: .*west-1: 0 of 12 online, not ready"):
-        clusters(directory).up(2)
+    with pytest.raises(LocalFault, match=r"not online within 5 s: .*west-1: 0 of 12 online, not ready"):
+        clusters(directory).up(5)
     assert supervisor_client.running_state(directory) is None
 
 
@@ -89,12 +100,9 @@ def test_a_killed_node_stays_dead_until_it_is_restarted(directory: Path) -> None
     mine = clusters(directory)
     first = pids(mine.up(30))
     os.kill(first["east-1"], signal.SIGKILL)
-    deadline = time.monotonic() + 15
-    while mine.status()["clusters"]["east"]["nodes"][0]["state"] != "ended":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: mine.status()["clusters"]["east"]["nodes"][0]["state"] == "ended")
     assert "SIGKILL" in mine.status()["clusters"]["east"]["nodes"][0]["reason"]
-    assert mine.status()["clusters"]["west"]["nodes"][0]["online"] == "12 of 12 online"
+    wait_until(lambda: mine.status()["clusters"]["west"]["nodes"][0]["online"] == "12 of 12 online")
     mine.restart_node("east-1")
     second = pids(places.describe(directory))
     assert second["east-1"] != first["east-1"]
@@ -111,18 +119,13 @@ def test_with_restart_nodes_a_killed_node_comes_back(directory: Path) -> None:
     mine = clusters(directory, restart_nodes=True)
     first = pids(mine.up(30))
     os.kill(first["east-1"], signal.SIGKILL)
-    deadline = time.monotonic() + 15
-    while pids(places.describe(directory))["east-1"] in (first["east-1"], None):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: pids(places.describe(directory))["east-1"] not in (first["east-1"], None))
 
 
 def test_another_topology_in_a_running_directory_is_refused(directory: Path) -> None:
     """Running nodes are never left with a file that is not theirs."""
     clusters(directory).up(30)
     text = SAMPLE.read_text().replace('name = "to-west"', 'name = "to-west"\nqueue_limit = 7', 1)
-    from isthmus.node.local.topology import parse_topology
-
     other = LocalClusters(parse_topology(text, SAMPLE), directory)
     with pytest.raises(LocalFault, match="runs another topology"):
         other.up(30)
@@ -138,8 +141,6 @@ def test_nodes_that_were_added_to_a_topology_are_started_beside_the_others(direc
     text = SAMPLE.read_text().replace(
         "[clusters.west]", '[[clusters.east.nodes]]\nname = "east-2"\n\n[clusters.west]', 1
     )
-    from isthmus.node.local.topology import parse_topology
-
     grown = LocalClusters(parse_topology(text, SAMPLE), directory)
     other = text.replace('name = "to-west"', 'name = "to-west"\nqueue_limit = 7', 1)
     with pytest.raises(LocalFault, match="runs another topology"):
@@ -164,7 +165,7 @@ def test_clusters_whose_supervisor_was_killed_are_shown_taken_over_and_stopped(d
         boss = ProcessId.of(mine.status()["supervisor"])
         assert boss is not None
         boss.send(signal.SIGKILL)
-        assert wait_gone(boss, 10)
+        assert wait_gone(boss, PATIENCE_S)
 
     kill_supervisor()
     assert mine.status()["supervisor"] is None
@@ -213,10 +214,7 @@ def test_owned_clusters_end_with_their_owner_unless_kept(directory: Path, monkey
     assert supervisor_client.running_state(directory) is not None
     supervisor_client.stop(directory)
     owner("pass")
-    deadline = time.monotonic() + 15
-    while supervisor_client.running_state(directory) is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: supervisor_client.running_state(directory) is None)
     assert supervisor_client.recorded_children(directory) == {}
 
 
@@ -243,9 +241,7 @@ def test_the_commands_have_their_effect_and_exit_codes(directory: Path, capsys: 
     assert code == 0
     assert status["clusters"]["west"]["zookeepers"][0]["state"] == "running"
     os.kill(pids(first)["east-1"], signal.SIGKILL)
-    deadline = time.monotonic() + 15
-    while run(capsys, "local", "status", *where)[0] != 1:
-        assert time.monotonic() < deadline
+    wait_until(lambda: run(capsys, "local", "status", *where)[0] == 1)
     code, out, _ = run(capsys, "local", "status", SAMPLE, *where)
     assert "SIGKILL" in out
     code, _, err = run(capsys, "local", "restart-node", SAMPLE, "east-9", *where)

@@ -18,6 +18,7 @@ from isthmus.node.local.process_id import ProcessId
 from isthmus.node.local.supervisor import LOCK_TIMEOUT_S, Spec, Supervisor
 from isthmus.node.local.topology import load_topology
 from isthmus.repl.model.errors import LocalFault
+from tests.support.waiting import eventually
 
 SAMPLE = Path(__file__).parents[3] / "config" / "samples" / "two-nodes.toml"
 
@@ -50,8 +51,7 @@ async def test_a_supervisor_waits_for_one_that_ends(tmp_path: Path, supervised: 
         await client.wait_for_path(tmp_path / "told")
         async with supervised(tmp_path, spec) as other:
             assert await stopping
-            while await asyncio.to_thread(supervisor_client.running_state, tmp_path) is None:
-                await asyncio.sleep(0.02)
+            await eventually(lambda: asyncio.to_thread(supervisor_client.running_state, tmp_path))
             assert await other.pid("a") != before
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from isthmus.node.local.ports import PortAllocator, free_port
 from isthmus.node.local.process_id import ProcessId, wait_gone
 from isthmus.repl.metastore import embedded_zookeeper
 from isthmus.repl.model.errors import LocalFault
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def test_ports_are_different_remembered_and_out_of_the_way_of_outgoing_connections(tmp_path: Path) -> None:
@@ -106,10 +106,7 @@ def test_the_embedded_zookeeper_outlives_its_node_and_is_found_again(
     assert embedded_zookeeper.serves(port)
     pid = zookeeper(data_dir)["process"]["pid"]
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
-    while not (zookeeper(data_dir)["restarts"] == 1 and embedded_zookeeper.serves(port)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: zookeeper(data_dir)["restarts"] == 1 and embedded_zookeeper.serves(port))
     second = zookeeper(data_dir)["process"]["pid"]
     assert second != pid
     owner.kill()
@@ -131,11 +128,8 @@ def test_the_embedded_zookeeper_ends_after_its_node_without_a_new_owner(
     assert process is not None
     owner.kill()
     owner.wait()
-    assert wait_gone(process, 15)
-    deadline = time.monotonic() + 15
-    while supervisor_client.running_state(data_dir / "metastore") is not None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert wait_gone(process, PATIENCE_S)
+    wait_until(lambda: supervisor_client.running_state(data_dir / "metastore") is None)
 
 
 @pytest.mark.slow
@@ -148,7 +142,7 @@ def test_a_zookeeper_whose_supervisor_was_killed_is_kept_and_one_of_another_port
     assert old is not None
     assert boss is not None
     boss.send(signal.SIGKILL)
-    assert wait_gone(boss, 10)
+    assert wait_gone(boss, PATIENCE_S)
     supervisor_client.ensure_embedded(data_dir, first_port, 60_000, os.getpid())
     assert ProcessId.from_json(zookeeper(data_dir)["process"]) == old
     assert supervisor_client.ensure_embedded(data_dir, second_port, 60_000, os.getpid()) == f"127.0.0.1:{second_port}"

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from isthmus.node.local.child_process import (
 )
 from isthmus.node.local.process_id import ProcessId, wait_gone
 from isthmus.node.local.supervisor import LINE_BYTES_MAX, Spec, Supervisor, short_path
+from tests.support.waiting import PATIENCE_S, eventually, wait_until
 
 
 def test_restart_pauses_double_up_to_a_bound_and_start_again_after_a_steady_run() -> None:
@@ -133,7 +133,7 @@ def test_the_children_of_a_killed_supervisor_are_taken_over(launched: Path, shel
     first = ProcessId.from_json(state["supervisor"])
     assert first is not None
     assert first.send(signal.SIGKILL)
-    assert wait_gone(first, 10)
+    assert wait_gone(first, PATIENCE_S)
     assert supervisor_client.running_state(directory) is None
     assert supervisor_client.recorded_children(directory) == old
     again = shell_child("changed", "exec sleep 2000")
@@ -150,10 +150,7 @@ def test_the_children_of_a_killed_supervisor_are_taken_over(launched: Path, shel
     assert not dropped_process.alive()
     kept_process.send(signal.SIGKILL)
 
-    deadline = time.monotonic() + 15
-    while supervisor_client.ask(directory, {"do": "status"})["children"]["kept"]["restarts"] == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: supervisor_client.ask(directory, {"do": "status"})["children"]["kept"]["restarts"])
     assert supervisor_client.stop(directory)
     assert supervisor_client.recorded_children(directory) == {}
 
@@ -166,7 +163,7 @@ def test_children_left_by_a_killed_supervisor_can_be_stopped_without_one(launche
     assert first is not None
     assert child is not None
     first.send(signal.SIGKILL)
-    assert wait_gone(first, 10)
+    assert wait_gone(first, PATIENCE_S)
     assert supervisor_client.stop(directory)
     assert not child.alive()
     assert not supervisor_client.stop(directory)
@@ -210,11 +207,11 @@ async def test_without_its_owner_a_supervisor_lingers_and_ends(
     assert owner is not None
     assert successor is not None
 
-    async with supervised(tmp_path / "s", Spec((shell_child(),), owner, linger_ms=1_000)) as client:
+    async with supervised(tmp_path / "s", Spec((shell_child(),), owner, linger_ms=3_000)) as client:
         first.kill()
         first.wait()
         await client.ask("own", owner=successor.to_json(), linger_ms=300)
-        await asyncio.sleep(1.4)  # longer than both
+        await asyncio.sleep(3.4)  # longer than both
         child = ProcessId.of(await client.pid("a"))
         assert child is not None
         second.kill()
@@ -244,7 +241,7 @@ async def test_a_line_that_is_no_command_is_answered_with_an_error(
 
     def send(directory: Path) -> bytes:
         with short_path(directory) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(10)
+            sock.settimeout(PATIENCE_S)
             sock.connect(f"{folder}/supervisor.sock")
             sock.sendall(line)
             return sock.makefile("rb").readline()
@@ -303,9 +300,7 @@ async def test_no_output_file_of_the_directory_grows_for_ever(
         for log in logs:
             with log.open("ab") as file:
                 file.truncate(LOG_BYTES_MAX + 1)
-        async with asyncio.timeout(5):
-            while not all(log.stat().st_size <= LOG_BYTES_MAX for log in logs):
-                await asyncio.sleep(0.02)
+        await eventually(lambda: all(log.stat().st_size <= LOG_BYTES_MAX for log in logs))
 
 
 @pytest.mark.parametrize("turns", range(6))
@@ -318,7 +313,7 @@ async def test_a_caller_that_connects_as_the_supervisor_stops_gets_an_answer(tmp
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     with short_path(tmp_path) as folder, socket.socket(socket.AF_UNIX) as caller:
-        caller.settimeout(5)
+        caller.settimeout(PATIENCE_S)
         caller.connect(f"{folder}/supervisor.sock")
         caller.sendall(b'{"do": "status"}\n')
         for _ in range(turns):

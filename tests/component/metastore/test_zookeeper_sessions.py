@@ -21,7 +21,8 @@ from isthmus.repl.metastore.port import SessionState, Unavailable
 from isthmus.repl.metastore.zookeeper import ZooKeeperMetastore
 from isthmus.repl.model.record import Registration
 from tests.support.link_nodes import Proxy
-from tests.support.metastore_clients import a_record, eventually
+from tests.support.metastore_clients import a_record
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 class ClientProcess:
@@ -45,7 +46,7 @@ class ClientProcess:
             self._news.put(json.loads(line))
         self._news.put(None)
 
-    def next(self, key: str, seconds: float = 25) -> Any:
+    def next(self, key: str, seconds: float = 2 * PATIENCE_S) -> Any:
         """The next line with this key; those before it are passed over (and kept in `lines`)."""
         deadline = time.monotonic() + seconds
         while True:
@@ -68,7 +69,7 @@ class ClientProcess:
         assert self.process.stdout is not None
         self.process.stdin.close()
         try:
-            self.process.wait(15)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -115,7 +116,7 @@ async def test_a_server_that_takes_a_connection_and_never_answers_ends_no_sessio
 
     proxy = Proxy(shared_server.port)
     await proxy.start()
-    client = ZooKeeperMetastore(proxy.address, "/silent", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
+    client = ZooKeeperMetastore(proxy.address, "/silent", "east", session_timeout_ms=9000, connect_timeout_ms=15_000)
     states: list[SessionState] = []
     await client.start(states.append)
     session_id = await client.register(Registration("n1", 0, True, id=3))
@@ -142,7 +143,7 @@ async def test_a_server_whose_machine_is_gone_ends_no_session(
         proxy = Proxy(shared_server.port)
         await proxy.start()
         hosts = f"127.0.0.1:{gone_port},{proxy.address}"
-        client = ZooKeeperMetastore(hosts, "/gone", "east", session_timeout_ms=6000, connect_timeout_ms=9000)
+        client = ZooKeeperMetastore(hosts, "/gone", "east", session_timeout_ms=9000, connect_timeout_ms=15_000)
         await client.start(states.append)
         session_id = await client.register(Registration("n1", 0, True, id=3))
         await asyncio.sleep(1.5)  # it sends no more than an idle client does

@@ -11,6 +11,7 @@ import pytest
 
 from isthmus.node.admin_api import acting_user as user_module
 from tests.support.threaded_node import ThreadedNode, running_node
+from tests.support.waiting import PATIENCE_S
 
 MORE = """\
 [[queues]]
@@ -27,7 +28,7 @@ HALF = r'"\ud800"'
 
 def call(node: ThreadedNode, method: str, path: str, body: str | None = None) -> tuple[int, dict[str, Any]]:
     """Status and answer."""
-    connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+    connection = HTTPConnection("127.0.0.1", node.admin, timeout=PATIENCE_S)
     connection.request(method, path, body)
     answer = connection.getresponse()
     said = json.loads(answer.read())

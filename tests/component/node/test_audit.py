@@ -12,6 +12,7 @@ import pytest
 from isthmus.node.cli import main as cli
 from isthmus.node.cli.exit_codes import Exit
 from tests.support.threaded_node import ThreadedNode, running_node
+from tests.support.waiting import PATIENCE_S, wait_until
 
 QUEUE = '[[queues]]\nname = "to-west"\n'
 
@@ -25,7 +26,7 @@ def acts(node: ThreadedNode, query: str = "") -> dict[str, Any]:
 
 def call(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     """Status and answer."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     raw = answer.read()
@@ -74,8 +75,8 @@ def test_acts_by_all_ways_are_recorded_and_survive_a_restart(
     with running_node(again, QUEUE) as node:
         assert node.node is not None
         node._loop.call_soon_threadsafe(node.node.request_reload)
-        while len(rows := acts(node, "?limit=2")["acts"]) < 2 or rows[0]["id"] < 8:
-            pass
+        wait_until(lambda: acts(node, "?limit=1")["acts"][0]["id"] >= 8, "the reload is recorded")
+        rows = acts(node, "?limit=2")["acts"]
         assert [(act["id"], act["via"], act["what"]["act"]) for act in rows] == [
             (8, "signal", "reload the node's files"), (7, "http", "clear queue to-west"),
         ]  # fmt: skip

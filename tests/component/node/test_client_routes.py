@@ -10,7 +10,8 @@ from pathlib import Path
 from isthmus.node.cli.object_client import ClusterClient
 from isthmus.repl.http.routes import Routes, parse_routes
 from isthmus.repl.model.keys import key_hash
-from tests.support.ensemble_nodes import PATIENCE_S, NodeOfEnsemble, eventually, three_nodes
+from tests.support.ensemble_nodes import NodeOfEnsemble, three_nodes
+from tests.support.waiting import PATIENCE_S, eventually
 
 KEY = (b"default", b"b", b"k")
 

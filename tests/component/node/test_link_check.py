@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from http.client import HTTPConnection
 from pathlib import Path
@@ -19,6 +18,7 @@ from isthmus.repl.model.errors import CodecError
 from isthmus.repl.property_digests import scope_digest
 from isthmus.sink.discovery import PeerNodes
 from tests.support.threaded_node import running_node
+from tests.support.waiting import PATIENCE_S, wait_until
 
 QUEUES = '[[queues]]\nname = "to-west"\nfilter = "bucketname:b"\n[[queues]]\nname = "repairs"\nfilter = "block_rtq"\n'
 
@@ -152,7 +152,7 @@ def test_a_link_between_two_nodes_is_checked_without_touching_the_queue(
         rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["checks"]}
         assert "is this a node's client listener?" in rows["queue"]["found"]
         assert cli.main(["sink", "check", "to-west", url]) == Exit.REFUSED
-        connection = HTTPConnection("127.0.0.1", source.admin, timeout=10)
+        connection = HTTPConnection("127.0.0.1", source.admin, timeout=PATIENCE_S)
         connection.request("GET", "/admin/queues")
         assert [queue["owner"] for queue in json.loads(connection.getresponse().read())["queues"]] == [None, None]
         connection.close()
@@ -168,21 +168,20 @@ def test_conflicts_are_listed_by_the_command_with_what_both_sides_had_seen(
     sink_folder.mkdir()
     with running_node(source_folder, QUEUES) as source, running_node(sink_folder) as sink:
         for node, value in ((sink, b"ours"), (source, b"theirs")):
-            connection = HTTPConnection("127.0.0.1", node.http, timeout=10)
+            connection = HTTPConnection("127.0.0.1", node.http, timeout=PATIENCE_S)
             connection.request("PUT", "/buckets/b/keys/k", value, {"Content-Type": "text/plain"})
             assert connection.getresponse().status == 204
             connection.close()
         monkeypatch.setenv("ISTHMUS_ADMIN", f"http://127.0.0.1:{sink.admin}")
         assert cli.main(["sink", "add-peer", f"http://127.0.0.1:{source.http}", "to-west"]) == Exit.OK
-        found: list[dict[str, Any]] = []
-        deadline = time.monotonic() + 20
-        while not found:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+
+        def conflicts() -> list[dict[str, Any]]:
             capsys.readouterr()
             assert cli.main(["sink", "conflicts", "-o", "json"]) == Exit.OK
-            found = json.loads(capsys.readouterr().out)["conflicts"]
-        (row,) = found
+            found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["conflicts"]
+            return found
+
+        (row,) = wait_until(conflicts, "the conflict is listed")
         assert (row["key"], row["queue"], row["siblings"]) == (["default", "b", "k"], "to-west", 2)
         assert len({row["ours"]["clock"], row["theirs"]["clock"]}) == 2
         assert row["ours"]["seen"][0]["uuid"] != row["theirs"]["seen"][0]["uuid"] == row["source_uuid"]

@@ -17,12 +17,14 @@ import pytest
 
 from isthmus.node.admin_api import live
 from isthmus.node.http import listener
+from isthmus.node.http.connection import STALL_TIMEOUT_S
 from isthmus.node.services.history_series import ALL_TYPES, ISR_BASE
 from isthmus.repl.model.errors import NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
 from isthmus.repl.model.requests import WriteRequest
-from tests.support.ensemble_nodes import NodeOfEnsemble, eventually, three_nodes
+from tests.support.ensemble_nodes import NodeOfEnsemble, three_nodes
+from tests.support.waiting import PATIENCE_S, eventually
 
 TYPED: Final = "replicate.write.per_s"
 
@@ -75,7 +77,7 @@ class EventStream:
 
     async def event(self, kind: str) -> Any:
         """The JSON of the next event of a kind; others before it are skipped. Raises EOFError at the end."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 block, end, rest = self._text.partition(b"\n\n")
                 if not end:
@@ -109,19 +111,20 @@ def last(values: list[float | None]) -> float:
     return next(value for value in reversed(values) if value is not None)
 
 
+def taken(node: NodeOfEnsemble) -> float:
+    """How many samples the history of a node has taken."""
+    samples = {name: count for name, _, count in node.services.history_sampler.samples()}
+    return samples["isthmus_history_samples_total"]
+
+
 async def sampled(nodes: Mapping[str, NodeOfEnsemble]) -> None:
     """Return once the history of each node has a place that is over, and the newest sample a partition that the node
     leads with all three members: a node that is ready may lead none yet."""
 
-    def samples(node: NodeOfEnsemble) -> float:
-        return {name: count for name, _, count in node.services.history_sampler.samples()}[
-            "isthmus_history_samples_total"
-        ]
-
     def leads(node: NodeOfEnsemble) -> bool:
         return node.services.history.newest.get(("isr.worst", ALL_TYPES), 0) % ISR_BASE == 3
 
-    await eventually(lambda: all(samples(node) > 2 and leads(node) for node in nodes.values()), "a sample of each node")
+    await eventually(lambda: all(taken(node) > 2 and leads(node) for node in nodes.values()), "a sample of each node")
 
 
 async def write_some(node: NodeOfEnsemble, count: int) -> None:
@@ -149,38 +152,44 @@ async def test_any_node_shows_the_history_of_all(tmp_path: Path) -> None:
             assert asked[0] == each[0] == 200
             return asked[1], each[1]
 
-        async with asyncio.timeout(30):
-            while True:
-                whole, each = await written()
-                rates = [rate or 0 for rate in whole["cluster"]["series"][TYPED]]
-                if sum(rates) * 2 > 48:  # each place is of about 2 s; on a busy machine of more
-                    break
-                await asyncio.sleep(0.3)
-        assert sum(rates) * 2 == pytest.approx(60, rel=0.2)
+        writes = 60
+        while True:
+            before = {node.settings.node.name: taken(node) for node in nodes.values()}
+            await eventually(lambda was=before: all(taken(node) > was[name] + 1 for name, node in nodes.items()))  # type: ignore[misc]
+            asked_ms = time.time() * 1000
+            whole, each = await written()
+            rates = [rate or 0 for rate in whole["cluster"]["series"][TYPED]]
+            # A place is of 2 s, and of more where a busy machine takes its sample late, which makes its rate lower.
+            if sum(rates) * 2 > 0.8 * writes or writes == 600:
+                break
+            await write_some(n1, 60)
+            writes += 60
+        assert sum(rates) * 2 == pytest.approx(writes, rel=0.2)
         assert max(whole["cluster"]["counted"]) == 3
         assert whole["cluster"]["counted"][0] == 0
         assert last(whole["cluster"]["series"]["isr.members"]) == 3
         assert last(whole["cluster"]["series"]["isr.min_isr"]) == 2
         assert (each["step_ms"], each["to_ms"] - each["from_ms"]) == (2000, 3_600_000)
-        assert abs(each["to_ms"] - time.time() * 1000) < 10_000
+        assert asked_ms - 10_000 < each["to_ms"] < time.time() * 1000 + 10_000
         assert sorted(each["nodes"]) == ["n1", "n2", "n3"]
         for series in each["nodes"].values():
             assert {len(values) for values in series.values()} == {1800}
             assert series["process.rss_bytes"][0] is None
             assert last(series["process.rss_bytes"]) > 1_000_000
         assert sum(sum(rate or 0 for rate in n[TYPED]) for n in each["nodes"].values()) * 2 == pytest.approx(
-            60, rel=0.2
+            writes, rel=0.2
         )
         names = "apply.write.per_s,apply.per_s,apply.write.max_ms"
-        async with asyncio.timeout(30):  # followers apply later, and a sample later
-            while True:
-                _, answer = await get(n1, f"/admin/history?series={names}&node=cluster")
-                by_kind = answer["cluster"]["series"]
-                applied = sum(rate or 0 for rate in by_kind["apply.write.per_s"]) * 2
-                if applied > 144:  # 60 at each of 3 replicas, in places of about 2 s
-                    break
-                await asyncio.sleep(0.3)
-        assert applied == pytest.approx(180, rel=0.2)
+
+        async def all_applied() -> dict[str, list[float | None]] | None:
+            _, answer = await get(n1, f"/admin/history?series={names}&node=cluster")
+            found: dict[str, list[float | None]] = answer["cluster"]["series"]
+            enough = sum(rate or 0 for rate in found["apply.write.per_s"]) * 2 > 0.8 * 3 * writes
+            return found if enough else None
+
+        by_kind = await eventually(all_applied, "followers apply later, and a sample later")
+        applied = sum(rate or 0 for rate in by_kind["apply.write.per_s"]) * 2
+        assert applied == pytest.approx(3 * writes, rel=0.2), "at each of 3 replicas"
         assert sum(rate or 0 for rate in by_kind["apply.per_s"]) * 2 >= applied
         assert last(by_kind["apply.write.max_ms"]) >= 0
         status, day = await get(n1, "/admin/history?series=process.rss_bytes&range=day&node=n3")
@@ -246,6 +255,9 @@ async def test_a_stream_has_the_state_at_once_and_a_sample_each_2_s(
             return answer
 
         n1.services.query._responders["history-newest"][1].respond = counted  # type: ignore[method-assign]
+        monkeypatch.setattr(live, "TIMEOUT_MS", 30_000)  # every node is in every sample
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         async with viewing(n1, "?bucket_type=default") as one, viewing(n1) as two:
             first, state = await asyncio.gather(one.event("sample"), two.event("cluster"))
             assert state["cluster"] == "east"
@@ -259,8 +271,10 @@ async def test_a_stream_has_the_state_at_once_and_a_sample_each_2_s(
             for _ in range(3):
                 times.append((await one.event("sample"))["at_ms"])
                 await two.event("sample")
-            assert all(1_500 < later - earlier < 4_000 for earlier, later in pairwise(times)), times
-            assert len(asked) <= 5
+            pauses_ms = [later - earlier for earlier, later in pairwise(times)]
+            assert min(pauses_ms) > 900, "after a late round the next one comes in time"
+            assert min(pauses_ms) < 4_000
+            assert len(asked) <= (loop.time() - began_s) / 2 + 2, "one question each 2 s for both viewers"
             assert streams(n1) == 2
             monkeypatch.setattr(n1.services.credentials, "problems", lambda: ["a warning"])
             while (await two.event("cluster"))["warnings"] != ["a warning"]:
@@ -312,10 +326,8 @@ async def test_a_viewer_that_does_not_read_costs_one_event_of_each_kind(
                 assert viewer._writing
                 assert set(viewer._waiting) <= {"cluster", "sample"}
                 assert viewer._waiting["sample"] == n1.admin_api.live._samples[""]
-            began_s = loop.time()
             n1.admin_api.stop()
-            await eventually(lambda: not streams(n1), "all streams have ended")
-            assert loop.time() - began_s < 2
+            await eventually(lambda: not streams(n1), "all streams have ended", timeout_s=STALL_TIMEOUT_S / 2)
         finally:
             deaf.close()
 

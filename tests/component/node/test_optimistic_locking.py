@@ -7,7 +7,8 @@ import http.client
 import json
 from pathlib import Path
 
-from tests.support.ensemble_nodes import PATIENCE_S, three_nodes
+from tests.support.ensemble_nodes import three_nodes
+from tests.support.waiting import PATIENCE_S
 
 PATH = "/buckets/b/keys/counter"
 CLIENTS = 6

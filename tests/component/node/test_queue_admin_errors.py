@@ -16,6 +16,7 @@ from isthmus.node.cli.main import main
 from isthmus.repl.coordinator.routing import UnknownBucketType
 from isthmus.repl.model.errors import NotReady
 from tests.support.threaded_node import ThreadedNode, running_node
+from tests.support.waiting import PATIENCE_S, wait_until
 
 QUEUES = '[[queues]]\nname = "to-west"\n[[queues]]\nname = "to-north"\n'
 
@@ -26,7 +27,7 @@ def test_wrong_queue_requests_are_refused_with_a_remedy(tmp_path: Path) -> None:
     with running_node(tmp_path, QUEUES) as node:
 
         def post(path: str, **wish: Any) -> tuple[int, str]:
-            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=PATIENCE_S)
             connection.request("POST", f"/admin/queues/{path}", json.dumps(wish), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             said = json.loads(answer.read())
@@ -62,10 +63,7 @@ def wait_for_windows(node: ThreadedNode) -> None:
     """Return once both queues have loaded their cursors; the election at the node's start is just over."""
     assert node.node is not None
     machines = [node.node.services.queues.named(name).machine for name in ("to-west", "to-north")]
-    deadline_s = time.monotonic() + 20
-    while not all(len(machine.windows) == 2 for machine in machines):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: all(len(machine.windows) == 2 for machine in machines))
 
 
 def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tmp_path: Path) -> None:
@@ -75,7 +73,7 @@ def test_a_node_that_is_down_may_be_suspended_and_one_that_is_no_more_resumed(tm
         assert node.node.services.membership.known_nodes() == {"n1"}
 
         def post(verb: str) -> int:
-            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=PATIENCE_S)
             connection.request("POST", f"/admin/queues/to-west/{verb}", json.dumps({"node": "n2"}))
             answer = connection.getresponse()
             answer.read()
@@ -95,7 +93,7 @@ def test_a_limit_that_is_not_given_stays_unchanged(tmp_path: Path) -> None:
     with running_node(tmp_path, QUEUES) as node:
 
         def throttled(**wish: Any) -> dict[str, Any]:
-            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=PATIENCE_S)
             connection.request("POST", "/admin/queues/to-west/throttle", json.dumps(wish))
             said = json.loads(connection.getresponse().read())
             connection.close()
@@ -153,7 +151,7 @@ def test_a_dry_run_counts_the_changes_that_would_be_left_out(tmp_path: Path) -> 
     with running_node(tmp_path, QUEUES) as node:
 
         def post(path: str, **wish: Any) -> tuple[int, dict[str, Any]]:
-            connection = HTTPConnection("127.0.0.1", node.admin, timeout=10)
+            connection = HTTPConnection("127.0.0.1", node.admin, timeout=PATIENCE_S)
             connection.request("POST", f"/admin/queues/{path}", json.dumps(wish), {"Content-Type": "application/json"})
             answer = connection.getresponse()
             said = json.loads(answer.read())

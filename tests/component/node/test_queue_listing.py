@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from tests.support.threaded_node import running_node
+from tests.support.waiting import PATIENCE_S, wait_until
 
 QUEUES = '[[queues]]\nname = "to-west"\nobject_rate_limit = 900\n[[queues]]\nname = "to-riak"\nriak_fetch = true\n'
 
 
 def exchange(port: int, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     """Status and answer."""
-    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     raw = answer.read()
@@ -36,9 +36,7 @@ def test_what_waits_who_fetches_and_what_is_not_known(tmp_path: Path) -> None:
 
         for key in ("a", "b"):
             assert exchange(node.http, "PUT", f"/buckets/b/keys/{key}", "data")[0] == 204
-        deadline_s = time.monotonic() + 20
-        while row("to-west")["unknown"] or row("to-riak")["unknown"]:
-            assert time.monotonic() < deadline_s, "cursors are known within seconds of the election"
+        wait_until(lambda: not row("to-west")["unknown"] and not row("to-riak")["unknown"], "cursors are known")
         west = row("to-west")
         assert west["priorities"]["real_time"] == {"waiting": 2, "in_flight": 0, "at_least": 2}
         assert (west["owner"], west["consumers"], west["oldest_age_ms"] > 0) == (None, [], True)
@@ -46,9 +44,12 @@ def test_what_waits_who_fetches_and_what_is_not_known(tmp_path: Path) -> None:
         throttle = row("to-west")["nodes"]["n1"]["throttle"]
         assert (throttle["file"]["objects_per_second"], throttle["configured"]["objects_per_second"]) == (900, 50)
         assert row("to-west")["rates"]["set"]["by"]
-        while not any(one["given"] for one in row("to-riak")["consumers"]):
+
+        def is_served() -> bool:
             assert exchange(node.http, "GET", "/queuename/to-riak?object_format=internal")[0] == 200
-            assert time.monotonic() < deadline_s, "the first fetch makes Riak the owner, one soon after it is served"
+            return any(one["given"] for one in row("to-riak")["consumers"])
+
+        wait_until(is_served, "the first fetch makes Riak the owner, one soon after it is served")
         (riak,) = row("to-riak")["consumers"]
         assert (riak["node"], riak["at"], riak["given"], riak["waits_at"]) == ("riak", "n1", 1, [])
         assert row("to-riak")["priorities"]["real_time"]["waiting"] == 1

@@ -12,6 +12,7 @@ from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content, decode_object
 from isthmus.repl.model.requests import Isolation, WriteRequest, WriteResult
 from tests.support.runtime_cluster import Cluster, Node
+from tests.support.waiting import PATIENCE_S
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
@@ -22,7 +23,7 @@ def key(name: bytes) -> Key:
 
 async def write_until_answered(member: Node, request: WriteRequest) -> WriteResult:
     """Write as a client with a request id does: again after every 503 and 504."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 return await member.coordinator.write(request)
@@ -58,11 +59,11 @@ async def test_a_repeated_request_takes_effect_once_over_the_leaders_death(
     async with start_cluster(tmp_path) as t:
         leader = await t.led()
         others = [member for member in t.members.values() if member is not leader]
-        for member in others:
-            member.coordinator._forwarder._timeout_ms = 500  # these wires send no notification of a broken connection
         requests = [WriteRequest(key(b"%d" % n), Content(b"v"), None, b"id-%d" % n) for n in range(20)]
         for request in requests[:10]:
             assert not (await others[0].coordinator.write(request)).repeated
+        for member in others:
+            member.coordinator._forwarder._timeout_ms = 500  # these wires send no notification of a broken connection
         under_way = [asyncio.create_task(write_until_answered(others[1], request)) for request in requests[10:]]
         await asyncio.sleep(0.005)
         await t.kill(leader.node)

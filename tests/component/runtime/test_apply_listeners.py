@@ -16,6 +16,7 @@ from isthmus.repl.model.objects import Content
 from isthmus.repl.model.ports import AppliedEntries
 from isthmus.repl.model.requests import WriteRequest
 from tests.support.runtime_cluster import Cluster, Node, eventually
+from tests.support.waiting import PATIENCE_S
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
@@ -58,7 +59,7 @@ class Gate:
     def _pass(self, prepared: object) -> None:
         self.waiting = self._shut
         if self._shut:
-            assert self._may_go.acquire(timeout=10)
+            assert self._may_go.acquire(timeout=60)
         self.waiting = False
         self._commit(prepared)  # type: ignore[arg-type]
 
@@ -97,13 +98,13 @@ async def test_entries_applied_during_a_failed_handover_reach_the_listeners(
         for name in (b"drained", b"too-late"):
             request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
             writes.append(asyncio.create_task(leader.coordinator.write(request)))
-            await eventually(waits, 5)
-        leader.runtime.hand_over(leader.partition(), None, 300)
+            await eventually(waits)
+        leader.runtime.hand_over(leader.partition(), None, 2_000)
         before = leader.partition().replica.applied
         gate.let_one_through()
-        await eventually(lambda: leader.partition().replica.applied > before, 5)
+        await eventually(lambda: leader.partition().replica.applied > before)
         assert leader.partition().replica.role is ReplicaRole.RESIGNING
-        await eventually(lambda: leader.partition().replica.role is ReplicaRole.LEADER, 5)
+        await eventually(lambda: leader.partition().replica.role is ReplicaRole.LEADER)
         gate.open()
         await asyncio.gather(*writes)
         await leader.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))
@@ -135,12 +136,12 @@ async def test_a_failing_listener_does_not_affect_the_others(tmp_path: Path, sta
             member.runtime.listeners.add(listeners[member.node])
         for name in (b"k%d" % number for number in range(30)):
             request = WriteRequest(Key(b"default", b"b", name), Content(b"v"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await (await t.led()).coordinator.write(request)
         before = await t.led()
         before.runtime.hand_over(before.partition(), None, 5_000)
         after = await t.led_by_another(before)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await after.coordinator.write(WriteRequest(Key(b"default", b"b", b"after"), Content(b"v")))
             assert await after.coordinator.get(Key(b"default", b"b", b"k1")) is not None
         await t.settled()

@@ -14,6 +14,7 @@ import pytest
 from isthmus.repl.controller.leader_balance_api import LeaderBalanceApi
 from isthmus.repl.controller.leader_balancer import BalanceOptions
 from isthmus.repl.isr.effects import ReplicaRole
+from isthmus.repl.isr.replica_state import ReplicaOptions
 from isthmus.repl.model.errors import BadInput, Fenced, NotLeader, NotReady
 from isthmus.repl.model.keys import Key
 from isthmus.repl.model.objects import Content
@@ -21,6 +22,7 @@ from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.runtime.handover import LeadershipTransfer, encode
 from tests.support.memory_links import is_entries
 from tests.support.runtime_cluster import Cluster, Node, eventually
+from tests.support.waiting import PATIENCE_S
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
@@ -45,9 +47,9 @@ async def test_leaders_end_even_after_a_node_came_back_under_load(
     write on and not one write fails; all that was answered is read afterwards, from any node."""
 
     async with start_cluster(tmp_path, partitions=6, balance=QUICK) as t:
-        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
+        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2})
         await t.kill("n3")
-        await eventually(lambda: led_counts(t) == {"n1": 3, "n2": 3}, 20)
+        await eventually(lambda: led_counts(t) == {"n1": 3, "n2": 3})
         stop = asyncio.Event()
         written: list[bytes] = []
 
@@ -61,7 +63,7 @@ async def test_leaders_end_even_after_a_node_came_back_under_load(
 
         clients = [asyncio.create_task(client(member)) for member in t.members.values()]
         await t.open("n3", balance=QUICK)
-        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2} or any(c.done() for c in clients), 20)
+        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2} or any(c.done() for c in clients))
         stop.set()
         await asyncio.gather(*clients)
         assert led_counts(t) == {"n1": 2, "n2": 2, "n3": 2}
@@ -74,7 +76,7 @@ async def test_a_leader_refuses_what_would_make_its_writers_wait(tmp_path: Path,
     """A hand-over is refused with the reason when its epoch differs, its target is out of sync, not connected or too
     far behind, or the node does not lead; the leader keeps leading."""
 
-    async with start_cluster(tmp_path) as t:
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=60_000)) as t:
         leader = await t.led()
         target, other = t.followers()
         epoch = leader.partition().replica.epoch
@@ -111,20 +113,20 @@ async def test_any_node_answers_for_the_one_that_controls(tmp_path: Path, start_
 
     manual = QUICK._replace(automatic=False)
     async with start_cluster(tmp_path, partitions=6, balance=manual) as t:
-        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2}, 20)
+        await eventually(lambda: led_counts(t) == {"n1": 2, "n2": 2, "n3": 2})
         await t.kill("n3")
-        await eventually(lambda: led_counts(t) == {"n1": 3, "n2": 3}, 20)
+        await eventually(lambda: led_counts(t) == {"n1": 3, "n2": 3})
         again = await t.open("n3", balance=manual)
         asker = LeaderBalanceApi(again.controller, again.runtime, manual)
         await eventually(lambda: again.controller.controller == "n1")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while len((status := await asker.status())["plan"]) < 2:
                 await asyncio.sleep(0.01)
         assert status["controller"] == "n1"
         assert (status["state"], status["imbalance"], status["run"]) == ("uneven", 3, None)
         assert {move["to"] for move in status["plan"]} == {"n3"}
         status = await asker.balance("ann@ops")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not status["run"]["outcome"]:
                 await asyncio.sleep(0.01)
                 status = await asker.status()

@@ -43,7 +43,7 @@ def reaper_of(member: Node, pool: ThreadPoolExecutor) -> Reaper:
         limits=WriteLimits(1_000_000, 5, 3_000_000),
         properties=FixedProperties(PLAIN),
         barrier=NoTombstoneBarrier(),
-        request_timeout_ms=1_000,
+        request_timeout_ms=10_000,
     )
 
 

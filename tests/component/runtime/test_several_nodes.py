@@ -20,6 +20,7 @@ from isthmus.repl.model.requests import WriteRequest
 from isthmus.repl.transport.port import LinkMessage
 from tests.support.memory_links import is_entries
 from tests.support.runtime_cluster import Cluster, Node, eventually
+from tests.support.waiting import PATIENCE_S
 
 ClusterFactory = Callable[..., AbstractAsyncContextManager[Cluster]]
 
@@ -94,10 +95,10 @@ async def test_acknowledged_writes_survive_the_leaders_death(tmp_path: Path, sta
         clients = [asyncio.create_task(client(b"c%d" % i)) for i in range(3)]
         for _ in range(2):
             before = len(acked)
-            await eventually(lambda before=before: len(acked) > before + 30, 15)
+            await eventually(lambda before=before: len(acked) > before + 30)
             leader = await t.led()
             await t.kill(leader.node)
-            await eventually(lambda: t.leader() is not None, 15)
+            await eventually(lambda: t.leader() is not None)
             await t.open(leader.node)
             await t.settled()
         stop.set()
@@ -187,7 +188,7 @@ async def test_committed_reads_ask_whether_it_still_leads(tmp_path: Path, start_
         assert not stale.done() or stale.exception() is not None
         old.runtime.session_expired()
         with pytest.raises(Retryable):
-            await asyncio.wait_for(stale, 5)
+            await asyncio.wait_for(stale, PATIENCE_S)
         assert stored_values(old, b"k") == [b"old"]
         assert [s.value for s in decode_object(await new.coordinator.get(key(b"k"))).live] == [b"new"]
 
@@ -201,9 +202,9 @@ async def test_a_stopping_node_takes_writes_until_its_withdrawal_is_noted(
         leader = await t.led()
         await leader.controller.stop()
         leader.metastore.hold()
-        leaving = asyncio.create_task(leader.runtime.resign(10))
+        leaving = asyncio.create_task(leader.runtime.resign(60))
         await asyncio.sleep(0.01)
-        await asyncio.wait_for(put(leader, b"k", b"v"), 1)
+        await asyncio.wait_for(put(leader, b"k", b"v"), PATIENCE_S)
         assert not leaving.done()
         leader.metastore.release()
         await leaving
@@ -313,7 +314,7 @@ async def test_soft_cursors_survive_a_change_of_leader(tmp_path: Path, start_clu
         await put(leader, b"k", b"v")
         leader.runtime.soft_cursor(0, b"to-west", b"\x01")
         others = [member for member in t.members.values() if member is not leader]
-        await eventually(lambda: all(h.runtime.store.cursor(0, b"to-west").soft == b"\x01" for h in others), 10)
+        await eventually(lambda: all(h.runtime.store.cursor(0, b"to-west").soft == b"\x01" for h in others))
         leader.runtime.soft_cursor(0, b"to-west", b"\x02")
         seen: list[bytes | None] = []
 
@@ -351,7 +352,7 @@ async def test_an_election_does_not_wait_for_busy_threads(tmp_path: Path, start_
         busy = [loop.run_in_executor(None, free.wait) for _ in range(2)]
         try:
             leader.runtime.hand_over(leader.partition(), None, 5_000)
-            await t.led_by_another(leader, timeout_s=5)
+            await t.led_by_another(leader)
         finally:
             free.set()
             await asyncio.gather(*busy)
@@ -397,13 +398,18 @@ async def test_writes_of_several_partitions_travel_in_streams(tmp_path: Path, st
             logs = [log_of(member, partition) for member in t.members.values()]
             assert logs[0] == logs[1] == logs[2]
         assert by_message == []
-        groups = sum(stream_groups(member, "sent") for member in t.members.values()) - sent
-        assert 10 <= groups < 400
-        assert sum(stream_groups(member, "received") for member in t.members.values()) - received == groups
+
+        def groups(direction: str, before: float) -> float:
+            return sum(stream_groups(member, direction) for member in t.members.values()) - before
+
+        async def silent() -> bool:
+            before = groups("sent", sent)
+            await asyncio.sleep(0.3)
+            return groups("sent", sent) == groups("received", received) == before
+
+        await eventually(silent, "the last commits have reached the followers, and nothing else is sent")
+        assert 10 <= groups("sent", sent) < 400
         assert all(member.runtime._streams.streams_ended == 0 for member in t.members.values())
-        quiet = groups + sent
-        await asyncio.sleep(0.3)
-        assert sum(stream_groups(member, "sent") for member in t.members.values()) == quiet
 
 
 async def test_a_node_of_an_older_version_takes_part_without_streams(
@@ -465,12 +471,12 @@ async def test_a_follower_restarted_under_load_joins_its_streams_again(
                 acked.append(name)
 
         clients = [asyncio.create_task(client(number)) for number in range(3)]
-        await eventually(lambda: all_joined(leader), 15)
+        await eventually(lambda: all_joined(leader))
         await t.kill(away)
         before = len(acked)
-        await eventually(lambda: len(acked) > before + 20, 15)
+        await eventually(lambda: len(acked) > before + 20)
         back = await t.open(away)
-        await eventually(lambda: all_joined(leader) and stream_groups(back, "received") > 20, 15)
+        await eventually(lambda: all_joined(leader) and stream_groups(back, "received") > 20)
         stop.set()
         await asyncio.gather(*clients)
         assert t.leader() is leader

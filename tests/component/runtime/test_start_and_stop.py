@@ -27,6 +27,7 @@ from isthmus.repl.runtime import registration as registering
 from isthmus.repl.storage.identity import NodeIdentity
 from tests.support.memory_metastore import MemoryMetastore
 from tests.support.threaded_node import SETTINGS, NodeInMemory
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 class NodeWithExpiringSession(NodeInMemory):
@@ -52,13 +53,6 @@ def file_of(directory: Path) -> Path:
     file = directory / "node.toml"
     file.write_text(SETTINGS.format(*taken, ""))
     return file
-
-
-async def eventually(condition) -> None:
-    """Returns once `condition` holds."""
-    async with asyncio.timeout(5):
-        while not await condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_registration_that_the_metastore_refuses_is_tried_again(
@@ -264,7 +258,7 @@ async def test_a_stop_while_no_zookeeper_answers_does_not_wait_for_it(tmp_path: 
         assert not life.done()
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await life
 
     assert await scenario() == 0
@@ -285,12 +279,12 @@ async def test_a_stop_while_the_embedded_zookeeper_comes_up_does_not_wait_for_it
 
     async def scenario() -> int:
         life = asyncio.create_task(daemon._run(load_file(file), file, ServiceManager({})))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not supervisor_client.recorded_children(metastore):
                 await asyncio.sleep(0.02)
         assert not life.done()
         os.kill(os.getpid(), signal.SIGINT)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await life
 
     assert await scenario() == 0

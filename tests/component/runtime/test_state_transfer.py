@@ -59,7 +59,7 @@ def rows_of(store: Store, partition: int = 0) -> tuple[object, ...]:
 
 async def same_everywhere(cluster: Cluster) -> None:
     """All replicas are in sync, level, and hold the same rows."""
-    await cluster.level(timeout_s=30)
+    await cluster.level()
     found = [rows_of(member.runtime.store) for member in cluster.members.values()]
     assert found[0] == found[1] == found[2]
     assert not any(member.failures for member in cluster.members.values())
@@ -144,7 +144,7 @@ async def test_a_follower_that_the_log_is_trimmed_under_takes_rows(
     """A follower that stays connected and accepts nothing, since its disk is full, recovers once there is space,
     without a FollowRequest: its leader notices that the log begins above it when it cannot continue sending."""
 
-    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=400), **SMALL) as t:
+    async with start_cluster(tmp_path, options=ReplicaOptions(max_time_lag_ms=1_500), **SMALL) as t:
         leader, full = await t.led(), await follower_of(t)
         await put(leader, b"k", b"v")
         await t.level()
@@ -174,9 +174,9 @@ async def test_a_replaced_data_directory_comes_back_in_sync_under_load(
         shutil.rmtree(tmp_path / lost.node)
         async with load(t) as acked:
             await t.open(lost.node)
-            await eventually(lambda: len((t.leader() or leader).partition().replica.record.isr) == 3, 30)  # type: ignore[union-attr]
+            await eventually(lambda: len((t.leader() or leader).partition().replica.record.isr) == 3)  # type: ignore[union-attr]
             before = len(acked)
-            await eventually(lambda: len(acked) > before + 20, 15)
+            await eventually(lambda: len(acked) > before + 20)
         await same_everywhere(t)
         await t.kill(lost.node)
         await t.open(lost.node)
@@ -217,7 +217,7 @@ async def test_a_transfer_that_is_cut_anywhere_goes_on(
             def went_on(goal: int = goal) -> bool:
                 return chunks >= goal or len(t.followers()) == 2
 
-            await eventually(went_on, 20)
+            await eventually(went_on)
             if len(t.followers()) == 2:
                 break
             if cut % 3 == 2:
@@ -282,7 +282,7 @@ async def test_a_replica_that_lost_its_log_is_not_in_sync_under_its_old_log_id(
         await eventually(lambda: replica.leo == replica.applied == leader.applied)
         assert len(leader.record.isr) == 3
         assert replica.member not in leader.record.isr
-        with pytest.raises(TimeoutError):
+        with pytest.raises(AssertionError, match="not within"):
             await t.level(timeout_s=0.2)
         written.set()
         await same_everywhere(t)
@@ -310,13 +310,12 @@ async def test_a_replica_that_waits_for_rows_does_not_pin_the_log_of_others(
         for _ in range(2):
             back = await t.open(away.node)
             await eventually(
-                lambda: back in t.followers(1) and back.partition().replica.far_position is not None,  # noqa: B023
-                30,
+                lambda: back in t.followers(1) and back.partition().replica.far_position is not None  # noqa: B023
             )
             for name in islice(other, 300):
                 await put(await t.led(1), name, b"y" * 400)
             leo = (await t.led(1)).partition(1).replica.leo
-            await eventually(lambda: back.partition(1).replica.applied >= leo, 20)  # noqa: B023
+            await eventually(lambda: back.partition(1).replica.applied >= leo)  # noqa: B023
             await eventually(lambda: back.runtime.replog.stats().size_bytes < 100_000)  # noqa: B023
             assert back.partition().replica.far_position is not None
             await t.kill(away.node)

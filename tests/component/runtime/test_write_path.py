@@ -31,6 +31,7 @@ from isthmus.repl.replog import writer
 from isthmus.repl.store import row_codec
 from isthmus.repl.store.rows import CHANGE_HEAD, bucket_head
 from tests.support.memory_metastore import MemoryEnsemble
+from tests.support.waiting import PATIENCE_S
 
 NodeFactory = Callable[..., AbstractAsyncContextManager]
 
@@ -85,7 +86,7 @@ async def test_replay_after_a_power_loss_passes_what_was_found_before_serving(
     async with start_node(tmp_path, ensemble, boot_id="boot-2") as h:
         for n in range(50):
             assert values(await h.coordinator.get(key(b"%d" % n))) == [b"v%d" % n]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while h.runtime.store.needs_replay():
                 await asyncio.sleep(0.005)
         assert not h.failures
@@ -325,7 +326,7 @@ async def test_a_write_without_an_outcome_in_time_is_unknown(
             with pytest.raises(OutcomeUnknown):
                 await h.coordinator.write(WriteRequest(key(b"k"), Content(b"v")))
             held.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await h.coordinator.get(key(b"k")) is None:
                 await asyncio.sleep(0.005)
 

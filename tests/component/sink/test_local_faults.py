@@ -16,8 +16,8 @@ from isthmus.repl.model.errors import LocalFault
 from isthmus.sink import worker_pool
 from isthmus.sink.worker import Slot
 from tests.component.sink.test_operation import sink_of
-from tests.component.sink.test_sink import eventually
 from tests.support.sink_pair import SinkPair
+from tests.support.waiting import eventually
 
 
 @pytest.mark.timing
@@ -70,15 +70,16 @@ async def test_a_fault_while_a_suspended_link_acknowledges_costs_no_worker(monke
         pair.source.put(b"a")
         await eventually(lambda: any(slot.pushing for slots in sink._pool._slots.values() for slot in slots))
         with monkeypatch.context() as patched:
+            attempts: list[Slot] = []
 
-            async def broken(_slot: Slot) -> bool:
+            async def broken(slot: Slot) -> bool:
+                attempts.append(slot)
                 raise RuntimeError("a bug")
 
             patched.setattr(Slot, "acknowledge", broken)
             await sink.suspend("q", None, "ann", "")
             pair.cluster.stuck.set()
-            await eventually(lambda: not sink._pool.pushing())
-            await asyncio.sleep(0.05)
+            await eventually(lambda: attempts)
         await eventually(lambda: sink.overview()["workers"]["busy"] == 0)
         await sink.resume("q", None)
         pair.source.put(b"b")

@@ -12,6 +12,7 @@ import pytest
 
 from bench import visibility
 from bench.visibility import VisibilityProbe, percentile
+from tests.support.waiting import wait_until
 
 
 class Clusters(ThreadingHTTPServer):
@@ -64,15 +65,15 @@ def clusters() -> Iterator[Clusters]:
 
 def test_the_time_until_an_object_can_be_read_is_measured(clusters: Clusters) -> None:
     """Both times are at least the delay, the one from the request being longer; no key is written twice."""
-    clusters.delay_s = 0.03
+    clusters.delay_s = 0.3
     with VisibilityProbe([clusters.url] * 3, [clusters.url] * 3, "run") as probe:
-        time.sleep(1.0)
+        wait_until(lambda: len(clusters.written_s) > visibility.THREADS)
     found = probe.found
     assert len(found.after_answer_ms) == len(clusters.written_s) > visibility.THREADS
     assert found.failed == 0
-    assert min(found.after_request_ms) >= 30
+    assert min(found.after_request_ms) >= 300
     assert all(a < r for a, r in zip(found.after_answer_ms, found.after_request_ms, strict=True))
-    assert min(found.after_answer_ms) > 10
+    assert min(found.after_answer_ms) > 100
 
 
 def test_writes_that_fail_are_counted_and_not_timed(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +81,11 @@ def test_writes_that_fail_are_counted_and_not_timed(clusters: Clusters, monkeypa
     monkeypatch.setattr(visibility, "SEEN_TIMEOUT_S", 0.05)
     clusters.refuse = True
     with VisibilityProbe([clusters.url], [clusters.url], "refused") as probe:
-        time.sleep(0.3)
+        wait_until(lambda: probe.found.failed)
     assert probe.found.failed > 0
     clusters.refuse, clusters.delay_s = False, 3600.0
     with VisibilityProbe([clusters.url], [clusters.url], "late") as late:
-        time.sleep(0.3)
+        wait_until(lambda: late.found.failed)
     assert late.found.failed > 0
     assert not probe.found.after_answer_ms
     assert not late.found.after_answer_ms

@@ -17,6 +17,7 @@ from isthmus.client.errors import BadRequest
 from isthmus.client.steps import Endpoint, NoAnswer, Request, Response, Send
 from isthmus.client.transport import AsyncTransport, Transport
 from tests.support.raw_server import RawServer, reply
+from tests.support.waiting import PATIENCE_S
 
 GET = Request(b"GET", b"/x")
 PUT = Request(b"PUT", b"/x", ((b"Content-Type", b"a/b"),), b"value")
@@ -143,20 +144,21 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
     def resolved(host: Any, port: Any, *given: Any, **named: Any) -> list[Any]:
         name = host.decode() if isinstance(host, bytes) else host
         if name == "slow.test":
-            time.sleep(1.0)
+            time.sleep(2.0)
         return [found for each in known.get(name, (name,)) for found in resolve(each, port, *given, **named)]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)
     return known
 
 
+@pytest.mark.timing
 def test_connecting_to_several_addresses_ends_in_its_time(sender: Senders, names: Names) -> None:
     """All addresses together have the time for connecting, not each of them."""
     names["many.test"] = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
     with silent(*names["many.test"]) as port:
         begun = time.monotonic()
-        answer = sender.send(Send(Endpoint("http", "many.test", port), GET, 10.0, 0.6))
-        assert 0.5 < time.monotonic() - begun < 1.8
+        answer = sender.send(Send(Endpoint("http", "many.test", port), GET, 20.0, 1.5))
+        assert 1.4 < time.monotonic() - begun < 5.5, "one after the other would take four times 1.5 s"
     assert isinstance(answer, NoAnswer)
     assert not answer.sent
 
@@ -183,6 +185,7 @@ def test_a_name_that_does_not_exist(sender: Senders, monkeypatch: pytest.MonkeyP
     assert "cannot be reached: [Errno -2] Name or service not known" in answer.why
 
 
+@pytest.mark.timing
 def test_tls_has_what_is_left_of_the_time_for_connecting(sender: Senders, names: Names) -> None:
     """A slow resolver and a node that is silent during the handshake share one time-out. Silence is not reported as a
     certificate error."""
@@ -190,8 +193,8 @@ def test_tls_has_what_is_left_of_the_time_for_connecting(sender: Senders, names:
     server = RawServer(lambda s: server.wait_for_end(s))
     with server:
         begun = time.monotonic()
-        answer = sender.send(Send(Endpoint("https", "slow.test", server.port), GET, 10.0, 1.5))
-        assert 1.4 < time.monotonic() - begun < 2.3
+        answer = sender.send(Send(Endpoint("https", "slow.test", server.port), GET, 20.0, 3.0))
+        assert 2.9 < time.monotonic() - begun < 4.7, "each with the whole time would take 5 s"
     assert isinstance(answer, NoAnswer)
     assert not answer.sent
     assert not answer.tls
@@ -251,6 +254,7 @@ def test_an_answer_that_is_too_large_is_not_held(sender: Senders, monkeypatch: p
         assert isinstance(sender.send(to(server)), Response)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("drips", [False, True])
 def test_an_attempt_ends_in_its_time(sender: Senders, drips: bool) -> None:
     """This also holds if a byte arrives now and then, which no limit of a single wait would notice."""
@@ -267,7 +271,7 @@ def test_an_attempt_ends_in_its_time(sender: Senders, drips: bool) -> None:
     with server:
         begun = time.monotonic()
         answer = sender.send(to(server, timeout_s=0.5))
-        assert 0.4 < time.monotonic() - begun < 5.0
+        assert 0.4 < time.monotonic() - begun < 20.0
     assert isinstance(answer, NoAnswer)
     assert answer.sent
     assert "within the time" in answer.why
@@ -310,7 +314,7 @@ def test_an_idle_connection_that_the_node_closed_is_replaced(sender: Senders) ->
     server = RawServer(once, lambda s: server.serve(reply(204))(s))
     with server:
         assert isinstance(sender.send(to(server)), Response)
-        assert closed.wait(5)
+        assert closed.wait(PATIENCE_S)
         time.sleep(0.05)
         assert isinstance(sender.send(to(server)), Response)
     assert server.accepted == 2
@@ -321,7 +325,7 @@ def answers_after(release: threading.Event) -> RawServer:
 
     def script(connection: socket.socket) -> None:
         while server.read_request(connection):
-            release.wait(10)
+            release.wait(60)
             connection.sendall(reply(204))
 
     server = RawServer(script)
@@ -336,7 +340,10 @@ def test_connections_are_bounded_for_threads() -> None:
     made = Transport(None, 2)
     answers: list[Response | NoAnswer] = []
     with server:
-        busy = [threading.Thread(target=lambda: answers.append(made.send(to(server, timeout_s=10)))) for _ in range(2)]
+        busy = [
+            threading.Thread(target=lambda: answers.append(made.send(to(server, timeout_s=PATIENCE_S))))
+            for _ in range(2)
+        ]
         for thread in busy:
             thread.start()
         while len(server.heads) < 2:
@@ -347,7 +354,7 @@ def test_connections_are_bounded_for_threads() -> None:
         assert not refused.sent
         release.set()
         for thread in busy:
-            thread.join(10)
+            thread.join(PATIENCE_S)
         assert all(isinstance(answer, Response) for answer in answers)
         assert server.accepted == 2
         made.close()
@@ -361,23 +368,23 @@ async def test_connections_are_bounded_for_tasks_and_survive_cancellation() -> N
     def slow(connection: socket.socket) -> None:
         while server.read_request(connection):
             time.sleep(0.2)
-            release.wait(10)
+            release.wait(60)
             connection.sendall(reply(204))
 
     server = RawServer(slow)
     made = AsyncTransport(None, 2)
     with server:
         for delay_s in (0.0, 0.01, 0.05, 0.25):
-            tasks = [asyncio.create_task(made.send(to(server, timeout_s=10))) for _ in range(6)]
+            tasks = [asyncio.create_task(made.send(to(server, timeout_s=PATIENCE_S))) for _ in range(6)]
             await asyncio.sleep(delay_s)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        answers = await asyncio.gather(*(made.send(to(server, timeout_s=10)) for _ in range(4)))
+        answers = await asyncio.gather(*(made.send(to(server, timeout_s=PATIENCE_S)) for _ in range(4)))
         assert all(isinstance(answer, Response) for answer in answers)
         release.clear()
         last = Request(b"GET", b"/last")  # requests of cancelled tasks may arrive late; the path tells this one apart
-        busy = [asyncio.create_task(made.send(to(server, last, timeout_s=10))) for _ in range(2)]
+        busy = [asyncio.create_task(made.send(to(server, last, timeout_s=PATIENCE_S))) for _ in range(2)]
         while sum(head.startswith(b"GET /last ") for head in server.heads) < 2:
             await asyncio.sleep(0.01)
         refused = await made.send(to(server, timeout_s=0.3))
@@ -394,7 +401,7 @@ async def test_an_attempt_that_got_no_connection_has_sent_nothing_however_late_t
     server = answers_after(release)
     made = AsyncTransport(None, 1)
     with server:
-        busy = asyncio.create_task(made.send(to(server, timeout_s=10)))
+        busy = asyncio.create_task(made.send(to(server, timeout_s=PATIENCE_S)))
         while not server.heads:
             await asyncio.sleep(0.01)
         waiting = asyncio.create_task(made.send(to(server, PUT, timeout_s=0.3)))

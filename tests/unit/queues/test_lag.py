@@ -20,6 +20,7 @@ from isthmus.repl.property_digests import PropertyDifference, scope_digest
 from tests.support.damage_reports import DamageReports
 from tests.support.queue_node import PARTITIONS, QueueNode, audited_node
 from tests.support.queue_source import BUCKET, THIRD
+from tests.support.waiting import PATIENCE_S
 from tests.unit.queues.admin.test_acts import audit_info, keys, settled
 
 pytestmark = pytest.mark.virtual_time
@@ -46,13 +47,26 @@ def explained(queue_node: QueueNode, key: bytes, name: str = "q") -> dict[str, A
 @pytest.mark.virtual_time(False)  # its threads wait until a time-out of the loop is over
 async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     """The read pool is blocked: the answer still comes within its time limit, with null for unread values and the
-    reason. A partition whose changes are all in memory, or that has none, is reported as usual."""
+    reason. What is in memory is known. Seconds that were read before stay while the cursor does, and grow."""
     monkeypatch.setattr(acts_module, "TIMEOUT_S", 0.2)
 
     async with audited_node() as queue_node:
         queue_node.put(b"k")
         assert len((await queue_node.fetch()).items) == 1
-        assert (await lag(queue_node))["seconds"] is not None
+        free = Event()
+        busy = [queue_node.pool.submit(free.wait, 60) for _ in range(2)]
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                (queue,) = await queue_node.acts.lags()
+        finally:
+            free.set()
+            assert all(one.result() for one in busy)
+        late, at_rest = sorted(queue["partitions"], key=lambda part: part["partition"] != P)[:2]
+        assert (late["seconds"], late["bytes"], late["objects"]) == (None, None, 1)
+        assert (at_rest["seconds"], at_rest["bytes"], at_rest["objects"]) == (0, 0, 0)
+        assert "1 partition could not be read within 0.2 s: the node is busy" in queue["reason"]
+        assert (await lag(queue_node))["bytes"] is not None
+        queue_node.clock.skew_ms += 60_000
         free = Event()
         busy = [queue_node.pool.submit(free.wait, 20) for _ in range(2)]
         try:
@@ -61,11 +75,57 @@ async def test_a_busy_node_answers_in_time_with_an_unknown_lag(monkeypatch: pyte
         finally:
             free.set()
             assert all(one.result() for one in busy)
-        late, at_rest = sorted(queue["partitions"], key=lambda part: part["partition"] != P)[:2]
-        assert (late["seconds"], late["bytes"], late["objects"]) == (None, None, None)
-        assert (at_rest["seconds"], at_rest["bytes"], at_rest["objects"]) == (0, 0, 0)
-        assert "1 partition could not be read within 0.2 s: the node is busy" in queue["reason"]
-        assert (await lag(queue_node))["objects"] == 1
+        (kept,) = [part for part in queue["partitions"] if part["partition"] == P]
+        assert 60 <= kept["seconds"] < 70
+        assert kept["bytes"] is None
+        assert "keys and bytes of 1 partition could not be read within 0.2 s" in queue["reason"]
+
+
+async def test_no_queue_takes_the_seconds_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two queues, whose counts and sizes take longer than a request may: the seconds of both are known, and the
+    objects and bytes are not."""
+
+    async with audited_node(QueueSettings("a"), QueueSettings("b")) as queue_node:
+        queue_node.put(*(b"%d" % n for n in range(50)))
+        queue_node.clock.skew_ms += 5_000
+        monkeypatch.setattr(lag_module, "FIRST_ROWS", 1)
+        monkeypatch.setattr(lag_module, "STEP_ROWS", 10)
+        reads = lag_module._Reading._page
+
+        async def slow(reading: Any, limit: int) -> None:
+            if limit == 10:
+                await asyncio.sleep(2)
+            await reads(reading, limit)
+
+        monkeypatch.setattr(lag_module._Reading, "_page", slow)
+        found = await queue_node.acts.lags()
+        assert [queue["queue"] for queue in found] == ["a", "b"]
+        for queue in found:
+            (part,) = [part for part in queue["partitions"] if part["partition"] == P]
+            assert 4 < part["seconds"] < 8
+            assert part["bytes"] is None
+
+
+async def test_a_reading_goes_on_with_the_queue_at_which_the_last_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is time for one queue alone, the next request begins with the next queue: within as many requests as
+    there are queues, all have been read."""
+
+    async with audited_node(*(QueueSettings(name) for name in "abc")) as queue_node:
+        queue_node.put(b"k")
+        reads = lag_module._Reading.read_seconds
+
+        async def slow(reading: Any) -> None:
+            if reading.window.partition == P:
+                await asyncio.sleep(0.8)
+            await reads(reading)
+
+        monkeypatch.setattr(lag_module._Reading, "read_seconds", slow)
+        known = []
+        for _ in range(3):
+            found = await queue_node.acts.lags()
+            parts = {q["queue"]: part for q in found for part in q["partitions"] if part["partition"] == P}
+            known.append({name for name, part in parts.items() if part["seconds"] is not None})
+        assert known == [{"a"}, {"a", "b"}, {"a", "b", "c"}]
 
 
 async def test_a_key_that_keeps_changing_cannot_make_lag_young() -> None:
@@ -185,14 +245,14 @@ async def test_changes_acknowledged_during_a_lag_read_do_not_count(
     async with audited_node() as queue_node:
         queue_node.put(b"a", b"b")
         batch = await queue_node.fetch(count=1)
-        reads = lag_module._pending
+        reads = lag_module._Reading._page
 
-        async def overtaken(*given: Any) -> lag_module.Pending:
+        async def overtaken(*given: Any) -> None:
             if queue_node.queues.machines()["q"].windows[P].in_flight_count:
                 await queue_node.fetch(acks=[BatchAck(batch.batch, batch.owner_version)], count=0)
-            return await reads(*given)
+            await reads(*given)
 
-        monkeypatch.setattr(lag_module, "_pending", overtaken)
+        monkeypatch.setattr(lag_module._Reading, "_page", overtaken)
         queue_node.clock.skew_ms += 5_000
         one = await lag(queue_node)
         assert one["objects"] == 1

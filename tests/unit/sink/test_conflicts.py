@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,6 +18,7 @@ from isthmus.repl.model.vclock import actor_of, decode_clock, encode_clock, pack
 from isthmus.sink.conflicts import Conflicts, SiblingConflict
 from tests.support.queue_source import OURS, SINK
 from tests.support.sink_pair import SinkPair
+from tests.support.waiting import eventually
 
 
 def one(n: int) -> SiblingConflict:
@@ -25,10 +26,10 @@ def one(n: int) -> SiblingConflict:
 
 
 async def until_equal(conflicts: Conflicts, numbers: list[int]) -> None:
-    deadline = time.monotonic() + 10
-    while [found.at_ms for found in await conflicts.newest(100)] != numbers:
-        assert time.monotonic() < deadline, await conflicts.newest(100)
-        await asyncio.sleep(0.01)
+    async def equal() -> bool:
+        return [found.at_ms for found in await conflicts.newest(100)] == numbers
+
+    await eventually(equal, str(numbers))
 
 
 async def test_the_newest_are_kept_over_restarts_and_what_goes_is_counted(
@@ -105,11 +106,12 @@ async def test_a_concurrent_change_is_listed_with_both_clocks() -> None:
         pair.cluster.objects[Key(b"default", b"bucket", b"k")] = ours
         with capture_logs() as logs:
             sink = await pair.sink()
-            deadline = time.monotonic() + 10
-            while not (found := (await sink.conflicts(10))["conflicts"]):
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.01)
-        (conflict,) = found
+
+            async def conflicts() -> list[Any]:
+                listed: list[Any] = (await sink.conflicts(10))["conflicts"]
+                return listed
+
+            (conflict,) = await eventually(conflicts)
         assert (conflict.key.key, conflict.queue, conflict.peer) == (b"k", "q", pair.listener.url)
         assert (conflict.source, conflict.source_name, conflict.siblings) == (OURS, "east", 2)
         assert decode_clock(conflict.theirs) == pushed.clock

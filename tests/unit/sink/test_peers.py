@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,13 +17,7 @@ from isthmus.sink.peers import PeerEntry, QueueWorkers, SetPeers, peers_in_effec
 from isthmus.sink.scheduler import FetchScheduler, LinkName
 from isthmus.sink.service import Sink
 from tests.support.sink_pair import SinkPair
-
-
-async def eventually(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        await asyncio.sleep(0.005)
+from tests.support.waiting import eventually
 
 
 def links(sink: Sink) -> list[tuple[str, str]]:

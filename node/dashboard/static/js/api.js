@@ -65,6 +65,7 @@ export function post(path, body, signal) {
  */
 async function exchange(path, init, timeoutMs, signal) {
   const limit = AbortSignal.timeout(timeoutMs);
+  const headers = { ...init.headers, "x-isthmus-timeout-ms": String(timeoutMs) };
   const changes = init.method === "POST";
   /** @type {Response} */
   let response;
@@ -72,7 +73,7 @@ async function exchange(path, init, timeoutMs, signal) {
   let answer = null;
   try {
     const signals = signal ? [limit, signal] : [limit];
-    response = await fetch(path, { ...init, cache: "no-store", redirect: "error", signal: AbortSignal.any(signals) });
+    response = await fetch(path, { ...init, headers, cache: "no-store", redirect: "error", signal: AbortSignal.any(signals) });
     const text = await response.text();
     try {
       answer = JSON.parse(text);

@@ -87,6 +87,8 @@ export interface LagRow {
   partitions: number;
   unknown_partitions: number[];
   proven_ms: number | null;
+  both_ways?: boolean;
+  equal_ms?: number | null;
 }
 
 export interface SinkLink {
@@ -341,6 +343,7 @@ export interface FullsyncPeer {
   gaps_open: number | null;
   gaps_queues: string[];
   proven_ms: Record<string, number | null>;
+  equal_ms?: Record<string, number | null>;
   named: { bucket_type: string; bucket: string; key: string; difference: string }[];
   newest: Record<string, FullsyncResult | null>;
 }

@@ -361,7 +361,7 @@ function shownChecks(answer) {
               h("div", {}, row.changed_since ? "the key has changed here since" : "not changed since"),
             ],
           },
-          { title: "Proven in sync as of", cell: (row) => time(row.proven_ms, "never") },
+          { title: "Proven as of", cell: (row) => time(row.proven_ms, "never") },
           { title: "Suspended", cell: (row) => row.suspended ? `by ${row.suspended}` : "no" },
         ],
         answer.compared,

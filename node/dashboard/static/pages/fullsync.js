@@ -56,6 +56,7 @@ const STAGES = {
 /** @type {Record<string, Tone>} */
 const VERDICTS = {
   "in-sync": "good",
+  "up-to-date": "good",
   repaired: "busy",
   differing: "warn",
   incomplete: "warn",
@@ -323,7 +324,8 @@ function shownPeer(name, rows, nodes, silent, done) {
     ),
     facts([
       ["Cluster", first.peer.cluster ?? "the one that answers at its URLs"],
-      ["Proven in sync as of", shownProofs(rows, silent)],
+      ["Proven as of", shownProofs(rows, silent)],
+      ["Equal as of", shownProofs(rows, silent, true)],
       ["Next check", shownNext(rows)],
       ["Checks a day", agreed(rows, ({ peer }) => wantsText(peer.wants))],
       ["Slots of the day", agreed(rows, ({ peer }) => slotsText(peer.wants))],
@@ -420,16 +422,17 @@ function slotsText(wants) {
 }
 
 /**
- * By bucket type the newest moment at which a node has proven it.
+ * By bucket type the newest moment as of which a node has proven that all of ours is there, or that both are equal.
  * @param {Row[]} rows
  * @param {string[]} silent
+ * @param {boolean} equal
  */
-function shownProofs(rows, silent) {
+function shownProofs(rows, silent, equal = false) {
   const types = [...new Set(rows.flatMap(({ peer }) => peer.bucket_types))].sort();
   if (!types.length) return "there is no bucket type to compare";
   return [
     types.map((type) => {
-      const known = rows.map(({ peer }) => peer.proven_ms[type] ?? null).filter((ms) => ms !== null);
+      const known = rows.map(({ peer }) => (equal ? peer.equal_ms ?? peer.proven_ms : peer.proven_ms)[type] ?? null).filter((ms) => ms !== null);
       const newest = known.length ? Math.max(...known) : null;
       const never = silent.length ? "not by the nodes that answer" : "never";
       return h("div", {}, types.length > 1 && `${type}: `, time(newest, never), newest !== null && ` (${age(newest)})`);

@@ -137,7 +137,9 @@ function sent(queue, rows) {
     tone: behind === null ? "unknown" : late || reason ? "warn" : "good",
     state: behind === null ? "unknown" : late ? "late" : reason ? "look" : "in time",
     text: `${queue}: ${seconds(behind)} behind, ${objects === null ? "unknown" : quantity(objects, "object")}`,
-    proven: proven === null ? "never proven equal" : `proven equal as of ${moment(proven)}`,
+    proven: proven === null
+      ? "never proven up to date"
+      : `proven ${rows.every((row) => row.equal_ms === row.proven_ms) ? "equal" : "up to date"} as of ${moment(proven)}`,
     reason,
   };
 }
@@ -212,7 +214,12 @@ function shownLinks(links, picture) {
       { title: "Objects", number: true, cell: (row) => count(row.objects) },
       { title: "Bytes", number: true, cell: (row) => bytes(row.bytes) },
       { title: "In flight", number: true, hint: "fetched and not acknowledged", cell: (row) => count(row.in_flight) },
-      { title: "Proven equal as of", cell: (row) => time(row.proven_ms, "never") },
+      { title: "Proven as of", hint: "all of ours was there", cell: (row) => time(row.proven_ms, "never") },
+      {
+        title: "Equal as of",
+        hint: "where both clusters send to each other",
+        cell: (row) => row.both_ways ? time(row.equal_ms ?? null, "never") : "",
+      },
       { title: "Reason", cell: (row) => row.reason },
     ], links.lag),
   ];

@@ -12,6 +12,7 @@ import pytest
 
 from isthmus.aae.exchange.compare import BehindSide, ComparedRow, DifferenceKind, by_key, compare
 from isthmus.aae.exchange.exchange import (
+    FULL_COMPARE_MAX,
     Clocks,
     ExchangeVerdict,
     Findings,
@@ -25,7 +26,7 @@ from isthmus.aae.exchange.exchange import (
 from isthmus.aae.trees.tree import HashTree
 from isthmus.repl.model.entry import leaf
 from isthmus.repl.model.keys import key_hash
-from isthmus.repl.model.vclock import Clock, encode_clock
+from isthmus.repl.model.vclock import Clock, decode_clock, encode_clock
 
 SIZE_BITS = 14
 ROWS_MAX = 50
@@ -94,6 +95,7 @@ class Run:
         branches_at_once: int = 100,
         segment_limit: int = 0,
         start: int = 0,
+        both_ways: bool = False,
     ) -> ExchangeVerdict:
         """Drive it to its end."""
         machine = exchange(
@@ -101,6 +103,7 @@ class Run:
             size_bits=SIZE_BITS,
             key_filter=key_filter,
             partial=since_ms > 0,
+            both_ways=both_ways,
             branches_at_once=branches_at_once,
             segments_at_once=segments_at_once,
             segment_limit=segment_limit,
@@ -262,15 +265,69 @@ def test_filtered_keys_explain_leaves_that_differ_outside_the_range() -> None:
 
 
 def test_a_side_ahead_by_a_change_outside_the_range_is_not_in_sync() -> None:
-    """A key was changed here within the range, and on the other side after it. The sink lacks nothing within the range,
-    but the sides differ, so the run is incomplete; and vice versa."""
-    for ahead in (0, 1):
+    """A key was changed on one side within the range, and on the other one outside of it. Neither lacks anything within
+    the range, but the sides differ. Where the sink lacks the other change, the run is incomplete; where the source
+    lacks it, the sink is up to date, unless the run is to repair both."""
+    for ahead, both_ways, verdict in (
+        (0, False, ExchangeVerdict.INCOMPLETE),
+        (1, False, ExchangeVerdict.UP_TO_DATE),
+        (1, True, ExchangeVerdict.INCOMPLETE),
+    ):
         clusters = two_clusters(50)
         clusters[1 - ahead].put(row(3, ((A, 99, 0),), modified_ms=5_000))
         clusters[ahead].put(row(3, ((A, 99, 0), (B, 7, 0)), hash64=2, modified_ms=3_000))
         run = Run(*clusters)
-        assert run.verdict(since_ms=4_000) is ExchangeVerdict.INCOMPLETE
-        assert (run.findings.segments_unexplained, run.repaired) == (1, {})
+        assert run.verdict(since_ms=4_000, both_ways=both_ways) is verdict
+        incomplete = verdict is ExchangeVerdict.INCOMPLETE
+        assert (run.findings.segments_unexplained, run.findings.segments_ahead, run.repaired) == (
+            incomplete, not incomplete, {},
+        )  # fmt: skip
+        assert run.findings.up_to_date is not incomplete
+
+
+@pytest.mark.parametrize("since_ms", [0, 4_000])
+def test_a_sink_with_keys_of_its_own_is_up_to_date(since_ms: int) -> None:
+    """One-way, with more keys of the sink's own than a partial run compares at first, some of them newer there: nothing
+    of the source is missing, whatever the run's range. Only a key that the sink lacks, has older, or has with other
+    content, makes it less than up to date."""
+    source, sink = two_clusters(50)
+    sink.put(*(row(number, ((B, number, 0),), modified_ms=1_000) for number in range(1_000, 1_000 + FULL_COMPARE_MAX)))
+    sink.put(*(row(number, ((B, number, 0),), modified_ms=5_000) for number in range(2_000, 2_020)))
+    newer = source.rows[b"b", b"7"]
+    sink.put(row(7, (*decode_clock(newer.clock), (B, 1, 0)), modified_ms=1_000))
+    run = Run(source, sink)
+    assert run.verdict(since_ms=since_ms) is ExchangeVerdict.UP_TO_DATE
+    assert run.findings.up_to_date
+    assert run.findings.segments_unexplained == 0
+    assert run.findings.ahead == (20 if since_ms else FULL_COMPARE_MAX + 21)
+    assert bool(run.findings.segments_ahead) is bool(since_ms)
+
+    for lacking in (row(3_000, ((A, 1, 0),)), row(7, ((A, 99, 0),)), newer._replace(hash64=newer.hash64 + 1)):
+        source, sink = two_clusters(50)
+        sink.put(*(row(number, ((B, number, 0),)) for number in range(1_000, 1_000 + 2 * FULL_COMPARE_MAX)))
+        source.put(lacking)
+        run = Run(source, sink)
+        verdict = run.verdict(since_ms=since_ms)
+        assert not run.findings.up_to_date
+        assert verdict is (ExchangeVerdict.INCOMPLETE if since_ms else ExchangeVerdict.REPAIRED)
+
+
+def test_what_the_sink_lacks_is_repaired_whatever_else_it_has() -> None:
+    """A key of the sink's own beside one that it lacks: one-way the run has repaired all that it is to repair when it
+    has queued ours; both ways only when it has queued both."""
+    for both_ways, room, verdict in (
+        (False, 1, ExchangeVerdict.REPAIRED),
+        (False, 0, ExchangeVerdict.DIFFERING),
+        (True, 1, ExchangeVerdict.DIFFERING),
+        (True, 2, ExchangeVerdict.REPAIRED),
+    ):
+        source, sink = two_clusters(50)
+        sink.put(row(1_000, ((B, 1, 0),)))
+        source.put(row(2_000, ((A, 1_000, 0),)))
+        run = Run(source, sink)
+        run.room = room
+        assert run.verdict(both_ways=both_ways) is verdict
+        assert not run.findings.up_to_date
 
 
 def test_a_key_that_is_written_on_and_on_leaves_a_range_in_sync() -> None:

@@ -271,14 +271,23 @@ async def test_the_tombstone_of_a_reaped_key_is_written_again_before_it_is_sent(
 
 
 async def test_the_side_that_lacks_the_delete_does_not_call_it_repaired() -> None:
-    """The other side remembers that the key was deleted: it is ahead, and nothing is queued here unless the peer is
-    bidirectional, which asks that side for it."""
+    """The other side remembers that the key was deleted: it is ahead, and nothing is queued here. A bidirectional peer
+    is asked for it."""
     clocks = [encode_clock(((actor_of(OTHER, 0), count, 0),)) for count in (1, 2)]
     source, sink = FakeEnd(row(b"b", b"k", 4_000)._replace(clock=clocks[0])), FakeEnd(reaped_row(b"b", b"k", clocks[1]))
     taking = PushedRepairs()
     ended = await a_checker(source, sink, taking).check(ALL, Findings())
-    assert (ended.verdict, taking.pushed) == (ExchangeVerdict.DIFFERING, [])
-    assert "1 are ahead on the other side" in ended.reason
+    assert (ended.verdict, taking.pushed) == (ExchangeVerdict.UP_TO_DATE, [])
+    assert ended.reason == "all of ours is there; only there or newer there: 1 key"
+    asked: list[tuple[bytes, bytes]] = []
+
+    async def repair(_queue: str, _bucket_type: bytes, names: Sequence[tuple[bytes, bytes]]) -> int:
+        asked.extend(names)
+        return len(names)
+
+    sink.repair = repair  # type: ignore[attr-defined]
+    ended = await a_checker(source, sink, taking, bidirectional=True, peer_queue="to-east").check(ALL, Findings())
+    assert (ended.verdict, asked, taking.pushed) == (ExchangeVerdict.REPAIRED, [(b"b", b"k")], [])
 
 
 async def test_a_repair_without_effect_is_named_instead_of_called_repaired() -> None:
@@ -314,20 +323,26 @@ async def test_a_repair_without_effect_is_named_instead_of_called_repaired() -> 
     assert (await checked()).verdict is ExchangeVerdict.REPAIRED, "it was equal in between"
 
 
-async def test_a_key_whose_delete_may_be_forgotten_is_named() -> None:
-    """Only the other side has it, with a write of this cluster in its clock, and no delete of it is known here: it was
-    lost, or reaped so long ago that it is forgotten. Keys of the other side alone are not named so."""
+@pytest.mark.parametrize("kind", [CheckKind.ALL, CheckKind.HOUR])
+async def test_a_key_whose_delete_may_be_forgotten_is_named_and_proves_nothing(kind: CheckKind) -> None:
+    """Only the other side has it, as this cluster wrote it, and no delete of it is known here: it was lost, or reaped
+    so long ago that it is forgotten. The other side may lack a delete, so it is not called up to date, by a check of
+    other times neither. Keys that the other side wrote alone, or since, are its own."""
     mine, theirs = (encode_clock(((actor_of(uuid, 0), 1, 0),)) for uuid in (OWN, OTHER))
+    both = encode_clock(((actor_of(OWN, 0), 1, 0), (actor_of(OTHER, 0), 1, 0)))
     rows = [row(b"b", b"%d" % n, 5_000)._replace(clock=mine) for n in range(5)]
-    sink = FakeEnd(*rows, row(b"b", b"theirs", 5_000)._replace(clock=theirs))
-    ended = await a_checker(FakeEnd(), sink, FakeRepairs()).check(ALL, Findings())
+    others = [row(b"b", name, 5_000)._replace(clock=clock) for name, clock in ((b"theirs", theirs), (b"since", both))]
+    check = PeerCheck("default", kind, None if kind is CheckKind.ALL else TimeRange(9_000, 0), "", 10_000)
+    ended = await a_checker(FakeEnd(), FakeEnd(*others), FakeRepairs()).check(check, Findings())
+    assert ended.verdict is ExchangeVerdict.UP_TO_DATE
+    ended = await a_checker(FakeEnd(), FakeEnd(*rows, *others), FakeRepairs()).check(check, Findings())
+    if kind is not CheckKind.ALL:
+        assert ended.verdict is ExchangeVerdict.INCOMPLETE
+        return
     assert ended.verdict is ExchangeVerdict.DIFFERING
+    assert ended.findings.ahead == 2
     named = "b'b'/b'0', b'b'/b'1', b'b'/b'2' and 2 more"
-    assert (
-        f"5 keys are missing here with writes of this cluster, which knows of no delete that had seen them ({named})"
-        in (ended.reason)
-    )
-    assert "theirs" not in ended.reason
+    assert f"5 keys are missing here, and as this cluster wrote them there ({named}): lost here, or" in ended.reason
 
 
 class FullRepairs(FakeRepairs):

@@ -7,6 +7,7 @@ import threading
 import time
 
 from isthmus.aae.scheduling.alarm import SchedulerAlarm
+from tests.support.waiting import PATIENCE_S
 
 
 async def test_an_alarm_fires_once_on_the_loop_and_a_new_time_replaces_the_old() -> None:
@@ -24,11 +25,11 @@ async def test_an_alarm_fires_once_on_the_loop_and_a_new_time_replaces_the_old()
     now_ms = int(time.time() * 1000)
     alarm.set_at(now_ms + 3_600_000, lambda: ring("never"))
     alarm.set_at(now_ms - 60_000, lambda: ring("gone"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await heard.wait()
     heard.clear()
     alarm.set_at(int(time.time() * 1000) + 50, lambda: ring("soon"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await heard.wait()
     alarm.set_at(int(time.time() * 1000) + 50, lambda: ring("stopped"))
     alarm.stop()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from isthmus.aae.exchange.compare import BehindSide, DifferenceKind
 from isthmus.aae.exchange.exchange import ExchangeVerdict, Findings
 from isthmus.aae.exchange.run import ExchangeOutcome
 from isthmus.aae.scheduling.check import PeerCheck, PeerChecker
@@ -96,7 +97,7 @@ class FakeChecker(PeerChecker):
         self.outcomes = list(outcomes)
         self.queues = 0
         self.uuid = WEST_UUID
-        self.unexplained = 0
+        self.unexplained = self.ahead = self.lacks = 0
         self.checks: list[PeerCheck] = []
         self.modified_ms = []
         self.buckets = set()
@@ -115,6 +116,11 @@ class FakeChecker(PeerChecker):
         verdict = self.outcomes.pop(0)
         findings.queued = self.queues if verdict is ExchangeVerdict.REPAIRED else 0
         findings.segments_unexplained = self.unexplained
+        found = {
+            (DifferenceKind.MISSING, BehindSide.SOURCE): self.ahead,
+            (DifferenceKind.MISSING, BehindSide.SINK): self.lacks,
+        }
+        findings.by_kind.update({what: count for what, count in found.items() if count})
         findings.branches_differing = int(verdict is not ExchangeVerdict.IN_SYNC)
         return ExchangeOutcome(verdict, "", findings)
 
@@ -136,7 +142,7 @@ class FakeGaps(Gaps):
 
     async def close(self, queue: str, ids: Sequence[str], upto_ms: int, by: str, reason: str) -> int:
         """See Gaps."""
-        assert (by, reason) == ("full-sync", "west is in sync")
+        assert (by, reason) == ("full-sync", "west is up to date")
         before = len(self.gaps)
         self.gaps = [
             g for g in self.gaps if g.queue != queue or g.id not in ids or g.upto_ms is None or g.upto_ms > upto_ms
@@ -202,6 +208,42 @@ async def test_a_gap_is_checked_until_it_is_proven(tmp_path: Path, explained: bo
     assert scheduler.peer("west").history.schedule_state.learned == TimeRange(1, 2), "the operator's range is unused"
     await healer.heal("west")
     await healer.stop()
+    await scheduler.stop()
+
+
+async def test_a_sink_with_keys_of_its_own_keeps_no_gap_open(tmp_path: Path) -> None:
+    """One-way, and the sink has keys of its own: a check that found all of ours there closes the gap, nothing further
+    is checked for it, and the next range begins with that check. Both clusters were not equal then, which is kept
+    beside it, and survives a restart."""
+
+    clock, gaps, checker = Clock(), FakeGaps(ENDED), FakeChecker([ExchangeVerdict.UP_TO_DATE])
+    checker.ahead = 3
+    scheduler = scheduler_of(tmp_path, checker, clock)
+    healer = GapHealer(scheduler, gaps, clock)
+    await healer.heal("west")
+    assert gaps.gaps == []
+    clock.ms += WAIT_MS
+    await healer.heal("west")
+    assert len(checker.checks) == 1
+    assert scheduler.peer("west").history.schedule_state == PeerScheduleState(START)
+    await scheduler.stop()
+    history = scheduler_of(tmp_path, checker, clock).peer("west").history
+    assert (history.proven_ms, history.equal_ms) == ({"default": START}, {})
+    (result,) = history.results
+    assert (result.proven, result.left, result.differences) == (True, 0, {"missing@source": 3})
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+async def test_repairs_that_only_the_other_side_makes_prove_ours(tmp_path: Path, lacking: int) -> None:
+    """A check that asks the other side for its keys ends as repaired: if nothing of ours was missing, it closes the
+    gap; one key of ours that was not there keeps it open."""
+
+    clock, gaps, checker = Clock(), FakeGaps(ENDED), FakeChecker([ExchangeVerdict.REPAIRED])
+    checker.ahead, checker.lacks, checker.queues = 2, lacking, 2 + lacking
+    scheduler = scheduler_of(tmp_path, checker, clock, replace(WEST, bidirectional=True))
+    healer = GapHealer(scheduler, gaps, clock)
+    await healer.heal("west")
+    assert gaps.gaps == [ENDED] * lacking
     await scheduler.stop()
 
 

@@ -60,6 +60,23 @@ def test_a_suspension_that_cannot_be_read_is_one(tmp_path: Path) -> None:
     assert damaged(tmp_path / "more", {"suspended": None, "results": 3}).peer("west").suspended is None
 
 
+def test_what_an_earlier_version_proved_was_equal(tmp_path: Path) -> None:
+    """Earlier versions called only equal clusters proven: their proofs are both. A later proof that the other side is
+    up to date leaves the time at which both were equal as it is."""
+    again = damaged(tmp_path, {})
+    again.peer("west").proven_ms["default"] = 9
+    again.prepare_save()()
+    slots = SlotFile(tmp_path, "fullsync")
+    document = slots.read()
+    del document["peers"]["north"]["equal"]
+    slots.write(document)
+    once_more = FullSyncHistory(tmp_path, 9)
+    once_more.load()
+    west, north = once_more.peer("west"), once_more.peer("north")
+    assert (west.proven_ms, west.equal_ms) == ({"default": 9}, {})
+    assert (north.proven_ms, north.equal_ms) == ({"default": 3}, {"default": 3})
+
+
 def test_the_history_of_many_peers_is_bounded(tmp_path: Path) -> None:
     """A history larger than a slot could never be saved again, nor could a suspension: the newest results of each peer
     are kept, and long texts are cut."""

@@ -21,6 +21,10 @@ def load(text: str, file: str = "/etc/isthmus/node.toml") -> Settings:
     return load_text(NODE + textwrap.dedent(text), Path(file))
 
 
+AGAIN = "section [{0}] stands twice, or also as [[{0}]]; it stands once, with all of its keys"
+"""A section that stands twice."""
+
+
 def faults(text: str) -> list[str]:
     """The sentences about a text that must be refused, without the file's name."""
     with pytest.raises(ConfigError) as caught:
@@ -128,6 +132,28 @@ def test_all_faults_are_reported_at_once_in_the_order_of_lines() -> None:
     [
         ("[sink]\npoll_ms = 5000", '2: sink.poll_ms: unknown key; in a file the unit stands in the value: poll = "5s"'),
         ("[sink]\nlevel = 1", "2: sink.level: unknown here; there is such a key in [log]"),
+        (
+            '[tokens]\nroot = "a"',
+            (
+                "2: tokens.root: unknown here; there is such a key in [metastore]; known here: read, write, operate, "
+                "replicate, admin, http_open, metrics_open"
+            ),
+        ),
+        (
+            '[listen]\nhttp = "http://127.0.0.1:8098"',
+            (
+                '2: listen.http: "http://127.0.0.1:8098" is a URL; write HOST:PORT, such as "127.0.0.1:8098" or '
+                '"[::1]:8098", without a scheme and without a path'
+            ),
+        ),
+        (
+            '[metastore]\nhosts = "zk1:2181,zk2:2181,zk1:2181"',
+            '2: metastore.hosts: "zk1:2181" stands twice; name each ZooKeeper once',
+        ),
+        (
+            '[sink]\npoll = "5sec"',
+            '2: sink.poll: "5sec": there is no duration unit "sec"; did you mean "s"? units are ms, s, m, h, d',
+        ),
         ("[log]\nx = 1", "2: log.x: unknown key; known here: level, format, audit_size, audit_files"),
         ("[log]\n'a b' = 1", '2: log."a b": unknown key; known here: level, format, audit_size, audit_files'),
         ("log = 1", "1: node.log: unknown key; known here: name, cluster, data_dir, id, rack"),
@@ -184,6 +210,9 @@ def test_a_fault_in_an_inline_table_has_its_line() -> None:
         ("", "1: node: section [node] is missing; it must set name, cluster, data_dir"),
         ("[node\n", "1: not TOML: Expected ']' at the end of a table declaration, at column 6"),
         ("a = 1\na = 2\nb = 3", "2: not TOML: a key is set twice, at column 6"),
+        ("[node]\na = 1\n[node]\n", f"3: not TOML: {AGAIN.format('node')}, at column 6"),
+        ("[sink.x]\n[sink.x]\n", f"2: not TOML: {AGAIN.format('sink.x')}, at column 8"),
+        ("[[queues]]\n[queues]\n", f"2: not TOML: {AGAIN.format('queues')}, at column 8"),
         ("x = 'a\n'", None),
         ("a = [", "1: not TOML: Invalid value, at the end of the file"),
         ("a = 1\r", None),

@@ -20,6 +20,7 @@ from isthmus.node.demo.history import MadeHistory
 from isthmus.node.demo.replay import HistoryReplay
 from isthmus.node.demo.verify import VerifyResult, compare
 from isthmus.repl.model.errors import BadInput, PeerFault
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class FakeNode(ThreadingHTTPServer):
@@ -177,7 +178,7 @@ def test_a_node_that_is_gone_is_passed_over() -> None:
     with running(0.0) as node:
         replay = HistoryReplay([url, node.url], [history], rate=0)
         replay.start()
-        assert replay.wait(20)
+        assert replay.wait(PATIENCE_S)
         verdict = verdict_of(node, history)
         reader = FailoverClient([url, node.url], threading.Event())
         assert sorted(reader.list_keys(history.bucket)) == sorted(history.expectation().live)
@@ -193,7 +194,7 @@ def test_a_replay_is_paced() -> None:
     with running(0.0) as node:
         replay = HistoryReplay([node.url], [history], rate=40)
         replay.start()
-        assert replay.wait(20)
+        assert replay.wait(PATIENCE_S)
     assert 0.95 < replay.elapsed_s < 5
 
 
@@ -205,7 +206,7 @@ def test_a_definite_refusal_ends_the_replay_with_the_key_named() -> None:
         replay = HistoryReplay([node.url], [history], rate=0)
         replay.start()
         with pytest.raises(BadInput, match=r"made from seed 3, '.*: fixed"):
-            replay.wait(20)
+            replay.wait(PATIENCE_S)
         replay.stop()
 
 
@@ -217,7 +218,7 @@ def test_a_node_that_stays_away_is_given_up_in_words(monkeypatch: pytest.MonkeyP
     replay = HistoryReplay([url], [MadeHistory(3, 100)], rate=0)
     replay.start()
     with pytest.raises(PeerFault, match="does not answer"):
-        replay.wait(20)
+        replay.wait(PATIENCE_S)
     replay.stop()
 
 
@@ -227,9 +228,10 @@ def test_a_stopped_replay_starts_no_further_request() -> None:
     with running(0.0) as node:
         replay = HistoryReplay([node.url], [history], rate=100)
         replay.start()
+        wait_until(lambda: replay.done_count)
         assert not replay.wait(0.2)
         replay.stop()
-        assert replay.wait(10)
+        assert replay.wait(PATIENCE_S)
         writes = node.writes
         assert 0 < replay.done_count < len(history.operations)
         assert writes == node.writes

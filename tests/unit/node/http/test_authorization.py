@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from isthmus.config.settings import TokenSettings
 from isthmus.node.http.application import HttpApplication, Request, text_reply
 from isthmus.node.http.authorization import INCLUDES, Guard, TokenRole, admin_roles, guard_of, http_roles
 from isthmus.node.http.responses import Reply, RequestRefused
+from isthmus.node.observability.traces import read_headers
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.security import tokens
 from tests.support.tls_files import CertificateFolder
@@ -239,6 +241,25 @@ def test_a_key_named_by_mistake_is_not_shown_as_a_token(tmp_path: Path, what: st
         with pytest.raises(BadConfig, match="a key or a certificate") as refused:
             read(file)
         assert line not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (b"\xef\xbb\xbfabcdefghijklmnopqrstuvwxyz", "begins with a byte-order mark"),
+        ("abcdefghijklmnopqrstuvwxyz".encode("utf-16"), "is UTF-16"),
+    ],
+)
+def test_a_file_of_secrets_in_another_encoding_is_named_as_one(tmp_path: Path, raw: bytes, why: str) -> None:
+    """What an editor put before the text is named; the content is not repeated. Files of tokens and of headers."""
+    file = tmp_path / "a.token"
+    file.write_bytes(raw)
+    file.chmod(0o600)
+    for read in (tokens.read_token, tokens.read_digests, read_headers):
+        with pytest.raises(BadConfig, match=re.escape(str(file))) as refused:
+            read(file)
+        assert why in str(refused.value)
+        assert "abcdef" not in str(refused.value)
 
 
 async def test_a_refusal_names_the_required_role_and_shows_no_secret(folder: CertificateFolder) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.node.observability.service_manager import STATUS_CHARS_MAX, ServiceManager
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def listening(tmp_path: Path) -> Iterator[tuple[str, socket.socket]]:
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
         datagrams.bind(address)
-        datagrams.settimeout(10)
+        datagrams.settimeout(PATIENCE_S)
         yield address, datagrams
 
 
@@ -50,7 +51,7 @@ def test_a_socket_in_the_abstract_name_space_is_reached() -> None:
     name = f"isthmus-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
         datagrams.bind("\0" + name)
-        datagrams.settimeout(10)
+        datagrams.settimeout(PATIENCE_S)
         ServiceManager({"NOTIFY_SOCKET": "@" + name}).alive()
         assert received(datagrams) == ["WATCHDOG=1"]
 

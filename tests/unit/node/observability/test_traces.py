@@ -16,6 +16,7 @@ from isthmus.node.observability.traces import BATCH_COUNT, SpanQueue, read_heade
 from isthmus.repl.extras import MissingExtra
 from isthmus.repl.model.errors import BadConfig
 from isthmus.repl.traces import SpanKind, TraceContext
+from tests.support.waiting import PATIENCE_S
 
 SUCCESS = object()
 PARENT = TraceContext(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0x00F067AA0BA902B7)
@@ -44,6 +45,7 @@ class Exporter:
         self.held.set()
 
 
+@pytest.mark.timing
 def test_spans_are_exported_in_batches_and_what_does_not_fit_is_dropped() -> None:
     """While the collector hangs `limit_count` wait, the others are dropped at once; then the waiting ones go."""
     exporter = Exporter()
@@ -59,7 +61,7 @@ def test_spans_are_exported_in_batches_and_what_does_not_fit_is_dropped() -> Non
     assert time.monotonic() - began_s < 1
     assert (queue.waiting_count, queue.counts["dropped"]) == (1_000, 200)
     exporter.held.set()
-    queue.stop(5)
+    queue.stop(PATIENCE_S)
     assert [len(batch) for batch in exporter.batches] == [BATCH_COUNT, BATCH_COUNT, 1_000 - BATCH_COUNT]
     assert queue.counts == {"exported": BATCH_COUNT + 1_000, "failed": 0, "dropped": 200}
     assert exporter.shut
@@ -72,10 +74,11 @@ def test_what_the_collector_does_not_take_is_counted(raises: Exception | None) -
     exporter.result, exporter.raises = None, raises
     queue = SpanQueue(exporter, 1_000, SUCCESS)
     queue.add(1)  # type: ignore[arg-type]
-    queue.stop(5)
+    queue.stop(PATIENCE_S)
     assert queue.counts == {"exported": 0, "failed": 1, "dropped": 0}
 
 
+@pytest.mark.timing
 def test_a_stop_waits_for_a_collector_that_hangs_no_longer_than_it_may() -> None:
     """Waiting spans are dropped, and so are later ones."""
     exporter = Exporter()
@@ -87,7 +90,7 @@ def test_a_stop_waits_for_a_collector_that_hangs_no_longer_than_it_may() -> None
         time.sleep(0.01)
     began_s = time.monotonic()
     queue.stop(0.2)
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < 5
     queue.add(1)  # type: ignore[arg-type]
     assert queue.counts["dropped"] == 2
 

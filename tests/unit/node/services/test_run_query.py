@@ -14,6 +14,7 @@ from isthmus.aae.run_listing import RunKind, RunListing
 from isthmus.node.services import run_query
 from isthmus.node.services.run_query import FRESH_MS, NodeRuns, RunReader, joined
 from isthmus.repl.model.errors import LocalFault, NotReady
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 class SetTime:
@@ -87,7 +88,7 @@ async def test_a_disk_that_hangs_holds_one_thread_and_no_request(
 
     def hang(directory: Path, _now_ms: int) -> RunListing:
         begun.append(directory)
-        go_on.wait(30)
+        go_on.wait(60)
         return RunListing([], 0, cut=False)
 
     monkeypatch.setattr(run_query, "list_runs", hang)
@@ -96,10 +97,11 @@ async def test_a_disk_that_hangs_holds_one_thread_and_no_request(
     refused = await asyncio.gather(reader.runs(), reader.run(RunKind.SEED, "x"), reader.runs(), return_exceptions=True)
     assert [type(one) for one in refused] == [NotReady] * 3
     assert f"{tmp_path} (reconcile.runs_dir)" in str(refused[0])
+    await eventually(lambda: begun)
     assert len(begun) == 1
     assert sum(thread.name == "runs" for thread in threading.enumerate()) == 1
     go_on.set()
-    monkeypatch.setattr(run_query, "READ_S", 10.0)
+    monkeypatch.setattr(run_query, "READ_S", PATIENCE_S)
     assert (await reader.runs()).runs == []
     assert len(begun) == 2
     while any(thread.name == "runs" for thread in threading.enumerate()):

@@ -111,7 +111,7 @@ async def test_a_decision_of_another_leader_during_a_read_stands(monkeypatch: py
         def slow(partition: int, queue: bytes) -> Cursor:
             if threading.current_thread() is here:
                 return read(partition, queue)
-            assert goes_on.wait(5)
+            assert goes_on.wait(60)
             return before
 
         monkeypatch.setattr(queue_node.store, "cursor", slow)
@@ -142,7 +142,7 @@ async def test_a_command_read_under_an_earlier_leadership_undoes_nothing(monkeyp
         def slow(store: Any, window: Any, cursor: int, limit: int) -> Any:
             if window.partition == P:
                 reading.set()
-                assert goes_on.wait(5)
+                assert goes_on.wait(60)
             return read(store, window, cursor, limit)
 
         monkeypatch.setattr(cursor_keeper, "read_changes", slow)
@@ -185,7 +185,7 @@ async def test_a_beginning_that_is_still_looked_for_undoes_nothing_that_another_
             return read(partition, name) if partition != P or decided.is_set() else Cursor(0, None, None)
 
         def slow(_partition: int, _at_ms: int) -> int:
-            assert goes_on.wait(5)
+            assert goes_on.wait(60)
             return 0
 
         monkeypatch.setattr(queue_node.store, "cursor", cursor)

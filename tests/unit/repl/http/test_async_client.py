@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.repl.http.async_client import HEAD_BYTES_MAX, AsyncHttpPeer
 from isthmus.repl.model.errors import PeerFault
+from tests.support.waiting import PATIENCE_S
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
@@ -66,7 +67,7 @@ async def source(respond: Says) -> AsyncIterator[tuple[Source, AsyncHttpPeer]]:
 
 async def ask(peer: AsyncHttpPeer, timeout_ms: int = 5_000, limit_bytes: int = 1_000) -> bytes:
     asked = peer.post("/x", b"body", media_type="application/x", timeout_ms=timeout_ms, limit_bytes=limit_bytes)
-    return await asyncio.wait_for(asked, 5)
+    return await asyncio.wait_for(asked, PATIENCE_S)
 
 
 async def test_a_request_that_met_the_end_of_a_kept_connection_is_sent_once_more() -> None:
@@ -233,11 +234,11 @@ async def test_an_answer_that_begins_late_has_its_time_to_come() -> None:
     """The wait for the first byte does not count for the minimal speed of the rest."""
 
     async def respond(writer: asyncio.StreamWriter, _number: int, _asked: int) -> None:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.3)
         writer.write(ANSWER[:-1])
         await writer.drain()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.3)
         writer.write(ANSWER[-1:])
 
     async with source(respond) as (_, peer):
-        assert await ask(peer, timeout_ms=900) == b"ok"
+        assert await ask(peer, timeout_ms=2_400) == b"ok"

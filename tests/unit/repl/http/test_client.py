@@ -18,6 +18,7 @@ from isthmus.repl.http.async_client import AsyncHttpPeer
 from isthmus.repl.http.client import HttpPeer, HttpRefused, cause_of, refusal_words
 from isthmus.repl.model.errors import PeerFault
 from tests.support.blocking_peer import PeerOnLoop
+from tests.support.waiting import PATIENCE_S
 
 Dial = type[HttpPeer] | type[PeerOnLoop]
 
@@ -42,7 +43,7 @@ class PathHandler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(1 << 40))
             self.end_headers()
             self.wfile.flush()
-            self.hang.wait(20)
+            self.hang.wait(60)
         elif what == "endless":
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
@@ -69,7 +70,7 @@ class PathHandler(BaseHTTPRequestHandler):
             self._reply(302, b"", ("Location", "http://127.0.0.1:1/"))
         elif what == "slow":
             self.waiting.set()
-            self.hang.wait(20)
+            self.hang.wait(60)
             self.close_connection = True
         elif what == "garbage":
             self.wfile.write(b"\x00\xffthis is no HTTP\r\n\r\n")
@@ -138,7 +139,7 @@ def test_a_connection_that_was_closed_while_it_rested_is_not_used_again(dial: Di
     peer = dial(url, 1)
     for _ in range(3):
         assert post(peer, "bye") == b"bye"
-        assert PathHandler.closed.acquire(timeout=20)
+        assert PathHandler.closed.acquire(timeout=PATIENCE_S)
     assert post(peer, "echo") == b"application/x body"
     peer.abort()
 
@@ -305,10 +306,10 @@ def test_a_long_poll_ends_at_once_when_it_is_cut(dial: Dial, url: str) -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert PathHandler.waiting.wait(10)
+    assert PathHandler.waiting.wait(PATIENCE_S)
     began = time.monotonic()
     peer.abort()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert ended
     assert time.monotonic() - began < 5
     with pytest.raises(PeerFault):

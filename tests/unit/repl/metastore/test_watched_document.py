@@ -15,6 +15,7 @@ from isthmus.repl.metastore.port import Versioned
 from isthmus.repl.metastore.watched_document import Document, DocumentEvents, WatchedDocument, change_value
 from isthmus.repl.model.errors import BadInput, CodecError, NotReady, OutcomeUnknown
 from tests.support.memory_metastore import MemoryEnsemble, MemoryMetastore, WriteFault
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.virtual_time
 
@@ -53,13 +54,6 @@ async def two_clients() -> AsyncIterator[tuple[MemoryMetastore, MemoryMetastore]
     yield mine, other
     for metastore in (mine, other):
         await metastore.stop()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until `condition` holds; fails after five seconds."""
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_changes_of_several_writers_are_all_made() -> None:

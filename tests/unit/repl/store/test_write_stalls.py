@@ -23,6 +23,7 @@ from isthmus.repl.store.write_stalls import (
 )
 from tests.support.memory_log import MemoryLog
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import PATIENCE_S
 from tests.unit.repl.runtime.test_applier import entries
 
 
@@ -143,7 +144,7 @@ class ApplierFixture:
 
     async def applied(self, end: int) -> str:
         """The name of the thread that wrote up to there."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while self.store.applied(0).offset < end or not self.applier.idle:
                 await asyncio.sleep(0.001)
         return self.store.threads[-1]
@@ -165,7 +166,7 @@ async def test_few_entries_are_written_by_the_loop_and_many_by_the_thread() -> N
     fixture.store.accepts_inline = False
     fixture.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1), COMMITTED_MS)])
     assert await fixture.applied(many + 1) == "apply"
-    assert fixture.applier.stop(5)
+    assert fixture.applier.stop(PATIENCE_S)
     assert not fixture.failures
 
 
@@ -174,7 +175,7 @@ async def test_nothing_is_written_by_the_loop_once_the_applier_is_stopped() -> N
 
     fixture = ApplierFixture()
     fixture.applier.submit([ApplyJob(0, 0, 3, entries(0, 3), COMMITTED_MS)])
-    assert fixture.applier.stop(5)
+    assert fixture.applier.stop(PATIENCE_S)
     await asyncio.sleep(0.01)
     assert fixture.store.applied(0).offset == 0
     assert not fixture.store.threads
@@ -192,7 +193,7 @@ async def test_nothing_more_is_prepared_once_the_applier_is_stopped(tmp_path: Pa
     loop.set_exception_handler(lambda _loop, context: bugs.append(context))
     fixture.applier.submit([ApplyJob(0, 0, many := LOOP_ENTRIES_MAX + 1, entries(0, many), COMMITTED_MS)])
     fixture.applier.submit([ApplyJob(0, many, many + 1, entries(many, 1), COMMITTED_MS)])
-    assert fixture.applier.stop(5)  # the loop is blocked: the report waits
+    assert fixture.applier.stop(PATIENCE_S)  # the loop is blocked: the report waits
     store.close()
     await asyncio.sleep(0.01)
     assert not bugs
@@ -211,4 +212,4 @@ async def test_a_write_by_the_loop_that_fails_ends_the_writing() -> None:
     fixture.applier.submit([ApplyJob(0, 3, 4, entries(3, 1), COMMITTED_MS)])
     await asyncio.sleep(0.01)
     assert not fixture.store.threads
-    assert fixture.applier.stop(5)
+    assert fixture.applier.stop(PATIENCE_S)

@@ -136,26 +136,26 @@ def test_autos_choice() -> None:
     standing = PeerScheduleState(START)
     assert choose_auto(standing, night, DAY_MS, both_ways=False)[0] is CheckKind.RANGE
     assert compared_times(CheckKind.RANGE, standing, START + 1000) == TimeRange(START, START + 6000)
-    failed = state_after(standing, CheckKind.RANGE, START + 500, in_sync=False, repaired=3, learned=None)
+    failed = state_after(standing, CheckKind.RANGE, START + 500, up_to_date=False, repaired=3, learned=None)
     assert failed.succeeded_ms == START
     assert choose_auto(failed, night, DAY_MS, both_ways=False)[0] is CheckKind.ALL
     assert choose_auto(failed, night, DAY_MS + HOUR_MS, both_ways=False)[0] is CheckKind.DAY
     learned = TimeRange(5, 9, b"b")
-    knows = state_after(failed, CheckKind.DAY, START, in_sync=False, repaired=3, learned=learned)
+    knows = state_after(failed, CheckKind.DAY, START, up_to_date=False, repaired=3, learned=learned)
     assert choose_auto(knows, night, DAY_MS, both_ways=False)[0] is CheckKind.RANGE
     assert compared_times(CheckKind.RANGE, knows, START) == learned
-    assert state_after(knows, CheckKind.RANGE, START, in_sync=False, repaired=1, learned=None).learned is None
-    assert state_after(knows, CheckKind.HOUR, START, in_sync=False, repaired=1, learned=None).learned == learned
-    assert state_after(knows, CheckKind.ALL, START + 9, in_sync=True, repaired=0, learned=None) == PeerScheduleState(
+    assert state_after(knows, CheckKind.RANGE, START, up_to_date=False, repaired=1, learned=None).learned is None
+    assert state_after(knows, CheckKind.HOUR, START, up_to_date=False, repaired=1, learned=None).learned == learned
+    assert state_after(knows, CheckKind.ALL, START + 9, up_to_date=True, repaired=0, learned=None) == PeerScheduleState(
         START + 9, learned=learned
     )
-    helpless = state_after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None)
+    helpless = state_after(standing, CheckKind.ALL, START, up_to_date=False, repaired=0, learned=None)
     kinds = []
     for _ in range(4):
         kind, helpless = choose_auto(helpless, night, DAY_MS, both_ways=False)
         kinds.append(kind)
     assert kinds == [CheckKind.NONE, CheckKind.NONE, CheckKind.ALL, CheckKind.ALL]
-    helpless = state_after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None)
+    helpless = state_after(standing, CheckKind.ALL, START, up_to_date=False, repaired=0, learned=None)
     assert choose_auto(helpless, night, DAY_MS, both_ways=True)[0] is CheckKind.ALL
 
 
@@ -165,8 +165,8 @@ def test_an_operator_leaves_out_checks_of_kind_auto() -> None:
     standing = PeerScheduleState(START, learned=TimeRange(5, 9), suppressed=2)
     kind, standing = choose_auto(standing, CheckHours(0, 0), DAY_MS, both_ways=True)
     assert (kind, standing.suppressed) == (CheckKind.NONE, 1)
-    standing = state_after(standing, CheckKind.ALL, START, in_sync=True, repaired=0, learned=None)
-    standing = state_after(standing, CheckKind.ALL, START, in_sync=False, repaired=0, learned=None, quiet_checks=5)
+    standing = state_after(standing, CheckKind.ALL, START, up_to_date=True, repaired=0, learned=None)
+    standing = state_after(standing, CheckKind.ALL, START, up_to_date=False, repaired=0, learned=None, quiet_checks=5)
     assert (standing.suppressed, standing.quiet) == (1, 5)
     kind, standing = choose_auto(standing, CheckHours(0, 0), DAY_MS, both_ways=False)
     assert (kind, standing.suppressed, standing.quiet) == (CheckKind.NONE, 0, 5)

@@ -574,6 +574,29 @@ async def test_the_reaper_sees_differences_that_a_range_check_could_not_explain(
     await fixture.scheduler.stop()
 
 
+async def test_the_reaper_waits_for_no_key_that_only_the_other_side_has_newer(tmp_path: Path) -> None:
+    """One-way, and the sink has more keys of its own than a check names: its clocks contain our tombstones where they
+    are newer, so no tombstone waits for it. A key that the sink lacks, and one that a check could not name because more
+    was lacking, hold their tombstone up."""
+
+    fixture = SchedulerFixture(tmp_path, WEST)
+    checker, key = fixture.checkers["west"], Key(b"default", b"b", b"k")
+    for verdict, named, every, waits in (
+        (ExchangeVerdict.UP_TO_DATE, {(b"b", b"k"): "behind@source"}, True, ""),
+        (ExchangeVerdict.UP_TO_DATE, {(b"b", b"other"): "missing@source"}, False, ""),
+        (ExchangeVerdict.REPAIRED, {(b"b", b"k"): "behind@source", (b"b", b"a"): "missing@sink"}, True, ""),
+        (ExchangeVerdict.REPAIRED, {(b"b", b"k"): "behind@sink"}, True, "found the key different"),
+        (ExchangeVerdict.REPAIRED, {(b"b", b"k"): "concurrent@both"}, True, "found the key different"),
+        (ExchangeVerdict.REPAIRED, {(b"b", b"other"): "missing@sink"}, False, "could not name"),
+    ):
+        checker.named[b"default"] = DifferingKeys(START, named, every)
+        checker.outcomes = [verdict]
+        await fixture.scheduler.run("west", CheckKind.ALL, "ann")
+        said = ComparedDifferences(fixture.scheduler).difference_of(key)
+        assert (waits in said) if waits else not said, verdict
+    await fixture.scheduler.stop()
+
+
 async def test_the_keys_named_by_a_check_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first differences are kept by name; a check that did not finish drops none of an earlier one."""
 

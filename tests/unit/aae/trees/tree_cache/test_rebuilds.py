@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History
 from tests.support.fullsync_fakes import FakeReplicas
 from tests.support.memory_store import MemoryStore
+from tests.support.waiting import eventually
 
 EVERY_MS = 100_000
 
@@ -67,11 +69,11 @@ async def test_a_tree_is_built_once_an_interval_while_it_serves(tmp_path: Path) 
     trees.start()
 
     async def looked(builds: int) -> None:
-        for _ in range(2_000):
+        def built() -> bool:
             trees._wake.set()
-            await asyncio.sleep(0.001)
-            if trees.builds_total >= builds:
-                break
+            return trees.builds_total >= builds
+
+        await eventually(built)
         for _ in range(20):
             trees._wake.set()
             await asyncio.sleep(0.001)
@@ -116,18 +118,21 @@ async def test_a_fault_of_the_program_in_one_build_holds_up_no_other_tree(
     trees = TreeCache(store, directory=tmp_path, replicas=FakeReplicas(lambda: copies), time=clock)
     trees.start()
 
-    async def looked() -> None:
-        for _ in range(30):
+    async def looked(found: Callable[[], bool]) -> None:
+        def looks_again() -> bool:
             trees._wake.set()
-            await asyncio.sleep(0.001)
+            return found()
 
-    await looked()
+        await eventually(looks_again)
+
+    await looked(lambda: {3, 4} <= trees.cached.keys() and trees.cached[4].tree is not None)
+    await looked(lambda: bool(trees.cached[3].reason) and trees.cached[3].build is None)
     faulty, whole = trees.cached[3], trees.cached[4]
     assert whole.tree is not None
     assert (faulty.tree, faulty.build) == (None, None)
     assert faulty.reason == "cannot be built: nobody foresaw this"
     faults.clear()
     clock.ms += RETRY_MS
-    await looked()
+    await looked(lambda: faulty.tree is not None)
     assert faulty.tree is not None
     await trees.stop(save=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from isthmus.repl.store.port import PartitionStep
 from tests.support.entry_histories import History, open_store
 from tests.support.fullsync_fakes import FakeReplicas
 from tests.support.virtual_time import LoopTime
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.virtual_time
 
@@ -71,13 +72,6 @@ class TreeFixture:
         cached = self.trees.cached[PARTITION]
         assert cached.tree is not None
         return not cached.tree.differing_leaves(self.fold())
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, 10 s at most."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

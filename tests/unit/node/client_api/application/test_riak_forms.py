@@ -20,6 +20,7 @@ from isthmus.node.http.object_query import parse_object_query
 from isthmus.node.http.responses import RequestRefused
 from isthmus.repl.model.errors import NotReady
 from tests.support.samples import share
+from tests.support.waiting import PATIENCE_S
 
 K = "/buckets/b/keys/k"
 TEXT = {"content-type": "text/plain"}
@@ -221,7 +222,7 @@ async def test_a_timeout_of_the_client_is_kept(client_api, send_request):
     assert (late.status, late.reason) == (504, "outcome-unknown")
     assert b"outcome=unknown" in late.body
     client_api.kv.gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not client_api.kv.writes:
             await asyncio.sleep(0.001)
     read = await send_request(client_api.app, "GET", K + "?timeout=5000")
@@ -250,7 +251,7 @@ async def test_writes_that_continue_after_a_timeout_still_count_against_the_limi
     full = await send_request(client_api.app, "PUT", K + "?timeout=20", b"v" * 100, TEXT)
     assert (full.status, full.reason) == (503, "overloaded")
     client_api.kv.gate.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while budget.used_bytes:
             await asyncio.sleep(0.001)
     assert (await send_request(client_api.app, "PUT", K + "?timeout=5000", b"v" * 100, TEXT)).status == 204
@@ -422,3 +423,18 @@ def test_accept_prefers_by_weight():
         (b"", False),
     ):
         assert prefers(accept, b"application/json", b"text/html") is wanted, accept
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        b"Sat, 31 Dec 2016 23:59:60 GMT",
+        b"Saturday, 31-Dec-16 23:59:60 GMT",
+        b"Sat Dec 31 23:59:60 2016",
+    ],
+)
+def test_a_leap_second_is_the_second_after_it(date):
+    """HTTP's dates have second 60, in each of their forms; seconds since 1970 have none."""
+    assert parse_date(date) == parse_date(b"Sun, 01 Jan 2017 00:00:00 GMT") == 1_483_228_800
+    assert read_condition([(b"if-unmodified-since", date)]).unmodified_since_s == 1_483_228_800
+    assert parse_date(date.replace(b":60", b":61")) is None

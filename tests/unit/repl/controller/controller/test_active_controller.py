@@ -165,7 +165,7 @@ async def test_a_controller_that_reaches_no_other_node_lets_another_decide(monke
             assert [each["event"] for each in logs].count("controller.alone") == 1
             for node in cluster.living:
                 await node.controller.resign()
-            await eventually(lambda: first.controller.decides, 10)
+            await eventually(lambda: first.controller.decides)
         first.deaf = False
 
 

@@ -183,7 +183,7 @@ async def test_an_order_outlives_the_node_that_carried_it_out() -> None:
         await submit(first.metastore, ReassignmentRequest(ReassignmentKind.REPLACE, nodes=(name, "n4")), None, "ann", 5)
         await eventually(lambda: len(changing(cluster)) == 4)
         await first.die()
-        await eventually(lambda: cluster.decides() and cluster.online(), 20)
+        await eventually(lambda: cluster.decides() and cluster.online())
         await end_all(cluster)
         assert all(name not in r.replicas and len(r.replicas) == 3 for r in cluster.records.values())
 

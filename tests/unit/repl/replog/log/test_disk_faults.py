@@ -195,14 +195,14 @@ def test_one_sync_serves_all_that_waits() -> None:
     class SlowDisk(MemoryDisk):
         def pwritev_synced(self, fd: int, buffers: Sequence[bytes], position: int) -> None:
             began.set()
-            assert release.wait(20)
+            assert release.wait(60)
             super().pwritev_synced(fd, buffers, position)
 
     disk = SlowDisk()
     log = open_log(disk, file_bytes=1 << 20, batch_bytes=1 << 20)
     listener = Listener(log)
     log.append(0, entries(1, 0, 1))
-    assert began.wait(20)
+    assert began.wait(60)
     for offset in range(100):
         for partition in range(1, 13):
             log.append(partition, entries(1, offset, 1))

@@ -115,7 +115,7 @@ def test_a_store_in_use_by_another_process_is_a_local_fault(memory_directory: Pa
             open_store(memory_directory / "store")
         single_line_error(error, memory_directory / "store")
         holder.stdin.close()
-        holder.wait(20)
+        holder.wait(60)
     open_store(memory_directory / "store").close()
 
 
